@@ -1,0 +1,75 @@
+"""What a backend is: it makes, finds and removes sandboxes and opens byte channels to them.
+
+A backend knows no chats, no files and no tools. It refuses to create a sandbox that is weaker
+than the spec asks for.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from anyio.abc import ByteStream
+
+from mcp_sandbox.models import BackendName, SandboxFacts, SandboxId, SandboxInfo, SandboxSpec
+
+
+class Sandbox(Protocol):
+    """A running sandbox, seen from the host."""
+
+    @property
+    def id(self) -> SandboxId: ...
+    @property
+    def token(self) -> bytes:
+        """The secret that both ends of every channel prove to know; user code cannot read it."""
+        ...
+
+    @property
+    def facts(self) -> SandboxFacts: ...
+    async def open_channel(self) -> ByteStream:
+        """Connect to the runner inside.
+
+        Raises:
+            SandboxGone: it is not running, or its runner does not listen.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """A place where sandboxes live."""
+
+    @property
+    def name(self) -> BackendName: ...
+    async def probe(self) -> str:
+        """One line that says what works here, after really trying it.
+
+        Raises:
+            BackendUnavailable: it cannot isolate here; the message names the failing step
+                and the remedy.
+            ImageMissing: the sandbox image is absent or outdated.
+        """
+        ...
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """Make and start a sandbox; returns once its runner accepts connections.
+
+        Raises:
+            BackendUnavailable: the engine does not answer or refuses.
+            ImageMissing: the sandbox image is absent or outdated.
+            InsecureSandbox: it came out weaker than asked for.
+        """
+        ...
+
+    async def attach(self, sandbox_id: SandboxId) -> Sandbox:
+        """Find a running sandbox that this or another process made.
+
+        Raises:
+            SandboxGone: it is not running.
+        """
+        ...
+
+    async def running(self) -> Sequence[SandboxInfo]:
+        """The sandboxes of this data root."""
+        ...
+
+    async def destroy(self, sandbox_id: SandboxId) -> None:
+        """Stop and remove it with everything that runs in it; gone already is not an error."""
+        ...

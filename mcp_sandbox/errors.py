@@ -1,0 +1,111 @@
+"""Every error this package raises on purpose.
+
+SandboxError
+├── CallerError            the agent can fix it by calling differently
+│   ├── InvalidArgument    a value that no call can accept
+│   ├── NotFound           no such file or directory
+│   ├── AlreadyExists      the destination is taken
+│   ├── WrongKind          a directory where a file is needed, or the other way round
+│   ├── NoMatch            the text to replace is not in the file
+│   ├── Ambiguous          the text to replace is there more than once
+│   ├── NotPermitted       the sandbox user may not do this
+│   ├── TooLarge           over a size limit of this call
+│   ├── WorkspaceFull      no space left in the workspace
+│   ├── Unsupported        this sandbox lacks the language or program
+│   └── Busy               too many calls at once in this sandbox
+├── OperatorError          a person must fix it
+│   ├── ConfigError        the configuration cannot be used
+│   ├── BackendUnavailable the engine or program that isolates does not answer or does not work
+│   ├── ImageMissing       the sandbox image is absent or of another version
+│   ├── InsecureSandbox    a sandbox came out weaker than asked for, and was destroyed
+│   ├── CapacityReached    no further sandbox may be opened
+│   └── StorageUnavailable the data directory cannot be used or is out of space
+└── SandboxGone            the sandbox died; the next call gets a new one on the same files
+
+A message says what happened and what to do next. A non-zero exit code, a timeout with partial
+output and truncated output are results, not errors.
+"""
+
+
+class SandboxError(Exception):
+    """Base of every error of this package."""
+
+
+class CallerError(SandboxError):
+    """The agent can fix it by calling differently."""
+
+
+class InvalidArgument(CallerError, ValueError):
+    """A value that no call can accept."""
+
+
+class NotFound(CallerError):
+    """No such file or directory."""
+
+
+class AlreadyExists(CallerError):
+    """The destination is taken."""
+
+
+class WrongKind(CallerError):
+    """A directory where a file is needed, or the other way round."""
+
+
+class NoMatch(CallerError):
+    """The text to replace is not in the file."""
+
+
+class Ambiguous(CallerError):
+    """The text to replace is in the file more than once."""
+
+
+class NotPermitted(CallerError):
+    """The sandbox user may not do this."""
+
+
+class TooLarge(CallerError):
+    """Over a size limit of this call."""
+
+
+class WorkspaceFull(CallerError):
+    """No space left in the workspace."""
+
+
+class Unsupported(CallerError):
+    """This sandbox lacks the language or program."""
+
+
+class Busy(CallerError):
+    """Too many calls at once in this sandbox."""
+
+
+class OperatorError(SandboxError):
+    """A person must fix it."""
+
+
+class ConfigError(OperatorError):
+    """The configuration cannot be used."""
+
+
+class BackendUnavailable(OperatorError):
+    """The engine or program that isolates does not answer or does not work."""
+
+
+class ImageMissing(OperatorError):
+    """The sandbox image is absent or carries another version of the runner."""
+
+
+class InsecureSandbox(OperatorError):
+    """A sandbox came out weaker than asked for; it was destroyed."""
+
+
+class CapacityReached(OperatorError):
+    """No further sandbox may be opened."""
+
+
+class StorageUnavailable(OperatorError):
+    """The data directory cannot be used or is out of space."""
+
+
+class SandboxGone(SandboxError):
+    """The sandbox died; the next call gets a new one on the same files."""

@@ -1,0 +1,250 @@
+"""Values that cross rooms. No behaviour beyond validation, no I/O."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NewType
+
+from mcp_sandbox.errors import InvalidArgument
+
+SandboxId = NewType("SandboxId", str)
+BackendName = Literal["docker", "bubblewrap", "unsafe-local"]
+Network = Literal["none", "open"]
+Language = Literal["python", "bash", "javascript"]
+EntryKind = Literal["file", "directory", "link", "fifo", "socket", "device"]
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True)
+class ChatId:
+    """What a sandbox belongs to. Both parts come from outside.
+
+    Raises:
+        InvalidArgument: a part is not 1 to 128 characters of A-Z a-z 0-9 . _ -
+            beginning with a letter or digit.
+    """
+
+    user: str
+    chat: str
+
+    def __post_init__(self) -> None:
+        for part, value in (("user", self.user), ("chat", self.chat)):
+            if not _ID.fullmatch(value):
+                raise InvalidArgument(
+                    f"{part} id {value[:140]!r} is not usable: give 1 to 128 letters, digits, "
+                    "'.', '_' or '-', beginning with a letter or digit"
+                )
+
+    def __str__(self) -> str:
+        return f"{self.user}/{self.chat}"
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A host directory that appears in the sandbox."""
+
+    source: Path
+    target: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one sandbox may use. Sizes in MiB unless the name says otherwise."""
+
+    memory_mb: int = 2048
+    cpus: float = 2.0
+    pids: int = 512
+    shm_mb: int = 64
+    tmp_mb: int = 256
+    open_files: int = 4096
+    file_mb: int = 5120
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """What a backend needs to know to make a sandbox. It knows no chats.
+
+    `labels` are opaque to the backend; it keeps them and gives them back in `running()`.
+    `mounts` always hold one for /workspace and one for /home/sandbox.
+    `idle_s`: the runner ends itself after this long without connection and processes.
+    """
+
+    mounts: tuple[Mount, ...]
+    limits: Limits = field(default_factory=Limits)
+    network: Network = "none"
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    idle_s: float = 900.0
+
+
+@dataclass(frozen=True)
+class SandboxFacts:
+    """What holds for a running sandbox: for `sandbox_info` and `doctor`.
+
+    `limits` maps a limit's name to what is enforced, in words ("memory": "2048 MiB (cgroup)",
+    "pids": "not limited: no writable cgroup").
+    """
+
+    backend: BackendName
+    image: str | None
+    isolation: str
+    network: str
+    limits: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class SandboxInfo:
+    """A row of `Backend.running()`."""
+
+    id: SandboxId
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class RunnerHello:
+    """What the runner says of itself when a connection opens.
+
+    `workspace` is (st_dev is not comparable over mounts, so only) the inode number of /workspace.
+    """
+
+    version: str
+    python: str
+    workspace_inode: int
+
+
+@dataclass(frozen=True)
+class ExecResult:
+    """How a command or a piece of code ended.
+
+    `exit_code` is None when a signal ended it; `signal` then names it ("SIGKILL").
+    `stdout` and `stderr` hold head and tail when `truncated`; the whole is in `output_file`
+    (a path inside the sandbox) up to the output limit. `changed_files` are workspace paths,
+    at most 20; None when the workspace was too large to look through.
+    """
+
+    stdout: str
+    stderr: str
+    exit_code: int | None
+    duration_ms: int
+    signal: str | None = None
+    timed_out: bool = False
+    out_of_memory: bool = False
+    killed_because: str | None = None
+    truncated: bool = False
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    output_file: str | None = None
+    changed_files: tuple[str, ...] | None = ()
+
+    @property
+    def success(self) -> bool:
+        return self.exit_code == 0 and not self.timed_out
+
+
+@dataclass(frozen=True)
+class FileContent:
+    """A part of a file.
+
+    kind "text": `data` is UTF-8 of whole lines from `first_line` (1-based), `lines` of them;
+    `more` says that lines follow; `long_lines_cut` counts lines cut at the per-line limit.
+    kind "image": `data` is the whole image, `mime` its type. kind "binary": `data` is the first
+    bytes.
+    """
+
+    path: str
+    kind: Literal["text", "image", "binary"]
+    mime: str
+    size: int
+    data: bytes
+    first_line: int = 1
+    lines: int = 0
+    total_lines: int | None = None
+    more: bool = False
+    long_lines_cut: int = 0
+
+
+@dataclass(frozen=True)
+class WriteResult:
+    """`written` bytes went to `path`; `created` tells new from replaced or appended."""
+
+    path: str
+    written: int
+    created: bool
+
+
+@dataclass(frozen=True)
+class EditResult:
+    """A unified diff of what was (or with dry_run would be) changed."""
+
+    path: str
+    diff: str
+    replacements: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name in a listing. `modified` is seconds since the epoch; `target` a link's text."""
+
+    path: str
+    kind: EntryKind
+    size: int
+    modified: float
+    target: str | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """`total` counts all entries seen; `truncated` says that a limit or budget cut the rest."""
+
+    path: str
+    entries: tuple[Entry, ...]
+    total: int
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class GlobResult:
+    """Matching paths, newest first."""
+
+    paths: tuple[str, ...]
+    total: int
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class GrepResult:
+    """`lines` are `file:line:text`, context lines `file-line-text`, groups parted by `--`."""
+
+    lines: tuple[str, ...]
+    matches: int
+    files: int
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class DeleteResult:
+    """`entries` counts everything removed, the directory itself included."""
+
+    path: str
+    kind: EntryKind
+    entries: int
+
+
+@dataclass(frozen=True)
+class MoveResult:
+    source: str
+    destination: str
+    replaced: bool
+
+
+@dataclass(frozen=True)
+class WorkspaceUsage:
+    """Allocated bytes; `exact` is False while the first measurement is still under way."""
+
+    used_bytes: int
+    limit_bytes: int
+    files: int
+    exact: bool = True
