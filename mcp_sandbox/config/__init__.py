@@ -1,0 +1,37 @@
+"""What an operator can set, and where each value came from.
+
+Defaults lie under a YAML file, the file under `MCP_SANDBOX_*` environment variables (sections
+joined by two underscores), and these under command-line flags. This room is the only reader of
+the process environment. Another room gets its own section, never the whole `Config`.
+"""
+
+from mcp_sandbox.config.environment import (
+    docker_variables,
+    home,
+    proxy_variables,
+    search_path,
+)
+from mcp_sandbox.config.models import (
+    Config,
+    DockerConfig,
+    LimitsConfig,
+    OutputConfig,
+    SessionsConfig,
+    WorkspaceConfig,
+)
+from mcp_sandbox.config.sources import Loaded, load
+
+__all__ = [
+    "Config",
+    "DockerConfig",
+    "LimitsConfig",
+    "Loaded",
+    "OutputConfig",
+    "SessionsConfig",
+    "WorkspaceConfig",
+    "docker_variables",
+    "home",
+    "load",
+    "proxy_variables",
+    "search_path",
+]

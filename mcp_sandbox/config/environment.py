@@ -1,0 +1,62 @@
+"""What is read from the process environment, and nothing else is: no other file looks there."""
+
+import os
+import pwd
+from collections.abc import Mapping
+from pathlib import Path
+
+PREFIX = "MCP_SANDBOX_"
+_PROXY_NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+_DOCKER_NAMES = (
+    "DOCKER_HOST",
+    "DOCKER_CONTEXT",
+    "DOCKER_CONFIG",
+    "DOCKER_TLS_VERIFY",
+    "DOCKER_CERT_PATH",
+)
+
+
+def setting_variables() -> Mapping[str, str]:
+    """Return every `MCP_SANDBOX_*` variable."""
+    return {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+
+
+def docker_variables() -> Mapping[str, str]:
+    """Return the variables by which the docker command line chooses its engine."""
+    return _present(_DOCKER_NAMES)
+
+
+def proxy_variables() -> Mapping[str, str]:
+    """Return the proxy variables, which an image build passes on as build arguments."""
+    return _present((*_PROXY_NAMES, *(name.upper() for name in _PROXY_NAMES)))
+
+
+def search_path() -> str:
+    """Return PATH, where programs of the host are looked for."""
+    return os.environ.get("PATH", os.defpath)
+
+
+def default_data_dir() -> Path:
+    """Return the XDG data folder of this program."""
+    return _base_folder("XDG_DATA_HOME", ".local/share") / "mcp-sandbox"
+
+
+def default_config_file() -> Path:
+    """Return the place of the configuration file in the XDG config folder."""
+    return _base_folder("XDG_CONFIG_HOME", ".config") / "mcp-sandbox" / "mcp-sandbox.yaml"
+
+
+def home() -> Path:
+    """Return the home folder of the user that runs us."""
+    # HOME may be missing or empty under a service manager.
+    return Path(os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir)
+
+
+def _base_folder(variable: str, below_home: str) -> Path:
+    folder = os.environ.get(variable, "")
+    # The XDG specification says that a relative path is to be ignored.
+    return Path(folder) if folder.startswith("/") else home() / below_home
+
+
+def _present(names: tuple[str, ...]) -> Mapping[str, str]:
+    return {name: os.environ[name] for name in names if os.environ.get(name)}

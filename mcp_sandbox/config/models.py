@@ -1,0 +1,169 @@
+"""Frozen models of every setting, one section per room. The help of a setting stands here."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+)
+
+from mcp_sandbox.config.environment import PREFIX, default_data_dir, home
+from mcp_sandbox.config.units import (
+    GIB,
+    MIB,
+    parse_duration,
+    parse_size,
+    show_duration,
+    show_size,
+)
+from mcp_sandbox.models import Limits, Network
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _environment_names(value: dict[str, str]) -> dict[str, str]:
+    for name, text in value.items():
+        if not _NAME.fullmatch(name) or name.startswith(PREFIX):
+            raise ValueError(f"{name!r} cannot be given to a sandbox: use another name")
+        if "\0" in text:
+            raise ValueError(f"the value of {name} holds a NUL byte: remove it")
+    return value
+
+
+def _absolute(value: Path) -> Path:
+    text = str(value)
+    if text == "~" or text.startswith("~/"):
+        value = home() / text[2:]
+    return Path.cwd() / value
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+Size = Annotated[
+    int, BeforeValidator(parse_size), PlainSerializer(show_size, return_type=str), Field(ge=0)
+]
+Duration = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    PlainSerializer(show_duration, return_type=str),
+    Field(gt=0, allow_inf_nan=False),
+]
+# Values may be secrets: what is printed or logged shows names only.
+Environment = Annotated[
+    dict[str, str],
+    AfterValidator(_environment_names),
+    PlainSerializer(lambda value: dict.fromkeys(value, "(hidden)"), when_used="json"),
+]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, and an unknown name is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class DockerConfig(Section):
+    """The docker backend."""
+
+    image: str = Field(default="mcp-sandbox/base:latest", description="image of new sandboxes")
+    runtime: str = Field(
+        default="", description="engine runtime, such as runsc; empty = engine's default"
+    )
+    host: str | None = Field(
+        default=None, description="engine address; empty = DOCKER_HOST, else the docker context"
+    )
+
+
+class LimitsConfig(Section):
+    """What one sandbox may use."""
+
+    memory: Size = Field(default=2 * GIB, ge=64 * MIB, description="memory, swap included")
+    cpus: float = Field(
+        default=2.0, gt=0, le=1024, allow_inf_nan=False, description="processor cores"
+    )
+    pids: int = Field(default=512, ge=16, description="processes and threads")
+    shm: Size = Field(default=64 * MIB, ge=MIB, description="shared memory")
+    tmp: Size = Field(default=256 * MIB, ge=MIB, description="temporary files (kept in memory)")
+    open_files: int = Field(default=4096, ge=64, description="open files of one process")
+    file_size: Size = Field(default=5 * GIB, ge=MIB, description="largest single file")
+
+    def values(self) -> Limits:
+        """Return the limits in the units that backends take."""
+        return Limits(
+            memory_mb=self.memory // MIB,
+            cpus=self.cpus,
+            pids=self.pids,
+            shm_mb=self.shm // MIB,
+            tmp_mb=self.tmp // MIB,
+            open_files=self.open_files,
+            file_mb=self.file_size // MIB,
+        )
+
+
+class WorkspaceConfig(Section):
+    """The files that outlive every sandbox."""
+
+    size_limit: Size = Field(
+        default=5 * GIB, ge=MIB, description="a chat's files and home, allocated"
+    )
+    min_free: Size = Field(
+        default=GIB, description="free space that is kept on the data directory's disk"
+    )
+    subdirectories: bool = Field(
+        default=False,
+        description="create code, data, output, artifacts, temp and .memory in a new one",
+    )
+    aliases: tuple[str, ...] = Field(
+        default=(), description="further paths of the same files, such as /mnt/user-data/workspace"
+    )
+
+
+class SessionsConfig(Section):
+    """How long chats hold sandboxes."""
+
+    max_open: int = Field(
+        default=16, ge=1, description="open sandboxes; the least recent one is closed"
+    )
+    idle: Duration = Field(
+        default=900.0, ge=1, description="an unused sandbox ends itself after this"
+    )
+
+
+class OutputConfig(Section):
+    """What becomes of long output."""
+
+    kept: Size = Field(
+        default=64 * MIB,
+        ge=MIB,
+        description="output of one call that is kept in a file for read_file",
+    )
+    kept_total: Size = Field(default=256 * MIB, ge=MIB, description="all kept output of a chat")
+    kept_for: Duration = Field(
+        default=86_400.0, ge=60, description="kept output is removed after this"
+    )
+
+
+class Config(Section):
+    """Everything an operator can set."""
+
+    data_dir: AbsolutePath = Field(
+        default_factory=default_data_dir, description="where workspaces and state are kept"
+    )
+    backend: Literal["auto", "docker", "bubblewrap", "unsafe-local"] = Field(
+        default="auto",
+        description="where sandboxes live; auto = docker if it works, else bubblewrap",
+    )
+    network: Network = Field(default="none", description="what a sandbox reaches: none or open")
+    env: Environment = Field(
+        default_factory=dict[str, str], description="environment variables given to sandboxes"
+    )
+    docker: DockerConfig = DockerConfig()
+    limits: LimitsConfig = LimitsConfig()
+    workspace: WorkspaceConfig = WorkspaceConfig()
+    sessions: SessionsConfig = SessionsConfig()
+    output: OutputConfig = OutputConfig()

@@ -1,0 +1,203 @@
+"""Puts a configuration together: defaults < YAML file < environment < command-line flags.
+
+Every value is carried with the words that say who gave it, so that an error can name the line.
+"""
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from mcp_sandbox.config.environment import PREFIX, default_config_file, setting_variables
+from mcp_sandbox.config.models import Config
+from mcp_sandbox.errors import ConfigError
+
+# Read by the command line (the file's place) and by the test suite; not settings.
+_RESERVED = frozenset({"MCP_SANDBOX_CONFIG", "MCP_SANDBOX_REQUIRE"})
+_LARGEST_FILE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value as it was given, and who gave it."""
+
+    value: object
+    source: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration with the source of every value, by dotted key."""
+
+    config: Config
+    sources: Mapping[str, str]
+
+    def rows(self) -> Iterator[tuple[str, object, str, str]]:
+        """Yield key, value, source and help of every setting."""
+        tree = self.config.model_dump(mode="json")
+        for key, info in KNOWN.items():
+            source = self.sources.get(key, "default")
+            yield key, _at(tree, key), source, info.description or ""
+
+
+def load(file: Path | None = None, flags: Mapping[str, object] | None = None) -> Loaded:
+    """Read every source and return the configuration that results.
+
+    `file` must exist when it is given; `flags` are values by dotted key, None = not given.
+
+    Raises:
+        ConfigError: a source cannot be read, or holds an unknown key or an unusable value.
+    """
+    settings = dict(_from_file(file))
+    settings.update(_from_environment(setting_variables()))
+    for key, value in (flags or {}).items():
+        if value is not None:
+            settings[key] = Setting(value, "command line")
+    try:
+        config = Config.model_validate(_tree(settings))
+    except ValidationError as exc:
+        raise ConfigError("\n".join(_sentence(e, settings) for e in exc.errors())) from exc
+    return Loaded(config, {key: setting.source for key, setting in settings.items()})
+
+
+def _known(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, info in model.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _known(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", info
+
+
+KNOWN: Mapping[str, FieldInfo] = dict(_known(Config))
+_SECTIONS = frozenset(key.rpartition(".")[0] for key in KNOWN if "." in key)
+
+
+def _from_file(file: Path | None) -> Iterator[tuple[str, Setting]]:
+    path = file or _file_from_environment() or default_config_file()
+    if path == default_config_file() and file is None and not path.exists():
+        return
+    root = _parse(path)
+    if root is not None:
+        yield from _from_node(root, path, "")
+
+
+def _file_from_environment() -> Path | None:
+    name = setting_variables().get("MCP_SANDBOX_CONFIG")
+    return Path(name) if name else None
+
+
+def _parse(path: Path) -> yaml.Node | None:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_LARGEST_FILE + 1)
+        if len(data) > _LARGEST_FILE:
+            raise ConfigError(f"{path} is larger than 1 MiB: give a configuration file")
+        node: yaml.Node | None = yaml.compose(data, Loader=yaml.SafeLoader)
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot read the configuration file {path}: {exc.strerror}; correct --config"
+        ) from exc
+    except (yaml.YAMLError, UnicodeError, RecursionError) as exc:
+        raise ConfigError(f"{path} is not valid YAML: {_where(exc)}; correct the file") from exc
+    return node
+
+
+def _where(exc: Exception) -> str:
+    if isinstance(exc, yaml.MarkedYAMLError) and exc.problem_mark is not None:
+        return f"line {exc.problem_mark.line + 1}: {exc.problem or exc.context}"
+    return str(exc).splitlines()[0]
+
+
+def _from_node(node: yaml.Node, path: Path, prefix: str) -> Iterator[tuple[str, Setting]]:
+    """Yield the settings below a mapping node; the walk keeps the line of each."""
+    if not isinstance(node, yaml.MappingNode):
+        what = f"section {prefix.rstrip('.')!r}" if prefix else "the file"
+        raise ConfigError(f"{_place(path, node)}: {what} must hold `name: value` lines")
+    seen = set[str]()
+    for name_node, value_node in node.value:
+        key = f"{prefix}{name_node.value}"
+        if key in seen:
+            raise ConfigError(f"{_place(path, name_node)}: {key} is set twice; keep one")
+        seen.add(key)
+        if key in _SECTIONS:
+            yield from _from_node(value_node, path, f"{key}.")
+        elif key in KNOWN:
+            yield key, Setting(_value(value_node, path), _place(path, name_node))
+        else:
+            raise ConfigError(f"{_place(path, name_node)}: {_unknown(key)}")
+
+
+def _place(path: Path, node: yaml.Node) -> str:
+    return f"{path} line {node.start_mark.line + 1}"
+
+
+def _value(node: yaml.Node, path: Path) -> object:
+    try:
+        return yaml.SafeLoader("").construct_document(node)
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        raise ConfigError(f"{_place(path, node)}: {_where(exc)}; correct the value") from exc
+
+
+def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Setting]]:
+    for name in sorted(variables.keys() - _RESERVED):
+        key = name.removeprefix(PREFIX).lower().replace("__", ".")
+        if key not in KNOWN:
+            raise ConfigError(f"environment variable {name}: {_unknown(key, environment=True)}")
+        compound = get_origin(KNOWN[key].annotation) in (dict, tuple)
+        value = _from_json(name, variables[name]) if compound else variables[name]
+        yield key, Setting(value, f"environment {name}")
+
+
+def _from_json(name: str, text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise ConfigError(f"environment variable {name}: write it as JSON ({exc})") from exc
+
+
+def _unknown(key: str, *, environment: bool = False) -> str:
+    def spell(known: str) -> str:
+        return PREFIX + known.upper().replace(".", "__") if environment else known
+
+    near = difflib.get_close_matches(key, [*KNOWN, *_SECTIONS], n=1, cutoff=0.5)
+    by_last_name = [known for known in KNOWN if known.endswith(f".{key.rpartition('.')[2]}")]
+    guess = by_last_name[:1] or near
+    advice = f"did you mean {spell(guess[0])}?" if guess else "remove it"
+    return f"there is no setting {key!r}; {advice} `mcp-sandbox config` lists all settings"
+
+
+def _tree(settings: Mapping[str, Setting]) -> dict[str, object]:
+    tree: dict[str, object] = {}
+    for key, setting in settings.items():
+        section, _, name = key.rpartition(".")
+        place = tree.setdefault(section, {}) if section else tree
+        assert isinstance(place, dict)  # noqa: S101
+        place[name] = setting.value
+    return tree
+
+
+def _at(tree: Mapping[str, object], key: str) -> object:
+    section, _, name = key.rpartition(".")
+    place = tree[section] if section else tree
+    assert isinstance(place, Mapping)  # noqa: S101
+    return place[name]
+
+
+def _sentence(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:
+    path = [str(part) for part in error["loc"]]
+    key = next((k for n in (2, 1) if (k := ".".join(path[:n])) in KNOWN), ".".join(path))
+    setting = settings.get(key)
+    reason = error["msg"].removeprefix("Value error, ")
+    if setting is None:
+        return f"{key}: {reason}"
+    # Values of sandbox variables may be secrets.
+    given = "" if key == "env" else f" {str(setting.value)[:80]!r}"
+    return f"{key}{given} ({setting.source}) is not usable: {reason}"
