@@ -199,5 +199,5 @@ def _sentence(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:
     if setting is None:
         return f"{key}: {reason}"
     # Values of sandbox variables may be secrets.
-    given = "" if key == "env" else f" {str(setting.value)[:80]!r}"
+    given = "" if key == "env" else f" {repr(setting.value)[:80]}"
     return f"{key}{given} ({setting.source}) is not usable: {reason}"

@@ -1,6 +1,7 @@
 """Sizes and times as people write them: `512m`, `2g`, `10m`, `1h30m`."""
 
 import re
+from decimal import Decimal
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _SIZE_UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
@@ -16,7 +17,7 @@ def parse_size(value: object) -> object:
     match = _SIZE.fullmatch(value.strip())
     if match is None:
         raise ValueError("write a size as bytes or with a unit, such as 512m or 2g")
-    return int(float(match[1]) * _SIZE_UNITS[match[2].lower()])
+    return int(Decimal(match[1]) * _SIZE_UNITS[match[2].lower()])
 
 
 def parse_duration(value: object) -> object:

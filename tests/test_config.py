@@ -1,0 +1,188 @@
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_sandbox.config import Config, LimitsConfig, load
+from mcp_sandbox.config.units import parse_duration, parse_size, show_duration, show_size
+from mcp_sandbox.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def empty_environment(monkeypatch, tmp_path):
+    """A home without a configuration file, and no setting variables."""
+    for name in list(os.environ):
+        if name.startswith(("MCP_SANDBOX_", "XDG_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "mcp-sandbox.yaml"
+    file.write_text(text)
+    return file
+
+
+def refused(file: Path | None = None, flags: dict[str, object] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(file, flags)
+    return str(caught.value)
+
+
+def test_defaults_need_no_file(tmp_path):
+    loaded = load()
+    assert loaded.config.backend == "auto"
+    assert loaded.config.network == "none"
+    assert loaded.config.data_dir == tmp_path / "home/.local/share/mcp-sandbox"
+    assert {source for _, _, source, _ in loaded.rows()} == {"default"}
+
+
+def test_every_setting_has_help():
+    assert [key for key, _, _, text in load().rows() if not text] == []
+
+
+def test_flags_win_over_environment_over_file(tmp_path, monkeypatch):
+    file = written(tmp_path, "backend: docker\nlimits:\n  pids: 100\n  cpus: 1\n  memory: 1g\n")
+    monkeypatch.setenv("MCP_SANDBOX_LIMITS__PIDS", "200")
+    monkeypatch.setenv("MCP_SANDBOX_LIMITS__CPUS", "1.5")
+    loaded = load(file, {"limits.pids": 300, "network": None})
+    assert loaded.config.limits == LimitsConfig(pids=300, cpus=1.5, memory=1 << 30)
+    sources = {key: source for key, _, source, _ in loaded.rows()}
+    assert sources["limits.pids"] == "command line"
+    assert sources["limits.cpus"] == "environment MCP_SANDBOX_LIMITS__CPUS"
+    assert sources["limits.memory"] == f"{file} line 5"
+    assert sources["backend"] == f"{file} line 1"
+    assert sources["network"] == "default"
+
+
+def test_file_in_the_xdg_config_folder_is_found(tmp_path, monkeypatch):
+    folder = tmp_path / "xdg/mcp-sandbox"
+    folder.mkdir(parents=True)
+    (folder / "mcp-sandbox.yaml").write_text("network: open\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    assert load().config.network == "open"
+
+
+def test_file_named_by_the_environment_must_exist(tmp_path, monkeypatch):
+    monkeypatch.setenv("MCP_SANDBOX_CONFIG", str(tmp_path / "absent.yaml"))
+    assert "cannot read the configuration file" in refused()
+
+
+def test_data_directory_of_the_xdg_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert load().config.data_dir == tmp_path / "data/mcp-sandbox"
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    assert load().config.data_dir == tmp_path / "home/.local/share/mcp-sandbox"
+
+
+def test_empty_home_falls_back_to_the_password_database(monkeypatch):
+    monkeypatch.setenv("HOME", "")
+    assert load().config.data_dir.is_absolute()
+
+
+def test_relative_data_directory_becomes_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load(flags={"data_dir": "here"}).config.data_dir == tmp_path / "here"
+    assert load(flags={"data_dir": "~/there"}).config.data_dir == tmp_path / "home/there"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("limitss:\n  pids: 1\n", r"line 1: there is no setting 'limitss'; did you mean limits\?"),
+        ("limits:\n  memry: 1g\n", r"line 2: .*did you mean limits\.memory\?"),
+        ("memory: 1g\n", r"line 1: .*did you mean limits\.memory\?"),
+        ("zzzzqqq: 1\n", r"line 1: there is no setting 'zzzzqqq'; remove it"),
+        ("limits: 4\n", r"line 1: section 'limits' must hold"),
+        ("- a\n", r"line 1: the file must hold"),
+        ("network: none\nnetwork: open\n", r"line 2: network is set twice"),
+        ("a: [\nb", r"not valid YAML: line 2"),
+        ("backend: dcoker\n", r"backend 'dcoker' \(.* line 1\) is not usable: .*'bubblewrap'"),
+        ("limits:\n  memory: 2q\n", r"limits\.memory '2q' \(.* line 2\).*such as 512m or 2g"),
+        ("sessions:\n  idle: soon\n", r"sessions\.idle 'soon'.*such as 90, 10m or 1h30m"),
+        ("sessions:\n  idle: .nan\n", r"sessions\.idle nan.*not usable"),
+        ("limits:\n  pids: -5\n", r"limits\.pids -5.*greater than or equal"),
+        ("limits:\n  memory: !!python/name:os.system x\n", r"line 2: could not determine"),
+        ("env: {MCP_SANDBOX_TOKEN: x}\n", r"env \(.* line 1\).*'MCP_SANDBOX_TOKEN' cannot be"),
+    ],
+)
+def test_wrong_file_is_refused_with_line_and_remedy(tmp_path, text, expected):
+    message = refused(written(tmp_path, text))
+    assert re.search(expected, message), message
+
+
+def test_every_wrong_value_is_reported_at_once(tmp_path):
+    message = refused(written(tmp_path, "network: all\nlimits:\n  cpus: 0\n"))
+    assert [line.split()[0] for line in message.splitlines()] == ["network", "limits.cpus"]
+
+
+def test_unknown_variable_is_refused_with_the_nearest_name(monkeypatch):
+    monkeypatch.setenv("MCP_SANDBOX_LIMITS__MEMRY", "1g")
+    assert "did you mean MCP_SANDBOX_LIMITS__MEMORY?" in refused()
+
+
+def test_variable_of_a_list_is_json(monkeypatch):
+    monkeypatch.setenv("MCP_SANDBOX_WORKSPACE__ALIASES", '["/mnt/user-data/workspace"]')
+    assert load().config.workspace.aliases == ("/mnt/user-data/workspace",)
+    monkeypatch.setenv("MCP_SANDBOX_WORKSPACE__ALIASES", "/mnt")
+    assert "write it as JSON" in refused()
+
+
+def test_sandbox_variables_are_never_shown(tmp_path):
+    loaded = load(written(tmp_path, "env:\n  API_KEY: secret-one\n"))
+    assert loaded.config.env == {"API_KEY": "secret-one"}
+    assert "secret-one" not in str(list(loaded.rows()))
+    assert "secret-two" not in refused(written(tmp_path, "env:\n  'A B': secret-two\n"))
+
+
+def test_no_variable_of_the_server_becomes_one_of_the_sandbox(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    assert load().config.env == {}
+
+
+def test_huge_file_is_refused(tmp_path):
+    assert "larger than 1 MiB" in refused(written(tmp_path, "#" * (1 << 20) + "\n"))
+
+
+def test_configuration_is_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        Config().backend = "docker"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1", 1), ("1k", 1024), ("512m", 512 << 20), ("1.5G", 3 << 29), ("2GiB", 2 << 30)],
+)
+def test_sizes_as_people_write_them(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("1.5", 1.5), ("10m", 600), ("1h30m", 5400), ("2d", 172_800), ("250ms", 0.25)],
+)
+def test_durations_as_people_write_them(text, seconds):
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@given(st.integers(0, 1 << 60))
+def test_shown_sizes_are_read_back_exactly(size):
+    assert parse_size(show_size(size)) == size
+
+
+@given(st.integers(1, 10**5))
+def test_shown_durations_are_read_back_exactly(seconds):
+    assert parse_duration(show_duration(seconds)) == seconds
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_size_or_a_clear_refusal(text):
+    readable = True
+    try:
+        parse_size(text)
+    except ValueError as exc:
+        readable = "512m" in str(exc)
+    assert readable
