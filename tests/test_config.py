@@ -12,7 +12,7 @@ from mcp_sandbox.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def empty_environment(monkeypatch, tmp_path):
+def empty_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A home without a configuration file, and no setting variables."""
     for name in list(os.environ):
         if name.startswith(("MCP_SANDBOX_", "XDG_")):
@@ -32,7 +32,7 @@ def refused(file: Path | None = None, flags: dict[str, object] | None = None) ->
     return str(caught.value)
 
 
-def test_defaults_need_no_file(tmp_path):
+def test_defaults_need_no_file(tmp_path: Path) -> None:
     loaded = load()
     assert loaded.config.backend == "auto"
     assert loaded.config.network == "none"
@@ -40,11 +40,13 @@ def test_defaults_need_no_file(tmp_path):
     assert {source for _, _, source, _ in loaded.rows()} == {"default"}
 
 
-def test_every_setting_has_help():
+def test_every_setting_has_help() -> None:
     assert [key for key, _, _, text in load().rows() if not text] == []
 
 
-def test_flags_win_over_environment_over_file(tmp_path, monkeypatch):
+def test_flags_win_over_environment_over_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = written(tmp_path, "backend: docker\nlimits:\n  pids: 100\n  cpus: 1\n  memory: 1g\n")
     monkeypatch.setenv("MCP_SANDBOX_LIMITS__PIDS", "200")
     monkeypatch.setenv("MCP_SANDBOX_LIMITS__CPUS", "1.5")
@@ -58,7 +60,9 @@ def test_flags_win_over_environment_over_file(tmp_path, monkeypatch):
     assert sources["network"] == "default"
 
 
-def test_file_in_the_xdg_config_folder_is_found(tmp_path, monkeypatch):
+def test_file_in_the_xdg_config_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "xdg/mcp-sandbox"
     folder.mkdir(parents=True)
     (folder / "mcp-sandbox.yaml").write_text("network: open\n")
@@ -66,24 +70,28 @@ def test_file_in_the_xdg_config_folder_is_found(tmp_path, monkeypatch):
     assert load().config.network == "open"
 
 
-def test_file_named_by_the_environment_must_exist(tmp_path, monkeypatch):
+def test_file_named_by_the_environment_must_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MCP_SANDBOX_CONFIG", str(tmp_path / "absent.yaml"))
     assert "cannot read the configuration file" in refused()
 
 
-def test_data_directory_of_the_xdg_folder(tmp_path, monkeypatch):
+def test_data_directory_of_the_xdg_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert load().config.data_dir == tmp_path / "data/mcp-sandbox"
     monkeypatch.setenv("XDG_DATA_HOME", "relative")
     assert load().config.data_dir == tmp_path / "home/.local/share/mcp-sandbox"
 
 
-def test_empty_home_falls_back_to_the_password_database(monkeypatch):
+def test_empty_home_falls_back_to_the_password_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "")
     assert load().config.data_dir.is_absolute()
 
 
-def test_relative_data_directory_becomes_absolute(tmp_path, monkeypatch):
+def test_relative_data_directory_becomes_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert load(flags={"data_dir": "here"}).config.data_dir == tmp_path / "here"
     assert load(flags={"data_dir": "~/there"}).config.data_dir == tmp_path / "home/there"
@@ -109,45 +117,49 @@ def test_relative_data_directory_becomes_absolute(tmp_path, monkeypatch):
         ("env: {MCP_SANDBOX_TOKEN: x}\n", r"env \(.* line 1\).*'MCP_SANDBOX_TOKEN' cannot be"),
     ],
 )
-def test_wrong_file_is_refused_with_line_and_remedy(tmp_path, text, expected):
+def test_wrong_file_is_refused_with_line_and_remedy(
+    tmp_path: Path, text: str, expected: str
+) -> None:
     message = refused(written(tmp_path, text))
     assert re.search(expected, message), message
 
 
-def test_every_wrong_value_is_reported_at_once(tmp_path):
+def test_every_wrong_value_is_reported_at_once(tmp_path: Path) -> None:
     message = refused(written(tmp_path, "network: all\nlimits:\n  cpus: 0\n"))
     assert [line.split()[0] for line in message.splitlines()] == ["network", "limits.cpus"]
 
 
-def test_unknown_variable_is_refused_with_the_nearest_name(monkeypatch):
+def test_unknown_variable_is_refused_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_SANDBOX_LIMITS__MEMRY", "1g")
     assert "did you mean MCP_SANDBOX_LIMITS__MEMORY?" in refused()
 
 
-def test_variable_of_a_list_is_json(monkeypatch):
+def test_variable_of_a_list_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_SANDBOX_WORKSPACE__ALIASES", '["/mnt/user-data/workspace"]')
     assert load().config.workspace.aliases == ("/mnt/user-data/workspace",)
     monkeypatch.setenv("MCP_SANDBOX_WORKSPACE__ALIASES", "/mnt")
     assert "write it as JSON" in refused()
 
 
-def test_sandbox_variables_are_never_shown(tmp_path):
+def test_sandbox_variables_are_never_shown(tmp_path: Path) -> None:
     loaded = load(written(tmp_path, "env:\n  API_KEY: secret-one\n"))
     assert loaded.config.env == {"API_KEY": "secret-one"}
     assert "secret-one" not in str(list(loaded.rows()))
     assert "secret-two" not in refused(written(tmp_path, "env:\n  'A B': secret-two\n"))
 
 
-def test_no_variable_of_the_server_becomes_one_of_the_sandbox(monkeypatch):
+def test_no_variable_of_the_server_becomes_one_of_the_sandbox(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     assert load().config.env == {}
 
 
-def test_huge_file_is_refused(tmp_path):
+def test_huge_file_is_refused(tmp_path: Path) -> None:
     assert "larger than 1 MiB" in refused(written(tmp_path, "#" * (1 << 20) + "\n"))
 
 
-def test_configuration_is_frozen():
+def test_configuration_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Config().backend = "docker"
 
@@ -156,7 +168,7 @@ def test_configuration_is_frozen():
     ("text", "size"),
     [("0", 0), ("1", 1), ("1k", 1024), ("512m", 512 << 20), ("1.5G", 3 << 29), ("2GiB", 2 << 30)],
 )
-def test_sizes_as_people_write_them(text, size):
+def test_sizes_as_people_write_them(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
@@ -164,22 +176,22 @@ def test_sizes_as_people_write_them(text, size):
     ("text", "seconds"),
     [("90", 90), ("1.5", 1.5), ("10m", 600), ("1h30m", 5400), ("2d", 172_800), ("250ms", 0.25)],
 )
-def test_durations_as_people_write_them(text, seconds):
+def test_durations_as_people_write_them(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
 
 
 @given(st.integers(0, 1 << 60))
-def test_shown_sizes_are_read_back_exactly(size):
+def test_shown_sizes_are_read_back_exactly(size: int) -> None:
     assert parse_size(show_size(size)) == size
 
 
 @given(st.integers(1, 10**5))
-def test_shown_durations_are_read_back_exactly(seconds):
+def test_shown_durations_are_read_back_exactly(seconds: float) -> None:
     assert parse_duration(show_duration(seconds)) == seconds
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_a_size_or_a_clear_refusal(text):
+def test_any_text_is_a_size_or_a_clear_refusal(text: str) -> None:
     readable = True
     try:
         parse_size(text)
