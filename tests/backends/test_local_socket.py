@@ -1,0 +1,110 @@
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.abc import SocketAttribute
+
+from mcp_sandbox.backends import local_socket
+from mcp_sandbox.errors import SandboxGone
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket at a path of any length."""
+    folder = os.open(path.parent, os.O_PATH)
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(f"/proc/self/fd/{folder}/{path.name}")
+    os.close(folder)
+    server.listen()
+    return server
+
+
+async def test_bytes_flow_both_ways(tmp_path: Path) -> None:
+    with listen(tmp_path / "runner.sock") as server, anyio.fail_after(5):
+        stream = await local_socket.connect(tmp_path, deadline_s=1)
+        peer, _ = server.accept()
+        with peer:
+            await stream.send(b"ping")
+            assert peer.recv(10) == b"ping"
+            peer.sendall(b"pong")
+            assert await stream.receive() == b"pong"
+        await stream.aclose()
+
+
+async def test_socket_that_appears_later_is_reached(tmp_path: Path) -> None:
+    servers: list[socket.socket] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def appear() -> None:
+            servers.append(listen(tmp_path / "late.sock"))
+
+        with anyio.fail_after(5):
+            tasks.start_soon(appear)
+            stream = await local_socket.connect(tmp_path, "late.sock", deadline_s=4)
+            await stream.aclose()
+    servers[0].close()
+
+
+async def test_socket_bound_but_not_listening_is_waited_for(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "runner.sock"))
+        with anyio.fail_after(5):
+            await local_socket.wait_until_bound(tmp_path)
+            with pytest.raises(SandboxGone, match="did not listen"):
+                await local_socket.connect(tmp_path, deadline_s=0.05)
+            server.listen()
+            stream = await local_socket.connect(tmp_path, deadline_s=1)
+            await stream.aclose()
+
+
+async def test_path_longer_than_a_socket_address_works(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 120) / ("e" * 120)
+    deep.mkdir(parents=True)
+    with listen(deep / "runner.sock"), anyio.fail_after(5):
+        stream = await local_socket.connect(deep, deadline_s=1)
+        assert stream.extra(SocketAttribute.raw_socket).family == socket.AF_UNIX
+        await stream.aclose()
+
+
+async def test_planted_link_to_another_socket_is_refused(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    with listen(outside / "host.sock") as host, anyio.fail_after(5):
+        (inside / "runner.sock").symlink_to(outside / "host.sock")
+        with pytest.raises(SandboxGone, match="is not a socket"):
+            await local_socket.connect(inside, deadline_s=1)
+        host.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            host.accept()
+
+
+async def test_linked_directory_is_refused(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    (tmp_path / "link").symlink_to(real)
+    with listen(real / "runner.sock"), pytest.raises(SandboxGone, match="not a directory"):
+        await local_socket.connect(tmp_path / "link", deadline_s=1)
+
+
+@pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir, lambda path: Path(path).touch()])
+async def test_anything_but_a_socket_is_refused(
+    tmp_path: Path, plant: Callable[[Path], None]
+) -> None:
+    plant(tmp_path / "runner.sock")
+    with anyio.fail_after(5), pytest.raises(SandboxGone, match="is not a socket"):
+        await local_socket.connect(tmp_path, deadline_s=1)
+
+
+async def test_missing_directory_says_the_sandbox_is_gone(tmp_path: Path) -> None:
+    with anyio.fail_after(5), pytest.raises(SandboxGone, match="gone"):
+        await local_socket.connect(tmp_path / "no", deadline_s=1)
+
+
+async def test_deadline_is_kept_and_nothing_leaks(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with anyio.fail_after(5), pytest.raises(SandboxGone, match=r"within 0\.05 s"):
+        await local_socket.connect(tmp_path, deadline_s=0.05)
+    assert len(os.listdir("/proc/self/fd")) == before
