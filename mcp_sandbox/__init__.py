@@ -1,1 +1,52 @@
-"""mcp-sandbox gives each chat of a coding agent its own computer that remembers its files."""
+"""mcp-sandbox gives each chat of a coding agent its own computer that remembers its files.
+
+    async with mcp_sandbox.open_session(chat="demo") as session:
+        result = await session.exec("echo hello > note.txt; ls")
+
+The names below are the public interface. They are imported when they are first used, so that
+`import mcp_sandbox` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mcp_sandbox.app import open_session
+    from mcp_sandbox.config import Config, load_config
+    from mcp_sandbox.errors import CallerError, OperatorError, SandboxError, SandboxGone
+    from mcp_sandbox.models import ChatId, ExecResult
+    from mcp_sandbox.sessions.session import Session
+
+__all__ = [
+    "CallerError",
+    "ChatId",
+    "Config",
+    "ExecResult",
+    "OperatorError",
+    "SandboxError",
+    "SandboxGone",
+    "Session",
+    "load_config",
+    "open_session",
+]
+
+_HOMES = {
+    "errors": ("CallerError", "OperatorError", "SandboxError", "SandboxGone"),
+    "models": ("ChatId", "ExecResult"),
+    "config": ("Config", "load_config"),
+    "sessions.session": ("Session",),
+    "app": ("open_session",),
+}
+
+
+def __getattr__(name: str) -> object:
+    for home, names in _HOMES.items():
+        if name in names:
+            value: object = getattr(import_module(f"mcp_sandbox.{home}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.config import Config, LimitsConfig, load
+from mcp_sandbox.config import Config, LimitsConfig, load_config
 from mcp_sandbox.config.units import parse_duration, parse_size, show_duration, show_size
 from mcp_sandbox.errors import ConfigError
 
@@ -28,12 +28,12 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def refused(file: Path | None = None, flags: dict[str, object] | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(file, flags)
+        load_config(file, flags)
     return str(caught.value)
 
 
 def test_defaults_need_no_file(tmp_path: Path) -> None:
-    loaded = load()
+    loaded = load_config()
     assert loaded.config.backend == "auto"
     assert loaded.config.network == "none"
     assert loaded.config.data_dir == tmp_path / "home/.local/share/mcp-sandbox"
@@ -41,7 +41,7 @@ def test_defaults_need_no_file(tmp_path: Path) -> None:
 
 
 def test_every_setting_has_help() -> None:
-    assert [key for key, _, _, text in load().rows() if not text] == []
+    assert [key for key, _, _, text in load_config().rows() if not text] == []
 
 
 def test_flags_win_over_environment_over_file(
@@ -50,7 +50,7 @@ def test_flags_win_over_environment_over_file(
     file = written(tmp_path, "backend: docker\nlimits:\n  pids: 100\n  cpus: 1\n  memory: 1g\n")
     monkeypatch.setenv("MCP_SANDBOX_LIMITS__PIDS", "200")
     monkeypatch.setenv("MCP_SANDBOX_LIMITS__CPUS", "1.5")
-    loaded = load(file, {"limits.pids": 300, "network": None})
+    loaded = load_config(file, {"limits.pids": 300, "network": None})
     assert loaded.config.limits == LimitsConfig(pids=300, cpus=1.5, memory=1 << 30)
     sources = {key: source for key, _, source, _ in loaded.rows()}
     assert sources["limits.pids"] == "command line"
@@ -67,7 +67,7 @@ def test_file_in_the_xdg_config_folder_is_found(
     folder.mkdir(parents=True)
     (folder / "mcp-sandbox.yaml").write_text("network: open\n")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-    assert load().config.network == "open"
+    assert load_config().config.network == "open"
 
 
 def test_file_named_by_the_environment_must_exist(
@@ -79,22 +79,22 @@ def test_file_named_by_the_environment_must_exist(
 
 def test_data_directory_of_the_xdg_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    assert load().config.data_dir == tmp_path / "data/mcp-sandbox"
+    assert load_config().config.data_dir == tmp_path / "data/mcp-sandbox"
     monkeypatch.setenv("XDG_DATA_HOME", "relative")
-    assert load().config.data_dir == tmp_path / "home/.local/share/mcp-sandbox"
+    assert load_config().config.data_dir == tmp_path / "home/.local/share/mcp-sandbox"
 
 
 def test_empty_home_falls_back_to_the_password_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "")
-    assert load().config.data_dir.is_absolute()
+    assert load_config().config.data_dir.is_absolute()
 
 
 def test_relative_data_directory_becomes_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert load(flags={"data_dir": "here"}).config.data_dir == tmp_path / "here"
-    assert load(flags={"data_dir": "~/there"}).config.data_dir == tmp_path / "home/there"
+    assert load_config(flags={"data_dir": "here"}).config.data_dir == tmp_path / "here"
+    assert load_config(flags={"data_dir": "~/there"}).config.data_dir == tmp_path / "home/there"
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ def test_unknown_variable_is_refused_with_the_nearest_name(monkeypatch: pytest.M
 
 def test_variable_of_a_list_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_SANDBOX_WORKSPACE__ALIASES", '["/mnt/user-data/workspace"]')
-    assert load().config.workspace.aliases == ("/mnt/user-data/workspace",)
+    assert load_config().config.workspace.aliases == ("/mnt/user-data/workspace",)
     monkeypatch.setenv("MCP_SANDBOX_WORKSPACE__ALIASES", "/mnt")
     assert "write it as JSON" in refused()
 
 
 def test_sandbox_variables_are_never_shown(tmp_path: Path) -> None:
-    loaded = load(written(tmp_path, "env:\n  API_KEY: secret-one\n"))
+    loaded = load_config(written(tmp_path, "env:\n  API_KEY: secret-one\n"))
     assert loaded.config.env == {"API_KEY": "secret-one"}
     assert "secret-one" not in str(list(loaded.rows()))
     assert "secret-two" not in refused(written(tmp_path, "env:\n  'A B': secret-two\n"))
@@ -152,7 +152,7 @@ def test_no_variable_of_the_server_becomes_one_of_the_sandbox(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    assert load().config.env == {}
+    assert load_config().config.env == {}
 
 
 def test_huge_file_is_refused(tmp_path: Path) -> None:

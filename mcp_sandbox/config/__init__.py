@@ -19,7 +19,7 @@ from mcp_sandbox.config.models import (
     SessionsConfig,
     WorkspaceConfig,
 )
-from mcp_sandbox.config.sources import Loaded, load
+from mcp_sandbox.config.sources import Loaded, load_config
 
 __all__ = [
     "Config",
@@ -31,7 +31,7 @@ __all__ = [
     "WorkspaceConfig",
     "docker_variables",
     "home",
-    "load",
+    "load_config",
     "proxy_variables",
     "search_path",
 ]

@@ -47,7 +47,7 @@ class Loaded:
             yield key, _at(tree, key), source, info.description or ""
 
 
-def load(file: Path | None = None, flags: Mapping[str, object] | None = None) -> Loaded:
+def load_config(file: Path | None = None, flags: Mapping[str, object] | None = None) -> Loaded:
     """Read every source and return the configuration that results.
 
     `file` must exist when it is given; `flags` are values by dotted key, None = not given.
