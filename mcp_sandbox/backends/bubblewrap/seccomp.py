@@ -1,0 +1,215 @@
+"""The system call filter of a bubblewrap sandbox, as a classic BPF program.
+
+It refuses what Docker's default profile refuses to a container without capabilities, and beyond
+that io_uring (it would open sockets past this filter), keyrings, userfaultfd, bpf, performance
+counters, the terminal's input queue, and socket families other than local and internet ones.
+Pure: makes bytes for `bwrap --seccomp`, knows no sandbox.
+"""
+
+import errno
+import struct
+from collections.abc import Iterable
+
+from mcp_sandbox.errors import BackendUnavailable
+
+_LOAD, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NR, _ARCH, _ARGS = 0, 4, 16
+_ALLOW = 0x7FFF0000
+_KILL = 0x80000000
+_REFUSE = 0x00050000 | errno.EPERM
+_UNKNOWN = 0x00050000 | errno.ENOSYS
+
+_X32_BIT = 0x40000000
+# Every call numbered above the newest one looked at (file_setattr, Linux 6.17) is unknown.
+_NEWEST = 469
+_NAMESPACES = 0x7E020000
+_TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+_FAMILIES = (1, 2, 10, 16)  # local, IPv4, IPv6, netlink
+_PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
+
+_COMMON = {
+    "open_tree": 428,
+    "move_mount": 429,
+    "fsopen": 430,
+    "fsconfig": 431,
+    "fsmount": 432,
+    "fspick": 433,
+    "io_uring_setup": 425,
+    "io_uring_enter": 426,
+    "io_uring_register": 427,
+    "pidfd_getfd": 438,
+    "process_madvise": 440,
+    "mount_setattr": 442,
+    "quotactl_fd": 443,
+    "set_mempolicy_home_node": 450,
+    "statmount": 457,
+    "listmount": 458,
+    "lsm_set_self_attr": 460,
+    "open_tree_attr": 467,
+}
+_X86_64 = {
+    "sysfs": 139,
+    "uselib": 134,
+    "ustat": 136,
+    "vhangup": 153,
+    "pivot_root": 155,
+    "_sysctl": 156,
+    "chroot": 161,
+    "acct": 163,
+    "settimeofday": 164,
+    "mount": 165,
+    "umount2": 166,
+    "swapon": 167,
+    "swapoff": 168,
+    "reboot": 169,
+    "sethostname": 170,
+    "setdomainname": 171,
+    "iopl": 172,
+    "ioperm": 173,
+    "create_module": 174,
+    "init_module": 175,
+    "delete_module": 176,
+    "get_kernel_syms": 177,
+    "query_module": 178,
+    "quotactl": 179,
+    "nfsservctl": 180,
+    "lookup_dcookie": 212,
+    "clock_settime": 227,
+    "mbind": 237,
+    "set_mempolicy": 238,
+    "get_mempolicy": 239,
+    "kexec_load": 246,
+    "add_key": 248,
+    "request_key": 249,
+    "keyctl": 250,
+    "migrate_pages": 256,
+    "unshare": 272,
+    "move_pages": 279,
+    "perf_event_open": 298,
+    "fanotify_init": 300,
+    "open_by_handle_at": 304,
+    "clock_adjtime": 305,
+    "setns": 308,
+    "kcmp": 312,
+    "finit_module": 313,
+    "kexec_file_load": 320,
+    "bpf": 321,
+    "userfaultfd": 323,
+    "syslog": 103,
+}
+_AARCH64 = {
+    "lookup_dcookie": 18,
+    "umount2": 39,
+    "mount": 40,
+    "pivot_root": 41,
+    "nfsservctl": 42,
+    "chroot": 51,
+    "vhangup": 58,
+    "quotactl": 60,
+    "acct": 89,
+    "unshare": 97,
+    "kexec_load": 104,
+    "init_module": 105,
+    "delete_module": 106,
+    "clock_settime": 112,
+    "syslog": 116,
+    "reboot": 142,
+    "sethostname": 161,
+    "setdomainname": 162,
+    "settimeofday": 170,
+    "add_key": 217,
+    "request_key": 218,
+    "keyctl": 219,
+    "swapon": 224,
+    "swapoff": 225,
+    "mbind": 235,
+    "get_mempolicy": 236,
+    "set_mempolicy": 237,
+    "migrate_pages": 238,
+    "move_pages": 239,
+    "perf_event_open": 241,
+    "fanotify_init": 262,
+    "open_by_handle_at": 265,
+    "clock_adjtime": 266,
+    "setns": 268,
+    "kcmp": 272,
+    "finit_module": 273,
+    "bpf": 280,
+    "userfaultfd": 282,
+    "kexec_file_load": 294,
+}
+_REFUSED = {"x86_64": _X86_64 | _COMMON, "aarch64": _AARCH64 | _COMMON}
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# clone, clone3, ioctl, socket, socketpair, personality
+_LOOKED_INTO = {"x86_64": (56, 435, 16, 41, 53, 135), "aarch64": (220, 435, 29, 198, 199, 92)}
+
+
+def refused_calls(machine: str) -> dict[str, int]:
+    """Names and numbers of the calls that are refused whatever their arguments."""
+    return dict(_REFUSED[machine])
+
+
+def program(machine: str) -> bytes:
+    """The filter for a machine as `os.uname().machine` names it.
+
+    Raises:
+        BackendUnavailable: no filter is known for this machine.
+    """
+    if machine not in _REFUSED:
+        raise BackendUnavailable(
+            f"the bubblewrap backend has no system call filter for {machine} machines "
+            f"(only {', '.join(_REFUSED)}); use the docker backend"
+        )
+    clone, clone3, ioctl, socket, socketpair, personality = _LOOKED_INTO[machine]
+    return b"".join(
+        (
+            _load(_ARCH),
+            _instruction(_JEQ, _AUDIT_ARCH[machine], 1, 0),
+            _return(_KILL),
+            _load(_NR),
+            *(_when(_JGE, _X32_BIT, (_return(_REFUSE),)) if machine == "x86_64" else ()),
+            *_when(_JGE, _NEWEST + 1, (_return(_UNKNOWN),)),
+            *_when(_JEQ, clone3, (_return(_UNKNOWN),)),
+            *_refuse_each(sorted(_REFUSED[machine].values())),
+            *_argument(clone, 0, *_when(_JSET, _NAMESPACES, (_return(_REFUSE),))),
+            *_argument(ioctl, 1, *_refuse_each(_TERMINAL_INPUT)),
+            *_argument(socket, 0, *_allow_only(_FAMILIES)),
+            *_argument(socketpair, 0, *_allow_only(_FAMILIES)),
+            *_argument(personality, 0, *_allow_only(_PERSONALITIES)),
+            _return(_ALLOW),
+        )
+    )
+
+
+def _refuse_each(values: Iterable[int]) -> tuple[bytes, ...]:
+    return tuple(part for value in values for part in _when(_JEQ, value, (_return(_REFUSE),)))
+
+
+def _allow_only(values: Iterable[int]) -> tuple[bytes, ...]:
+    allowed = tuple(part for value in values for part in _when(_JEQ, value, (_return(_ALLOW),)))
+    return (*allowed, _return(_REFUSE))
+
+
+def _when(test: int, value: int, then: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Run `then` when the loaded word passes the test; else skip it."""
+    return (_instruction(test, value, 0, len(then)), *then)
+
+
+def _argument(call: int, index: int, *checks: bytes) -> tuple[bytes, ...]:
+    """Look into an argument of one call, and allow what no check refuses.
+
+    Only the low half is loaded: the kernel takes these arguments as 32-bit numbers.
+    """
+    return _when(_JEQ, call, (_load(_ARGS + 8 * index), *checks, _return(_ALLOW)))
+
+
+def _load(offset: int) -> bytes:
+    return _instruction(_LOAD, offset)
+
+
+def _return(action: int) -> bytes:
+    return _instruction(_RETURN, action)
+
+
+def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("<HBBI", code, if_true, if_false, value)
