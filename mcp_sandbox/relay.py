@@ -1,0 +1,76 @@
+"""Joins standard input and output to a unix socket: `relay.py [--announce] SOCKET [SECONDS]`.
+
+Standard library only, Python 3.9 or newer, imports nothing of ours. It waits up to SECONDS for
+the socket to accept. The end of standard input is passed on as a half-close; the relay ends when
+the other side of the socket does. Blocking copies mean that a slow reader slows the writer.
+"""
+
+import ctypes
+import os
+import socket
+import sys
+import time
+from _thread import start_new_thread
+
+CHUNK = 256 * 1024
+PR_SET_DUMPABLE = 4
+
+
+def connect(path: str, seconds: float) -> socket.socket:
+    """Return a connection to the socket at `path`, waiting until it accepts."""
+    deadline = time.monotonic() + seconds
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.005)
+        else:
+            return connection
+
+
+def send_input(connection: socket.socket) -> None:
+    """Copy standard input to the socket, then half-close it."""
+    try:
+        while data := os.read(0, CHUNK):
+            connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+    except OSError:
+        return  # The socket is gone: the other direction sees that and ends the process.
+
+
+def write_output(connection: socket.socket) -> None:
+    """Copy the socket to standard output until either of them ends."""
+    while data := connection.recv(CHUNK):
+        view = memoryview(data)
+        while view:
+            view = view[os.write(1, view) :]
+
+
+def main(arguments: "list[str]") -> int:
+    """Run the relay; returns its exit code."""
+    # Before anything else: what passes through here is not for other processes of this user.
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    announce = arguments[:1] == ["--announce"]
+    path, *rest = arguments[1:] if announce else arguments
+    try:
+        connection = connect(path, float(rest[0]) if rest else 0.0)
+    except OSError as exc:
+        os.write(2, f"relay: cannot connect to {path}: {exc.strerror}\n".encode())
+        return 1
+    if announce:
+        os.write(2, b"connected\n")
+    start_new_thread(send_input, (connection,))
+    try:
+        write_output(connection)
+    except (ConnectionResetError, BrokenPipeError):
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    # The input thread may be blocked in a read: leave without waiting for it.
+    os._exit(main(sys.argv[1:]))
