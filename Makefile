@@ -1,0 +1,52 @@
+# One word per job; none needs another step before it. `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench image setup
+
+READY := .venv/.ready
+BIN := .venv/bin
+
+help: ## list the jobs
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+
+demo: $(READY) ## show a chat's computer at work, in Docker or bubblewrap
+	@$(BIN)/mcp-sandbox demo
+
+test: $(READY) ## install and start what the tests need (as root on Debian or Ubuntu), run them all
+	@tests/provision.sh
+	@$(BIN)/pytest
+
+check: $(READY) ## formatting, lint, types, import contracts, spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell $$(git ls-files)
+
+format: $(READY) ## put the code in shape
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY) ## measure; prints the figures that the README quotes
+	@tests/provision.sh
+	@$(BIN)/python -m benchmarks
+
+image: $(READY) ## build the sandbox image
+	@$(BIN)/mcp-sandbox images build base
+
+setup: $(READY) ## make the virtual environment only
+
+# Python's own venv is enough to begin with: uv is put into it where the machine has none.
+$(READY): pyproject.toml uv.lock
+	@set -e; uv=uv; \
+	if ! uv --version >/dev/null 2>&1; then \
+	  uv=.venv/bin/uv; \
+	  if [ ! -x $$uv ]; then \
+	    echo "== making .venv and installing uv into it"; \
+	    python3 -m venv .venv; \
+	    .venv/bin/pip install --quiet uv </dev/null; \
+	  fi; \
+	fi; \
+	echo "== installing the project's packages into .venv"; \
+	$$uv sync --quiet --locked --inexact --all-groups --extra bubblewrap </dev/null; \
+	touch $@

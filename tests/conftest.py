@@ -1,0 +1,93 @@
+"""What tests share: which backends are here, and proof that nothing is left behind."""
+
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+from blockbuster import blockbuster_ctx
+
+from mcp_sandbox.app import make_backend
+from mcp_sandbox.config import Config, DockerConfig
+from mcp_sandbox.errors import OperatorError
+from mcp_sandbox.models import BackendName
+from tests import leftovers
+
+REQUIRED = frozenset(os.environ.get("MCP_SANDBOX_REQUIRE", "").split(",")) - {""}
+NEEDS = ("docker", "runsc", "bubblewrap")
+
+
+def configured(name: str, data_dir: Path) -> Config:
+    """Return the configuration of a backend by its name in `backend_name`."""
+    backend: BackendName = "docker"
+    if name in ("bubblewrap", "unsafe-local"):
+        backend = name  # type: ignore[assignment]
+    docker = DockerConfig(runtime="runsc" if name == "docker-runsc" else "")
+    return Config(data_dir=data_dir, backend=backend, docker=docker)
+
+
+@functools.cache
+def absent(need: str, scratch: Path) -> str | None:
+    """Return why a need is not met on this machine, after really trying it."""
+    config = configured("docker-runsc" if need == "runsc" else need, scratch / f"probe-{need}")
+    assert config.backend != "auto"
+    try:
+        anyio.run(make_backend(config.backend, config).probe)
+    except OperatorError as exc:
+        return f"{need}: {exc}"
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
+    for need in NEEDS:
+        if item.get_closest_marker(need) is None:
+            continue
+        reason = absent(need, factory.getbasetemp())
+        if reason is not None and need in REQUIRED:
+            pytest.fail(f"required by MCP_SANDBOX_REQUIRE, but {reason}", pytrace=False)
+        if reason is not None:
+            pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def no_blocking_calls() -> Iterator[None]:
+    """Fail a test in which our async code blocks the event loop."""
+    with blockbuster_ctx("mcp_sandbox"):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Remove and report every container, process and mount that a test left behind."""
+    yield
+    found = leftovers.remove(tmp_path_factory.getbasetemp())
+    if found:
+        pytest.fail("tests left behind:\n  " + "\n  ".join(found), pytrace=False)
+
+
+@pytest.fixture
+def data_root(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param("docker-runsc", marks=(pytest.mark.docker, pytest.mark.runsc)),
+        pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
+        "unsafe-local",
+    ]
+)
+def backend_name(request: pytest.FixtureRequest) -> str:
+    """Every place where a sandbox can live; a test with this runs once in each."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def config(backend_name: str, data_root: Path) -> Config:
+    """The configuration of that place, with a data root of the test's own."""
+    return configured(backend_name, data_root)
