@@ -1,1 +1,9 @@
-"""TODO."""
+"""What the agent sees: tools, results, errors, transports. The only room that knows MCP.
+
+server.py builds the server; tools/ holds one file per family of tools; tool.py finds the session,
+checks the arguments and turns every failure into text (arguments.py, errors.py); results.py and
+structured.py turn our values into MCP content, text.py keeps it short and harmless; progress.py
+sends live output; identity.py says which chat is calling; transports.py carries the bytes.
+A tool decides nothing: it finds the session, makes one call and returns. This room knows no
+engine, no container and no file of the host.
+"""

@@ -1,0 +1,88 @@
+"""Our errors as text that a model can act on: one decorator around every tool call."""
+
+import functools
+import logging
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.shared.exceptions import MCPError
+
+from mcp_sandbox.errors import CapacityReached, OperatorError, SandboxError, SandboxGone
+from mcp_sandbox.server.text import shorten, show
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+logger = logging.getLogger(__name__)
+
+_MAX_MESSAGE_BYTES = 8_000
+
+
+def readable_errors(
+    call: Callable[P, Coroutine[Any, Any, R]],
+) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Let every failure of `call` reach the model as text; cancellation passes through.
+
+    Raises:
+        ToolError: with text that says what happened and what to do next.
+        MCPError: unchanged; it is meant for the client, not the model.
+    """
+
+    @functools.wraps(call)
+    async def answered(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            with sole_error():
+                return await call(*args, **kwargs)
+        except (ToolError, MCPError):
+            raise
+        except SandboxError as exc:
+            raise ToolError(text_for_model(exc)) from exc
+        except Exception as exc:
+            logger.exception("a tool call failed unexpectedly")
+            raise ToolError(_fault(exc)) from exc
+
+    return answered
+
+
+def text_for_model(error: SandboxError) -> str:
+    """What happened, and what to do next."""
+    said = shorten(show(str(error) or type(error).__doc__ or ""), _MAX_MESSAGE_BYTES)
+    text = f"{said.head}…{said.tail}" if said.left_out else said.head
+    if isinstance(error, SandboxGone):
+        return (
+            f"{text}\nThe sandbox ended during this call and nothing was repeated: look at what "
+            "the call had already done, then call again. The next call gets a new sandbox on the "
+            "same files; processes and /tmp are gone."
+        )
+    if isinstance(error, CapacityReached):
+        return f"{text}\nTry again later, or tell the user that the sandbox server is full."
+    if isinstance(error, OperatorError):
+        return (
+            f"{text}\nA person must fix this on the machine of the sandbox server; other arguments "
+            "will not help. Tell the user."
+        )
+    return text
+
+
+def _fault(error: Exception) -> str:
+    return (
+        f"The sandbox server itself failed ({type(error).__name__}); details are in its log. "
+        "It is unknown how far the call came: look before you repeat it. "
+        "If it happens again, tell the user."
+    )
+
+
+@contextmanager
+def sole_error() -> Generator[None]:
+    """Raise what a task group wrapped, when that is a single error."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        inner: Exception = group
+        while isinstance(inner, ExceptionGroup) and len(inner.exceptions) == 1:
+            inner = inner.exceptions[0]
+        if inner is group:
+            raise
+        raise inner from inner.__cause__

@@ -1,0 +1,288 @@
+"""Our values -> MCP content that is text to be read. Pure functions.
+
+What a program printed, what it wrote to stderr and what we say about it are three content blocks,
+so that output cannot pass itself off as ours. The machine-readable form is in the result's `_meta`
+under `RESULT_KEY`. No structured content: clients that see it hide the text.
+"""
+
+import base64
+from typing import Any
+
+from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent
+
+from mcp_sandbox.models import (
+    DeleteResult,
+    EditResult,
+    ExecResult,
+    FileContent,
+    GlobResult,
+    GrepResult,
+    MoveResult,
+    WriteResult,
+)
+from mcp_sandbox.server.text import (
+    MAX_TEXT_BYTES,
+    byte_length,
+    clip,
+    shorten,
+    show,
+    show_name,
+)
+
+RESULT_KEY = "mcp-sandbox/result"
+"""Where `_meta` keeps the machine-readable form of a result."""
+
+# What is left for our own lines: names of changed files, the end of the call, the gap.
+_RESERVED_BYTES = 3_000
+_OUTPUT_BYTES = MAX_TEXT_BYTES - _RESERVED_BYTES
+_HEX_BYTES = 256
+
+
+def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
+    """Standard output, standard error and how the command ended, each a block when not empty."""
+    out, err = show(result.stdout), show(result.stderr)
+    err_bytes = min(byte_length(err), max(_OUTPUT_BYTES // 3, _OUTPUT_BYTES - byte_length(out)))
+    shown = [
+        _stream(out, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes),
+        _stream(err, err_bytes, result, result.stderr_bytes),
+    ]
+    blocks = [
+        shown[0],
+        f"[stderr]\n{shown[1]}" if shown[1] else "",
+        "\n".join(_ending(result, timeout_s)),
+    ]
+    return _texts([block for block in blocks if block] or ["(no output)"], _exec_meta(result))
+
+
+def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> str:
+    cut = shorten(text, max_bytes)
+    if not cut.left_out:
+        return text
+    missing = max(cut.left_out, total_bytes - byte_length(cut.head) - byte_length(cut.tail))
+    return f"{cut.head}\n{_gap(missing, result.output_file)}\n{cut.tail}"
+
+
+def _gap(missing: int, output_file: str | None) -> str:
+    rest = f"; {_whole(output_file)}" if output_file else "; print less to see it"
+    return f"[… {missing:,} bytes left out here{rest} …]"
+
+
+def _whole(output_file: str) -> str:
+    return f"the whole output: read_file path={output_file} offset=1"
+
+
+def _ending(result: ExecResult, timeout_s: float) -> list[str]:
+    lines = []
+    if result.truncated and result.output_file:
+        size = result.stdout_bytes + result.stderr_bytes
+        lines.append(f"[{size:,} bytes printed, shortened here; {_whole(result.output_file)}]")
+    elif result.truncated:
+        lines.append(f"[{result.stdout_bytes + result.stderr_bytes:,} bytes printed, shortened]")
+    if ended := _how_it_ended(result, timeout_s):
+        lines.append(f"[{ended}]")
+    if result.changed_files:
+        names = ", ".join(clip(show_name(name), 120) for name in result.changed_files[:20])
+        lines.append(f"[files created or changed: {names}]")
+    return lines
+
+
+def _how_it_ended(result: ExecResult, timeout_s: float) -> str:
+    if result.timed_out:
+        return (
+            f"timed out after {timeout_s:g} s and was killed with all its processes; "
+            "give a larger timeout_s, or do less in one call"
+        )
+    if result.out_of_memory:
+        return "killed: out of memory; see sandbox_info for the limit"
+    if result.killed_because:
+        return f"killed: {show_name(result.killed_because)}"
+    if result.signal:
+        return f"killed by signal {result.signal}"
+    return f"exit code {result.exit_code}" if result.exit_code else ""
+
+
+def _exec_meta(result: ExecResult) -> dict[str, Any]:
+    return {
+        "exit_code": result.exit_code,
+        "signal": result.signal,
+        "duration_ms": result.duration_ms,
+        "timed_out": result.timed_out,
+        "out_of_memory": result.out_of_memory,
+        "killed_because": result.killed_because,
+        "truncated": result.truncated
+        or byte_length(result.stdout) + byte_length(result.stderr) > _OUTPUT_BYTES,
+        "stdout_bytes": result.stdout_bytes,
+        "stderr_bytes": result.stderr_bytes,
+        "output_file": result.output_file,
+        "changed_files": None
+        if result.changed_files is None
+        else [show_name(name) for name in result.changed_files],
+    }
+
+
+def file_content(content: FileContent) -> CallToolResult:
+    """Numbered lines, an image, or a description of bytes that are neither."""
+    meta = {
+        "path": show_name(content.path),
+        "kind": content.kind,
+        "mime": content.mime,
+        "size": content.size,
+        "first_line": content.first_line,
+        "lines": content.lines,
+        "total_lines": content.total_lines,
+        "more": content.more,
+    }
+    if content.kind == "image":
+        text = f"{show_name(content.path)}: {content.mime}, {content.size:,} bytes"
+        image = ImageContent(
+            data=base64.b64encode(content.data).decode(), mime_type=content.mime, type="image"
+        )
+        return _result([TextContent(text=text, type="text"), image], meta)
+    if content.kind == "binary":
+        return _texts([_binary(content)], meta)
+    return _numbered(content, meta)
+
+
+def _numbered(content: FileContent, meta: dict[str, Any]) -> CallToolResult:
+    text = content.data.decode("utf-8", "replace")
+    lines = show(text).removesuffix("\n").split("\n") if text else []
+    numbered: list[str] = []
+    used = 0
+    for number, line in enumerate(lines, content.first_line):
+        row = shorten(f"{number:6}\t{line}", _OUTPUT_BYTES)
+        used += byte_length(row.head) + 1
+        if used > _OUTPUT_BYTES and numbered:
+            break
+        numbered.append(f"{row.head}…" if row.left_out else row.head)
+    notes = _file_notes(content, len(numbered), crlf="\r\n" in text)
+    meta |= {"lines": len(numbered), "more": content.more or len(numbered) < len(lines)}
+    return _texts(["\n".join(numbered), "\n".join(notes)], meta)
+
+
+def _file_notes(content: FileContent, shown: int, *, crlf: bool) -> list[str]:
+    of = "" if content.total_lines is None else f" of {content.total_lines:,}"
+    notes = []
+    if not content.size:
+        notes.append("[the file is empty]")
+    elif not shown:
+        notes.append(
+            f"[no line {content.first_line:,}: the file ends before it{of and of + ' lines'}]"
+        )
+    elif content.more or shown < content.lines:
+        last = content.first_line + shown - 1
+        notes.append(
+            f"[lines {content.first_line:,} to {last:,}{of}; read on with offset={last + 1}]"
+        )
+    if content.long_lines_cut:
+        notes.append(f"[{content.long_lines_cut:,} long lines are cut; exec cut -c shows more]")
+    if crlf:
+        notes.append("[lines end with CRLF]")
+    return notes
+
+
+def _binary(content: FileContent) -> str:
+    data = content.data[:_HEX_BYTES]
+    rows = [_hex_row(at, data[at : at + 16]) for at in range(0, len(data), 16)]
+    return "\n".join(
+        [
+            f"{show_name(content.path)}: not text, {content.mime}, {content.size:,} bytes; "
+            f"the first {len(data)}:",
+            *rows,
+            "[to get at it: run_code or exec with a program that reads this type "
+            "(file, xxd, strings, unzip, python3 …)]",
+        ]
+    )
+
+
+def _hex_row(at: int, row: bytes) -> str:
+    text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in row)
+    return f"{at:08x}  {row.hex(' '):<47}  {text}"
+
+
+def write_result(result: WriteResult, *, append: bool) -> CallToolResult:
+    """What was written where."""
+    done = "created" if result.created else "appended to" if append else "replaced"
+    text = f"{done} {show_name(result.path)} ({result.written:,} bytes)"
+    return _texts(
+        [text],
+        {"path": show_name(result.path), "written": result.written, "created": result.created},
+    )
+
+
+def edit_result(result: EditResult, *, dry_run: bool) -> CallToolResult:
+    """The unified diff."""
+    cut = shorten(show(result.diff), _OUTPUT_BYTES)
+    gap = f"[… {cut.left_out:,} bytes of the diff left out …]\n"
+    diff = f"{cut.head}\n{gap}{cut.tail}" if cut.left_out else cut.head
+    count = f"{result.replacements:,} replacement{'' if result.replacements == 1 else 's'}"
+    done = f"[dry run, nothing written: {count}]" if dry_run else f"[{count}]"
+    return _texts(
+        [diff, done], {"path": show_name(result.path), "replacements": result.replacements}
+    )
+
+
+def glob_result(result: GlobResult) -> CallToolResult:
+    """One path a line, newest first."""
+    lines = _fitting([show_name(path) for path in result.paths])
+    notes = []
+    if not lines:
+        notes.append("[nothing matches]")
+    elif result.truncated or len(lines) < len(result.paths):
+        notes.append(
+            f"[{len(lines):,} of {result.total:,} or more shown: narrow the pattern or the path]"
+        )
+    truncated = result.truncated or len(lines) < len(result.paths)
+    meta = {"shown": len(lines), "total": result.total, "truncated": truncated}
+    return _texts(["\n".join(lines), *notes], meta)
+
+
+def grep_result(result: GrepResult) -> CallToolResult:
+    """`file:line:text`, then how many matches there are."""
+    lines = _fitting([clip(show_name(line), 500) for line in result.lines])
+    truncated = result.truncated or len(lines) < len(result.lines)
+    note = (
+        "[nothing matches]"
+        if not lines
+        else f"[{result.matches:,} matches in {result.files:,} files"
+        f"{'; shortened: narrow the pattern, path or glob' if truncated else ''}]"
+    )
+    meta = {"matches": result.matches, "files": result.files, "truncated": truncated}
+    return _texts(["\n".join(lines), note], meta)
+
+
+def _fitting(lines: list[str]) -> list[str]:
+    used, fitting = 0, []
+    for line in lines:
+        used += byte_length(line) + 1
+        if used > _OUTPUT_BYTES:
+            break
+        fitting.append(line)
+    return fitting
+
+
+def delete_result(result: DeleteResult) -> CallToolResult:
+    """What was removed."""
+    more = f" with {result.entries - 1:,} entries" if result.entries > 1 else ""
+    text = f"deleted {result.kind} {show_name(result.path)}{more}"
+    return _texts([text], {"path": show_name(result.path), "entries": result.entries})
+
+
+def move_result(result: MoveResult) -> CallToolResult:
+    """What went where."""
+    source, destination = show_name(result.source), show_name(result.destination)
+    replaced = " (replaced what was there)" if result.replaced else ""
+    meta = {"source": source, "destination": destination, "replaced": result.replaced}
+    return _texts([f"moved {source} to {destination}{replaced}"], meta)
+
+
+def plain(text: str) -> CallToolResult:
+    """A sentence of ours."""
+    return _texts([show(text)], {})
+
+
+def _texts(blocks: list[str], meta: dict[str, Any]) -> CallToolResult:
+    return _result([TextContent(text=block, type="text") for block in blocks if block], meta)
+
+
+def _result(content: list[ContentBlock], meta: dict[str, Any]) -> CallToolResult:
+    return CallToolResult(content=content, _meta={RESULT_KEY: meta} if meta else None)

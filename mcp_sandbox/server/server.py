@@ -1,0 +1,96 @@
+"""The MCP server: its face to clients and the tools it offers."""
+
+from importlib.metadata import version
+from typing import Any
+from urllib.parse import quote
+
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.shared.message import SessionMessage
+from mcp.types import CallToolResult, Icon, InputRequiredResult
+
+from mcp_sandbox.models import Network
+from mcp_sandbox.server.arguments import nearest
+from mcp_sandbox.server.identity import SessionFor
+from mcp_sandbox.server.text import clip, show_name
+from mcp_sandbox.server.tools.code import code_tools
+from mcp_sandbox.server.tools.files import file_tools
+from mcp_sandbox.server.tools.sandbox import sandbox_tools
+
+_WHAT = (
+    "Your own Linux computer for this conversation: run Python, bash and JavaScript, build, test, "
+    "analyse data, keep files. Use it whenever running something beats guessing. Files in "
+    "/workspace stay for the whole conversation and after restarts; relative paths start there. "
+    "run_code runs a program, exec a shell command; read_file, write_file, edit_file, list_files, "
+    "glob and grep work on its files; sandbox_info says what is installed and which limits hold."
+)
+_APART = (
+    "It is not the user's machine: it does not see the user's files, and nothing you do in it can "
+    "harm them."
+)
+_UNSAFE = (
+    "WARNING: isolation is switched off on this server. Code runs on the user's own machine, "
+    "with the user's rights and files."
+)
+_NETWORK = {
+    "none": "It has no network: nothing can be downloaded.",
+    "open": "It can reach the network: packages can be installed.",
+}
+# Sent with every answer to newer clients, so it is kept very small.
+_ICON = (
+    "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'>"
+    "<path fill='#d9a441' d='M1 2h14v9H1zM5 13h6v1H5z'/>"
+    "<path stroke='#222' d='M3 4l3 2.5L3 9m4 0h4' fill='none'/></svg>"
+)
+
+
+class SandboxServer(MCPServer[dict[str, Any]]):
+    """The MCP server of this package; transports.py feeds it."""
+
+    async def serve(
+        self,
+        read_stream: MemoryObjectReceiveStream[SessionMessage | Exception],
+        write_stream: MemoryObjectSendStream[SessionMessage],
+    ) -> None:
+        """Serve one client until it closes its side; running calls are cancelled then."""
+        core = self._lowlevel_server
+        await core.run(read_stream, write_stream, core.create_initialization_options())
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        context: Context[dict[str, Any], Any] | None = None,
+    ) -> CallToolResult | InputRequiredResult:
+        """Call a tool; an unknown name is answered with the known ones."""
+        if self._tool_manager.get_tool(name) is None:
+            known = [tool.name for tool in self._tool_manager.list_tools()]
+            raise ToolError(
+                f"There is no tool {clip(show_name(name), 60)!r}: {nearest(name, known)}"
+                f"the tools are {', '.join(known)}."
+            )
+        return await super().call_tool(name, arguments, context)
+
+
+def build_server(
+    session_for: SessionFor, *, network: Network = "none", isolated: bool = True
+) -> SandboxServer:
+    """The server with the twelve core tools. It opens no session before a tool is called."""
+    about = [_WHAT, _APART, _NETWORK[network]] if isolated else [_WHAT, _UNSAFE]
+    warning = "" if isolated else _UNSAFE
+    return SandboxServer(
+        "mcp-sandbox",
+        title="Sandbox",
+        description="Gives each chat its own Linux computer that remembers its files.",
+        instructions=" ".join(about),
+        version=version("mcp-sandbox"),
+        icons=[Icon(src=f"data:image/svg+xml,{quote(_ICON)}", mime_type="image/svg+xml")],
+        tools=[
+            *code_tools(session_for, note=warning),
+            *file_tools(session_for),
+            *sandbox_tools(session_for),
+        ],
+        log_level="WARNING",
+    )

@@ -1,0 +1,76 @@
+"""Text on its way to a model: control characters shown, length bounded. Pure functions."""
+
+from dataclasses import dataclass
+
+MAX_TEXT_BYTES = 30_000
+"""What one result may hold; clients cut or hide more than about 40 kB."""
+
+_KEPT = "\n\t"
+# Right-to-left marks and overrides make text read differently from what it is.
+_BIDI = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+_SHOWN: dict[int, str] = {
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in _KEPT},
+    0x7F: "␡",
+    **{code: f"\\x{code:02x}" for code in range(0x80, 0xA0)},
+    **{code: f"\\u{code:04x}" for code in [*_BIDI, 0x2028, 0x2029]},
+    **{code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)},
+}
+_SHOWN_ON_ONE_LINE = {**_SHOWN, ord("\n"): "␊", ord("\t"): "␉"}
+
+
+def show(text: str) -> str:
+    """The text with control characters, escape sequences and lone surrogates made visible."""
+    return text.replace("\r\n", "\n").translate(_SHOWN)
+
+
+def show_name(name: str) -> str:
+    """The same for a name or path: on one line whatever is in it."""
+    return name.translate(_SHOWN_ON_ONE_LINE)
+
+
+def byte_length(text: str) -> int:
+    """How long the text is on the wire."""
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """Head and tail of a text; `left_out` bytes are missing between them (0: all is in head).
+
+    `next_line` is the 1-based line in which the missing part begins.
+    """
+
+    head: str
+    tail: str = ""
+    left_out: int = 0
+    next_line: int = 0
+
+
+def shorten(text: str, max_bytes: int) -> Shortened:
+    """Cut the middle out of a text that is longer than `max_bytes`, at line ends where possible."""
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) <= max_bytes:
+        return Shortened(text)
+    head = _upto_line_end(data[: max_bytes // 2])
+    tail = _from_line_start(data[len(data) - (max_bytes - max_bytes // 2) :])
+    return Shortened(
+        head=head.decode("utf-8", "ignore"),
+        tail=tail.decode("utf-8", "ignore"),
+        left_out=len(data) - len(head) - len(tail),
+        next_line=head.count(b"\n") + 1,
+    )
+
+
+def clip(text: str, max_chars: int) -> str:
+    """The beginning of a text, with a sign where it was cut."""
+    return text if len(text) <= max_chars else f"{text[:max_chars]}…"
+
+
+def _upto_line_end(head: bytes) -> bytes:
+    end = head.rfind(b"\n")
+    return head[: end + 1] if end >= len(head) // 2 else head
+
+
+def _from_line_start(tail: bytes) -> bytes:
+    end = tail.find(b"\n")
+    return tail[end + 1 :] if 0 <= end < len(tail) // 2 else tail

@@ -1,0 +1,157 @@
+"""Tools that read, find and change files inside the sandbox."""
+
+import base64
+import binascii
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from mcp.types import CallToolResult, ToolAnnotations
+from pydantic import Field
+
+from mcp_sandbox.errors import InvalidArgument
+from mcp_sandbox.server import results
+from mcp_sandbox.server.identity import SessionFor
+from mcp_sandbox.server.structured import ListedFiles, listed_files
+from mcp_sandbox.server.tool import SandboxTool, build_tool
+from mcp_sandbox.server.tools.parameters import (
+    ContextLines,
+    Depth,
+    Limit,
+    Line,
+    Path,
+    Pattern,
+    Text,
+)
+
+if TYPE_CHECKING:
+    from mcp_sandbox.sessions.session import Session
+
+
+async def read_file(
+    session: "Session",
+    path: Path,
+    offset: Annotated[Line, Field(description="First line.")] = 1,
+    limit: Annotated[Limit, Field(description="Number of lines.")] = 2000,
+) -> CallToolResult:
+    """Read a file: text as numbered lines, images as images, other files as a description."""
+    return results.file_content(await session.read_file(path, offset=offset, limit=limit))
+
+
+async def write_file(
+    session: "Session",
+    path: Path,
+    content: Text,
+    encoding: Literal["utf-8", "base64"] = "utf-8",
+    append: bool = False,
+) -> CallToolResult:
+    """Create or replace a file, or append to it. Missing directories are made."""
+    data = content.encode() if encoding == "utf-8" else _decoded(content)
+    return results.write_result(await session.write_file(path, data, append=append), append=append)
+
+
+async def edit_file(
+    session: "Session",
+    path: Path,
+    old: Annotated[Text, Field(description="Exact text; unique unless replace_all.", min_length=1)],
+    new: Text,
+    replace_all: bool = False,
+    dry_run: Annotated[bool, Field(description="Only show the diff.")] = False,
+) -> CallToolResult:
+    """Replace text in a file and see the diff. Leave out the line numbers that read_file shows."""
+    edited = await session.edit_file(path, old, new, replace_all=replace_all, dry_run=dry_run)
+    return results.edit_result(edited, dry_run=dry_run)
+
+
+async def list_files(
+    session: "Session",
+    path: Path = ".",
+    depth: Depth = 1,
+    limit: Limit = 500,
+    hidden: bool = True,
+) -> CallToolResult:
+    """List a directory: name, type, size, time and link target of every entry."""
+    return listed_files(await session.list_files(path, depth=depth, limit=limit, hidden=hidden))
+
+
+async def glob(
+    session: "Session",
+    pattern: Annotated[Pattern, Field(description="Such as **/*.py")],
+    path: Path = ".",
+    limit: Limit = 500,
+) -> CallToolResult:
+    """Find files by name, newest first."""
+    return results.glob_result(await session.glob(pattern, path, limit=limit))
+
+
+async def grep(
+    session: "Session",
+    pattern: Annotated[Pattern, Field(description="Regular expression.")],
+    path: Path = ".",
+    *,
+    glob: Annotated[Pattern | None, Field(description="Only files like *.py")] = None,
+    ignore_case: bool = False,
+    context: Annotated[ContextLines, Field(description="Lines around a match.")] = 0,
+    limit: Limit = 200,
+) -> CallToolResult:
+    """Search file contents for a regular expression. Answers file:line:text."""
+    found = await session.grep(
+        pattern, path, glob=glob, ignore_case=ignore_case, context=context, limit=limit
+    )
+    return results.grep_result(found)
+
+
+async def delete_file(
+    session: "Session",
+    path: Path,
+    recursive: Annotated[bool, Field(description="Needed for directories with content.")] = False,
+) -> CallToolResult:
+    """Delete a file or directory. There is no undo."""
+    return results.delete_result(await session.delete_file(path, recursive=recursive))
+
+
+async def move_file(
+    session: "Session", source: Path, destination: Path, overwrite: bool = False
+) -> CallToolResult:
+    """Move or rename a file or directory."""
+    moved = await session.move_file(source, destination, overwrite=overwrite)
+    return results.move_result(moved)
+
+
+def _decoded(content: str) -> bytes:
+    try:
+        return base64.b64decode("".join(content.split()), validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise InvalidArgument(
+            f"content is not base64 ({exc}): encode it again, or give text with encoding=utf-8"
+        ) from exc
+
+
+def file_tools(session_for: SessionFor) -> list[SandboxTool]:
+    """The eight tools on files."""
+    read, add, change = _reads(), _writes(destructive=False), _writes(destructive=True)
+    return [
+        build_tool(read_file, session_for, title="Read a file", annotations=read),
+        build_tool(write_file, session_for, title="Write a file", annotations=change),
+        build_tool(edit_file, session_for, title="Edit a file", annotations=change),
+        build_tool(
+            list_files, session_for, title="List files", annotations=read, output=ListedFiles
+        ),
+        build_tool(glob, session_for, title="Find files by name", annotations=read),
+        build_tool(grep, session_for, title="Search in files", annotations=read),
+        build_tool(delete_file, session_for, title="Delete a file", annotations=change),
+        build_tool(move_file, session_for, title="Move a file", annotations=add),
+    ]
+
+
+def _reads() -> ToolAnnotations:
+    return ToolAnnotations(
+        read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+    )
+
+
+def _writes(*, destructive: bool) -> ToolAnnotations:
+    return ToolAnnotations(
+        read_only_hint=False,
+        destructive_hint=destructive,
+        idempotent_hint=False,
+        open_world_hint=False,
+    )
