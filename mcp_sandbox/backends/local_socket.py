@@ -9,6 +9,7 @@ the token; nothing here trusts the other side.
 import os
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -34,10 +35,8 @@ async def connect(directory: Path, name: str = "runner.sock", *, deadline_s: flo
             # The file appears at bind, but nothing on the host tells of listen.
             await anyio.sleep(_RETRY_S)
     if connected is None:
-        raise SandboxGone(
-            f"the runner did not listen on {name} within {deadline_s:g} s; "
-            "the next call starts a new sandbox on the same files"
-        )
+        how = "has ended" if has_ended() else f"did not listen on {name} within {deadline_s:g} s"
+        raise SandboxGone(f"the runner {how}; the next call starts a new sandbox on the same files")
     try:
         return await UNIXSocketStream.from_socket(connected)
     except BaseException:
@@ -45,8 +44,10 @@ async def connect(directory: Path, name: str = "runner.sock", *, deadline_s: flo
         raise
 
 
-async def wait_until_bound(directory: Path, name: str = "runner.sock") -> None:
-    """Wait, without limit, until the socket `name` is in `directory`.
+async def wait_until_bound(
+    directory: Path, name: str = "runner.sock", *, has_ended: Callable[[], bool]
+) -> bool:
+    """Wait, without limit, until the socket `name` is in `directory`; False when it never will.
 
     Raises:
         SandboxGone: something else took its place.
@@ -55,7 +56,9 @@ async def wait_until_bound(directory: Path, name: str = "runner.sock") -> None:
         found = _open_socket(directory, name)
         if found is not None:
             os.close(found)
-            return
+            return True
+        if has_ended():
+            return False
         await anyio.sleep(_RETRY_S)
 
 

@@ -51,7 +51,7 @@ async def test_socket_bound_but_not_listening_is_waited_for(tmp_path: Path) -> N
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "runner.sock"))
         with anyio.fail_after(5):
-            await local_socket.wait_until_bound(tmp_path)
+            assert await local_socket.wait_until_bound(tmp_path, has_ended=lambda: False)
             with pytest.raises(SandboxGone, match="did not listen"):
                 await local_socket.connect(tmp_path, deadline_s=0.05)
             server.listen()
@@ -108,3 +108,10 @@ async def test_deadline_is_kept_and_nothing_leaks(tmp_path: Path) -> None:
     with anyio.fail_after(5), pytest.raises(SandboxGone, match=r"within 0\.05 s"):
         await local_socket.connect(tmp_path, deadline_s=0.05)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_nobody_waits_for_a_runner_that_has_ended(tmp_path: Path) -> None:
+    with anyio.fail_after(5):
+        assert not await local_socket.wait_until_bound(tmp_path, has_ended=lambda: True)
+        with pytest.raises(SandboxGone, match="has ended"):
+            await local_socket.connect(tmp_path, deadline_s=60, has_ended=lambda: True)
