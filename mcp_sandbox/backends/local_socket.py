@@ -20,8 +20,16 @@ from mcp_sandbox.errors import SandboxGone
 _RETRY_S = 0.001
 
 
-async def connect(directory: Path, name: str = "runner.sock", *, deadline_s: float) -> ByteStream:
+async def connect(
+    directory: Path,
+    name: str = "runner.sock",
+    *,
+    deadline_s: float,
+    has_ended: Callable[[], bool] = lambda: False,
+) -> ByteStream:
     """Wait until the socket `name` in `directory` accepts a connection, and open one.
+
+    `has_ended` tells that waiting is in vain: nobody is left who could listen.
 
     Raises:
         SandboxGone: it does not within `deadline_s`, or something else took its place.
@@ -30,7 +38,7 @@ async def connect(directory: Path, name: str = "runner.sock", *, deadline_s: flo
     with anyio.move_on_after(deadline_s):
         while True:
             connected = _try_connect(directory, name)
-            if connected is not None:
+            if connected is not None or has_ended():
                 break
             # The file appears at bind, but nothing on the host tells of listen.
             await anyio.sleep(_RETRY_S)
