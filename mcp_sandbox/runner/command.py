@@ -1,0 +1,231 @@
+"""Commands and code as calls: started by a worker, watched to the end, killed as whole trees."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from mcp_sandbox.runner.output import Capture
+from mcp_sandbox.runner.protocol import OpError
+from mcp_sandbox.runner.streams import Inflow, Tap, pipe
+from mcp_sandbox.runner.worker import code_path
+
+if TYPE_CHECKING:
+    from mcp_sandbox.runner.loop import Loop, Timer
+    from mcp_sandbox.runner.pool import Pool, Worker
+    from mcp_sandbox.runner.reply import Reply
+
+# The command comes as a file on descriptor 3: argv has a size limit and shows in process lists.
+_BASH = 'IFS= read -r -d "" -u 3 __code; exec 3<&-; eval "unset __code; $__code"'
+_ARGV = {"bash": ["bash", "-c", _BASH], "javascript": ["node", "-"], "python": ["python3"]}
+_LIVE_WINDOW = 256 * 1024
+_SETTLE_S = 0.005
+_SETTLE_MOST_S = 5.0
+_TRIES = 20
+_TRY_AGAIN_S = 0.05
+_NO_START = (
+    "Python could not be started here. Something under ~/.local that Python loads at start-up may "
+    "be broken: see what `python3 -c pass` says, or look at *.pth and usercustomize.py there"
+)
+
+
+class Command:
+    """One command on its way."""
+
+    def __init__(self, loop: Loop, pool: Pool, reply: Reply, args: dict[str, Any]) -> None:
+        self._loop = loop
+        self._pool = pool
+        self._reply = reply
+        self._args = args
+        self._worker: Worker | None = None
+        self._main: int | None = None
+        self._capture = Capture(args["workspace"], args["name"], args["keep_bytes"])
+        self._taps: dict[str, Tap] = {}
+        self._inflow: Inflow | None = None
+        self._deadline: Timer | None = None
+        self._started = 0.0
+        self._why: str | None = None
+        self._status: int | None = None
+        self._changed: list[str] | None = []
+        self._job: dict[str, Any] = {}
+        self._given: list[int] = []
+        self._tries_left = _TRIES
+        self._live = _LIVE_WINDOW if args.get("live") else 0
+
+    def start(self, code: bytes | None, stdin: bytes, *, more: bool) -> None:
+        """Hand the job to a worker.
+
+        Raises:
+            OpError: it cannot be started.
+        """
+        self._started = time.monotonic()
+        self._job = self._describe()
+        self._given = self._open_streams(stdin, more=more)
+        if code is not None:
+            self._give_code(code)
+        self._deadline = self._loop.later(self._args["timeout_s"], self._time_out)
+        self._launch()
+
+    def _launch(self) -> None:
+        try:
+            self._worker = self._pool.take(seat=self._args.get("language") == "python")
+            self._worker.listener = self._hear
+            self._worker.start(self._job, self._given)
+        except OpError as exc:
+            self._failed(exc.code, exc.message)
+
+    def _give_code(self, code: bytes) -> None:
+        file = os.memfd_create("code")
+        os.write(file, code)
+        os.lseek(file, 0, os.SEEK_SET)
+        if self._args.get("language") == "javascript":
+            os.close(self._given[0])
+            self._given[0] = file
+        else:
+            self._given.append(file)
+
+    def _describe(self) -> dict[str, Any]:
+        keep = ("cwd", "env", "workspace", "memory_mb", "changes", "name")
+        job = {key: self._args.get(key) for key in keep}
+        language = self._args.get("language")
+        return {**job, "op": "command", "argv": _ARGV[language] if language else self._args["argv"]}
+
+    def _open_streams(self, stdin: bytes, *, more: bool) -> list[int]:
+        out_read, out_write = pipe()
+        err_read, err_write = pipe()
+        self._taps = {
+            "stdout": Tap(self._loop, out_read, lambda data: self._take("stdout", data)),
+            "stderr": Tap(self._loop, err_read, lambda data: self._take("stderr", data)),
+        }
+        if not stdin and not more:
+            return [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), out_write, err_write]
+        theirs, ours = pipe()
+        self._inflow = Inflow(self._loop, ours, self._reply.credit)
+        self._inflow.add(stdin, more=more)
+        return [theirs, out_write, err_write]
+
+    def feed(self, data: bytes, *, more: bool) -> None:
+        if self._inflow:
+            self._inflow.add(data, more=more)
+
+    def credit(self, size: int) -> None:
+        self._live += size
+
+    def _take(self, name: str, data: bytes) -> None:
+        if data:
+            self._capture.add(name, data)
+            # Live output is a courtesy: without credit it is left out, the result has it all.
+            if self._live >= len(data):
+                self._live -= len(data)
+                self._reply.data(name, data)
+
+    def cancel(self) -> None:
+        self._kill("cancelled")
+
+    def _time_out(self) -> None:
+        self._kill("timeout")
+
+    def _kill(self, why: str) -> None:
+        if self._why is None and self._status is None:
+            self._why = why
+            target = self._worker or self._main
+            if target:
+                self._pool.kill(target)
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        if said["e"] == "pid":
+            self._main = said["pid"]
+            self._let_go()
+            if self._why and self._worker:
+                self._pool.kill(self._worker)
+        elif said["e"] == "exit":
+            self._changed = said["changed"]
+            self._ended(said["status"])
+        elif said["e"] == "fail":
+            self._failed(said["code"], said["message"])
+        else:
+            self._lost()
+
+    def _failed(self, code: str, message: str) -> None:
+        if code == "process_limit" and self._tries_left:
+            self._make_room()
+            return
+        self._close()
+        self._reply.fail(code, message)
+
+    def _make_room(self) -> None:
+        """Nothing has been started yet: what earlier commands left running gives way."""
+        self._tries_left -= 1
+        self._worker = None
+        self._pool.kill_background()
+        self._pool.kill_orphans()
+        self._loop.later(_TRY_AGAIN_S, self._launch)
+
+    def _let_go(self) -> None:
+        while self._given:
+            os.close(self._given.pop())
+
+    def _lost(self) -> None:
+        """The worker is dead: by our hand, or user code killed it and its command lives on."""
+        self._worker = None
+        if self._status is not None:
+            return
+        if self._why:
+            self._settle(time.monotonic() + _SETTLE_MOST_S)
+        elif self._main is None:
+            self._failed("unsupported", _NO_START)
+        else:
+            self._changed = None
+            self._pool.adopt(self._main, self._ended)
+
+    def _settle(self, until: float) -> None:
+        """Answer when nothing of the killed tree is left."""
+        if self._status is None and self._pool.kill_orphans() and time.monotonic() < until:
+            self._loop.later(_SETTLE_S, lambda: self._settle(until))
+        elif self._status is None:
+            self._ended(signal.SIGKILL)
+
+    def _ended(self, status: int) -> None:
+        if self._status is not None:
+            return
+        self._status = status
+        if self._why == "cancelled" or self._worker is None:
+            self._changed = None
+        for tap in self._taps.values():
+            tap.drain()
+        header, payload = self._result(status)
+        self._close()
+        self._reply.done(header, payload)
+
+    def _result(self, status: int) -> tuple[dict[str, Any], bytes]:
+        ends = [part for stream in self._capture.streams.values() for part in stream.ends()]
+        result = {
+            "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+            "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+            "why": self._why,
+            "out_of_memory": status != 0 and self._why is None and self._pool.memory.was_exceeded(),
+            "duration_ms": round((time.monotonic() - self._started) * 1000),
+            "sizes": [len(part) for part in ends],
+            "totals": [stream.total for stream in self._capture.streams.values()],
+            "output_file": self._capture.close(),
+            "changed": self._changed,
+        }
+        return result, b"".join(ends)
+
+    def _close(self) -> None:
+        """Let go of everything; what still runs in the background writes to nobody."""
+        if self._args.get("language") == "python":
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(code_path(self._args["name"]))
+        self._let_go()
+        if self._deadline:
+            self._deadline.cancel()
+        if self._inflow:
+            self._inflow.close()
+        for tap in self._taps.values():
+            tap.discard() if self._worker else tap.close()
+        if self._worker:
+            self._worker.listener = None

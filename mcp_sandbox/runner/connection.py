@@ -1,0 +1,161 @@
+"""One connection: proves the token, then turns frames into calls and ends them when it closes."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from mcp_sandbox.runner import protocol
+from mcp_sandbox.runner.loop import READ, WRITE
+from mcp_sandbox.runner.protocol import OpError, ProtocolError
+from mcp_sandbox.runner.reply import Reply
+
+if TYPE_CHECKING:
+    from mcp_sandbox.runner.command import Command
+    from mcp_sandbox.runner.operation import Operation
+    from mcp_sandbox.runner.server import Server
+
+_HANDSHAKE_S = 5.0
+_RECEIVE = 256 * 1024
+
+
+class Connection:
+    """A peer that is not trusted until it has proved the token."""
+
+    def __init__(self, server: Server, sock: socket.socket) -> None:
+        self._server = server
+        self._loop = server.loop
+        self._sock = sock
+        self._out = bytearray()
+        self._decoder = protocol.Decoder()
+        self._seal: protocol.Seal | None = None
+        self._nonce = os.urandom(protocol.NONCE_BYTES)
+        self._calls: dict[int, Operation | Command] = {}
+        self._owed: dict[int, int] = {}
+        self.proved = False
+        sock.setblocking(False)
+        self._watch(READ)
+        self._deadline = self._loop.later(_HANDSHAKE_S, self.close)
+        self.send({"t": "hello", "version": protocol.VERSION, "nonce": self._nonce.hex()})
+
+    def _watch(self, events: int) -> None:
+        self._loop.watch(self._sock.fileno(), events, self._ready)
+
+    def _ready(self, events: int) -> None:
+        if events & WRITE:
+            self._flush()
+        if events & ~WRITE and self._sock.fileno() >= 0:
+            self._receive()
+
+    def _receive(self) -> None:
+        try:
+            data = self._sock.recv(_RECEIVE)
+            if not data:
+                self.close()
+                return
+            for header, payload in self._decoder.feed(data):
+                self._frame(header, payload)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+        except (ProtocolError, KeyError, TypeError, ValueError) as exc:
+            self._refuse(f"{type(exc).__name__}: {exc}")
+
+    def _refuse(self, reason: str) -> None:
+        """Say why, as far as the socket takes it, and hang up: only this connection is lost."""
+        self.send({"t": "broken", "message": reason[:500]})
+        self.close()
+
+    def _frame(self, header: dict[str, Any], payload: bytes) -> None:
+        if not self.proved:
+            self._greet(header)
+            return
+        number = header["id"]
+        if not isinstance(number, int):
+            raise ProtocolError("call id is not a number")
+        if header["t"] == "call":
+            self._call(number, header, payload)
+        elif call := self._calls.get(number):
+            self._go_on(call, number, header, payload)
+
+    def _greet(self, header: dict[str, Any]) -> None:
+        theirs = bytes.fromhex(header["nonce"])
+        token = self._server.token
+        if header["t"] != "hello" or len(theirs) != protocol.NONCE_BYTES:
+            raise ProtocolError("a hello was expected")
+        if not protocol.same(protocol.prove(token, "host", self._nonce, theirs), header["proof"]):
+            raise ProtocolError("the token was not proved")
+        self._deadline.cancel()
+        proof = protocol.prove(token, "runner", theirs, self._nonce)
+        self.send({"t": "welcome", "proof": proof, **self._server.describe()})
+        nonces = self._nonce + theirs
+        self._decoder.seal = protocol.Seal(token, "to-runner", nonces)
+        self._seal = protocol.Seal(token, "to-host", nonces)
+        self.proved = True
+        self._server.proved()
+
+    def _call(self, number: int, header: dict[str, Any], payload: bytes) -> None:
+        if number in self._calls:
+            raise ProtocolError("call id is in use")
+        reply = Reply(self, number)
+        if len(self._calls) >= protocol.MAX_CALLS:
+            reply.fail("busy", f"{protocol.MAX_CALLS} calls are under way; wait for some to end")
+            return
+        try:
+            more = bool(header.get("more"))
+            self._owed[number] = len(payload)
+            call = self._server.open_call(reply, header["op"], header["args"])
+            if call:
+                self._calls[number] = call
+                self._server.start(call, header, payload, more=more)
+        except OpError as exc:
+            reply.fail(exc.code, exc.message)
+
+    def _go_on(
+        self, call: Operation | Command, number: int, header: dict[str, Any], payload: bytes
+    ) -> None:
+        if header["t"] == "data":
+            self._owed[number] += len(payload)
+            if self._owed[number] > protocol.WINDOW + protocol.MAX_PAYLOAD:
+                raise ProtocolError("more data than credit was given for")
+            call.feed(payload, more=bool(header.get("more")))
+        elif header["t"] == "credit":
+            call.credit(int(header["n"]))
+        elif header["t"] == "cancel":
+            call.cancel()
+
+    def send(self, header: dict[str, Any], payload: bytes = b"") -> None:
+        if self._sock.fileno() < 0:
+            return
+        if header["t"] == "credit" and header["id"] in self._owed:
+            self._owed[header["id"]] -= header["n"]
+        self._out += protocol.encode(header, payload, self._seal)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            sent = self._sock.send(self._out) if self._out else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.close()
+            return
+        del self._out[:sent]
+        self._watch(READ | WRITE if self._out else READ)
+
+    def ended(self, number: int) -> None:
+        self._calls.pop(number, None)
+        self._owed.pop(number, None)
+
+    def close(self) -> None:
+        """The peer is gone: nobody waits for these calls, so they end."""
+        if self._sock.fileno() < 0:
+            return
+        self._deadline.cancel()
+        self._loop.unwatch(self._sock.fileno())
+        self._sock.close()
+        for call in list(self._calls.values()):
+            call.cancel()
+        self._server.closed(self)

@@ -1,0 +1,28 @@
+"""Whether the kernel killed something of this sandbox because its memory limit was reached."""
+
+from __future__ import annotations
+
+import os
+
+# cgroup v2 and v1, as a container with a private cgroup namespace sees its own group.
+_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+
+
+class Memory:
+    """Remembers how often the kernel has killed here."""
+
+    def __init__(self) -> None:
+        self._path = next((path for path in _FILES if os.access(path, os.R_OK)), None)
+        self._seen = self._kills()
+
+    def was_exceeded(self) -> bool:
+        """True when the kernel killed for memory since the last question."""
+        before, self._seen = self._seen, self._kills()
+        return self._seen > before
+
+    def _kills(self) -> int:
+        if self._path is None:
+            return 0
+        with open(self._path, "rb") as file:
+            counts = [line.split()[1] for line in file if line.startswith(b"oom_kill ")]
+        return int(counts[0]) if counts else 0

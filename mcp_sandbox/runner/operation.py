@@ -1,0 +1,97 @@
+"""File operations as calls: a worker does the job, its pipes carry the bodies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from mcp_sandbox.runner import processes
+from mcp_sandbox.runner.protocol import WINDOW
+from mcp_sandbox.runner.streams import Inflow, Tap, pipe, widen
+
+if TYPE_CHECKING:
+    from mcp_sandbox.runner.loop import Loop
+    from mcp_sandbox.runner.pool import Pool
+    from mcp_sandbox.runner.reply import Reply
+
+_GRACE_S = 1.0
+
+
+class Operation:
+    """One file operation on its way."""
+
+    def __init__(self, loop: Loop, pool: Pool, reply: Reply) -> None:
+        self._loop = loop
+        self._reply = reply
+        self._pool = pool
+        self._worker = pool.take(seat=False)
+        self._worker.listener = self._hear
+        self._credit = WINDOW
+        self._ending: dict[str, Any] | None = None
+        self._inflow: Inflow | None = None
+        self._tap: Tap | None = None
+
+    def start(self, op: str, args: dict[str, Any], body: bytes, *, more: bool) -> None:
+        """Hand the job to the worker."""
+        theirs_in, ours_in = pipe()
+        ours_out, theirs_out = pipe()
+        if more:
+            widen(ours_in)
+        widen(ours_out)
+        self._inflow = Inflow(self._loop, ours_in, self._reply.credit)
+        self._tap = Tap(self._loop, ours_out, self._taken)
+        self._worker.start({"op": op, "args": args}, [theirs_in, theirs_out])
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self.feed(body, more=more)
+
+    def feed(self, data: bytes, *, more: bool) -> None:
+        """More of the body that goes in."""
+        if self._inflow:
+            self._inflow.add(data, more=more)
+
+    def credit(self, size: int) -> None:
+        """The peer took `size` bytes of the body that comes out."""
+        self._credit += size
+        if self._tap and self._credit > 0:
+            self._tap.resume()
+
+    def cancel(self) -> None:
+        """Let it clean up behind itself; kill it if it does not."""
+        if self._worker.pid:
+            processes.send(self._worker.pid, signal.SIGTERM)
+        self._loop.later(_GRACE_S, self._kill)
+
+    def _kill(self) -> None:
+        if self._ending is None:
+            self._pool.kill(self._worker)
+
+    def _taken(self, data: bytes) -> None:
+        if data:
+            self._credit -= len(data)
+            self._reply.data("body", data)
+            if self._credit <= 0 and self._tap:
+                self._tap.pause()
+        elif self._ending:
+            self._finish()
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        if said["e"] == "lost":
+            said = {"e": "fail", "code": "cancelled", "message": "the operation was stopped"}
+        if self._ending:
+            return
+        self._ending = said
+        if said["e"] == "fail" and self._tap:
+            self._tap.close()
+        if not (self._tap and self._tap.open):
+            self._finish()
+
+    def _finish(self) -> None:
+        ending = self._ending or {}
+        if self._inflow:
+            self._inflow.close()
+        if ending["e"] == "done":
+            self._reply.done(ending["result"])
+        else:
+            self._reply.fail(ending["code"], ending["message"])

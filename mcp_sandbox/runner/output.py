@@ -1,0 +1,124 @@
+"""What a command printed: head and tail in memory, the whole in a file once it is long.
+
+Memory per stream is bounded by twice HALF whatever is printed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+HALF = 32 * 1024
+# Results are cut at about 30 kB of text: from here on the whole is worth keeping.
+KEEP_OVER = 20_000
+KEPT_TOTAL = 256 * 1024 * 1024
+KEPT_SECONDS = 7 * 24 * 3600
+_FOLDER = ".mcp-sandbox"
+
+
+class Stream:
+    """Head and tail of one stream."""
+
+    def __init__(self) -> None:
+        self.head = bytearray()
+        self.tail = bytearray()
+        self.total = 0
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        room = HALF - len(self.head)
+        if room > 0:
+            self.head += data[:room]
+            data = data[room:]
+        if data:
+            self.tail += data[-HALF:]
+            if len(self.tail) > 2 * HALF:
+                del self.tail[:-HALF]
+
+    def ends(self) -> tuple[bytes, bytes]:
+        return bytes(self.head), bytes(self.tail[-HALF:])
+
+
+class Capture:
+    """Both streams of one command, and the file that keeps them in order of arrival."""
+
+    def __init__(self, workspace: str, name: str, limit: int) -> None:
+        self.streams = {"stdout": Stream(), "stderr": Stream()}
+        self._folder = os.path.join(workspace, _FOLDER, "output")
+        self._path = os.path.join(self._folder, name + ".txt")
+        self._left = limit
+        self._fd = -1
+        self._kept = True
+
+    @property
+    def total(self) -> int:
+        return sum(stream.total for stream in self.streams.values())
+
+    def add(self, name: str, data: bytes) -> None:
+        if self._fd >= 0:
+            self._keep(data)
+        self.streams[name].add(data)
+        if self._fd < 0 and self._kept and self.total > KEEP_OVER:
+            self._open()
+
+    def close(self) -> str | None:
+        """The path of the kept file, or None when there is none."""
+        if self._fd < 0:
+            return None
+        os.close(self._fd)
+        self._fd = -1
+        return self._path
+
+    def _open(self) -> None:
+        """Begin the file with what was printed so far, which is still whole in memory."""
+        self._kept = False
+        try:
+            _prepare(self._folder)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._fd = os.open(self._path, flags, 0o644)
+        except OSError:
+            # A full or unwritable workspace: the head and tail must do; the result names no file.
+            return
+        for stream in self.streams.values():
+            self._keep(stream.head + stream.tail)
+
+    def _keep(self, data: bytes | bytearray) -> None:
+        piece = data[: self._left]
+        try:
+            written = os.write(self._fd, piece) if piece else 0
+        except OSError:
+            self._left = 0
+            return
+        self._left = self._left - written if written == len(piece) else 0
+
+
+def _prepare(folder: str) -> None:
+    """Make the folder, keep it out of version control, and delete what is old or too much."""
+    os.makedirs(folder, exist_ok=True)
+    ignore = os.path.join(os.path.dirname(folder), ".gitignore")
+    if not os.path.lexists(ignore):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(ignore, flags, 0o644)
+        os.write(fd, b"*\n")
+        os.close(fd)
+    _prune(folder)
+
+
+def _prune(folder: str) -> None:
+    kept = 0
+    oldest = time.time() - KEPT_SECONDS
+    for modified, size, path in sorted(_files(folder), reverse=True):
+        kept += size
+        if kept > KEPT_TOTAL or modified < oldest:
+            os.unlink(path)
+
+
+def _files(folder: str) -> list[tuple[float, int, str]]:
+    """At most 1,000 files: user code may have put anything there."""
+    found = []
+    with os.scandir(folder) as entries:
+        for entry, _ in zip(entries, range(1000)):
+            if entry.is_file(follow_symlinks=False):
+                status = entry.stat(follow_symlinks=False)
+                found.append((status.st_mtime, status.st_size, entry.path))
+    return found

@@ -1,0 +1,247 @@
+"""Pid 1's side of the workers: forks them, hands them jobs, hears of their end.
+
+Two kinds: plain workers are forked from pid 1 and start programs or do file operations; seats are
+forked from the warm interpreter (python.py) and fork once more for each piece of Python.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+from mcp_sandbox.runner import processes, worker
+from mcp_sandbox.runner.loop import READ
+from mcp_sandbox.runner.memory import Memory
+from mcp_sandbox.runner.protocol import OpError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mcp_sandbox.runner.loop import Loop, Timer
+
+_CONTROL_FD = 3
+_MOST_FDS = 65536
+# An unused interpreter is given back after this long: it costs about 5 MiB.
+_WARM_S = 60.0
+_MOST_IDLE = 32
+
+
+class Worker:
+    """One worker as pid 1 sees it. `listener` gets its messages while it has a job."""
+
+    def __init__(self, pid: int | None, control: socket.socket, *, seat: bool) -> None:
+        self.pid = pid  # A seat's is known once it has said hello.
+        self.control = control
+        self.seat = seat
+        self.listener: Callable[[dict[str, Any]], None] | None = None
+
+    def start(self, job: dict[str, Any], fds: list[int]) -> None:
+        socket.send_fds(self.control, [json.dumps(job).encode()], fds)
+
+
+class Pool:
+    """All workers. What is a child of ours and not `known` is an orphan and is killed."""
+
+    def __init__(self, loop: Loop, env: dict[str, str]) -> None:
+        self._loop = loop
+        self._env = env
+        self._idle: dict[bool, list[Worker]] = {False: [], True: []}
+        self._busy: set[Worker] = set()
+        self._adopted: dict[int, Callable[[int], None]] = {}
+        self._interpreter: Worker | None = None
+        self._cooling: Timer | None = None
+        self._reaped: dict[int, int] = {}
+        self.memory = Memory()
+        self.on_quiet: Callable[[], None] = lambda: None
+        loop.on_signal(signal.SIGCHLD, self._reap)
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing of the user runs, not even in the background."""
+        return not self._busy and not self._adopted
+
+    def take(self, *, seat: bool) -> Worker:
+        """A free worker, new if need be.
+
+        Raises:
+            OpError: no process can be started.
+        """
+        idle = self._idle[seat]
+        try:
+            found = idle.pop() if idle else self._sit() if seat else self._fork()
+        except OSError as exc:
+            self.kill_background()
+            raise OpError(
+                "process_limit",
+                "the sandbox has no process left; what earlier commands had left running in the "
+                "background was ended to make room: try again",
+            ) from exc
+        self._busy.add(found)
+        return found
+
+    def prepare(self) -> None:
+        """Have a plain worker ready before the first call asks for it."""
+        if not self._idle[False]:
+            self._idle[False].append(self._fork())
+
+    def _fork(self) -> Worker:
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            self._be_worker(theirs)
+        theirs.close()
+        return self._watch(Worker(pid, mine, seat=False))
+
+    def _be_worker(self, control: socket.socket) -> None:
+        """Never returns: what the parent's frames hold stays alive, and unused."""
+        try:
+            self._loop.close_in_child()
+            os.dup2(control.fileno(), _CONTROL_FD, inheritable=False)
+            os.closerange(_CONTROL_FD + 1, _MOST_FDS)
+            processes.die_with_parent()
+            worker.serve(socket.socket(fileno=_CONTROL_FD), worker.spawn)
+        finally:
+            os._exit(0)
+
+    def _watch(self, new: Worker) -> Worker:
+        self._loop.watch(new.control.fileno(), READ, lambda _events: self._hear(new))
+        return new
+
+    def _hear(self, speaker: Worker) -> None:
+        try:
+            message = speaker.control.recv(65536)
+        except ConnectionError:
+            message = b""
+        if not message:
+            self._lost(speaker)
+            return
+        said = json.loads(message)
+        if said["e"] == "hello":
+            speaker.pid = said["pid"]
+        elif said["e"] == "free":
+            self._release(speaker)
+        elif speaker.listener:
+            speaker.listener(said)
+
+    def _release(self, freed: Worker) -> None:
+        self._busy.discard(freed)
+        freed.listener = None
+        if len(self._idle[freed.seat]) < _MOST_IDLE:
+            self._idle[freed.seat].append(freed)
+        else:
+            self._forget(freed)
+        self._cool_later()
+        self.on_quiet()
+
+    def _forget(self, gone: Worker) -> None:
+        """Let it end: it leaves when its socket closes."""
+        self._loop.unwatch(gone.control.fileno())
+        gone.control.close()
+
+    def _lost(self, gone: Worker) -> None:
+        """Its process ended, killed by us or by the user's code."""
+        self._forget(gone)
+        self._busy.discard(gone)
+        for idle in self._idle.values():
+            if gone in idle:
+                idle.remove(gone)
+        if gone is self._interpreter:
+            self._interpreter = None
+        self._reap()
+        if gone.listener:
+            gone.listener({"e": "lost"})
+        self.kill_orphans()
+        self.on_quiet()
+
+    def kill(self, worker_or_main: Worker | int) -> None:
+        """Kill a worker (or an adopted command) with everything below it."""
+        pid = worker_or_main if isinstance(worker_or_main, int) else worker_or_main.pid
+        if pid is None and self._interpreter:
+            pid = self._interpreter.pid
+        if pid is not None:
+            processes.kill_tree(pid)
+
+    def kill_background(self) -> int:
+        """Kill all whose command has ended and left something running; how many there were."""
+        lingering = [one for one in self._busy if one.listener is None]
+        for one in lingering:
+            self.kill(one)
+        return len(lingering)
+
+    def kill_orphans(self) -> int:
+        everyone = [*self._idle[False], *self._idle[True], *self._busy]
+        known = {one.pid for one in everyone if one.pid} | set(self._adopted)
+        if self._interpreter and self._interpreter.pid:
+            known.add(self._interpreter.pid)
+        return processes.kill_orphans(known)
+
+    def adopt(self, pid: int, ended: Callable[[int], None]) -> None:
+        """Wait ourselves for a command whose worker was killed under it."""
+        if pid in self._reaped:
+            ended(self._reaped.pop(pid))
+        elif os.path.exists(f"/proc/{pid}"):
+            self._adopted[pid] = ended
+        else:
+            ended(signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if ended := self._adopted.pop(pid, None):
+                ended(status)
+                self.kill_orphans()
+            else:
+                self._remember(pid, status)
+
+    def _remember(self, pid: int, status: int) -> None:
+        """An orphan's status may be asked for a moment later, when its worker's end is heard."""
+        self._reaped[pid] = status
+        while len(self._reaped) > 64:
+            del self._reaped[next(iter(self._reaped))]
+
+    def _sit(self) -> Worker:
+        """Ask the warm interpreter for a seat, starting it when there is none."""
+        if not self._interpreter:
+            self._interpreter = self._start_interpreter()
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._interpreter.start({"op": "seat"}, [theirs.fileno()])
+        return self._watch(Worker(None, mine, seat=True))
+
+    def _start_interpreter(self) -> Worker:
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python.py")
+        with theirs:
+            pid = os.posix_spawn(
+                sys.executable,
+                ["python3", program],
+                self._env,
+                file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), _CONTROL_FD)],
+                setsid=True,
+                setsigdef=worker.DEFAULT_SIGNALS,
+            )
+        return self._watch(Worker(pid, mine, seat=False))
+
+    def _cool_later(self) -> None:
+        if self._cooling:
+            self._cooling.cancel()
+        self._cooling = self._loop.later(_WARM_S, self._cool)
+
+    def _cool(self) -> None:
+        """Unused for a while: give the interpreter and all but one worker back to the system."""
+        unused = self._idle[True] + self._idle[False][1:]
+        if self._interpreter and not any(one.seat for one in self._busy):
+            unused.append(self._interpreter)
+            self._interpreter = None
+        self._idle = {False: self._idle[False][:1], True: []}
+        for one in unused:
+            self._forget(one)

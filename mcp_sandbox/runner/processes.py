@@ -1,0 +1,139 @@
+"""What the kernel tells of processes, and how a whole tree of them ends.
+
+Lineage is kept by subreapers: whatever a job starts stays below its worker, even after setsid and
+double forks, and falls to pid 1 when the worker dies. So a tree ends when its worker is killed and
+every child of ours that nobody knows is killed after it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+# Numbers of <linux/prctl.h>.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}) failed: {os.strerror(number)}")
+
+
+def hide_memory() -> None:
+    """No process of the same user may trace us or read our memory, environment or open files."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def show_memory() -> None:
+    """Back to an ordinary process: /proc/self/fd and debuggers work."""
+    _prctl(_PR_SET_DUMPABLE, 1)
+
+
+def become_subreaper() -> None:
+    """Processes below us whose parent dies become our children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """The kernel kills us when our parent dies."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def rename(name: str) -> None:
+    """Show as `name` in process lists, so that `pkill python` means the user's own python.
+
+    Arguments and environment as the kernel shows them are overwritten: the second holds the token.
+    """
+    _prctl(_PR_SET_NAME, name.encode()[:15])
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    # Fields 48 to 51 of proc(5): arg_start, arg_end, env_start, env_end; the list begins at 3.
+    arg_start, arg_end, env_start, env_end = (int(field) for field in fields[45:49])
+    if arg_start < arg_end:
+        ctypes.memset(arg_start, 0, arg_end - arg_start)
+        ctypes.memmove(arg_start, name.encode(), min(len(name), arg_end - arg_start - 1))
+    if env_start < env_end:
+        ctypes.memset(env_start, 0, env_end - env_start)
+
+
+def parents() -> dict[int, int]:
+    """Parent by pid, of every process we can see, zombies left out."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+            except OSError:
+                continue
+            if state not in (b"Z", b"X"):
+                found[int(name)] = int(parent)
+    return found
+
+
+def below(root: int, tree: dict[int, int]) -> set[int]:
+    """All descendants of `root` in a map made by `parents`."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in tree.items():
+        children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    pending = [root]
+    while pending:
+        for pid in children.get(pending.pop(), ()):
+            if pid not in found:
+                found.add(pid)
+                pending.append(pid)
+    return found
+
+
+def send(pid: int, number: int) -> None:
+    """Signal a process; one that is gone already is fine."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        # Permission: a program that gained another identity; the engine ends it with the sandbox.
+        return
+
+
+def freeze(root: int, *, rounds: int = 20) -> set[int]:
+    """Stop everything below `root`, round after round until nothing new turns up.
+
+    A stopped process cannot fork, so even a fork bomb comes to rest.
+    """
+    stopped: set[int] = set()
+    for _ in range(rounds):
+        fresh = below(root, parents()) - stopped
+        if not fresh:
+            break
+        for pid in fresh:
+            send(pid, signal.SIGSTOP)
+        stopped |= fresh
+    return stopped
+
+
+def kill_tree(root: int) -> None:
+    """Kill `root` and everything below it that can be seen now."""
+    for pid in freeze(root):
+        send(pid, signal.SIGKILL)
+    send(root, signal.SIGKILL)
+
+
+def kill_orphans(known: Collection[int]) -> int:
+    """Kill what has fallen to us and is not `known`, with its descendants; how many there were."""
+    tree = parents()
+    me = os.getpid()
+    lost = [pid for pid, parent in tree.items() if parent == me and pid not in known]
+    for pid in lost:
+        kill_tree(pid)
+    return len(lost)

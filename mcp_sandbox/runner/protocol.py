@@ -1,0 +1,153 @@
+"""Frames: the one language that the host and the runner speak. The same file serves both ends.
+
+A frame is a prefix (header length, payload length: two big-endian 32-bit numbers), a JSON object,
+raw bytes, and, once both sides have proved the token, a 16-byte seal over all of it and the
+frame's number. User code that gets between the two ends (a replaced socket, a hijacked relay) can
+cut the connection; it cannot add, change, repeat or reorder a frame unnoticed.
+
+Host to runner, by "t":
+    call {id, op, args, more}   payload: first bytes of the body; `more`: data frames follow
+    data {id, more}             further body bytes, within the credit the runner gave
+    credit {id, n}              the host took n bytes of this call's data
+    cancel {id}                 stop it and everything it started; it still answers
+Runner to host:
+    data {id, s}                "body": reliable, within credit; "stdout"/"stderr": live, may skip
+    credit {id, n}              the runner took n bytes of this call's body
+    done {id, result}           payload: captured output
+    fail {id, code, message}
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+try:  # The built-in module alone: hashlib would load OpenSSL into every idle sandbox.
+    from _blake2 import blake2b
+except ImportError:  # pragma: no cover - interpreters built without their own BLAKE2
+    from hashlib import blake2b
+from _operator import _compare_digest as compare_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+VERSION = "1"
+PREFIX = struct.Struct(">II")
+SEAL_BYTES = 16
+# A header travels on to a worker in one datagram, whose default limit is about 200 KiB.
+MAX_HEADER = 128 * 1024
+MAX_PAYLOAD = 1024 * 1024
+CHUNK = 256 * 1024
+WINDOW = 1024 * 1024
+MAX_CALLS = 256
+NONCE_BYTES = 16
+
+
+class ProtocolError(Exception):
+    """The other side broke the rules; the connection is of no more use."""
+
+
+class OpError(Exception):
+    """A call that failed in a way its caller can understand. `code` is one word of the protocol."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def prove(token: bytes, role: str, mine: bytes, theirs: bytes) -> str:
+    """Proof for the other side that `role` knows the token, bound to both nonces."""
+    return blake2b(mine + theirs, key=token, person=role.encode(), digest_size=32).hexdigest()
+
+
+def same(left: str, right: object) -> bool:
+    """Compare secrets in constant time; anything but text is different."""
+    return isinstance(right, str) and compare_digest(
+        left.encode(), right.encode("utf-8", "replace")
+    )
+
+
+class Seal:
+    """Key and frame counter of one direction of one connection."""
+
+    def __init__(self, token: bytes, direction: str, nonces: bytes) -> None:
+        self._key = blake2b(nonces, key=token, person=direction.encode(), digest_size=32).digest()
+        self._count = 0
+
+    def next(self, *parts: bytes | memoryview) -> bytes:
+        """The seal of the next frame in this direction."""
+        mac = blake2b(struct.pack(">Q", self._count), key=self._key, digest_size=SEAL_BYTES)
+        for part in parts:
+            mac.update(part)
+        self._count += 1
+        return mac.digest()
+
+
+def encode(
+    header: dict[str, Any], payload: bytes | memoryview = b"", seal: Seal | None = None
+) -> bytes:
+    """One frame as bytes.
+
+    Raises:
+        ProtocolError: header or payload is over its limit.
+    """
+    head = json.dumps(header, separators=(",", ":")).encode()
+    if len(head) > MAX_HEADER or len(payload) > MAX_PAYLOAD:
+        raise ProtocolError(f"frame too large: header {len(head)}, payload {len(payload)} bytes")
+    prefix = PREFIX.pack(len(head), len(payload))
+    tag = seal.next(prefix, head, payload) if seal else b""
+    return b"".join((prefix, head, payload, tag))
+
+
+def parse_header(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a frame.
+
+    Raises:
+        ProtocolError: it is not one.
+    """
+    try:
+        header = json.loads(raw)
+    except (ValueError, RecursionError) as exc:
+        raise ProtocolError("frame header is not JSON") from exc
+    if not isinstance(header, dict) or not isinstance(header.get("t"), str):
+        raise ProtocolError("frame header is not an object with a type")
+    return header
+
+
+class Decoder:
+    """Turns received bytes into frames, holding at most one frame more than was fed."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self.seal: Seal | None = None
+
+    def feed(self, data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """The frames that `data` completes. The seal may be set between two of them.
+
+        Raises:
+            ProtocolError: oversized, malformed or wrongly sealed frame.
+        """
+        self._buffer += data
+        while (frame := self._next()) is not None:
+            yield frame
+
+    def _next(self) -> tuple[dict[str, Any], bytes] | None:
+        if len(self._buffer) < PREFIX.size:
+            return None
+        head_size, payload_size = PREFIX.unpack_from(self._buffer)
+        if head_size > MAX_HEADER or payload_size > MAX_PAYLOAD:
+            raise ProtocolError("frame over the size limit")
+        body_end = PREFIX.size + head_size + payload_size
+        end = body_end + (SEAL_BYTES if self.seal else 0)
+        if len(self._buffer) < end:
+            return None
+        frame = bytes(memoryview(self._buffer)[:end])
+        del self._buffer[:end]
+        if self.seal and not compare_digest(
+            self.seal.next(memoryview(frame)[:body_end]), frame[body_end:]
+        ):
+            raise ProtocolError("frame seal is wrong")
+        head_end = PREFIX.size + head_size
+        return parse_header(frame[PREFIX.size : head_end]), frame[head_end:body_end]

@@ -1,0 +1,139 @@
+"""The warm interpreter: an ordinary Python that forks a fresh `__main__` for each piece of code.
+
+Started as a program of its own, without the runner's flags and memory: what runs here is user
+code, with the site-packages, the environment and the flags that `python3 file.py` would have. The
+interpreter forks seats (workers in their own right); a seat forks the process that runs the code.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import signal
+import socket
+import sys
+import types
+from typing import Any
+
+_ROOT = os.path.abspath(__file__).rsplit("/", 3)[0]
+sys.path[0] = _ROOT
+
+from mcp_sandbox.runner import processes, worker  # noqa: E402
+
+_CONTROL_FD = 3
+_CODE_FD = 3
+_MOST_FDS = 65536
+
+
+class _Run(BaseException):
+    """Unwinds a forked process out of the seat's frames, so that it ends as any program does."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+
+def _interpreter(control: socket.socket) -> None:
+    """Fork a seat for each request; returns when pid 1 closes the socket."""
+    processes.hide_memory()
+    processes.rename("mcp-sandbox")
+    processes.die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for number in worker.SHIELDED:
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 4096, 1, socket.MSG_CMSG_CLOEXEC)
+        if not message:
+            return
+        if os.fork() == 0:
+            control.close()
+            _seat(socket.socket(fileno=fds[0]))
+            os._exit(0)
+        os.close(fds[0])
+
+
+def _seat(control: socket.socket) -> None:
+    processes.die_with_parent()
+    control.send(json.dumps({"e": "hello", "pid": os.getpid()}).encode())
+    worker.serve(control, _start)
+
+
+def _start(job: dict[str, Any], fds: list[int]) -> int:
+    """Fork the process that runs the code of `job`; its pid."""
+    worker.enter(job["cwd"])
+    path = _save(fds[3], worker.code_path(job["name"]))
+    try:
+        pid = os.fork()
+    except OSError as exc:
+        raise worker.cannot_start("python3", exc) from exc
+    if pid == 0:
+        _become(job, fds)
+        raise _Run(path)
+    return pid
+
+
+def _save(code: int, path: str) -> str:
+    """Put the code into a real file, so that tracebacks and `inspect` can show it."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        try:
+            os.sendfile(fd, code, 0, os.fstat(code).st_size)
+        finally:
+            os.close(fd)
+    except OSError:
+        # /tmp is full: the descriptor itself serves, under a name that holds while the code runs.
+        return f"/proc/self/fd/{_CODE_FD}"
+    return path
+
+
+def _become(job: dict[str, Any], fds: list[int]) -> None:
+    """Turn a fork of the seat into an ordinary process."""
+    os.setsid()
+    kept = [os.dup(fd) if fd <= _CODE_FD else fd for fd in fds]
+    for number, fd in enumerate(kept):
+        os.dup2(fd, number)
+    os.closerange(_CODE_FD + 1, _MOST_FDS)
+    # The numbers may be taken anew from here on: nobody may close them a second time.
+    fds.clear()
+    for number in worker.DEFAULT_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    processes.show_memory()
+    os.environ.clear()
+    os.environ.update(job["env"])
+
+
+def run_as_main(path: str) -> None:
+    """Run the file as `__main__`, leaving nothing of ours in the way."""
+    sys.argv = [path]
+    sys.path[0] = os.getcwd()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mcp_sandbox"]:
+        del sys.modules[name]
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=path, __builtins__=builtins)
+    sys.modules["__main__"] = main
+    try:
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        exec(code, main.__dict__)
+    except Exception as exc:  # noqa: BLE001 - the user's own error, shown as Python shows it
+        _show(exc)
+        sys.exit(1)
+
+
+def _show(exc: Exception) -> None:
+    trace = exc.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    sys.excepthook(type(exc), exc.with_traceback(trace), trace)
+
+
+if __name__ == "__main__":
+    try:
+        _interpreter(socket.socket(fileno=_CONTROL_FD))
+        os._exit(0)
+    except _Run as request:
+        _path = request.path
+    run_as_main(_path)

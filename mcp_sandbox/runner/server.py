@@ -1,0 +1,149 @@
+"""The server: listens, opens calls, ends itself when it is of no more use."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import socket
+from typing import TYPE_CHECKING, Any
+
+from mcp_sandbox.runner import processes, protocol
+from mcp_sandbox.runner.command import Command
+from mcp_sandbox.runner.connection import Connection
+from mcp_sandbox.runner.loop import READ, Loop
+from mcp_sandbox.runner.operation import Operation
+from mcp_sandbox.runner.pool import Pool
+from mcp_sandbox.runner.protocol import OpError, ProtocolError
+
+if TYPE_CHECKING:
+    from mcp_sandbox.runner.loop import Timer
+    from mcp_sandbox.runner.reply import Reply
+
+_MOST_CONNECTIONS = 32
+_MOST_UNPROVED = 16
+
+
+class Server:
+    """Everything pid 1 does."""
+
+    def __init__(self, settings: dict[str, str], env: dict[str, str]) -> None:
+        self.token = bytes.fromhex(settings["TOKEN"])
+        self.loop = Loop()
+        self._workspace = settings.get("WORKSPACE", "/workspace")
+        self._idle_s = float(settings.get("IDLE_S", "900"))
+        self._env = env
+        self._pool = Pool(self.loop, env)
+        self._pool.on_quiet = self._consider_idle
+        self._connections: set[Connection] = set()
+        self._idle: Timer | None = None
+        self._count = 0
+        self._listener = self._listen(settings.get("SOCKET", "/run/mcp-sandbox/runner.sock"))
+        self.loop.on_signal(signal.SIGTERM, self.stop)
+
+    def _listen(self, path: str) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(path)
+        listener.listen(64)
+        listener.setblocking(False)
+        self.loop.watch(listener.fileno(), READ, self._accept)
+        return listener
+
+    def run(self) -> None:
+        self._consider_idle()
+        self.loop.run()
+
+    def stop(self) -> None:
+        """End all that runs, then ourselves."""
+        for connection in list(self._connections):
+            connection.close()
+        for pid in processes.freeze(os.getpid()):
+            processes.send(pid, signal.SIGKILL)
+        self.loop.stop()
+
+    def _accept(self, _events: int) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            # Nobody there any more, or no descriptor left: the next one may do better.
+            return
+        unproved = sum(not connection.proved for connection in self._connections)
+        if len(self._connections) >= _MOST_CONNECTIONS or unproved >= _MOST_UNPROVED:
+            sock.close()
+            return
+        self._connections.add(Connection(self, sock))
+
+    def proved(self) -> None:
+        """Somebody who may is connected and will call soon."""
+        self._pool.prepare()
+        self._consider_idle()
+
+    def closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._consider_idle()
+
+    def _consider_idle(self) -> None:
+        """Start the idle time when nobody who may is connected and nothing runs; else stop it."""
+        in_use = any(connection.proved for connection in self._connections)
+        if in_use or not self._pool.quiet:
+            if self._idle:
+                self._idle.cancel()
+            self._idle = None
+        elif self._idle is None:
+            self._idle = self.loop.later(self._idle_s, self.stop)
+
+    def describe(self) -> dict[str, Any]:
+        """What the other side learns once it has proved the token."""
+        return {
+            "version": protocol.VERSION,
+            "python": platform.python_version(),
+            "workspace_inode": os.stat(self._workspace).st_ino,
+        }
+
+    def open_call(self, reply: Reply, op: str, args: dict[str, Any]) -> Operation | Command | None:
+        """The call, not yet started; None when it has been answered already.
+
+        Raises:
+            OpError: it cannot be opened.
+        """
+        if not isinstance(args, dict):
+            raise ProtocolError("arguments are not an object")
+        if op == "ping":
+            reply.done({})
+            return None
+        if op == "run":
+            return Command(self.loop, self._pool, reply, self._complete(args))
+        return Operation(self.loop, self._pool, reply)
+
+    def _complete(self, args: dict[str, Any]) -> dict[str, Any]:
+        self._count += 1
+        cwd = os.path.join(self._workspace, args.get("cwd") or "")
+        return {
+            "timeout_s": 120.0,
+            "keep_bytes": 64 * 1024 * 1024,
+            "changes": False,
+            **args,
+            "cwd": os.path.normpath(cwd),
+            "env": {**self._env, **(args.get("env") or {})},
+            "workspace": self._workspace,
+            "name": f"{os.getpid():x}{self._count:x}-{os.urandom(3).hex()}",
+        }
+
+    def start(
+        self, call: Operation | Command, header: dict[str, Any], body: bytes, *, more: bool
+    ) -> None:
+        """Give the call its body: for a command its code comes first, then its stdin.
+
+        Raises:
+            OpError: it cannot be started.
+        """
+        if isinstance(call, Operation):
+            call.start(header["op"], header["args"], body, more=more)
+            return
+        size = header["args"].get("code_bytes")
+        if size is None:
+            call.start(None, body, more=more)
+        elif isinstance(size, int) and 0 <= size <= len(body):
+            call.start(body[:size], body[size:], more=more)
+        else:
+            raise OpError("invalid", "the code is larger than one frame")

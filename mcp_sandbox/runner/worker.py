@@ -1,0 +1,194 @@
+"""A worker: a process that does one job at a time and is the subreaper of all it starts.
+
+Killing it ends the job: whatever the job started falls to pid 1, which kills it. It talks to pid 1
+over a socket pair, one JSON datagram a message, file descriptors attached.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING, Any
+
+from mcp_sandbox.runner import processes
+from mcp_sandbox.runner.changes import changed_since, now_coarse
+from mcp_sandbox.runner.protocol import MAX_HEADER, OpError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Starter = Callable[[dict[str, Any], list[int]], int]
+
+# What a stray `pkill` of the user may send: ignored here, put back to default in what we start.
+SHIELDED = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+)
+DEFAULT_SIGNALS = (*SHIELDED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
+_NICER_BY = 5
+
+
+def serve(control: socket.socket, start: Starter) -> None:
+    """Do jobs until pid 1 closes the socket. `start` starts a command and returns its pid."""
+    processes.become_subreaper()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in SHIELDED:
+        signal.signal(number, signal.SIG_IGN)
+    worker = Worker(control, start)
+    while worker.do_next():
+        pass
+
+
+class Worker:
+    """The child's side of one socket pair."""
+
+    def __init__(self, control: socket.socket, start: Starter) -> None:
+        self._control = control
+        self._start = start
+
+    def do_next(self) -> bool:
+        """Wait for a job and do it; False when there will be no more."""
+        message, fds, _, _ = socket.recv_fds(
+            self._control, MAX_HEADER + 4096, 4, socket.MSG_CMSG_CLOEXEC
+        )
+        if not message:
+            return False
+        job = json.loads(message)
+        try:
+            self._do(job, fds)
+        except OpError as exc:
+            self._say(e="fail", code=exc.code, message=exc.message)
+        except MemoryError:
+            self._say(e="fail", code="too_large", message="the call ran out of memory")
+        finally:
+            _close(fds)
+        self._say(e="free")
+        return True
+
+    def _do(self, job: dict[str, Any], fds: list[int]) -> None:
+        if job["op"] == "command":
+            self._command(job, fds)
+        else:
+            self._file_operation(job, fds)
+
+    def _say(self, **message: object) -> None:
+        self._control.send(json.dumps(message).encode())
+
+    def _command(self, job: dict[str, Any], fds: list[int]) -> None:
+        since = now_coarse()
+        pid = self._start(job, fds)
+        self._say(e="pid", pid=pid)
+        _close(fds)
+        _lower(pid, job.get("memory_mb"))
+        for status in _reap(pid):
+            changed = changed_since(since, job["workspace"]) if job["changes"] else ()
+            self._say(e="exit", status=status, changed=changed)
+
+    def _file_operation(self, job: dict[str, Any], fds: list[int]) -> None:
+        # Loaded at the first use: most sandboxes begin with a command.
+        from mcp_sandbox.runner.files import OPS  # noqa: PLC0415
+
+        signal.signal(signal.SIGTERM, _abort)
+        try:
+            result = OPS[job["op"]](job["args"], fds[0], fds[1])
+            self._say(e="done", result=result)
+        except SystemExit as exc:
+            raise OpError("cancelled", "the call was cancelled") from exc
+        except BrokenPipeError as exc:
+            raise OpError("cancelled", "nobody takes the result") from exc
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _abort(_number: int, _frame: object) -> None:
+    raise SystemExit
+
+
+def _close(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
+
+
+def _reap(main: int) -> Iterator[int]:
+    """Yield the wait status of `main`; return when nothing is left below us."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+        if pid == main:
+            yield status
+
+
+def _lower(pid: int, memory_mb: int | None) -> None:
+    """Under pressure the user's processes give way first: to the OOM killer and the scheduler."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, pid, _NICER_BY)
+        with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
+            file.write(b"1000")
+        if memory_mb:
+            import resource  # noqa: PLC0415 - only where a call has its own memory limit
+
+            size = memory_mb * 1024 * 1024
+            resource.prlimit(pid, resource.RLIMIT_DATA, (size, size))
+    except (ProcessLookupError, FileNotFoundError, PermissionError):
+        # Ended already, or a sandbox without this file.
+        return
+
+
+def spawn(job: dict[str, Any], fds: list[int]) -> int:
+    """Start a program with fds as stdin, stdout, stderr and, if given, its code as descriptor 3.
+
+    Raises:
+        OpError: the directory or the program is not there, or the process limit is reached.
+    """
+    enter(job["cwd"])
+    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
+    try:
+        return os.posix_spawnp(
+            job["argv"][0],
+            job["argv"],
+            job["env"],
+            file_actions=actions,
+            setsid=True,
+            setsigdef=DEFAULT_SIGNALS,
+        )
+    except OSError as exc:
+        raise cannot_start(job["argv"][0], exc) from exc
+
+
+def code_path(name: str) -> str:
+    """Where the code of a call lies while it runs."""
+    return f"/tmp/run-{name}.py"
+
+
+def enter(cwd: str) -> None:
+    """Change to the working directory of a job.
+
+    Raises:
+        OpError: it cannot be used.
+    """
+    try:
+        os.chdir(cwd)
+    except OSError as exc:
+        reason = os.strerror(exc.errno or 0).lower()
+        raise OpError("not_found", f"cannot use {cwd!r} as working directory: {reason}") from exc
+
+
+def cannot_start(program: str, exc: OSError) -> OpError:
+    """Why a program could not be started, for the caller."""
+    if exc.errno == errno.EAGAIN:
+        return OpError("process_limit", "no process could be started: the process limit is reached")
+    if exc.errno == errno.E2BIG:
+        return OpError("too_large", "arguments and environment are too large; pass data by stdin")
+    if exc.errno in (errno.ENOENT, errno.ENOTDIR):
+        return OpError("unsupported", f"{program!r} is not installed in this sandbox")
+    return OpError("invalid", f"{program!r} cannot be started: {os.strerror(exc.errno or 0)}")

@@ -1,0 +1,314 @@
+"""Frames to and from one runner: many calls at once over one byte stream.
+
+The channel proves the token, matches replies to calls, keeps the credit of both directions and
+bounds everything it holds. It trusts no byte of the other side: whatever breaks the protocol ends
+the channel, and every call under way with it.
+"""
+
+import os
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+from anyio.abc import ByteStream
+
+from mcp_sandbox import errors
+from mcp_sandbox.models import RunnerHello
+from mcp_sandbox.runner import protocol
+
+JsonObject = dict[str, Any]
+Sink = Callable[[str, bytes], Awaitable[None]]
+
+HANDSHAKE_S = 10.0
+# How long a cancelled call may take to tell that everything it started is dead.
+CANCEL_S = 8.0
+MAX_BODY = 256 * 1024 * 1024
+
+_FAILURES: dict[str, type[errors.SandboxError]] = {
+    "invalid": errors.InvalidArgument,
+    "not_found": errors.NotFound,
+    "exists": errors.AlreadyExists,
+    "wrong_kind": errors.WrongKind,
+    "no_match": errors.NoMatch,
+    "ambiguous": errors.Ambiguous,
+    "permission": errors.NotPermitted,
+    "too_large": errors.TooLarge,
+    "no_space": errors.WorkspaceFull,
+    "unsupported": errors.Unsupported,
+    "busy": errors.Busy,
+    "process_limit": errors.Busy,
+    "cancelled": errors.Busy,
+}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """How a call ended: a small result and, unless a sink took it, the body."""
+
+    result: JsonObject
+    body: bytes
+
+
+class _Call:
+    """One call under way, filled by the reader."""
+
+    def __init__(self, sink: Sink | None, max_body: int) -> None:
+        self.sink = sink
+        self.max_body = max_body
+        self.body = bytearray()
+        self.pieces: list[tuple[str, bytes]] = []
+        self.ended = False
+        self.reply: Reply | None = None
+        self.error: errors.SandboxError | None = None
+        self.credit = protocol.WINDOW
+        self.event = anyio.Event()
+
+    def wake(self) -> None:
+        self.event.set()
+
+    async def changed(self) -> None:
+        await self.event.wait()
+        self.event = anyio.Event()
+
+
+class Channel:
+    """An open, proved connection to one runner. Made by `open_channel`."""
+
+    def __init__(self, stream: ByteStream, hello: RunnerHello, seal: protocol.Seal) -> None:
+        self.hello = hello
+        self._stream = stream
+        self._seal = seal
+        self._calls: dict[int, _Call] = {}
+        self._last_id = 0
+        self._send_lock = anyio.Lock()
+        self._broken: errors.SandboxGone | None = None
+
+    @property
+    def broken(self) -> bool:
+        return self._broken is not None
+
+    async def call(
+        self,
+        op: str,
+        args: JsonObject,
+        *,
+        body: bytes | AsyncIterable[bytes] = b"",
+        timeout_s: float = 60.0,
+        sink: Sink | None = None,
+        max_body: int = MAX_BODY,
+    ) -> Reply:
+        """Send one call and wait for its end. It is never sent twice.
+
+        `sink` gets (name, bytes) pieces as they come, which are then not collected.
+
+        Raises:
+            CallerError: the runner says why it could not be done.
+            SandboxGone: the connection broke, or no end came within `timeout_s`.
+        """
+        if self._broken:
+            raise self._broken
+        self._last_id += 1
+        number, call = self._last_id, _Call(sink, max_body)
+        self._calls[number] = call
+        try:
+            with anyio.fail_after(timeout_s):
+                return await self._converse(number, call, {"op": op, "args": args}, body)
+        except TimeoutError as exc:
+            await self._break(f"the sandbox did not answer within {timeout_s:g} s")
+            raise self._broken or errors.SandboxGone("the sandbox is gone") from exc
+        finally:
+            if not call.ended and not self._broken:
+                await self._cancel(number, call)
+            self._calls.pop(number, None)
+
+    async def _converse(
+        self, number: int, call: _Call, request: JsonObject, body: bytes | AsyncIterable[bytes]
+    ) -> Reply:
+        header = {"t": "call", "id": number, **request}
+        if isinstance(body, bytes) and len(body) <= protocol.WINDOW:
+            await self._send(header, body)
+            return await self._result(number, call)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._send_body, number, call, header, body)
+            try:
+                return await self._result(number, call)
+            finally:
+                tasks.cancel_scope.cancel()
+
+    async def _send_body(
+        self, number: int, call: _Call, header: JsonObject, body: bytes | AsyncIterable[bytes]
+    ) -> None:
+        """The body in frames, as fast as the runner takes it. The command's code is in the first."""
+        async for piece in _pieces(body):
+            while call.credit < len(piece):
+                await call.changed()
+            call.credit -= len(piece)
+            await self._send({**header, "more": True}, piece)
+            header = {"t": "data", "id": number}
+        await self._send({**header, "more": False}, b"")
+
+    async def _result(self, number: int, call: _Call) -> Reply:
+        while True:
+            while call.pieces and call.sink:
+                name, data = call.pieces.pop(0)
+                await call.sink(name, data)
+                await self._send({"t": "credit", "id": number, "n": len(data)}, b"")
+            if call.error:
+                raise call.error
+            if call.reply:
+                return call.reply
+            await call.changed()
+
+    async def _cancel(self, number: int, call: _Call) -> None:
+        """Stop what the call started; returns when the runner says that all of it is dead."""
+        call.sink = None
+        call.max_body = 0
+        with anyio.move_on_after(CANCEL_S, shield=True):
+            await self._send({"t": "cancel", "id": number}, b"")
+            while not call.ended:
+                await call.changed()
+            return
+        await self._break("the sandbox did not stop a cancelled call")
+
+    async def _send(self, header: JsonObject, payload: bytes) -> None:
+        """One frame, whole: half of one would break the channel, so it cannot be cancelled."""
+        try:
+            with anyio.CancelScope(shield=True):
+                async with self._send_lock:
+                    await self._stream.send(protocol.encode(header, payload, self._seal))
+        except protocol.ProtocolError as exc:
+            raise errors.TooLarge(f"the call is too large: {exc}") from exc
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as exc:
+            await self._break("the connection to the sandbox broke")
+            raise self._broken or errors.SandboxGone("the sandbox is gone") from exc
+
+    async def _break(self, reason: str) -> None:
+        """End the channel: every call under way learns it."""
+        if not self._broken:
+            self._broken = errors.SandboxGone(
+                f"{reason}; what was under way is lost, files are kept. "
+                "The next call gets a new sandbox on the same files"
+            )
+            for call in self._calls.values():
+                call.error = self._broken
+                call.ended = True
+                call.wake()
+        with anyio.CancelScope(shield=True):
+            await anyio.aclose_forcefully(self._stream)
+
+    async def _read(self, decoder: protocol.Decoder) -> None:
+        """Hand every frame to its call until the stream ends."""
+        try:
+            while True:
+                for header, payload in decoder.feed(await self._stream.receive(262144)):
+                    self._take(header, payload)
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await self._break("the sandbox ended")
+        except (protocol.ProtocolError, KeyError, TypeError, ValueError) as exc:
+            await self._break(f"the sandbox sent something that is not its protocol ({exc})")
+
+    def _take(self, header: JsonObject, payload: bytes) -> None:
+        if header["t"] == "broken":
+            raise protocol.ProtocolError(str(header["message"])[:500])
+        call = self._calls.get(header["id"])
+        if call is None:
+            return
+        if header["t"] == "data":
+            _collect(call, str(header["s"]), payload)
+        elif header["t"] == "credit":
+            call.credit += int(header["n"])
+        elif header["t"] == "done":
+            call.reply = Reply(_object(header["result"]), bytes(call.body) or payload)
+            call.ended = True
+        elif header["t"] == "fail":
+            failure = _FAILURES.get(header["code"], errors.SandboxGone)
+            call.error = failure(str(header["message"])[:8000])
+            call.ended = True
+        call.wake()
+
+
+def _collect(call: _Call, name: str, payload: bytes) -> None:
+    if call.sink:
+        # The credit given bounds what may wait here.
+        if sum(len(data) for _, data in call.pieces) > 2 * protocol.WINDOW:
+            raise protocol.ProtocolError("more data than credit was given for")
+        call.pieces.append((name, payload))
+    elif call.max_body:
+        if len(call.body) + len(payload) > call.max_body:
+            raise protocol.ProtocolError("more data than was asked for")
+        call.body += payload
+
+
+def _object(value: object) -> JsonObject:
+    if not isinstance(value, dict):
+        raise protocol.ProtocolError("the result is not an object")
+    return value
+
+
+async def _pieces(body: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
+    if isinstance(body, bytes):
+        view = memoryview(body)
+        # The first piece may be as long as a frame: the code of a command must be whole in it.
+        yield bytes(view[: protocol.WINDOW])
+        for start in range(protocol.WINDOW, len(view), protocol.CHUNK):
+            yield bytes(view[start : start + protocol.CHUNK])
+        return
+    async for piece in body:
+        for start in range(0, len(piece), protocol.CHUNK):
+            yield piece[start : start + protocol.CHUNK]
+
+
+@asynccontextmanager
+async def open_channel(stream: ByteStream, token: bytes) -> AsyncGenerator[Channel]:
+    """Prove the token both ways on a fresh stream and serve calls until the block ends.
+
+    Raises:
+        SandboxGone: the other side is not the runner that was started with this token, or is one
+            of another version.
+    """
+    async with stream:
+        decoder = protocol.Decoder()
+        try:
+            with anyio.fail_after(HANDSHAKE_S):
+                hello, seal = await _shake_hands(stream, token, decoder)
+        except (TimeoutError, anyio.EndOfStream, anyio.BrokenResourceError) as exc:
+            raise errors.SandboxGone("the sandbox hung up before it could be used") from exc
+        except (protocol.ProtocolError, KeyError, TypeError, ValueError) as exc:
+            raise errors.SandboxGone(f"the sandbox is not the one that was started: {exc}") from exc
+        channel = Channel(stream, hello, seal)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(channel._read, decoder)  # noqa: SLF001 - its own reader
+            try:
+                yield channel
+            finally:
+                tasks.cancel_scope.cancel()
+
+
+async def _shake_hands(
+    stream: ByteStream, token: bytes, decoder: protocol.Decoder
+) -> tuple[RunnerHello, protocol.Seal]:
+    theirs = await _one(stream, decoder)
+    if theirs.get("version") != protocol.VERSION:
+        raise protocol.ProtocolError(
+            f"its runner speaks version {theirs.get('version')!r}, this server {protocol.VERSION}: "
+            "build the image again with `mcp-sandbox images build`"
+        )
+    mine, nonce = os.urandom(protocol.NONCE_BYTES), bytes.fromhex(theirs["nonce"])
+    proof = protocol.prove(token, "host", nonce, mine)
+    await stream.send(protocol.encode({"t": "hello", "nonce": mine.hex(), "proof": proof}))
+    welcome = await _one(stream, decoder)
+    if not protocol.same(protocol.prove(token, "runner", mine, nonce), welcome.get("proof")):
+        raise protocol.ProtocolError(str(welcome.get("message", "it does not know the token")))
+    decoder.seal = protocol.Seal(token, "to-host", nonce + mine)
+    seal = protocol.Seal(token, "to-runner", nonce + mine)
+    inode = int(welcome["workspace_inode"])
+    return RunnerHello(protocol.VERSION, str(welcome["python"]), inode), seal
+
+
+async def _one(stream: ByteStream, decoder: protocol.Decoder) -> JsonObject:
+    """The next frame; the runner sends no second one before it is answered."""
+    while True:
+        for header, _ in decoder.feed(await stream.receive(65536)):
+            return header
