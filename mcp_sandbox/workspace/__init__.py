@@ -1,1 +1,13 @@
-"""TODO."""
+"""What survives every sandbox: the trees of a chat on the host.
+
+The data root holds, for each chat, a *workspace* (mounted at /workspace) and a *home* (mounted at
+the sandbox user's home). This room creates them, measures them, throws them into the *trash* and
+empties it. `directory.Workspaces` is its door.
+
+Everything below a workspace is hostile: names, types, links, depth, and all of it may change
+between two system calls. So host code never hands a path below a workspace to the kernel as one
+string; `beneath` opens by directory file descriptor and refuses what leads outside. For the same
+reason nothing below a workspace is ever the source of a mount (see `aliases`).
+
+It knows no sandboxes, no backends and no tools, and never reads or executes a chat's files.
+"""

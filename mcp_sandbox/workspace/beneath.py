@@ -1,0 +1,270 @@
+"""Safe host access to trees that somebody else writes to at the same time.
+
+Paths are resolved beneath an open directory by openat2, or component by component where the
+kernel or a seccomp filter has no openat2. There is no way back to plain strings. Both ways refuse
+the same things with the same errno: EXDEV for what leads outside or to another mount, ELOOP for a
+link where links are not followed. Functions raise OSError; callers translate.
+
+Names are bytes: any byte but NUL and the slash may be in them.
+"""
+
+import ctypes
+import errno
+import functools
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+Resolver = Callable[[int, bytes, int, int, bool], int]
+"""(directory, path, flags, mode, follow links inside) -> a new file descriptor."""
+
+PATH_MAX = 4096
+_OPENAT2 = 437
+_NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
+# The kernel answers EAGAIN when a rename anywhere on the machine races with a "..".
+_RETRIES = 128
+_MAX_LINKS = 40
+_ALWAYS = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    )
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def open_directory(
+    root: int, path: bytes, *, follow: bool = False, resolver: Resolver | None = None
+) -> int:
+    """Open a directory beneath `root` for listing."""
+    return _open(root, path, os.O_RDONLY | os.O_DIRECTORY, 0, follow, resolver)
+
+
+def open_file(
+    root: int, path: bytes, *, follow: bool = False, resolver: Resolver | None = None
+) -> int:
+    """Open a regular file beneath `root` for reading; anything else raises EINVAL."""
+    file = _open(root, path, os.O_RDONLY, 0, follow, resolver)
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    raise _error(errno.EINVAL, path)
+
+
+def create_file(
+    root: int,
+    path: bytes,
+    data: bytes,
+    *,
+    owner: tuple[int, int],
+    mode: int = 0o600,
+    resolver: Resolver | None = None,
+) -> None:
+    """Write a new file beneath `root`; raises FileExistsError when the name is taken."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    file = _open(root, path, flags, mode, follow=False, resolver=resolver)
+    with os.fdopen(file, "wb") as stream:
+        give(file, owner)
+        stream.write(data)
+
+
+def make_directory(
+    parent: int, name: bytes, *, owner: tuple[int, int] | None = None, mode: int = 0o700
+) -> tuple[int, bool]:
+    """Open the directory `name` in `parent`, made when absent; the flag says whether it was made.
+
+    `owner` is set when it was made. A link or file of that name raises OSError.
+    """
+    try:
+        os.mkdir(name, mode, dir_fd=parent)
+    except FileExistsError:
+        return open_directory(parent, name), False
+    directory = open_directory(parent, name)
+    if owner is not None:
+        give(directory, owner)
+    return directory, True
+
+
+def make_link(parent: int, name: bytes, text: bytes, *, owner: tuple[int, int]) -> None:
+    """Make a symbolic link; whatever already has that name stays as it is."""
+    with suppress(FileExistsError):
+        os.symlink(text, name, dir_fd=parent)
+        if owner[0] != os.geteuid():
+            os.chown(name, *owner, dir_fd=parent, follow_symlinks=False)
+
+
+def give(file: int, owner: tuple[int, int]) -> None:
+    """Make `owner` (uid, gid) the owner of an open file."""
+    status = os.fstat(file)
+    if (status.st_uid, status.st_gid) != owner:
+        os.fchown(file, *owner)
+
+
+def grant_owner(parent: int, name: bytes) -> int:
+    """Give the owner of a closed directory (mode 000, say) all rights on it; returns its old mode.
+
+    Raises PermissionError when it is not ours.
+    """
+    directory = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=parent)
+    try:
+        mode = stat.S_IMODE(os.fstat(directory).st_mode)
+        # fchmod refuses O_PATH descriptors; this names the same inode whatever happens to the name.
+        Path(f"/proc/self/fd/{directory}").chmod(mode | stat.S_IRWXU)
+    finally:
+        os.close(directory)
+    return mode
+
+
+def _open(
+    root: int, path: bytes, flags: int, mode: int, follow: bool, resolver: Resolver | None
+) -> int:
+    if b"\0" in path:
+        raise _error(errno.EINVAL, path)
+    if not path:
+        raise _error(errno.ENOENT, path)
+    if len(path) >= PATH_MAX:
+        raise _error(errno.ENAMETOOLONG, path)
+    if path.startswith(b"/"):
+        raise _error(errno.EXDEV, path)
+    return (resolver or default_resolver())(root, path, flags | _ALWAYS, mode, follow)
+
+
+@functools.cache
+def default_resolver() -> Resolver:
+    """`by_kernel` where openat2 works, else `by_walking`."""
+    here = os.open("/", os.O_PATH | os.O_DIRECTORY)
+    try:
+        os.close(by_kernel(here, b".", os.O_RDONLY | os.O_DIRECTORY, 0, follow=False))
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
+        return by_walking
+    finally:
+        os.close(here)
+    return by_kernel
+
+
+def by_kernel(root: int, path: bytes, flags: int, mode: int, follow: bool) -> int:
+    """Resolve with openat2."""
+    rules = _BENEATH | _NO_MAGICLINKS | _NO_XDEV | (0 if follow else _NO_SYMLINKS)
+    how = _OpenHow(flags=flags, mode=mode, resolve=rules)
+    for _ in range(_RETRIES):
+        file = int(_libc.syscall(_OPENAT2, root, path, ctypes.byref(how), ctypes.sizeof(how)))
+        if file >= 0:
+            return file
+        code = ctypes.get_errno()
+        if code not in (errno.EAGAIN, errno.EINTR):
+            raise _error(code, path)
+    raise _error(errno.EAGAIN, path)
+
+
+def by_walking(root: int, path: bytes, flags: int, mode: int, follow: bool) -> int:
+    """Resolve component by component, holding every directory on the way."""
+    walk = _Walk(root, path, follow)
+    try:
+        while len(walk.pending) > 1:
+            walk.step(walk.pending.pop())
+        return walk.finish(flags, mode)
+    finally:
+        walk.close()
+
+
+class _Walk:
+    """The directories passed so far; ".." goes back along them and so never above the root."""
+
+    def __init__(self, root: int, path: bytes, follow: bool) -> None:
+        self._path = path
+        self._follow = follow
+        self._links = 0
+        self._mount = _mount_id(root)
+        self._passed = [os.dup(root)]
+        self.pending = _components(path)
+
+    def close(self) -> None:
+        while self._passed:
+            os.close(self._passed.pop())
+
+    def step(self, name: bytes) -> None:
+        """Enter a directory, go back one, or put a link's text in front of what is pending."""
+        if name == b"..":
+            return self._back()
+        if name == b".":
+            return None
+        found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._passed[-1])
+        self._passed.append(found)
+        if _mount_id(found) != self._mount:
+            raise _error(errno.EXDEV, self._path)
+        mode = os.fstat(found).st_mode
+        if stat.S_ISLNK(mode):
+            return self._expand(self._passed.pop())
+        if not stat.S_ISDIR(mode):
+            raise _error(errno.ENOTDIR, self._path)
+        return None
+
+    def finish(self, flags: int, mode: int) -> int:
+        """Open the last component with the caller's flags."""
+        while True:
+            name = self.pending.pop() if self.pending else b"."
+            if name == b".." or self.pending:
+                self.step(name)
+                continue
+            try:
+                return self._open_here(name, flags, mode)
+            except OSError as exc:
+                # O_NOFOLLOW on a link: ELOOP, or ENOTDIR when O_DIRECTORY is asked for.
+                if exc.errno not in (errno.ELOOP, errno.ENOTDIR) or not self._is_link(name):
+                    raise
+                self.step(name)
+
+    def _open_here(self, name: bytes, flags: int, mode: int) -> int:
+        file = os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=self._passed[-1])
+        if _mount_id(file) == self._mount:
+            return file
+        os.close(file)
+        raise _error(errno.EXDEV, self._path)
+
+    def _is_link(self, name: bytes) -> bool:
+        status = os.stat(name, dir_fd=self._passed[-1], follow_symlinks=False)
+        return stat.S_ISLNK(status.st_mode)
+
+    def _back(self) -> None:
+        if len(self._passed) == 1:
+            raise _error(errno.EXDEV, self._path)
+        os.close(self._passed.pop())
+
+    def _expand(self, link: int) -> None:
+        try:
+            text = os.readlink(b"", dir_fd=link)
+        finally:
+            os.close(link)
+        self._links += 1
+        if not self._follow or self._links > _MAX_LINKS:
+            raise _error(errno.ELOOP, self._path)
+        if text.startswith(b"/"):
+            raise _error(errno.EXDEV, self._path)
+        self.pending.extend(_components(text))
+
+
+def _components(path: bytes) -> list[bytes]:
+    """The parts of a path, last first; a trailing slash wants a directory and stays as "."."""
+    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
+    if path.endswith((b"/", b"/.")) or not parts:
+        parts.append(b".")
+    return parts[::-1]
+
+
+def _mount_id(file: int) -> int:
+    """Which mount an open file is on; st_dev does not tell bind mounts apart."""
+    with Path(f"/proc/self/fdinfo/{file}").open("rb") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(b"mnt_id:"))
+
+
+def _error(code: int, path: bytes) -> OSError:
+    return OSError(code, os.strerror(code), os.fsdecode(path))

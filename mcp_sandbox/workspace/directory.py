@@ -1,0 +1,193 @@
+"""The layout of the data root, and the life of a chat's trees in it.
+
+    {data root}/sandbox/workspace/{user}/chat-{chat}/   0700, the sandbox user's
+                        home/{user}/chat-{chat}/        0700, the sandbox user's
+                        alias/{digest}/                 read-only links, see aliases
+                        trash/{time}-{random}/
+
+Everything above a chat's trees is 0700 and the server's own.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+from anyio import from_thread, to_thread
+
+from mcp_sandbox.errors import StorageUnavailable
+from mcp_sandbox.models import ChatId, Mount
+from mcp_sandbox.workspace import aliases, layout, trash
+from mcp_sandbox.workspace.meter import Meter
+from mcp_sandbox.workspace.settings import WorkspaceConfig
+from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage, free_space, measure
+
+TRASH_KEPT_S = 24 * 3600.0
+# Another process may discard a tree between our mkdir and our open, again and again.
+_ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class ChatDirectories:
+    """A chat's trees on the host. `aliases` are the further mounts that the settings ask for."""
+
+    workspace: Path
+    home: Path
+    workspace_inode: int
+    aliases: tuple[Mount, ...] = ()
+
+
+class Workspaces:
+    """The trees of all chats of one data root. Several processes may use it at once."""
+
+    def __init__(
+        self,
+        data_root: Path,
+        *,
+        owner: tuple[int, int],
+        settings: WorkspaceConfig | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`owner` is the (uid, gid) that sandboxes run as; `now` gives seconds since the epoch."""
+        self._data_root = data_root
+        self._owner = owner
+        self._settings = settings or WorkspaceConfig()
+        self._now = now
+        self._layout_limiter = anyio.CapacityLimiter(4)
+        # One at a time: measuring and deleting must leave the machine to the sandboxes.
+        self._walk_limiter = anyio.CapacityLimiter(1)
+
+    async def open(self, chat: ChatId) -> ChatDirectories:
+        """The chat's trees, made when they are not there yet.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used; the message says what to change.
+        """
+        return await to_thread.run_sync(self._open, chat, limiter=self._layout_limiter)
+
+    async def discard(self, chat: ChatId, *, home: bool = False) -> ChatDirectories:
+        """Throw the chat's workspace (and home) into the trash and begin with an empty one.
+
+        No sandbox of the chat may be running: it would go on in the discarded tree.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used.
+        """
+        return await to_thread.run_sync(self._discard, chat, home, limiter=self._layout_limiter)
+
+    async def empty_trash(self, *, older_than_s: float = TRASH_KEPT_S) -> trash.TrashReport:
+        """Delete what was discarded at least `older_than_s` ago; cancelling stops it midway.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used.
+        """
+        return await to_thread.run_sync(self._empty_trash, older_than_s, limiter=self._walk_limiter)
+
+    async def free(self) -> FreeSpace:
+        """What the disk of the data root has left.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used.
+        """
+        return await to_thread.run_sync(self._free, limiter=self._layout_limiter)
+
+    def meter(self, chat: ChatId) -> Meter:
+        """A new meter for the chat's workspace and home together; keep one per open chat."""
+
+        def measure_chat(checkpoint: Checkpoint) -> tuple[Usage, FreeSpace]:
+            return self._measure(chat, checkpoint)
+
+        return Meter(measure_chat, self._settings, limiter=self._walk_limiter)
+
+    def _open(self, chat: ChatId) -> ChatDirectories:
+        with self._sandbox_directory() as sandbox, ExitStack() as stack:
+            workspace, created = self._tree(stack, sandbox, "workspace", chat)
+            self._tree(stack, sandbox, "home", chat)
+            if created and self._settings.subdirectories:
+                layout.seed(workspace, self._owner)
+            mounts = self._make_aliases(sandbox, workspace, chat)
+            return ChatDirectories(
+                workspace=self._path("workspace", chat),
+                home=self._path("home", chat),
+                workspace_inode=os.fstat(workspace).st_ino,
+                aliases=mounts,
+            )
+
+    def _discard(self, chat: ChatId, home: bool) -> ChatDirectories:
+        kinds = ("workspace", "home") if home else ("workspace",)
+        with self._sandbox_directory() as sandbox, ExitStack() as stack:
+            trees: dict[str, tuple[int, bytes]] = {}
+            for kind in kinds:
+                # Opening first gives us back the rights that moving the tree needs.
+                self._tree(stack, sandbox, kind, chat)
+                user = layout.enter(stack, sandbox, kind, chat.user)
+                trees[kind] = (user, _tree_name(chat))
+            trash.throw_away(layout.enter(stack, sandbox, "trash"), trees, chat, self._now())
+        return self._open(chat)
+
+    def _empty_trash(self, older_than_s: float) -> trash.TrashReport:
+        with self._sandbox_directory() as sandbox, ExitStack() as stack:
+            return trash.empty(
+                layout.enter(stack, sandbox, "trash"),
+                now=self._now(),
+                older_than_s=older_than_s,
+                checkpoint=from_thread.check_cancelled,
+            )
+
+    def _free(self) -> FreeSpace:
+        with self._sandbox_directory() as sandbox:
+            return free_space(sandbox)
+
+    def _measure(self, chat: ChatId, checkpoint: Checkpoint) -> tuple[Usage, FreeSpace]:
+        with self._sandbox_directory() as sandbox, ExitStack() as stack:
+            roots = [self._tree(stack, sandbox, kind, chat)[0] for kind in ("workspace", "home")]
+            # Twice the limit: a chat that is over it still sees a figure it can work down from.
+            most = 2 * self._settings.max_files
+            return measure(roots, checkpoint=checkpoint, max_entries=most), free_space(sandbox)
+
+    @contextmanager
+    def _sandbox_directory(self) -> Iterator[int]:
+        with layout.storage_errors(self._data_root), ExitStack() as stack:
+            root = layout.open_data_root(self._data_root)
+            stack.callback(os.close, root)
+            sandbox = layout.enter(stack, root, "sandbox")
+            layout.enter(stack, sandbox, "workspace")
+            layout.refuse_case_folding(sandbox, self._data_root)
+            yield sandbox
+
+    def _tree(self, stack: ExitStack, sandbox: int, kind: str, chat: ChatId) -> tuple[int, bool]:
+        """Open one of the chat's trees; the flag says whether it is new."""
+        for _ in range(_ATTEMPTS):
+            user = layout.enter(stack, sandbox, kind, chat.user)
+            try:
+                tree, created = layout.make_tree(user, _tree_name(chat), self._owner)
+            except FileNotFoundError:
+                continue
+            stack.callback(os.close, tree)
+            layout.check_owner(tree, self._owner, self._path(kind, chat))
+            return tree, created
+        raise StorageUnavailable(
+            f"{self._path(kind, chat)} disappears as often as it is made: end the program that "
+            "deletes it, then try again"
+        )
+
+    def _make_aliases(self, sandbox: int, workspace: int, chat: ChatId) -> tuple[Mount, ...]:
+        planned = aliases.plan(chat, self._settings.aliases)
+        layout.make_inner(workspace, planned, self._owner)
+        if planned.folders:
+            with ExitStack() as stack:
+                folders = layout.enter(stack, sandbox, "alias")
+                for folder in planned.folders:
+                    layout.make_link_folder(folders, folder)
+        source = self._path("workspace", chat)
+        return aliases.alias_mounts(planned, source, self._data_root / "sandbox" / "alias")
+
+    def _path(self, kind: str, chat: ChatId) -> Path:
+        return self._data_root / "sandbox" / kind / chat.user / f"chat-{chat.chat}"
+
+
+def _tree_name(chat: ChatId) -> bytes:
+    return f"chat-{chat.chat}".encode()

@@ -1,0 +1,186 @@
+"""Makes and checks the directories that `directory.Workspaces` is made of. Blocking."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from mcp_sandbox.errors import StorageUnavailable
+from mcp_sandbox.workspace.aliases import AliasPlan, LinkFolder
+from mcp_sandbox.workspace.beneath import (
+    create_file,
+    give,
+    grant_owner,
+    make_directory,
+    make_link,
+    open_directory,
+)
+
+SUBDIRECTORIES = ("code", "data", "output", "artifacts", "temp", ".memory")
+MEMORY_FILES = {
+    "task_plan.md": "# Task plan\n",
+    "findings.md": "# Findings\n",
+    "progress.md": "# Progress\n",
+}
+# What the chat itself may have put in the way of an alias. Its own files win.
+_TAKEN = frozenset({errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENOENT, errno.EXDEV})
+_REMEDIES = {
+    errno.ENOSPC: "free some space on that disk",
+    errno.EDQUOT: "free some of your disk quota",
+    errno.EROFS: "mount it writable, or name another data directory",
+    errno.EACCES: "let this user own it, or name another data directory",
+    errno.EPERM: "let this user own it, or name another data directory",
+    errno.ELOOP: "replace the link below it by a directory: links are not followed there",
+    errno.EXDEV: "mount the whole data directory instead of a part of it",
+    errno.ENOTDIR: "remove the file that is where a directory belongs",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+
+
+@contextmanager
+def storage_errors(data_root: Path) -> Iterator[None]:
+    """Turn OSError into StorageUnavailable with a remedy."""
+    try:
+        yield
+    except OSError as exc:
+        remedy = _REMEDIES.get(exc.errno or 0, "check the disk, or name another data directory")
+        raise StorageUnavailable(
+            f"the data directory {data_root} cannot be used ({exc}): {remedy}"
+        ) from exc
+
+
+def open_data_root(path: Path) -> int:
+    """Open the data root, made when absent.
+
+    Raises:
+        StorageUnavailable: it is no directory, somebody else's, or others may write to it.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileExistsError, NotADirectoryError) as exc:
+        raise StorageUnavailable(
+            f"the data directory {path} is not a directory: name another one"
+        ) from exc
+    try:
+        _check_data_root(os.fstat(root), path)
+    except StorageUnavailable:
+        os.close(root)
+        raise
+    return root
+
+
+def _check_data_root(status: os.stat_result, path: Path) -> None:
+    if status.st_uid != os.geteuid():
+        raise StorageUnavailable(
+            f"the data directory {path} belongs to uid {status.st_uid}, and this is uid "
+            f"{os.geteuid()}: run as its owner, or name another data directory"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StorageUnavailable(
+            f"others may write to the data directory {path}: run `chmod go-w {path}`, "
+            "or name another data directory"
+        )
+
+
+def refuse_case_folding(sandbox: int, data_root: Path) -> None:
+    """Where "A" and "a" are one name, two chats could share a tree; refuse such a file system.
+
+    Raises:
+        StorageUnavailable: upper and lower case are not told apart.
+    """
+    try:
+        os.stat("WORKSPACE", dir_fd=sandbox, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    raise StorageUnavailable(
+        f"the file system of the data directory {data_root} does not tell upper from lower case, "
+        "so that chats could share files: name a data directory on another file system"
+    )
+
+
+def enter(stack: ExitStack, parent: int, *names: str) -> int:
+    """Open directories of ours one in the other, made when absent; `stack` closes them."""
+    for name in names:
+        parent, _ = make_directory(parent, name.encode())
+        stack.callback(os.close, parent)
+    return parent
+
+
+def make_tree(parent: int, name: bytes, owner: tuple[int, int]) -> tuple[int, bool]:
+    """Open a chat's tree, made for `owner` when absent; the flag says whether it was made."""
+    try:
+        tree, created = make_directory(parent, name, owner=owner)
+    except PermissionError:
+        grant_owner(parent, name)
+        return open_directory(parent, name), False
+    status = os.fstat(tree)
+    if status.st_uid == os.geteuid():
+        # Ours and not the sandbox user's: the process that made it was killed before giving it.
+        give(tree, owner)
+    if status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+        os.fchmod(tree, stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
+    return tree, created
+
+
+def check_owner(tree: int, owner: tuple[int, int], path: Path) -> None:
+    """Raise StorageUnavailable when the sandbox user could not work in the tree."""
+    found = os.fstat(tree).st_uid
+    if found != owner[0]:
+        raise StorageUnavailable(
+            f"{path} belongs to uid {found}, but sandboxes run as uid {owner[0]} here: "
+            f"run `chown -hR {owner[0]}:{owner[1]} {path}`, or start the server as before"
+        )
+
+
+def seed(workspace: int, owner: tuple[int, int]) -> None:
+    """Give a new workspace its usual directories and the three files of the agent's memory."""
+    for name in SUBDIRECTORIES:
+        directory, _ = make_directory(workspace, name.encode(), owner=owner)
+        os.close(directory)
+    for name, text in MEMORY_FILES.items():
+        path = f".memory/{name}".encode()
+        create_file(workspace, path, text.encode(), owner=owner, mode=0o644)
+
+
+def make_inner(workspace: int, planned: AliasPlan, owner: tuple[int, int]) -> None:
+    """Make the directories and links that aliases need in a workspace."""
+    for name in planned.directories:
+        _make_inside(workspace, [name], None, owner)
+    for path, text in planned.inner_links:
+        *parents, name = path.split("/")
+        _make_inside(workspace, parents, (name, text), owner)
+
+
+def _make_inside(
+    workspace: int, names: Sequence[str], link: tuple[str, str] | None, owner: tuple[int, int]
+) -> None:
+    with ExitStack() as stack:
+        directory = workspace
+        try:
+            for name in names:
+                directory, _ = make_directory(directory, name.encode(), owner=owner)
+                stack.callback(os.close, directory)
+            if link is not None:
+                make_link(directory, link[0].encode(), link[1].encode(), owner=owner)
+        except OSError as exc:
+            if exc.errno not in _TAKEN:
+                raise
+
+
+def make_link_folder(folders: int, folder: LinkFolder) -> None:
+    """Make a folder of links that every sandbox may read; complete ones are left as they are."""
+    ours = (os.geteuid(), os.getegid())
+    directory, _ = make_directory(folders, folder.name.encode())
+    try:
+        # Its parents are closed to others; through the mount the sandbox user must get in.
+        os.fchmod(directory, 0o755)
+        for name, text in folder.links:
+            make_link(directory, name.encode(), text.encode(), owner=ours)
+        for name in folder.mount_points:
+            point, _ = make_directory(directory, name.encode(), mode=0o755)
+            os.close(point)
+    finally:
+        os.close(directory)

@@ -1,0 +1,181 @@
+"""Keeps the usage of one chat fresh enough to hold its limits, without measuring all the time."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+from anyio import from_thread, to_thread
+
+from mcp_sandbox.errors import SandboxError, StorageUnavailable, WorkspaceFull
+from mcp_sandbox.models import WorkspaceUsage
+from mcp_sandbox.workspace.settings import WorkspaceConfig
+from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage
+
+_LEAST_INTERVAL_S = 2.0
+_INTERVAL_PER_DURATION = 20
+_DEADLINE_S = 30.0
+# A call that starts in a full workspace, to delete files say, may still write this much.
+_SLACK_BYTES = 1024**2
+_SLACK_FILES = 100
+_MIN_FREE_FILES = 10_000
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A measurement: when (monotonic) and how long it took."""
+
+    usage: Usage
+    free: FreeSpace
+    taken_at: float
+    duration_s: float
+
+
+def interval_s(duration_s: float) -> float:
+    """How long a reading is good for."""
+    return max(_LEAST_INTERVAL_S, _INTERVAL_PER_DURATION * duration_s)
+
+
+def refusal(
+    usage: Usage, free: FreeSpace, config: WorkspaceConfig, adding: int = 0
+) -> SandboxError | None:
+    """Why `adding` more bytes may not be written; None when they may."""
+    if free.free_bytes - adding < config.min_free_bytes:
+        return StorageUnavailable(
+            f"the disk of the data directory has {mib(free.free_bytes)} left and "
+            f"{mib(config.min_free_bytes)} of it are kept free: free some space on the host, or "
+            "set a lower workspace.min_free_bytes"
+        )
+    if free.files is not None and free.files < _MIN_FREE_FILES:
+        return StorageUnavailable(
+            f"the disk of the data directory has room for only {free.files} more files: "
+            "delete files on the host"
+        )
+    if usage.allocated_bytes + adding > config.size_limit_bytes:
+        return WorkspaceFull(
+            f"the workspace is full: {mib(usage.allocated_bytes)} of "
+            f"{mib(config.size_limit_bytes)} are used (workspace and home together): "
+            "delete files you no longer need, then try again"
+        )
+    if usage.files > config.max_files:
+        return WorkspaceFull(
+            f"the workspace holds {usage.files} files and directories, {config.max_files} are "
+            "allowed: delete some, then try again"
+        )
+    return None
+
+
+def overshoot(
+    start: Usage, now: Usage, free: FreeSpace, config: WorkspaceConfig
+) -> SandboxError | None:
+    """Why a call that began at `start` must be ended; None while it may go on.
+
+    In a workspace that was full already a call may run, and delete, as long as it adds nothing.
+    """
+    grew = (
+        now.allocated_bytes > start.allocated_bytes + _SLACK_BYTES
+        or now.files > start.files + _SLACK_FILES
+    )
+    return refusal(now, free, config) if grew else None
+
+
+def mib(size: int) -> str:
+    """A size for a message."""
+    return f"{size / 1024**2:,.0f} MiB"
+
+
+class Meter:
+    """The usage of one chat; one measurement at a time, all callers share it."""
+
+    def __init__(
+        self,
+        measure: Callable[[Checkpoint], tuple[Usage, FreeSpace]],
+        config: WorkspaceConfig,
+        *,
+        limiter: anyio.CapacityLimiter,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._measure = measure
+        self._config = config
+        self._limiter = limiter
+        self._clock = clock
+        self._lock = anyio.Lock()
+        self._reading: Reading | None = None
+        self._changed = False
+
+    async def usage(self) -> WorkspaceUsage:
+        """What is used, at most `interval_s` old."""
+        usage = (await self.read()).usage
+        return WorkspaceUsage(
+            used_bytes=usage.allocated_bytes,
+            limit_bytes=self._config.size_limit_bytes,
+            files=usage.files,
+            exact=usage.complete,
+        )
+
+    async def over_limit(self) -> bool:
+        """Whether writes are refused."""
+        return await self._refusal(0) is not None
+
+    async def check_room(self, adding: int = 0) -> None:
+        """Return when `adding` more bytes may be written.
+
+        Raises:
+            WorkspaceFull: the chat is at its limit.
+            StorageUnavailable: the disk of the data root is nearly full.
+        """
+        if (problem := await self._refusal(adding)) is not None:
+            raise problem
+
+    async def wait_for_overshoot(self) -> SandboxError:
+        """Return once the chat has passed a limit since now, with the reason to end its call."""
+        start = await self.read(fresh=True)
+        reading = start
+        while True:
+            # The pause follows from the reading's cost, so that watching takes 5% of a core.
+            await anyio.sleep(interval_s(reading.duration_s))
+            reading = await self.read(fresh=True)
+            problem = overshoot(start.usage, reading.usage, reading.free, self._config)
+            if problem is not None:
+                return problem
+
+    def note_change(self) -> None:
+        """Say that files may have gone: the next refusal is checked against a new measurement."""
+        self._changed = True
+
+    async def read(self, *, fresh: bool = False) -> Reading:
+        """The last reading while it is good, else a new one.
+
+        With `fresh` it is good for the shortest interval only, whatever a new one costs.
+        """
+        async with self._lock:
+            now, last = self._clock(), self._reading
+            if last is not None:
+                good_for = _LEAST_INTERVAL_S if fresh else interval_s(last.duration_s)
+                if 0 <= now - last.taken_at < good_for:
+                    return last
+            return await self._take()
+
+    async def _refusal(self, adding: int) -> SandboxError | None:
+        reading = await self.read()
+        problem = refusal(reading.usage, reading.free, self._config, adding)
+        if problem is None or not self._changed:
+            return problem
+        async with self._lock:
+            reading = await self._take()
+        return refusal(reading.usage, reading.free, self._config, adding)
+
+    async def _take(self) -> Reading:
+        self._changed = False
+        started = self._clock()
+        give_up_at = time.monotonic() + _DEADLINE_S
+
+        def checkpoint() -> None:
+            from_thread.check_cancelled()
+            if time.monotonic() > give_up_at:
+                raise TimeoutError
+
+        usage, free = await to_thread.run_sync(self._measure, checkpoint, limiter=self._limiter)
+        ended = self._clock()
+        self._reading = Reading(usage, free, taken_at=ended, duration_s=ended - started)
+        return self._reading
