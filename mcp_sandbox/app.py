@@ -4,12 +4,28 @@ The only file that names concrete backends. They are imported late, so that nobo
 libraries of a backend that is not used.
 """
 
+import logging
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio import to_thread
+from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sandbox.backends.base import Backend
-from mcp_sandbox.config import Config
+from mcp_sandbox.config import Config, load_config
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing
-from mcp_sandbox.models import BackendName
+from mcp_sandbox.models import BackendName, ChatId
+
+if TYPE_CHECKING:
+    from mcp_sandbox.sessions.manager import SessionManager
+    from mcp_sandbox.sessions.session import Session
+
+logger = logging.getLogger(__name__)
 
 _AUTOMATIC: tuple[BackendName, ...] = ("docker", "bubblewrap")
 
@@ -22,39 +38,137 @@ class Choice:
     reason: str
 
 
-def make_backend(name: BackendName, config: Config) -> Backend:
-    """Return the backend of that name, without asking whether it works."""
+@asynccontextmanager
+async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Backend]:
+    """Open the backend of that name, without asking whether it works.
+
+    Its sandboxes do not end with the block; its connections do.
+    """
     if name == "docker":
         from mcp_sandbox.backends.docker.backend import DockerBackend
 
-        return DockerBackend(config.docker, config.data_dir)
-    if name == "bubblewrap":
+        async with aclosing(DockerBackend(config.docker, config.data_dir)) as docker:
+            yield docker
+    elif name == "bubblewrap":
         from mcp_sandbox.backends.bubblewrap.backend import BubblewrapBackend
 
-        return BubblewrapBackend(config.data_dir)
-    from mcp_sandbox.backends.unsafe_local import UnsafeLocalBackend
+        yield BubblewrapBackend(config.data_dir)
+    else:
+        from mcp_sandbox.backends.unsafe_local import UnsafeLocalBackend
 
-    return UnsafeLocalBackend(config.data_dir)
+        yield UnsafeLocalBackend(config.data_dir)
 
 
-async def choose_backend(config: Config) -> Choice:
-    """Return the configured backend, or with `auto` the first that isolates here.
+@asynccontextmanager
+async def choose_backend(config: Config) -> AsyncGenerator[Choice]:
+    """Open the configured backend, or with `auto` the first that isolates here.
 
     Raises:
         BackendUnavailable: `auto` found none that works; the message says what to install.
     """
-    if config.backend != "auto":
-        return Choice(make_backend(config.backend, config), "the configuration names it")
+    async with AsyncExitStack() as stack:
+        if config.backend != "auto":
+            backend = await stack.enter_async_context(open_backend(config.backend, config))
+            yield Choice(backend, "the configuration names it")
+        else:
+            yield await _first_that_isolates(config, stack)
+
+
+async def _first_that_isolates(config: Config, stack: AsyncExitStack) -> Choice:
     failures: list[str] = []
     for name in _AUTOMATIC:
-        backend = make_backend(name, config)
+        backend = await stack.enter_async_context(open_backend(name, config))
         try:
             found = await backend.probe()
         except (BackendUnavailable, ImageMissing) as exc:
-            failures.append(f"{name}: {exc}")
+            failures.append(f"{name} cannot be used: {exc}")
         else:
             return Choice(backend, "; ".join((found, *failures)))
     raise BackendUnavailable(
         "no backend isolates on this machine. Install and start Docker and run `mcp-sandbox "
         "images build`, or install bubblewrap. " + " ".join(failures)
     )
+
+
+@asynccontextmanager
+async def open_manager(config: Config) -> AsyncGenerator["SessionManager"]:
+    """Open the manager of all chats of a data root; what it opened ends with the block.
+
+    Raises:
+        OperatorError: no backend works here, or the data root cannot be used.
+    """
+    from mcp_sandbox.sessions.manager import SessionManager
+
+    async with choose_backend(config) as choice:
+        logger.info("backend %s: %s", choice.backend.name, choice.reason)
+        async with SessionManager(choice.backend, config) as manager:
+            yield manager
+
+
+@asynccontextmanager
+async def temporary_data() -> AsyncGenerator[Path]:
+    """Make a data root that goes away with the block, for a trial that leaves no files."""
+    folder = await to_thread.run_sync(
+        lambda: tempfile.TemporaryDirectory(prefix="mcp-sandbox-", ignore_cleanup_errors=True)
+    )
+    try:
+        yield Path(folder.name)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(folder.cleanup)
+
+
+class LateManager:
+    """Opens the manager at the first call, so that a client gets its first answer at once."""
+
+    def __init__(self, config: Config, tasks: TaskGroup) -> None:
+        self._config = config
+        self._tasks = tasks
+        self._lock = anyio.Lock()
+        self._manager: SessionManager | None = None
+
+    async def session(self, chat: ChatId) -> "Session":
+        """Return the session of a chat; after a failure to open, the next call tries again."""
+        async with self._lock:
+            if self._manager is None:
+                self._manager = await self._tasks.start(_hold_open, self._config)
+        return await self._manager.session(chat)
+
+
+async def _hold_open(config: Config, *, task_status: "TaskStatus[SessionManager]") -> None:
+    async with open_manager(config) as manager:
+        task_status.started(manager)
+        await anyio.sleep_forever()
+
+
+async def serve_stdio(config: Config, chat: ChatId) -> None:
+    """Serve one chat on stdin and stdout until the client goes or a signal comes."""
+    from mcp_sandbox.server import transports
+    from mcp_sandbox.server.identity import one_chat, sessions_by
+    from mcp_sandbox.server.server import build_server
+
+    async with transports.stopped_by_signals(), anyio.create_task_group() as tasks:
+        session_for = sessions_by(one_chat(chat), LateManager(config, tasks).session)
+        isolated = config.backend != "unsafe-local"
+        server = build_server(session_for, network=config.network, isolated=isolated)
+        await transports.serve_stdio(server)
+        tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def open_session(
+    chat: str = "demo", *, user: str = "local", config: Config | None = None
+) -> AsyncGenerator["Session"]:
+    """Open the computer of a chat; its files stay, its sandbox ends with the block.
+
+    Without `config` the configuration file and the environment count, as on the command line.
+
+    Raises:
+        InvalidArgument: the chat or the user is not a usable id.
+        OperatorError: no sandbox can be made here; the message says what to do.
+    """
+    chat_id = ChatId(user, chat)
+    if config is None:
+        config = (await to_thread.run_sync(load_config)).config
+    async with open_manager(config) as manager:
+        yield await manager.session(chat_id)

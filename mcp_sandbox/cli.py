@@ -164,9 +164,10 @@ def demo(
     config: ConfigFile = None,
 ) -> None:
     """Start the server, connect an MCP client, and show a chat's computer at work."""
-    from mcp_sandbox.demo import show
+    from mcp_sandbox.demo import show, show_in_temporary_data
 
-    anyio.run(show, _load(config, data, backend), console())
+    run = show if data else show_in_temporary_data
+    anyio.run(run, _load(config, data, backend).config, console(), config)
 
 
 @images.command()

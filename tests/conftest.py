@@ -9,7 +9,7 @@ import anyio
 import pytest
 from blockbuster import blockbuster_ctx
 
-from mcp_sandbox.app import make_backend
+from mcp_sandbox.app import open_backend
 from mcp_sandbox.config import Config, DockerConfig
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.models import BackendName
@@ -34,10 +34,15 @@ def absent(need: str, scratch: Path) -> str | None:
     config = configured("docker-runsc" if need == "runsc" else need, scratch / f"probe-{need}")
     assert config.backend != "auto"
     try:
-        anyio.run(make_backend(config.backend, config).probe)
+        anyio.run(_probe, config.backend, config)
     except OperatorError as exc:
         return f"{need}: {exc}"
     return None
+
+
+async def _probe(name: BackendName, config: Config) -> None:
+    async with open_backend(name, config) as backend:
+        await backend.probe()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -10,6 +10,7 @@ from mcp_sandbox.config.environment import (
     home,
     proxy_variables,
     search_path,
+    server_variables,
 )
 from mcp_sandbox.config.models import (
     Config,
@@ -34,4 +35,5 @@ __all__ = [
     "load_config",
     "proxy_variables",
     "search_path",
+    "server_variables",
 ]

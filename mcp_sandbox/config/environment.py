@@ -31,6 +31,12 @@ def proxy_variables() -> Mapping[str, str]:
     return _present((*_PROXY_NAMES, *(name.upper() for name in _PROXY_NAMES)))
 
 
+def server_variables() -> Mapping[str, str]:
+    """Return what a server process that we start must inherit to see the same configuration."""
+    folders = _present(("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"))
+    return {**setting_variables(), **docker_variables(), **folders}
+
+
 def search_path() -> str:
     """Return PATH, where programs of the host are looked for."""
     return os.environ.get("PATH", os.defpath)

@@ -111,6 +111,7 @@ class WorkspaceConfig(Section):
     size_limit: Size = Field(
         default=5 * GIB, ge=MIB, description="a chat's files and home, allocated"
     )
+    max_files: int = Field(default=1_000_000, ge=100, description="files and folders of one chat")
     min_free: Size = Field(
         default=GIB, description="free space that is kept on the data directory's disk"
     )
@@ -119,7 +120,9 @@ class WorkspaceConfig(Section):
         description="create code, data, output, artifacts, temp and .memory in a new one",
     )
     aliases: tuple[str, ...] = Field(
-        default=(), description="further paths of the same files, such as /mnt/user-data/workspace"
+        default=(),
+        description="further paths of the same files: /path for the workspace, /path=name for one "
+        "of its folders; {user} and {chat} are replaced",
     )
 
 
