@@ -40,7 +40,7 @@ def _absolute(value: Path) -> Path:
     text = str(value)
     if text == "~" or text.startswith("~/"):
         value = home() / text[2:]
-    return Path.cwd() / value
+    return value if value.is_absolute() else Path.cwd() / value
 
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]

@@ -1,0 +1,106 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mcp_sandbox.cli import cli
+
+ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+
+
+def run(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a user would, with an empty home and nothing on stdin."""
+    return subprocess.run(
+        [sys.executable, "-m", "mcp_sandbox", *arguments],
+        env={**ENVIRONMENT, "HOME": str(home)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_help_names_every_command(tmp_path: Path) -> None:
+    done = run("--help", home=tmp_path)
+    assert done.returncode == 0
+    for command in ("stdio", "config", "doctor", "demo", "images"):
+        assert command in done.stdout
+
+
+def test_version_is_the_one_of_the_package(tmp_path: Path) -> None:
+    done = run("--version", home=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("mcp-sandbox 0.")
+
+
+def test_unknown_option_is_a_usage_error(tmp_path: Path) -> None:
+    done = run("config", "--nonsense", home=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--nonsense" in done.stderr
+
+
+def test_unusable_chat_is_a_usage_error(tmp_path: Path) -> None:
+    done = run("stdio", "--chat", "../other", home=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is not usable" in " ".join(done.stderr.split())
+
+
+def test_wrong_configuration_is_one_readable_line(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text("limits:\n  memry: 1g\n")
+    done = run("config", "--config", str(file), home=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"error: {file} line 2: there is no setting 'limits.memry'; did you mean limits.memory? "
+        "`mcp-sandbox config` lists all settings\n"
+    )
+
+
+def test_unknown_backend_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    done = run("config", "--backend", "podman", home=tmp_path)
+    assert done.returncode == 1
+    assert "'docker', 'bubblewrap' or 'unsafe-local'" in done.stderr
+
+
+def test_configuration_as_json_names_every_source(tmp_path: Path) -> None:
+    done = run("config", "--json", "--data", str(tmp_path / "data"), home=tmp_path)
+    settings = json.loads(done.stdout)
+    assert settings["data_dir"]["value"] == str(tmp_path / "data")
+    assert settings["data_dir"]["source"] == "command line"
+    assert settings["limits.memory"]["value"] == "2g"
+    assert settings["limits.memory"]["source"] == "default"
+    assert settings["limits.memory"]["help"]
+
+
+def test_configuration_as_a_table_has_a_line_for_each_setting(tmp_path: Path) -> None:
+    done = run("config", home=tmp_path)
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    keys = {line.split()[0] for line in done.stdout.splitlines()}
+    assert {"setting", "data_dir", "limits.memory", "sessions.idle"} <= keys
+
+
+def test_interrupt_before_the_server_listens_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "mcp_sandbox", "stdio", "--data", str(tmp_path / "data")],
+        env={**ENVIRONMENT, "HOME": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as server:
+        server.send_signal(signal.SIGTERM)
+        output, errors = server.communicate(timeout=30)
+    assert (output, errors) == (b"", b"")
+
+
+@pytest.mark.parametrize("command", ["stdio", "config", "doctor", "demo", "images"])
+def test_every_command_explains_itself(command: str) -> None:
+    result = CliRunner().invoke(cli, [command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.stdout

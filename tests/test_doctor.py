@@ -1,0 +1,121 @@
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+from rich.console import Console
+
+from mcp_sandbox.config import Config, DockerConfig, WorkspaceConfig
+from mcp_sandbox.doctor import Check, Report, examine, render
+from mcp_sandbox.doctor.machine import examine_machine
+from mcp_sandbox.doctor.places import examine_engine, examine_place
+from mcp_sandbox.doctor.versions import holes_of, remedy
+
+
+@pytest.mark.parametrize(
+    ("program", "version", "names"),
+    [
+        ("runc", "1.1.5+ds1-1+deb12u1", ["CVE-2024-21626", "CVE-2025-31133"]),
+        ("runc", "1.1.15", ["CVE-2025-31133"]),
+        ("runc", "1.2.7", ["CVE-2025-31133"]),
+        ("runc", "1.2.8", []),
+        ("runc", "1.3.2", ["CVE-2025-31133"]),
+        ("runc", "v1.3.3", []),
+        ("runc", "2.0.0", []),
+        ("containerd", "1.6.20~ds1", ["CVE-2024-40635"]),
+        ("containerd", "v2.1.1", []),
+        ("docker", "20.10.24+dfsg1", ["CVE-2024-24557", "CVE-2025-54410"]),
+        ("docker", "27.5.1", ["CVE-2025-54410"]),
+        ("docker", "28.2.2", []),
+        ("docker", "dev", []),
+    ],
+)
+def test_known_holes_of_a_version(program: str, version: str, names: list[str]) -> None:
+    assert [hole.names.split(",")[0] for hole in holes_of(program, version)] == names
+
+
+def test_distribution_build_is_not_called_vulnerable_for_sure() -> None:
+    text = "1.1.5+ds1-1+deb12u1"
+    assert "security tracker" in remedy("runc", text, holes_of("runc", text))
+    assert "security tracker" not in remedy("runc", "1.1.5", holes_of("runc", "1.1.5"))
+    assert "1.3.3 or 1.4.0 or newer" in remedy("runc", "1.1.5", holes_of("runc", "1.1.5"))
+
+
+def test_this_machine_can_be_examined(tmp_path: Path) -> None:
+    checks = examine_machine(Config(data_dir=tmp_path / "not/there/yet"))
+    assert [check.name for check in checks if check.status == "fail"] == []
+    assert [check for check in checks if check.status == "warn" and not check.remedy] == []
+
+
+def test_full_disk_is_a_failure_with_a_remedy(tmp_path: Path) -> None:
+    config = Config(data_dir=tmp_path, workspace=WorkspaceConfig(min_free=1 << 60))
+    (disk,) = (check for check in examine_machine(config) if check.name == "data directory")
+    assert disk.status == "fail"
+    assert "min_free" in disk.remedy
+
+
+def test_table_shows_the_remedy_below_the_finding() -> None:
+    bad = Check("docker", "backend", "fail", "it is off", "start it")
+    stream = io.StringIO()
+    render(Report(checks=(bad,), usable=()), Console(file=stream, width=120))
+    lines = [line.strip() for line in stream.getvalue().splitlines()]
+    assert lines[1].endswith("it is off")
+    assert lines[2] == "→ start it"
+    assert lines[-1].startswith("No sandbox works here")
+
+
+async def test_engine_that_does_not_answer_is_a_failure_with_a_remedy(tmp_path: Path) -> None:
+    docker = DockerConfig(host=f"unix://{tmp_path}/absent.sock")
+    config = Config(data_dir=tmp_path / "data", docker=docker)
+    with anyio.fail_after(30):
+        assert await examine_engine(config) == []
+        (check,) = await examine_place("docker", config)
+    assert check.status == "fail"
+    assert "absent.sock" in check.remedy
+
+
+@pytest.mark.docker
+async def test_docker_runs_code_and_says_which_limits_hold(tmp_path: Path) -> None:
+    with anyio.fail_after(50):
+        engine = await examine_engine(Config(data_dir=tmp_path / "data"))
+        checks = await examine_place("docker", Config(data_dir=tmp_path / "data"))
+    assert {"docker version", "runc version", "limits"} <= {check.name for check in engine}
+    assert {check.status for check in checks} == {"ok"}
+    assert "42" in next(check.found for check in checks if check.name == "print(6*7)")
+    assert "memory" in next(check.found for check in checks if check.name == "limits that hold")
+
+
+@pytest.mark.bubblewrap
+async def test_bubblewrap_runs_code_and_says_which_limits_hold(tmp_path: Path) -> None:
+    with anyio.fail_after(50):
+        checks = await examine_place("bubblewrap", Config(data_dir=tmp_path / "data"))
+    assert {check.status for check in checks} == {"ok"}
+    assert "memory" in next(check.found for check in checks if check.name == "limits that hold")
+
+
+@pytest.mark.bubblewrap
+async def test_one_isolating_backend_is_enough(tmp_path: Path) -> None:
+    docker = DockerConfig(host=f"unix://{tmp_path}/absent.sock")
+    with anyio.fail_after(50):
+        report = await examine(Config(data_dir=tmp_path / "data", docker=docker))
+    assert report.usable == ("bubblewrap",)
+    assert [c for c in report.checks if c.status != "ok" and not c.remedy] == []
+
+
+@pytest.mark.bubblewrap
+def test_command_prints_json_and_succeeds(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mcp_sandbox", "doctor", "--json", "--data", str(tmp_path / "d")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert "bubblewrap" in answer["usable"]
+    assert {"area", "name", "status", "found", "remedy"} == set(answer["checks"][0])
