@@ -1,0 +1,116 @@
+"""What a search for lines is asked for and what it found: the same for both engines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from mcp_sandbox.runner.paths import TEMPORARY, relative
+from mcp_sandbox.runner.protocol import OpError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_TEXT = 500
+MAX_BYTES = 8 * 1024 * 1024
+
+
+class Query(NamedTuple):
+    """Look for `pattern` below the directory `base`, or in its file `only`.
+
+    `shown` is the path as the caller meant it; `glob` is normalized, or empty for all files.
+    """
+
+    pattern: str
+    shown: str
+    base: str
+    only: str
+    glob: str
+    ignore_case: bool
+    context: int
+    limit: int
+
+    def name(self, path: str) -> str:
+        """How results name a path relative to `base`."""
+        return relative(self.shown if self.only else f"{self.shown.rstrip('/')}/{path}")
+
+
+def usable(pattern: str) -> str:
+    """The pattern.
+
+    Raises:
+        OpError: it is empty, or spans lines.
+    """
+    if not pattern or "\n" in pattern or "\0" in pattern:
+        raise OpError(
+            "invalid", "the pattern is empty or holds a line break: patterns match within one line"
+        )
+    return pattern
+
+
+def wanted(*, git: bool) -> Callable[[str], bool]:
+    """Whether a name is looked at: not our own unfinished files, .git only with `git`."""
+    return lambda name: (git or name != ".git") and not name.startswith(TEMPORARY)
+
+
+class Found:
+    """Matching lines, with the lines around them, up to a limit of matches."""
+
+    def __init__(self, limit: int, context: int) -> None:
+        self.matches = 0
+        self.files = 0
+        self.truncated = False
+        self._limit = limit
+        self._context = context
+        self._lines: list[str] = []
+        self._size = 0
+        self._kept = 0
+        self._path = ""
+        self._last_line = 0
+        self._last_match = 0
+        self._before_file = (0, 0, 0)
+
+    def add(self, path: str, number: int, text: str, *, match: bool) -> bool:
+        """Take the next line, in order of path and number; False when no more are wanted."""
+        if (match and self.matches >= self._limit) or self._size > MAX_BYTES:
+            self.truncated = True
+            return False
+        self._separate(path, number)
+        self._append(path, number, text, match=match)
+        if match:
+            self.files += path != self._path or not self._last_match
+            self.matches += 1
+            self._last_match = number
+        if match or (self._last_match and number <= self._last_match + self._context):
+            self._kept = len(self._lines)
+        self._path, self._last_line = path, number
+        return True
+
+    def _separate(self, path: str, number: int) -> None:
+        if path != self._path:
+            self._before_file = (len(self._lines), self.matches, self.files)
+            self._last_match = 0
+        elif number == self._last_line + 1:
+            return
+        if self._context and self._lines:
+            self._lines.append("--")
+
+    def _append(self, path: str, number: int, text: str, *, match: bool) -> None:
+        sign = ":" if match else "-"
+        text = text.removesuffix("\r")
+        cut = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " [...]"
+        line = f"{path}{sign}{number}{sign}{cut}"
+        self._lines.append(line)
+        self._size += len(line)
+
+    def drop(self, path: str) -> None:
+        """Forget what was found in this file, the last one: it is binary after all."""
+        if path == self._path:
+            kept, self.matches, self.files = self._before_file
+            del self._lines[kept:]
+            self._kept = kept
+            self._path = ""
+
+    def text(self) -> str:
+        """The lines, each with its newline. A cut result ends with its last match's context."""
+        lines = self._lines[: self._kept] if self.truncated else self._lines
+        return "".join(f"{line}\n" for line in lines)

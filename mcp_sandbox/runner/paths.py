@@ -1,0 +1,130 @@
+r"""Which file a caller's path means, and how a path is shown.
+
+Relative paths are under the workspace, absolute ones anywhere, `~` is the home. Paths are text
+with undecodable bytes as lone surrogates. Shown paths have control characters, undecodable bytes
+and invisible direction marks as \xNN of their UTF-8 bytes; a path may be given in the shown form.
+Everything here happens inside the sandbox: the kernel confines it, not this file.
+"""
+
+from __future__ import annotations
+
+import os
+import os.path
+
+from mcp_sandbox.runner.protocol import OpError
+
+MAX_PATH = 4095
+TEMPORARY = ".~mcp-"
+# Line and paragraph separators and marks that change the direction of what follows.
+_INVISIBLE = frozenset(
+    "\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+)
+
+
+def workspace() -> str:
+    """The directory that relative paths are under."""
+    return os.environ.get("MCP_SANDBOX_WORKSPACE", "/workspace")
+
+
+def home() -> str:
+    """The directory that `~` means."""
+    return os.environ.get("MCP_SANDBOX_HOME", "/home/sandbox")
+
+
+def show(path: str) -> str:
+    """The path as safe text on one line."""
+    if path.isascii() and path.isprintable():
+        return path
+    return "".join(map(_show_character, path))
+
+
+def _show_character(char: str) -> str:
+    code = ord(char)
+    if code >= 0xA0 and not 0xD800 <= code < 0xE000 and char not in _INVISIBLE:
+        return char
+    if 0x20 <= code < 0x7F:
+        return char
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
+
+
+def relative(path: str) -> str:
+    """How results name `path`: relative to the workspace when beneath it, else absolute; shown."""
+    base = workspace()
+    if path == base:
+        return "."
+    return show(path[len(base) + 1 :] if path.startswith(base + "/") else path)
+
+
+def resolve(given: str) -> str:
+    """The absolute path that a caller means. Links are left for the kernel to follow.
+
+    Raises:
+        OpError: empty, too long, holding NUL, or a user's home other than ours.
+    """
+    _check(given)
+    path = _absolute(given)
+    if "\\x" in path and not os.path.lexists(path):
+        shown = _unshow(path)
+        path = shown if os.path.lexists(shown) else path
+    if ".." in path.split("/"):
+        # Only the kernel knows where ".." leads after a link.
+        head, tail = os.path.split(path.rstrip("/"))
+        path = os.path.realpath(path if tail == ".." else head)
+        path = path if tail == ".." else os.path.join(path, tail)
+    # POSIX leaves a leading "//" to the system; on Linux it is "/".
+    return "/" + os.path.normpath(path).lstrip("/")
+
+
+def _check(given: str) -> None:
+    if not given or "\0" in given:
+        raise OpError("invalid", "the path is empty or holds a NUL byte: give a usable path")
+    try:
+        size = len(os.fsencode(given))
+    except UnicodeEncodeError as exc:
+        raise OpError("invalid", "the path is not valid text: check its characters") from exc
+    if size > MAX_PATH:
+        raise OpError("invalid", f"the path is longer than {MAX_PATH} bytes: give a shorter one")
+
+
+def _absolute(given: str) -> str:
+    if given == "~" or given.startswith("~/"):
+        return home() + given[1:]
+    return os.path.join(workspace(), given)
+
+
+def _unshow(path: str) -> str:
+    """The path that `show` shows as `path`."""
+    first, *rest = os.fsencode(path).split(b"\\x")
+    parts = [first]
+    for part in rest:
+        try:
+            byte = bytes.fromhex(part[:2].decode("ascii")) if len(part) > 1 else b""
+        except ValueError:
+            byte = b""
+        plain = byte in (b"", b"\0", b"/") or 0x20 <= byte[0] < 0x7F
+        parts.append(b"\\x" + part if plain else byte + part[2:])
+    return os.fsdecode(b"".join(parts))
+
+
+def protect(path: str, doing: str) -> None:
+    """Refuse to touch the workspace, the home, the root or a directory that holds one of them.
+
+    Raises:
+        OpError: `path` is one of them.
+    """
+    mine = _identity(path)
+    for kept in (workspace(), home()):
+        real = os.path.realpath(kept)
+        if path == "/" or mine == _identity(real) or (real + "/").startswith(path + "/"):
+            raise OpError(
+                "invalid",
+                f"{show(path)} cannot be {doing}: name something inside it instead",
+            )
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

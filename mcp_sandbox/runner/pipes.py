@@ -1,0 +1,71 @@
+"""Moves bytes between pipes and files, with memory bounded by one chunk."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from mcp_sandbox.runner.protocol import OpError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHUNK = 256 * 1024
+
+
+def chunks(source: int) -> Iterator[bytes]:
+    """What `source` holds, until its end."""
+    while data := os.read(source, CHUNK):
+        yield data
+
+
+def take(source: int, limit: int) -> bytes:
+    """Everything in `source`.
+
+    Raises:
+        OpError: it is over `limit` bytes.
+    """
+    parts, size = [], 0
+    for data in chunks(source):
+        parts.append(data)
+        size += len(data)
+        if size > limit:
+            raise OpError("too_large", f"more than {limit} bytes were given: send less at once")
+    return b"".join(parts)
+
+
+def put(target: int, data: bytes) -> int:
+    """Write all of `data`; returns its size."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(target, rest) :]
+    return len(data)
+
+
+def copy(source: int, target: int) -> int:
+    """Write all of `source` to `target`; returns the size."""
+    return sum(put(target, data) for data in chunks(source))
+
+
+def send(source: int, target: int, start: int, length: int) -> int:
+    """Write `length` bytes of a file from `start`, or fewer if it ends; returns how many."""
+    sent = 0
+    try:
+        while sent < length:
+            step = os.sendfile(target, source, start + sent, min(length - sent, 64 * CHUNK))
+            if step == 0:
+                break
+            sent += step
+    except BrokenPipeError:
+        raise
+    except OSError:
+        # Files of /proc and some file systems cannot feed a pipe directly.
+        sent += _send_by_reading(source, target, start + sent, length - sent)
+    return sent
+
+
+def _send_by_reading(source: int, target: int, start: int, length: int) -> int:
+    sent = 0
+    while sent < length and (data := os.pread(source, min(length - sent, CHUNK), start + sent)):
+        sent += put(target, data)
+    return sent

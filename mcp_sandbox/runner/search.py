@@ -1,0 +1,101 @@
+"""Finds files by glob and lines by regular expression.
+
+Both skip `.git` unless the glob names it, look at hidden files, follow no links and heed no ignore
+file. Lines are found by ripgrep where there is one, else by Python, with equal results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from mcp_sandbox.runner import pipes
+from mcp_sandbox.runner.alarm import TimeLimit, TimeUp
+from mcp_sandbox.runner.listing import MAX_LIMIT, join, open_directory
+from mcp_sandbox.runner.matches import Found, Query, usable, wanted
+from mcp_sandbox.runner.paths import relative, resolve
+from mcp_sandbox.runner.reading import open_regular
+from mcp_sandbox.runner.walk import Budget, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mcp_sandbox.runner.call import Call
+
+SECONDS = 10.0
+
+
+def glob(call: Call) -> dict[str, Any]:
+    """Send the paths of the files whose path matches a glob, newest first."""
+    # Only searches need regular expressions, and they take some milliseconds to import.
+    from mcp_sandbox.runner.globs import compile_glob, names_git, normalize  # noqa: PLC0415
+
+    base = resolve(call.text("path", "."))
+    limit = call.number("limit", 500, low=1, high=MAX_LIMIT)
+    pattern = normalize(call.text("pattern"), base)
+    budget = Budget(seconds=SECONDS)
+    found = _matching(base, compile_glob(pattern), budget, git=names_git(pattern))
+    found.sort(key=lambda row: (-row[0], row[1]))
+    shown = [relative(join(base, path)) for _, path in found[:limit]]
+    pipes.put(call.stdout, json.dumps(shown).encode())
+    return {"total": len(found), "truncated": budget.spent or len(found) > limit}
+
+
+def grep(call: Call) -> dict[str, Any]:
+    """Send `file:line:text` of the lines that a regular expression matches, by path and line."""
+    from mcp_sandbox.runner import ripgrep, scan  # noqa: PLC0415
+
+    query = _query(call)
+    found = Found(query.limit, query.context)
+    try:
+        with TimeLimit(SECONDS):
+            if not ripgrep.search(query, found):
+                scan.search(query, found)
+    except TimeUp:
+        found.truncated = True
+    pipes.put(call.stdout, found.text().encode("utf-8", "replace"))
+    return {"matches": found.matches, "files": found.files, "truncated": found.truncated}
+
+
+def _query(call: Call) -> Query:
+    from mcp_sandbox.runner.globs import normalize  # noqa: PLC0415
+
+    path = resolve(call.text("path", "."))
+    base, only = (path, "") if os.path.isdir(path) else os.path.split(os.path.realpath(path))
+    if only:
+        os.close(open_regular(path)[0])
+    glob_text = call.text("glob", "")
+    return Query(
+        pattern=usable(call.text("pattern")),
+        shown=path,
+        base=base,
+        only=only,
+        glob=normalize(glob_text, base) if glob_text and not only else "",
+        ignore_case=call.flag("ignore_case"),
+        context=call.number("context", 0, high=50),
+        limit=call.number("limit", 200, low=1, high=100_000),
+    )
+
+
+def _matching(
+    base: str, matches: Callable[[str], bool], budget: Budget, *, git: bool
+) -> list[tuple[int, str]]:
+    """Time of change and path of what is no directory and matches."""
+    found: list[tuple[int, str]] = []
+    try:
+        with TimeLimit(SECONDS):
+            for path, entry, _ in walk(open_directory(base), 100_000, budget, wanted(git=git)):
+                if not entry.is_dir(follow_symlinks=False) and matches(path):
+                    found += _dated(path, entry)
+    except TimeUp:
+        budget.spent = True
+    return found
+
+
+def _dated(path: str, entry: os.DirEntry[str]) -> list[tuple[int, str]]:
+    """Time of change and path, nothing for an entry that vanished."""
+    try:
+        return [(entry.stat(follow_symlinks=False).st_mtime_ns, path)]
+    except OSError:
+        return []

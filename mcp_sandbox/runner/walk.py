@@ -1,0 +1,180 @@
+"""Walks directory trees by file descriptor: no link is followed, no depth is too deep.
+
+Nothing recurses and no path is built for the kernel, so trees deeper than PATH_MAX work.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from time import monotonic
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_KEEP_OPEN = 128
+
+_KINDS = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "link",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+}
+
+
+def kind_of(mode: int) -> str:
+    """The word for a file's type."""
+    return _KINDS.get(stat.S_IFMT(mode), "device")
+
+
+class Moved(OSError):
+    """A directory was moved away while we were in it."""
+
+
+class Descent:
+    """The directories from a root to where we are. Deep ones are closed and found again by "..".
+
+    Takes over `root`, an open directory.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._fds: list[int] = [root]
+        self._identities = [_identity(root)]
+
+    @property
+    def fd(self) -> int:
+        """The directory where we are."""
+        return self._fds[-1]
+
+    @property
+    def depth(self) -> int:
+        """How many levels below the root we are."""
+        return len(self._fds) - 1
+
+    def down(self, name: str) -> None:
+        """Enter a directory of this one.
+
+        Raises:
+            OSError: it is no directory (any more) or may not be read.
+        """
+        fd = os.open(name, OPEN_DIRECTORY, dir_fd=self.fd)
+        self._fds.append(fd)
+        self._identities.append(_identity(fd))
+        stale = len(self._fds) - _KEEP_OPEN
+        if stale > 0 and self._fds[stale] >= 0:
+            os.close(self._fds[stale])
+            self._fds[stale] = -1
+
+    def up(self) -> None:
+        """Go back to the directory above.
+
+        Raises:
+            Moved: it is not where it was.
+        """
+        if self._fds[-2] < 0:
+            above = os.open("..", OPEN_DIRECTORY, dir_fd=self.fd)
+            if _identity(above) != self._identities[-2]:
+                os.close(above)
+                raise Moved(f"a directory moved while it was read: {self.depth} levels down")
+            self._fds[-2] = above
+        os.close(self._fds.pop())
+        self._identities.pop()
+
+    def close(self) -> None:
+        """Close every directory."""
+        while self._fds:
+            fd = self._fds.pop()
+            if fd >= 0:
+                os.close(fd)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+class Budget:
+    """How much of a tree may be looked at; `spent` says that there was more."""
+
+    def __init__(self, entries: int = 200_000, seconds: float = 10.0) -> None:
+        self._left = entries
+        self._end = monotonic() + seconds
+        self.spent = False
+
+    def take(self) -> bool:
+        """Whether one more entry may be looked at."""
+        self._left -= 1
+        if self._left < 0 or (self._left % 256 == 0 and monotonic() > self._end):
+            self.spent = True
+        return not self.spent
+
+
+def walk(
+    root: int, depth: int, budget: Budget, wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, os.DirEntry[str], int]]:
+    """Path, entry and open directory of everything at most `depth` levels below `root`.
+
+    Entries whose name is not `wanted` are passed over with all they hold. Takes over `root`, an
+    open directory. An entry is valid until the next one is asked for. What cannot be read or
+    vanishes is left out.
+    """
+    descent = Descent(root)
+    pending: list[tuple[str, list[str]]] = []
+    prefix = ""
+    try:
+        while True:
+            directories: list[str] = []
+            for entry in _entries(descent.fd, budget):
+                if wanted(entry.name):
+                    yield prefix + entry.name, entry, descent.fd
+                    if entry.is_dir(follow_symlinks=False):
+                        directories.append(entry.name)
+            pending.append((prefix, directories if len(pending) + 1 < depth else []))
+            found = _next_directory(descent, pending, budget)
+            if found is None:
+                return
+            prefix = found
+    finally:
+        descent.close()
+
+
+def _entries(fd: int, budget: Budget) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(fd) as found:
+            for entry in found:
+                if not budget.take():
+                    return
+                yield entry
+    except PermissionError:
+        return
+
+
+def _next_directory(
+    descent: Descent, pending: list[tuple[str, list[str]]], budget: Budget
+) -> str | None:
+    """Enter the next directory to be read; its path with a slash, None at the end."""
+    while pending and not budget.spent:
+        prefix, names = pending[-1]
+        if names:
+            name = names.pop()
+            try:
+                descent.down(name)
+            except OSError:
+                continue
+            return f"{prefix}{name}/"
+        pending.pop()
+        if pending and not _go_up(descent, budget):
+            return None
+    return None
+
+
+def _go_up(descent: Descent, budget: Budget) -> bool:
+    try:
+        descent.up()
+    except OSError:
+        budget.spent = True
+        return False
+    return True
