@@ -8,6 +8,8 @@ import json
 import logging
 import signal
 import sys
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +20,7 @@ from rich.table import Table
 
 from mcp_sandbox import app
 from mcp_sandbox.config import Loaded, load_config
-from mcp_sandbox.errors import InvalidArgument, SandboxError
+from mcp_sandbox.errors import ImageMissing, InvalidArgument, SandboxError
 from mcp_sandbox.models import ChatId
 
 logger = logging.getLogger("mcp_sandbox")
@@ -175,18 +177,70 @@ def build(
     name: Annotated[str, typer.Argument(help="Which image to build.")] = "base",
     ca_bundle: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Certificates to trust while building."),
+        typer.Option(
+            metavar="FILE", help="Certificates to trust while building.", show_default=False
+        ),
     ] = None,
     from_packages: Annotated[
-        bool, typer.Option("--from-packages", help="Make the Debian base here; needs mmdebstrap.")
+        bool,
+        typer.Option("--from-packages", help="Make the Debian base here; needs root, mmdebstrap."),
     ] = False,
     config: ConfigFile = None,
 ) -> None:
-    """Build a sandbox image."""
-    from mcp_sandbox.backends.docker import images as builder
+    """Build a sandbox image; it must be built again after an update of mcp-sandbox."""
+    from mcp_sandbox.backends.docker import images as room
+
+    work = partial(
+        room.build,
+        name,
+        ca_bundle=ca_bundle,
+        from_packages=from_packages,
+        progress=lambda line: print(line, file=sys.stderr, flush=True),
+        config=_load(config).config.docker,
+    )
+    print(f"built {anyio.run(work)}")
+
+
+@images.command(name="list")
+def list_images(as_json: AsJson = False, config: ConfigFile = None) -> None:
+    """List the sandbox images of the engine."""
+    from mcp_sandbox.backends.docker import images as room
+
+    rows = anyio.run(room.list_images, _load(config).config.docker)
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows]))
+        return
+    table = Table("image", "id", "size", "runner", box=None)
+    for row in rows:
+        state = "current" if row.current else "outdated; run: mcp-sandbox images build"
+        table.add_row(row.name, row.id.removeprefix("sha256:")[:12], f"{row.size_mb} MB", state)
+    console().print(table)
+
+
+@images.command()
+def check(as_json: AsJson = False, config: ConfigFile = None) -> None:
+    """Run the image once, and print the version of each tool that it should have."""
+    from mcp_sandbox.backends.docker import images as room
 
     settings = _load(config).config.docker
-    raise NotImplementedError(builder, settings, name, ca_bundle, from_packages)
+    tools = anyio.run(room.check, settings)
+    current = [row.name for row in anyio.run(room.list_images, settings) if row.current]
+    if as_json:
+        print(json.dumps({tool.name: tool.version for tool in tools}))
+    else:
+        table = Table("tool", "version", box=None)
+        for tool in tools:
+            table.add_row(tool.name, tool.version or ("missing" if tool.required else "not there"))
+        console().print(table)
+    if settings.image not in current:
+        raise ImageMissing(
+            f"{settings.image} has the runner of another version; run: mcp-sandbox images build"
+        )
+    missing = [tool.name for tool in tools if tool.required and not tool.version]
+    if missing:
+        raise ImageMissing(
+            f"{settings.image} lacks {', '.join(missing)}; run: mcp-sandbox images build"
+        )
 
 
 if __name__ == "__main__":

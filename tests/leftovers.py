@@ -9,15 +9,13 @@ from pathlib import Path
 import docker
 from docker.errors import DockerException, NotFound
 
-GRACE_S = 5.0
 
-
-def remove(base: Path) -> list[str]:
+def remove(base: Path, *, grace_s: float = 5.0) -> list[str]:
     """Remove what lives on data beneath `base` and return a line for each thing found.
 
     What is just ending gets a few seconds to do so.
     """
-    deadline = time.monotonic() + GRACE_S
+    deadline = time.monotonic() + grace_s
     while found := [*_containers(base), *_processes(base), *_mounts(base)]:
         if time.monotonic() > deadline:
             break

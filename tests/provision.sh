@@ -89,4 +89,4 @@ if ! engine_answers; then
   configure_engine
   start_engine
 fi
-if ! .venv/bin/mcp-sandbox images check base >/dev/null 2>&1; then build_image; fi
+if ! .venv/bin/mcp-sandbox images check >/dev/null 2>&1; then build_image; fi

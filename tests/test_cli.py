@@ -104,3 +104,21 @@ def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(cli, [command, "--help"])
     assert result.exit_code == 0
     assert "Usage" in result.stdout
+
+
+@pytest.mark.docker
+def test_image_is_listed_and_has_its_tools(tmp_path: Path) -> None:
+    listed = json.loads(run("images", "list", "--json", home=tmp_path).stdout)
+    assert "mcp-sandbox/base:latest" in [row["name"] for row in listed if row["current"]]
+    checked = run("images", "check", "--json", home=tmp_path)
+    assert checked.returncode == 0, checked.stderr
+    assert json.loads(checked.stdout)["ripgrep"].startswith("ripgrep")
+
+
+@pytest.mark.docker
+def test_image_without_our_runner_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    file = tmp_path / "mcp-sandbox.yaml"
+    file.write_text("docker:\n  image: mcp-sandbox/nothing:here\n")
+    done = run("images", "check", "--config", str(file), home=tmp_path)
+    assert done.returncode == 1
+    assert "run: mcp-sandbox images build" in done.stderr
