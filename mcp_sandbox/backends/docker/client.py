@@ -1,0 +1,364 @@
+"""The only file that talks through Docker's library: calls in threads, errors translated once.
+
+Every call has a time limit. What an absent thing means is said per method; any other failure of
+the engine becomes an error of ours with a remedy.
+"""
+
+import shutil
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeVar, cast
+
+import anyio
+import docker
+import requests
+from anyio import CapacityLimiter, to_thread
+from docker import errors as docker_errors
+from docker.tls import TLSConfig
+
+from mcp_sandbox.backends.docker.complaints import explain_refusal, explain_silence
+from mcp_sandbox.backends.docker.engine import Engine, Tls
+from mcp_sandbox.errors import ImageMissing, SandboxGone
+
+T = TypeVar("T")
+_TIMEOUT_S = 60
+_BUILD_TIMEOUT_S = 1800
+_CHUNK = 1024 * 1024
+_CALLS_AT_ONCE = 16
+# The engine starts about five containers a second; more at once only wait longer for each other.
+_STARTS_AT_ONCE = 4
+
+
+class Connection:
+    """A connection to one engine, which is looked for and connected at the first call."""
+
+    def __init__(self, find: Callable[[], Engine]) -> None:
+        self._find = find
+        self._engine: Engine | None = None
+        self._limiter = CapacityLimiter(_CALLS_AT_ONCE)
+        self._connecting = anyio.Lock()
+        self._api: docker.APIClient | None = None
+        self._info: dict[str, Any] | None = None
+
+    async def aclose(self) -> None:
+        """Close what is open; a later call connects again."""
+        api, self._api = self._api, None
+        if api is not None:
+            await to_thread.run_sync(api.close)
+
+    async def engine(self) -> Engine:
+        """The engine's address.
+
+        Raises:
+            ConfigError: the address or the context cannot be used.
+        """
+        if self._engine is None:
+            self._engine = await to_thread.run_sync(self._find, limiter=self._limiter)
+        return self._engine
+
+    async def info(self) -> dict[str, Any]:
+        """What the engine says of itself and its machine; asked once."""
+        info = self._info
+        if info is None:
+            info = self._info = await self.call(lambda api: api.info())
+        return info
+
+    async def call(self, work: Callable[[docker.APIClient], T]) -> T:
+        """Run `work` in a thread.
+
+        Raises:
+            BackendUnavailable: the engine does not answer or refuses, and no error says it better.
+        """
+        engine = await self.engine()
+        api = await self._connected(engine)
+
+        def job() -> T:
+            with _translated(engine):
+                return work(api)
+
+        return await to_thread.run_sync(job, limiter=self._limiter)
+
+    async def _connected(self, engine: Engine) -> docker.APIClient:
+        async with self._connecting:
+            if self._api is None:
+                self._api = await to_thread.run_sync(_connect, engine, limiter=self._limiter)
+            return self._api
+
+
+class Containers:
+    """Containers and their networks."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._call = connection.call
+        self._starts = CapacityLimiter(_STARTS_AT_ONCE)
+
+    async def launch(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Create and start a container; returns its inspection.
+
+        Raises:
+            ImageMissing: the image has gone.
+            SandboxGone: it ended at once.
+        """
+
+        def work(api: docker.APIClient) -> dict[str, Any]:
+            container = _create(api, body, name)
+            api.start(container)
+            return _inspect(api, container)
+
+        async with self._starts:
+            return await self._call(work)
+
+    async def inspect(self, name: str) -> dict[str, Any]:
+        """The inspection of a container.
+
+        Raises:
+            SandboxGone: there is none of this name.
+        """
+        return await self._call(lambda api: _inspect(api, name))
+
+    async def labelled(self, labels: Sequence[str]) -> list[dict[str, Any]]:
+        """Summaries of the containers, running or not, that carry all of `labels`."""
+        return await self._call(
+            lambda api: cast(
+                "list[dict[str, Any]]", api.containers(all=True, filters={"label": list(labels)})
+            )
+        )
+
+    async def remove(self, name: str) -> None:
+        """Kill and remove a container; returns when it is gone, also if it was before."""
+        await self._call(lambda api: _remove(api, name))
+
+    async def run(self, body: dict[str, Any], *, timeout_s: int) -> tuple[int, str]:
+        """Run a container to its end and remove it; returns its exit code and what it printed."""
+
+        def work(api: docker.APIClient) -> tuple[int, str]:
+            container = _create(api, body, None)
+            try:
+                api.start(container)
+                code = api.wait(container, timeout=timeout_s)["StatusCode"]
+                return code, api.logs(container).decode(errors="replace")
+            finally:
+                api.remove_container(container, force=True)
+
+        return await self._call(work)
+
+    async def prepare_exec(self, name: str, command: list[str], *, forget: str) -> str:
+        """Prepare a program in a container; returns the API path that starts it.
+
+        It sees the container's environment except the variable `forget`.
+
+        Raises:
+            SandboxGone: the container does not run.
+        """
+
+        def work(api: docker.APIClient) -> str:
+            try:
+                prepared = api.exec_create(
+                    name, command, stdin=True, environment=[forget], workdir="/"
+                )
+            except docker_errors.APIError as exc:
+                if exc.status_code in (requests.codes.not_found, requests.codes.conflict):
+                    raise _gone(name) from exc
+                raise
+            return f"/v{api.api_version}/exec/{prepared['Id']}/start"
+
+        return await self._call(work)
+
+    async def create_network(self, name: str, labels: dict[str, str]) -> None:
+        """Create a bridge network whose members do not reach each other.
+
+        Raises:
+            CapacityReached: the engine has no address range left.
+        """
+        await self._call(
+            lambda api: api.create_network(
+                name,
+                driver="bridge",
+                options={"com.docker.network.bridge.enable_icc": "false"},
+                check_duplicate=True,
+                internal=False,
+                labels=labels,
+                enable_ipv6=False,
+            )
+        )
+
+    async def remove_network(self, name: str) -> None:
+        """Remove a network; absent is fine."""
+
+        def work(api: docker.APIClient) -> None:
+            try:
+                api.remove_network(name)
+            except docker_errors.NotFound:
+                return
+
+        await self._call(work)
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image: its content address, labels, names, size in bytes."""
+
+    id: str
+    labels: dict[str, str]
+    names: tuple[str, ...]
+    size: int
+
+
+class Images:
+    """What containers start from."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._call = connection.call
+
+    async def find(self, name: str) -> Image:
+        """The image of that name.
+
+        Raises:
+            ImageMissing: the engine has none.
+        """
+
+        def work(api: docker.APIClient) -> Image:
+            found = cast("Any", api).inspect_image(name)
+            labels = found["Config"].get("Labels") or {}
+            return Image(found["Id"], labels, tuple(found["RepoTags"] or ()), found["Size"])
+
+        return await self._call(work)
+
+    async def labelled(self, label: str, *, dangling: bool = False) -> list[Image]:
+        """The images that carry a label; with `dangling` those without a name."""
+
+        def work(api: docker.APIClient) -> list[Image]:
+            filters: dict[str, Any] = {"label": label, "dangling": dangling}
+            return [
+                Image(row["Id"], row["Labels"] or {}, tuple(row["RepoTags"] or ()), row["Size"])
+                for row in api.images(filters=filters)
+            ]
+
+        return await self._call(work)
+
+    async def build(
+        self, context: IO[bytes], tag: str, arguments: dict[str, str], say: Callable[[str], None]
+    ) -> None:
+        """Build from a tar file; `say` gets each line of progress, in another thread.
+
+        Raises:
+            BackendUnavailable: a step failed.
+        """
+
+        def work(api: docker.APIClient) -> None:
+            for event in api.build(
+                fileobj=context,
+                custom_context=True,
+                tag=tag,
+                buildargs=arguments,
+                network_mode="host",
+                rm=True,
+                forcerm=True,
+                decode=True,
+                timeout=_BUILD_TIMEOUT_S,
+            ):
+                _report(event, say)
+
+        await self._call(work)
+
+    async def load(self, tar: Path, repository: str, tag: str, changes: list[str]) -> None:
+        """Make an image of one layer from a tar file of a root directory."""
+
+        def work(api: docker.APIClient) -> None:
+            with tar.open("rb") as file:
+                # An iterator: of a file the library would claim chunks and send none.
+                chunks = iter(lambda: file.read(_CHUNK), b"")
+                api.import_image_from_stream(chunks, repository, tag, changes)
+
+        await self._call(work)
+
+    async def remove(self, image: str) -> None:
+        """Remove an image unless a container or another image needs it; absent is fine."""
+
+        def work(api: docker.APIClient) -> None:
+            try:
+                api.remove_image(image)
+            except docker_errors.APIError as exc:
+                if exc.status_code not in (requests.codes.not_found, requests.codes.conflict):
+                    raise
+
+        await self._call(work)
+
+
+def _connect(engine: Engine) -> docker.APIClient:
+    with _translated(engine):
+        return docker.APIClient(
+            base_url=engine.url,
+            version="auto",
+            timeout=_TIMEOUT_S,
+            tls=_tls(engine.tls) if engine.tls else False,
+            # The user's own ssh knows its keys, agents and hosts.
+            use_ssh_client=shutil.which("ssh") is not None,
+            max_pool_size=_CALLS_AT_ONCE,
+        )
+
+
+def _tls(tls: Tls) -> TLSConfig:
+    certificate = (str(tls.certificate), str(tls.key)) if tls.certificate else None
+    ca = str(tls.ca) if tls.ca else None
+    return TLSConfig(client_cert=certificate, ca_cert=ca, verify=tls.verify)
+
+
+def _create(api: docker.APIClient, body: dict[str, Any], name: str | None) -> str:
+    return cast("str", cast("Any", api).create_container_from_config(body, name)["Id"])
+
+
+def _inspect(api: docker.APIClient, name: str) -> dict[str, Any]:
+    try:
+        return cast("dict[str, Any]", api.inspect_container(name))
+    except docker_errors.NotFound as exc:
+        raise _gone(name) from exc
+
+
+def _remove(api: docker.APIClient, name: str) -> None:
+    try:
+        api.remove_container(name, force=True, v=True)
+    except docker_errors.NotFound:
+        return
+    except docker_errors.APIError as exc:
+        if exc.status_code != requests.codes.conflict:
+            raise
+        _wait_until_removed(api, name)
+
+
+def _wait_until_removed(api: docker.APIClient, name: str) -> None:
+    try:
+        api.wait(name, timeout=_TIMEOUT_S, condition="removed")
+    except docker_errors.NotFound:
+        return
+
+
+def _report(event: dict[str, Any], say: Callable[[str], None]) -> None:
+    if "error" in event:
+        raise explain_refusal(0, f"building the image failed: {event['error']}")
+    for line in event.get("stream", event.get("status", "")).splitlines():
+        if line.strip():
+            say(line.rstrip())
+
+
+def _gone(name: str) -> SandboxGone:
+    return SandboxGone(
+        f"sandbox {name} no longer runs; the next call starts a new one on the same files"
+    )
+
+
+@contextmanager
+def _translated(engine: Engine) -> Generator[None]:
+    try:
+        yield
+    except docker_errors.ImageNotFound as exc:
+        raise ImageMissing(
+            f"the Docker engine has no such image ({exc.explanation}); "
+            "run: mcp-sandbox images build"
+        ) from exc
+    except docker_errors.APIError as exc:
+        raise explain_refusal(exc.status_code or 0, str(exc.explanation or exc)) from exc
+    except (docker_errors.DockerException, requests.RequestException, OSError) as exc:
+        raise explain_silence(engine.url, str(exc)) from exc

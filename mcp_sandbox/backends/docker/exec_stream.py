@@ -1,0 +1,148 @@
+"""A byte channel to the runner through a relay that the engine starts in the container.
+
+For engines whose mounts are not ours: a remote one, a virtual machine, a runtime with its own
+kernel. The engine turns one HTTP request into a stream of frames: a byte for the output (1 or 2),
+three zero bytes, a length, and so many bytes.
+"""
+
+import json
+import struct
+
+import anyio
+from anyio.abc import ByteStream
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from mcp_sandbox.backends.docker.dial import dial
+from mcp_sandbox.backends.docker.engine import Engine
+from mcp_sandbox.errors import SandboxGone
+
+_HEADER = struct.Struct(">BxxxL")
+_STDOUT, _STDERR = 1, 2
+_MAX_HEAD = 16 * 1024
+_MAX_COMPLAINT = 4096
+_MAX_EARLY = 1024 * 1024
+_CONNECTED = b"connected\n"
+
+
+class ExecStream(ByteStream):
+    """Standard input and output of a program in a container, as one stream."""
+
+    def __init__(self, raw: ByteStream) -> None:
+        self._raw = raw
+        self._source = BufferedByteReceiveStream(raw)
+        self._output_left = 0
+        self._early = bytearray()
+        self.complaint = bytearray()
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        if self._early:
+            taken = bytes(self._early[:max_bytes])
+            del self._early[:max_bytes]
+            return taken
+        while not self._output_left:
+            await self._next_frame()
+        data = await self._source.receive(min(max_bytes, self._output_left))
+        self._output_left -= len(data)
+        return data
+
+    async def send(self, item: bytes) -> None:
+        await self._raw.send(item)
+
+    async def send_eof(self) -> None:
+        try:
+            await self._raw.send_eof()
+        except NotImplementedError:
+            # TLS knows no half-close; ending the stream as a whole is the nearest to it.
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._raw.aclose()
+
+    async def upgraded(self) -> None:
+        """Read the head of the engine's answer; what follows belongs to the program.
+
+        Raises:
+            SandboxGone: the engine refuses to start the program.
+        """
+        try:
+            head = await self._source.receive_until(b"\r\n\r\n", _MAX_HEAD)
+        except (anyio.IncompleteRead, anyio.DelimiterNotFound) as exc:
+            raise anyio.EndOfStream from exc
+        status = head.split(b"\r\n", 1)[0].decode("ascii", "replace")
+        if status.split(" ")[1:2] not in (["101"], ["200"]):
+            raise SandboxGone(
+                f"the engine did not start a relay in the sandbox ({status}); "
+                "the next call starts a new sandbox on the same files"
+            )
+
+    async def wait_for(self, message: bytes) -> None:
+        """Wait until the program has written `message` to its standard error.
+
+        Raises:
+            anyio.EndOfStream: it ended before.
+        """
+        while message not in self.complaint:
+            await self._next_frame()
+            if self._output_left + len(self._early) > _MAX_EARLY:
+                raise anyio.BrokenResourceError
+            if self._output_left:
+                self._early += await self._source.receive_exactly(self._output_left)
+                self._output_left = 0
+
+    async def _next_frame(self) -> None:
+        try:
+            kind, length = _HEADER.unpack(await self._source.receive_exactly(_HEADER.size))
+            if kind == _STDOUT:
+                self._output_left = length
+            elif kind == _STDERR and len(self.complaint) + length <= _MAX_COMPLAINT:
+                self.complaint += await self._source.receive_exactly(length)
+            else:
+                raise anyio.BrokenResourceError
+        except anyio.IncompleteRead as exc:
+            raise anyio.EndOfStream from exc
+
+
+async def open_exec(engine: Engine, path: str, *, deadline_s: float) -> ExecStream:
+    """Start the prepared relay behind the API path `path`; returns once it is connected.
+
+    Raises:
+        SandboxGone: it did not start, or did not find the runner.
+        BackendUnavailable: the engine cannot be reached.
+    """
+    raw = await dial(engine)
+    stream = ExecStream(raw)
+    try:
+        with anyio.fail_after(deadline_s):
+            await raw.send(_upgrade_request(path))
+            await stream.upgraded()
+            await stream.wait_for(_CONNECTED)
+    except (anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError) as exc:
+        await anyio.aclose_forcefully(raw)
+        raise SandboxGone(_reason(stream.complaint)) from exc
+    except BaseException:
+        await anyio.aclose_forcefully(raw)
+        raise
+    return stream
+
+
+def _upgrade_request(path: str) -> bytes:
+    body = json.dumps({"Detach": False, "Tty": False}).encode()
+    lines = (
+        f"POST {path} HTTP/1.1",
+        "Host: docker",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: Upgrade",
+        "Upgrade: tcp",
+        "",
+        "",
+    )
+    return "\r\n".join(lines).encode() + body
+
+
+def _reason(complaint: bytearray) -> str:
+    said = complaint.decode(errors="replace").strip() or "it gave no reason"
+    return (
+        f"the relay in the sandbox did not reach its runner ({said}); "
+        "the next call starts a new sandbox on the same files"
+    )

@@ -1,0 +1,96 @@
+"""Whether a container came out as asked: its inspection against the request, field by field.
+
+Old engines drop fields they do not know, kernels lack controllers, and an operator's defaults
+may add to a request. Pure functions; the backend destroys what they complain about.
+"""
+
+from typing import Any
+
+# Where the kernel cannot account for swap, the engine drops MemorySwap and says so; the
+# memory limit itself holds. `limits_of` tells the difference, so it is not compared here.
+_NOT_COMPARED = {"MemorySwap", "MemoryReservation", "CpuShares", "Mounts"}
+_ENGINE_FILLS_EMPTY = {"Runtime", "Dns", "DnsSearch", "DnsOptions"}
+_MASKED = {"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/acpi", "/sys/firmware"}
+_READ_ONLY = {"/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus"}
+_CONFIG = ("User", "Entrypoint", "Tty", "OpenStdin", "NetworkDisabled", "Hostname")
+_HEALTHY_STATUS = {"NoNewPrivs": "1", "Seccomp": "2"}
+_CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+
+
+def weaker_fields(body: dict[str, Any], inspected: dict[str, Any]) -> list[str]:
+    """The fields that differ from the request, each with what it should be and what it is."""
+    found = inspected.get("HostConfig", {})
+    config = inspected.get("Config", {})
+    problems = [
+        _difference(name, wanted, found.get(name))
+        for name, wanted in body["HostConfig"].items()
+        if name not in _NOT_COMPARED and not _agrees(name, wanted, found.get(name))
+    ]
+    problems += [
+        _difference(name, body[name], config.get(name))
+        for name in _CONFIG
+        if _plain(body[name]) != _plain(config.get(name))
+    ]
+    return problems + _mount_problems(body, inspected) + _path_problems(found)
+
+
+def process_problems(status: str, user: str) -> list[str]:
+    """What /proc/PID/status of the container's first process shows to be weaker than asked."""
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    user_id, _, group_id = user.partition(":")
+    wanted = {
+        **_HEALTHY_STATUS,
+        **dict.fromkeys(_CAPABILITIES, "0" * 16),
+        "Uid": "\t".join([user_id] * 4),
+        "Gid": "\t".join([group_id] * 4),
+    }
+    return [
+        _difference(name, value, fields.get(name))
+        for name, value in wanted.items()
+        if fields.get(name) != value
+    ]
+
+
+def _agrees(name: str, wanted: object, found: object) -> bool:
+    if name in _ENGINE_FILLS_EMPTY and not wanted:
+        return True
+    return _plain(wanted) == _plain(found)
+
+
+def _plain(value: object) -> object:
+    """A form in which null, false and empty are the same and lists have no order."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items() if _plain(part)} or None
+    if isinstance(value, list):
+        return sorted(repr(_plain(part)) for part in value) or None
+    return value or None
+
+
+def _mount_problems(body: dict[str, Any], inspected: dict[str, Any]) -> list[str]:
+    wanted = {
+        (mount["Type"], mount["Source"], mount["Target"], not mount["ReadOnly"])
+        for mount in body["HostConfig"]["Mounts"]
+    }
+    found = {
+        (mount.get("Type"), mount.get("Source"), mount.get("Destination"), mount.get("RW"))
+        for mount in inspected.get("Mounts", [])
+        if mount.get("Type") != "tmpfs"
+    }
+    return [] if wanted == found else [_difference("Mounts", sorted(wanted), list(found))]
+
+
+def _path_problems(host_config: dict[str, Any]) -> list[str]:
+    return [
+        f"{name} leaves {', '.join(sorted(missing))} open"
+        for name, needed in (("MaskedPaths", _MASKED), ("ReadonlyPaths", _READ_ONLY))
+        if (missing := needed - set(host_config.get(name) or ()))
+    ]
+
+
+def _difference(name: str, wanted: object, found: object) -> str:
+    return f"{name} should be {_short(wanted)} and is {_short(found)}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "…"
