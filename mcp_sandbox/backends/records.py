@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -143,14 +144,18 @@ class Records:
     def forget(self, sandbox_id: SandboxId) -> None:
         """Remove the directory of a sandbox in which nothing runs; gone already is fine."""
         directory = self.directory(sandbox_id)
-        try:
+        with suppress(FileNotFoundError):
             remove_tree(self.socket_directory(sandbox_id))
-            # The state goes last: a directory without it belongs to nobody.
-            for name in ("token", "log", "state.new", _STATE):
-                (directory / name).unlink(missing_ok=True)
+        # The state goes last: a directory without it belongs to nobody.
+        for name in ("token", "log", "state.new", _STATE):
+            (directory / name).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
             directory.rmdir()
-        except FileNotFoundError:
-            return
+
+    def log(self, sandbox_id: SandboxId) -> str:
+        """The end of what was said on stderr while it started."""
+        path = self.directory(sandbox_id) / "log"
+        return path.read_bytes()[-2000:].decode(errors="replace") if path.exists() else ""
 
 
 def remove_tree(directory: Path) -> None:

@@ -18,7 +18,7 @@ from mcp_sandbox.backends import local_socket
 from mcp_sandbox.backends.process import ProcessId, has_ended, hold, reap
 from mcp_sandbox.backends.records import Record, Records
 from mcp_sandbox.errors import SandboxGone
-from mcp_sandbox.models import SandboxFacts, SandboxId, SandboxInfo
+from mcp_sandbox.models import SandboxFacts, SandboxId, SandboxInfo, SandboxSpec
 
 _CONNECT_LIMIT_S = 10.0
 _START_LIMIT_S = 30.0
@@ -47,6 +47,12 @@ class ProcessSandbox:
                 deadline_s=_CONNECT_LIMIT_S,
                 has_ended=lambda: watched is None or has_ended(watched),
             )
+
+
+def environment(spec: SandboxSpec, token: bytes, path: str) -> dict[str, str]:
+    """The environment that a runner starts with; nothing of the server's own is in it."""
+    own = {"MCP_SANDBOX_TOKEN": token.hex(), "MCP_SANDBOX_IDLE_S": f"{spec.idle_s:g}"}
+    return {"PATH": path, "LANG": "C.UTF-8", "TZ": "UTC", **spec.env, **own}
 
 
 @contextmanager

@@ -1,0 +1,205 @@
+"""The bubblewrap backend: a sandbox is a tree of unprivileged processes in its own namespaces."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from mcp_sandbox.backends.bubblewrap import cgroups, verify
+from mcp_sandbox.backends.bubblewrap.facts import facts
+from mcp_sandbox.backends.bubblewrap.host import Host
+from mcp_sandbox.backends.bubblewrap.launch import NotStarted, Told, bound, launch
+from mcp_sandbox.backends.bubblewrap.remedies import explain, look
+from mcp_sandbox.backends.process import identify, kill
+from mcp_sandbox.backends.records import Record, Records
+from mcp_sandbox.backends.resident import ProcessSandbox, Residents, environment
+from mcp_sandbox.errors import BackendUnavailable
+from mcp_sandbox.models import (
+    BackendName,
+    Mount,
+    SandboxId,
+    SandboxInfo,
+    SandboxSpec,
+)
+
+_PATH = "/home/sandbox/.local/bin:/usr/local/bin:/usr/bin:/bin"
+
+
+class BubblewrapBackend:
+    """Makes sandboxes with bwrap; no engine, no root, no image.
+
+    A sandbox outlives the server that made it until it is idle, as a container would, and any
+    server of the same data root can attach to it.
+    """
+
+    def __init__(self, data_root: Path) -> None:
+        self._root = data_root
+        self._records = Records(data_root, "bubblewrap")
+        self._residents = Residents(self._records)
+        self._host: Host | None = None
+
+    @property
+    def name(self) -> BackendName:
+        return "bubblewrap"
+
+    async def probe(self) -> str:
+        """One line that says what works here, after a sandbox was really made and reached.
+
+        Raises:
+            BackendUnavailable: it cannot isolate here; the message names the failing step
+                and the remedy.
+        """
+        host = await to_thread.run_sync(self._look)
+        with _scratch_mounts(self._root / "sandbox", host.user) as mounts:
+            sandbox = await self.create(SandboxSpec(mounts, idle_s=30))
+            try:
+                channel = await sandbox.open_channel()
+                await channel.aclose()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self.destroy(sandbox.id)
+        bounded = ", ".join(sorted(host.cgroups.controllers)) or "nothing"
+        return f"{host.program.version} works with {host.python}; control groups bound {bounded}"
+
+    async def create(self, spec: SandboxSpec) -> ProcessSandbox:
+        """Make and start a sandbox; returns once its runner has made its socket.
+
+        Raises:
+            BackendUnavailable: bubblewrap is missing or the kernel refuses.
+            InsecureSandbox: it came out weaker than asked for.
+            StorageUnavailable: the data root cannot be written.
+        """
+        host = await to_thread.run_sync(self._look)
+        made = facts(
+            host.program.version, host.uid, spec.limits, spec.network, host.cgroups.controllers
+        )
+        opened = await to_thread.run_sync(self._records.open, made, spec.labels, host.user)
+        sandbox_id, record, token = opened
+        try:
+            record, told = await to_thread.run_sync(
+                self._launch, host, spec, sandbox_id, record, token
+            )
+            await self._settle(spec, sandbox_id, record, told)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.destroy(sandbox_id)
+            raise
+        return self._residents.sandbox(sandbox_id, record, token)
+
+    async def attach(self, sandbox_id: SandboxId) -> ProcessSandbox:
+        """Find a running sandbox that this or another process made.
+
+        Raises:
+            SandboxGone: it is not running.
+        """
+        return await self._residents.attach(sandbox_id)
+
+    async def running(self) -> Sequence[SandboxInfo]:
+        """The sandboxes of this data root; what dead ones left is removed."""
+        await self._sweep()
+        return await self._residents.running()
+
+    async def destroy(self, sandbox_id: SandboxId) -> None:
+        """End a sandbox with everything that runs in it; gone already is not an error.
+
+        Raises:
+            BackendUnavailable: the kernel does not let go of a process.
+        """
+        record = await to_thread.run_sync(self._records.find, sandbox_id)
+        if record is not None:
+            await self._remove(sandbox_id, record)
+        await self._sweep()
+
+    async def _remove(self, sandbox_id: SandboxId, record: Record) -> None:
+        # With pid 1 of its process namespace the kernel ends all that is in it.
+        for process in filter(None, (record.process, record.launcher)):
+            if not await kill(process):
+                raise BackendUnavailable(
+                    f"the kernel does not end process {process.pid} of sandbox {sandbox_id}: "
+                    "it waits for a disk or network file system; look at it with `ps`"
+                )
+        self._residents.collect()
+        await to_thread.run_sync(cgroups.remove, record.cgroups)
+        await to_thread.run_sync(self._records.forget, sandbox_id)
+
+    async def _sweep(self) -> None:
+        for sandbox_id in await self._residents.abandoned():
+            record = await to_thread.run_sync(self._records.find, sandbox_id)
+            if record is not None:
+                await self._remove(sandbox_id, record)
+
+    def _look(self) -> Host:
+        if self._host is None or not self._host.runner.is_dir():
+            self._host = Host.look(self._root)
+        return self._host
+
+    def _launch(
+        self, host: Host, spec: SandboxSpec, sandbox_id: SandboxId, record: Record, token: bytes
+    ) -> tuple[Record, Told]:
+        """Start it under its limits, and remember its process."""
+        record = replace(record, cgroups=host.cgroups.paths(sandbox_id))
+        self._records.save(sandbox_id, record)
+        host.cgroups.create(sandbox_id, spec.limits)
+
+        def admit(told: Told) -> tuple[Record, Told]:
+            self._residents.adopt(told.launcher)
+            host.cgroups.add(sandbox_id, told.pid)
+            bound(told.pid, spec.limits, memory_by_process=not host.bounds_memory)
+            started = replace(record, process=identify(told.pid), launcher=identify(told.launcher))
+            self._records.save(sandbox_id, started)
+            return started, told
+
+        inside = host.inside(spec, environment(spec, token, _PATH), sandbox_id)
+        try:
+            return launch(host.order(inside, self._records.directory(sandbox_id)), admit)
+        except NotStarted as exc:
+            raise self._failed(sandbox_id) from exc
+        except OSError as exc:
+            raise BackendUnavailable(
+                f"cannot start a sandbox: {exc.strerror} ({exc.filename}); check that its "
+                "directories are there and that the data directory is on a local file system"
+            ) from exc
+
+    async def _settle(
+        self, spec: SandboxSpec, sandbox_id: SandboxId, record: Record, told: Told
+    ) -> None:
+        """Wait for the runner, look whether every wall stands, and take its directory away."""
+        if record.process is None or not await self._residents.started(sandbox_id, record.process):
+            raise await to_thread.run_sync(self._failed, sandbox_id)
+
+        def look_and_close() -> None:
+            verify.check(told.pid, spec.network, told.status, record.cgroups)
+            if os.geteuid() == 0:
+                sockets = self._records.socket_directory(sandbox_id)
+                # Code inside can reach the socket there, and no longer replace it or add files.
+                os.chown(sockets, 0, 0)
+                sockets.chmod(0o711)
+
+        try:
+            await to_thread.run_sync(look_and_close)
+        except FileNotFoundError as exc:
+            raise await to_thread.run_sync(self._failed, sandbox_id) from exc
+
+    def _failed(self, sandbox_id: SandboxId) -> BackendUnavailable:
+        return BackendUnavailable(explain(self._records.log(sandbox_id), look()))
+
+
+@contextmanager
+def _scratch_mounts(parent: Path, user: int | None) -> Iterator[tuple[Mount, ...]]:
+    """Empty directories for a sandbox that nobody will use."""
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".probe-", dir=parent) as scratch:
+        mounts = (
+            Mount(Path(scratch) / "workspace", "/workspace"),
+            Mount(Path(scratch) / "home", "/home/sandbox"),
+        )
+        for mount in mounts:
+            mount.source.mkdir(mode=0o700)
+            if user is not None:
+                os.chown(mount.source, user, user)
+        yield mounts

