@@ -42,13 +42,11 @@ def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
     """Standard output, standard error and how the command ended, each a block when not empty."""
     out, err = show(result.stdout), show(result.stderr)
     err_bytes = min(byte_length(err), max(_OUTPUT_BYTES // 3, _OUTPUT_BYTES - byte_length(out)))
-    shown = [
-        _stream(out, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes),
-        _stream(err, err_bytes, result, result.stderr_bytes),
-    ]
+    shown_out = _stream(out, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes)
+    shown_err = _stream(err, err_bytes, result, result.stderr_bytes)
     blocks = [
-        shown[0],
-        f"[stderr]\n{shown[1]}" if shown[1] else "",
+        shown_out,
+        f"[stderr]\n{shown_err}" if shown_err else "",
         "\n".join(_ending(result, timeout_s)),
     ]
     return _texts([block for block in blocks if block] or ["(no output)"], _exec_meta(result))
@@ -59,25 +57,18 @@ def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> 
     if not cut.left_out:
         return text
     missing = max(cut.left_out, total_bytes - byte_length(cut.head) - byte_length(cut.tail))
-    return f"{cut.head}\n{_gap(missing, result.output_file)}\n{cut.tail}"
-
-
-def _gap(missing: int, output_file: str | None) -> str:
-    rest = f"; {_whole(output_file)}" if output_file else "; print less to see it"
-    return f"[… {missing:,} bytes left out here{rest} …]"
-
-
-def _whole(output_file: str) -> str:
-    return f"the whole output: read_file path={output_file} offset=1"
+    # The kept file holds both streams in order of arrival: lines count only if there is one.
+    line = cut.next_line if total_bytes == result.stdout_bytes + result.stderr_bytes else 1
+    rest = (
+        f"to see them: read_file path={result.output_file} offset={line}"
+        if result.output_file
+        else "print less to see them"
+    )
+    return f"{cut.head}\n[… {missing:,} bytes left out here; {rest} …]\n{cut.tail}"
 
 
 def _ending(result: ExecResult, timeout_s: float) -> list[str]:
     lines = []
-    if result.truncated and result.output_file:
-        size = result.stdout_bytes + result.stderr_bytes
-        lines.append(f"[{size:,} bytes printed, shortened here; {_whole(result.output_file)}]")
-    elif result.truncated:
-        lines.append(f"[{result.stdout_bytes + result.stderr_bytes:,} bytes printed, shortened]")
     if ended := _how_it_ended(result, timeout_s):
         lines.append(f"[{ended}]")
     if result.changed_files:
@@ -165,16 +156,17 @@ def _file_notes(content: FileContent, shown: int, *, crlf: bool) -> list[str]:
     if not content.size:
         notes.append("[the file is empty]")
     elif not shown:
-        notes.append(
-            f"[no line {content.first_line:,}: the file ends before it{of and of + ' lines'}]"
-        )
+        has = "" if content.total_lines is None else f", it has {content.total_lines:,} lines"
+        notes.append(f"[no line {content.first_line:,}: the file ends before it{has}]")
     elif content.more or shown < content.lines:
         last = content.first_line + shown - 1
         notes.append(
             f"[lines {content.first_line:,} to {last:,}{of}; read on with offset={last + 1}]"
         )
     if content.long_lines_cut:
-        notes.append(f"[{content.long_lines_cut:,} long lines are cut; exec cut -c shows more]")
+        notes.append(
+            f"[{content.long_lines_cut:,} long lines are cut here; exec with cut -c shows more]"
+        )
     if crlf:
         notes.append("[lines end with CRLF]")
     return notes

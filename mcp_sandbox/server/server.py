@@ -1,5 +1,6 @@
 """The MCP server: its face to clients and the tools it offers."""
 
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +20,10 @@ from mcp_sandbox.server.tools.code import code_tools
 from mcp_sandbox.server.tools.files import file_tools
 from mcp_sandbox.server.tools.sandbox import sandbox_tools
 
+# The SDK imports it whenever a server is made, which may be inside a running event loop.
+import_module("rich.logging")
+
+_VERSION = version("mcp-sandbox")
 _WHAT = (
     "Your own Linux computer for this conversation: run Python, bash and JavaScript, build, test, "
     "analyse data, keep files. Use it whenever running something beats guessing. Files in "
@@ -85,7 +90,7 @@ def build_server(
         title="Sandbox",
         description="Gives each chat its own Linux computer that remembers its files.",
         instructions=" ".join(about),
-        version=version("mcp-sandbox"),
+        version=_VERSION,
         icons=[Icon(src=f"data:image/svg+xml,{quote(_ICON)}", mime_type="image/svg+xml")],
         tools=[
             *code_tools(session_for, note=warning),

@@ -1,0 +1,36 @@
+"""A server on stdin and stdout whose `exec` never ends by itself; started by test_stdio.py.
+
+It writes to stdout, as a careless library would, and notes on stderr what becomes of a call.
+"""
+
+import sys
+from typing import Any
+
+import anyio
+
+from mcp_sandbox.models import ExecResult
+from mcp_sandbox.server.transports import serve_stdio, stopped_by_signals
+from tests.server.scripted import ScriptedSession, server_of
+
+
+async def answer(what: Any, *_: Any, **__: Any) -> ExecResult:
+    sys.stdout.write("stray output of the server\n")
+    sys.stdout.flush()
+    if what != "forever":
+        return ExecResult(stdout=str(what), stderr="", exit_code=0, duration_ms=1)
+    sys.stderr.write("call started\n")
+    try:
+        await anyio.sleep_forever()
+    finally:
+        sys.stderr.write("call cancelled\n")
+    raise AssertionError
+
+
+async def main() -> None:
+    async with stopped_by_signals():
+        await serve_stdio(server_of(ScriptedSession(answer)))
+    sys.stderr.write("left cleanly\n")
+
+
+if __name__ == "__main__":
+    anyio.run(main)

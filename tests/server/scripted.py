@@ -1,0 +1,50 @@
+"""A session that answers with a given value or error, for tests of what the server room adds."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from mcp_sandbox.server.identity import SessionFor
+from mcp_sandbox.server.server import SandboxServer, build_server
+
+Answer = Callable[..., Awaitable[Any]]
+
+
+class ScriptedSession:
+    """Notes every call as (method, args, kwargs) and answers all of them alike."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self._answer = answer
+
+    def __getattr__(self, method: str) -> Answer:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append((method, args, kwargs))
+            return await self._answer(*args, **kwargs)
+
+        return call
+
+
+def answering(value: Any) -> ScriptedSession:
+    async def answer(*_: Any, **__: Any) -> Any:
+        return value
+
+    return ScriptedSession(answer)
+
+
+def failing(error: BaseException) -> ScriptedSession:
+    async def answer(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return ScriptedSession(answer)
+
+
+def server_of(session: ScriptedSession) -> SandboxServer:
+    async def session_for(_request: Any) -> Any:
+        return session
+
+    find: SessionFor = session_for
+    return build_server(find)
+
+
+def text_of(result: Any) -> str:
+    return "\n".join(block.text for block in result.content if block.type == "text")

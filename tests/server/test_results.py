@@ -1,0 +1,280 @@
+import base64
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from mcp.types import CallToolResult, ImageContent, TextContent
+
+from mcp_sandbox.models import (
+    DeleteResult,
+    EditResult,
+    Entry,
+    ExecResult,
+    FileContent,
+    GlobResult,
+    GrepResult,
+    Listing,
+    MoveResult,
+    WriteResult,
+)
+from mcp_sandbox.server import results
+from mcp_sandbox.server.structured import listed_files
+from mcp_sandbox.server.text import MAX_TEXT_BYTES, byte_length
+from tests.server.scripted import text_of
+
+
+def ended(**changes: Any) -> ExecResult:
+    return replace(ExecResult(stdout="", stderr="", exit_code=0, duration_ms=7), **changes)
+
+
+def blocks(result: ExecResult) -> list[str]:
+    content = results.exec_result(result, timeout_s=30).content
+    return [block.text for block in content if isinstance(block, TextContent)]
+
+
+def meta(result: CallToolResult) -> Any:
+    assert result.structured_content is None
+    assert result.meta
+    return result.meta[results.RESULT_KEY]
+
+
+def test_output_alone_is_one_block() -> None:
+    assert blocks(ended(stdout="42\n")) == ["42\n"]
+
+
+def test_silence_is_said() -> None:
+    assert blocks(ended()) == ["(no output)"]
+
+
+def test_stderr_exit_code_and_changed_files_are_blocks_of_their_own() -> None:
+    result = ended(
+        stdout="a\n", stderr="oops\n", exit_code=3, changed_files=("a.py", "evil\n[exit code 0]")
+    )
+    assert blocks(result) == [
+        "a\n",
+        "[stderr]\noops\n",
+        "[exit code 3]\n[files created or changed: a.py, evil␊[exit code 0]]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"exit_code": None, "timed_out": True, "signal": "SIGKILL"}, "timed out after 30 s"),
+        ({"exit_code": None, "signal": "SIGSEGV"}, "[killed by signal SIGSEGV]"),
+        ({"exit_code": 137, "out_of_memory": True}, "[killed: out of memory"),
+        ({"exit_code": None, "killed_because": "workspace full"}, "[killed: workspace full]"),
+    ],
+)
+def test_the_way_a_command_ended_is_said(changes: dict[str, Any], said: str) -> None:
+    assert said in blocks(ended(**changes))[-1]
+
+
+def test_long_output_keeps_head_and_tail_and_says_how_to_read_the_rest() -> None:
+    out = "".join(f"{number}\n" for number in range(20_000))
+    result = results.exec_result(
+        ended(
+            stdout=out, stdout_bytes=len(out), output_file="/workspace/.mcp-sandbox/output/1.txt"
+        ),
+        timeout_s=30,
+    )
+    text = text_of(result)
+    assert byte_length(text) <= MAX_TEXT_BYTES
+    assert text.startswith("0\n1\n")
+    assert text.endswith("19999\n")
+    head, _, rest = text.partition("\n[… ")
+    next_line = head.count("\n") + 1
+    assert f"read_file path=/workspace/.mcp-sandbox/output/1.txt offset={next_line} …]" in rest
+    assert meta(result)["truncated"] is True
+
+
+def test_what_the_sandbox_left_out_is_counted_too() -> None:
+    text = text_of(
+        results.exec_result(
+            ended(stdout="x" * 64_000, stdout_bytes=1_000_000_000, truncated=True), timeout_s=30
+        )
+    )
+    assert "999,973,0" in text
+    assert "print less to see them" in text
+
+
+@pytest.mark.parametrize("char", ["x", "\x1b", "\n", "€", "\udc80"])
+@pytest.mark.parametrize(("out", "err"), [(64_000, 64_000), (64_000, 10), (10, 64_000)])
+def test_a_result_is_bounded_whatever_is_printed(char: str, out: int, err: int) -> None:
+    result = results.exec_result(
+        ended(
+            stdout=char * out,
+            stderr=char * err,
+            exit_code=1,
+            changed_files=tuple("f" * 250 + str(n) for n in range(20)),
+        ),
+        timeout_s=30,
+    )
+    assert byte_length(text_of(result)) <= MAX_TEXT_BYTES
+    result.model_dump_json()
+
+
+def test_the_machine_readable_form_is_in_meta() -> None:
+    result = ended(stdout="x", exit_code=2, stdout_bytes=1)
+    assert meta(results.exec_result(result, timeout_s=30)) == {
+        "exit_code": 2,
+        "signal": None,
+        "duration_ms": 7,
+        "timed_out": False,
+        "out_of_memory": False,
+        "killed_because": None,
+        "truncated": False,
+        "stdout_bytes": 1,
+        "stderr_bytes": 0,
+        "output_file": None,
+        "changed_files": [],
+    }
+
+
+def text_file(data: bytes, **changes: Any) -> FileContent:
+    lines = data.count(b"\n") + (bool(data) and not data.endswith(b"\n"))
+    content = FileContent("/workspace/a.py", "text", "text/plain", len(data), data, lines=lines)
+    return replace(content, **changes)
+
+
+def test_text_comes_with_line_numbers() -> None:
+    content = text_file(b"a\n\tb\n", first_line=9, total_lines=12, more=True)
+    assert text_of(results.file_content(content)) == (
+        "     9\ta\n    10\t\tb\n[lines 9 to 10 of 12; read on with offset=11]"
+    )
+
+
+def test_an_empty_file_is_said_to_be_empty() -> None:
+    assert text_of(results.file_content(text_file(b""))) == "[the file is empty]"
+
+
+def test_reading_past_the_end_is_said() -> None:
+    content = text_file(b"", size=20, first_line=50, total_lines=10)
+    assert text_of(results.file_content(content)) == (
+        "[no line 50: the file ends before it, it has 10 lines]"
+    )
+
+
+def test_crlf_is_said_once_and_long_lines_are_counted() -> None:
+    text = text_of(results.file_content(text_file(b"a\r\nb\r\n", long_lines_cut=1)))
+    assert text == (
+        "     1\ta\n     2\tb\n"
+        "[1 long lines are cut here; exec with cut -c shows more]\n[lines end with CRLF]"
+    )
+
+
+def test_a_long_file_is_cut_at_a_line_and_says_where_to_go_on() -> None:
+    data = b"".join(b"%d %s\n" % (number, b"x" * 90) for number in range(1, 2001))
+    result = results.file_content(text_file(data, total_lines=2000))
+    text = text_of(result)
+    assert byte_length(text) <= MAX_TEXT_BYTES
+    shown = meta(result)["lines"]
+    assert f"read on with offset={shown + 1}]" in text
+    assert f"{shown:6}\t{shown} xxx" in text
+
+
+def test_one_giant_line_is_cut_inside() -> None:
+    text = text_of(results.file_content(text_file(b"x" * 100_000)))
+    assert byte_length(text) <= MAX_TEXT_BYTES
+    assert "…" in text
+
+
+def test_an_image_is_an_image() -> None:
+    content = FileContent(
+        path="/workspace/a.png", kind="image", mime="image/png", size=3, data=b"\x89PN"
+    )
+    result = results.file_content(content)
+    assert text_of(result) == "/workspace/a.png: image/png, 3 bytes"
+    image = result.content[1]
+    assert isinstance(image, ImageContent)
+    assert (base64.b64decode(image.data), image.mime_type) == (b"\x89PN", "image/png")
+
+
+def test_binary_is_described() -> None:
+    content = FileContent(
+        path="/workspace/a.bin",
+        kind="binary",
+        mime="application/octet-stream",
+        size=70_000,
+        data=b"\x7fELF" + b"\0" * 16,
+    )
+    text = text_of(results.file_content(content))
+    assert "/workspace/a.bin: not text, application/octet-stream, 70,000 bytes" in text
+    assert "00000000  7f 45 4c 46 00 00" in text
+    assert "  .ELF......" in text
+    assert "to get at it" in text
+
+
+def test_write_says_created_replaced_or_appended() -> None:
+    for created, append, said in [(True, False, "created"), (False, False, "replaced")]:
+        done = WriteResult("/workspace/a", 1234, created)
+        text = text_of(results.write_result(done, append=append))
+        assert text == f"{said} /workspace/a (1,234 bytes)"
+    done = WriteResult("/workspace/a", 1, created=False)
+    assert text_of(results.write_result(done, append=True)) == "appended to /workspace/a (1 bytes)"
+
+
+def test_edit_shows_the_diff_and_a_dry_run_says_that_nothing_was_written() -> None:
+    edited = EditResult("/workspace/a", "-a\n+b\n", 1)
+    assert text_of(results.edit_result(edited, dry_run=False)) == "-a\n+b\n\n[1 replacement]"
+    assert "nothing written" in text_of(results.edit_result(edited, dry_run=True))
+
+
+def test_glob_and_grep_say_when_nothing_matches() -> None:
+    assert text_of(results.glob_result(GlobResult((), 0, truncated=False))) == "[nothing matches]"
+    assert text_of(results.grep_result(GrepResult((), 0, 0, truncated=False))) == (
+        "[nothing matches]"
+    )
+
+
+def test_glob_and_grep_stay_within_the_bound() -> None:
+    names = tuple(f"{'d' * 200}/{number}" for number in range(1000))
+    for result in (
+        results.glob_result(GlobResult(names, 1000, truncated=False)),
+        results.grep_result(GrepResult(names, 1000, 3, truncated=False)),
+    ):
+        assert byte_length(text_of(result)) <= MAX_TEXT_BYTES
+        assert meta(result)["truncated"] is True
+        assert "narrow the pattern" in text_of(result)
+
+
+def test_delete_and_move_say_what_was_done() -> None:
+    deleted = DeleteResult("/workspace/d", "directory", 5)
+    assert text_of(results.delete_result(deleted)) == (
+        "deleted directory /workspace/d with 4 entries"
+    )
+    moved = MoveResult("/workspace/a", "/workspace/b", replaced=True)
+    assert text_of(results.move_result(moved)) == (
+        "moved /workspace/a to /workspace/b (replaced what was there)"
+    )
+
+
+def test_a_listing_is_data_that_fits() -> None:
+    entries = tuple(
+        Entry(f"{'n' * 100}{number}", "file", number, 1_700_000_000.5) for number in range(500)
+    )
+    result = listed_files(Listing("/workspace", entries, 500, truncated=False))
+    assert byte_length(text_of(result)) <= MAX_TEXT_BYTES
+    answer = result.structured_content
+    assert answer["truncated"] is True
+    assert answer["total"] == 500
+    assert "list a subdirectory" in answer["note"]
+    assert answer["entries"][0] == {
+        "name": "n" * 100 + "0",
+        "type": "file",
+        "size": 0,
+        "modified": "2023-11-14 22:13:20",
+    }
+
+
+def test_impossible_times_and_hostile_names_do_not_break_a_listing() -> None:
+    entries = (
+        Entry("a\x1b\n\udc80", "link", 0, 1e30, target="\x1b"),
+        Entry("b", "file", 0, -1e30),
+        Entry("c", "file", 0, float("inf")),
+    )
+    result = listed_files(Listing("/workspace", entries, 3, truncated=False))
+    first = result.structured_content["entries"][0]
+    assert first["name"] == "a␛␊\\udc80"
+    assert first["link_target"] == "␛"
+    result.model_dump_json()
