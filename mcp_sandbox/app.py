@@ -5,6 +5,7 @@ libraries of a backend that is not used.
 """
 
 import logging
+import os
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -24,9 +25,12 @@ from mcp_sandbox.models import BackendName, ChatId
 if TYPE_CHECKING:
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.session import Session
+    from mcp_sandbox.sessions.settings import SessionSettings
+    from mcp_sandbox.workspace.settings import WorkspaceConfig as WorkspaceSettings
 
 logger = logging.getLogger(__name__)
 
+_SANDBOX_ID = 10001
 _AUTOMATIC: tuple[BackendName, ...] = ("docker", "bubblewrap")
 
 
@@ -98,11 +102,54 @@ async def open_manager(config: Config) -> AsyncGenerator["SessionManager"]:
         OperatorError: no backend works here, or the data root cannot be used.
     """
     from mcp_sandbox.sessions.manager import SessionManager
+    from mcp_sandbox.workspace.directory import Workspaces
 
     async with choose_backend(config) as choice:
-        logger.info("backend %s: %s", choice.backend.name, choice.reason)
-        async with SessionManager(choice.backend, config) as manager:
+        name = choice.backend.name
+        logger.info("backend %s: %s", name, choice.reason)
+        workspaces = Workspaces(
+            config.data_dir, owner=_sandbox_user(name), settings=_workspace_settings(config)
+        )
+        async with SessionManager(
+            choice.backend,
+            workspaces,
+            data_root=config.data_dir,
+            settings=_session_settings(config),
+        ) as manager:
             yield manager
+
+
+def _workspace_settings(config: Config) -> "WorkspaceSettings":
+    from mcp_sandbox.workspace.settings import WorkspaceConfig as WorkspaceSettings
+
+    return WorkspaceSettings(
+        size_limit_bytes=config.workspace.size_limit,
+        max_files=config.workspace.max_files,
+        min_free_bytes=config.workspace.min_free,
+        subdirectories=config.workspace.subdirectories,
+        aliases=config.workspace.aliases,
+    )
+
+
+def _session_settings(config: Config) -> "SessionSettings":
+    from mcp_sandbox.sessions.settings import SessionSettings
+
+    return SessionSettings(
+        limits=config.limits.values(),
+        network=config.network,
+        env=config.env,
+        idle_s=config.sessions.idle,
+        max_open=config.sessions.max_open,
+        keep_bytes=config.output.kept,
+        may_move=config.backend != "auto",
+    )
+
+
+def _sandbox_user(backend: BackendName) -> tuple[int, int]:
+    """Return who owns the files of sandboxes: never root where the backend isolates."""
+    if os.geteuid() == 0 and backend != "unsafe-local":
+        return _SANDBOX_ID, _SANDBOX_ID
+    return os.geteuid(), os.getegid()
 
 
 @asynccontextmanager

@@ -108,7 +108,7 @@ def test_relative_data_directory_becomes_absolute(
         ("- a\n", r"line 1: the file must hold"),
         ("network: none\nnetwork: open\n", r"line 2: network is set twice"),
         ("a: [\nb", r"not valid YAML: line 2"),
-        ("backend: dcoker\n", r"backend 'dcoker' \(.* line 1\) is not usable: .*'bubblewrap'"),
+        ("backend: ocker\n", r"backend 'ocker' \(.* line 1\) is not usable: .*'bubblewrap'"),
         ("limits:\n  memory: 2q\n", r"limits\.memory '2q' \(.* line 2\).*such as 512m or 2g"),
         ("sessions:\n  idle: soon\n", r"sessions\.idle 'soon'.*such as 90, 10m or 1h30m"),
         ("sessions:\n  idle: .nan\n", r"sessions\.idle nan.*not usable"),

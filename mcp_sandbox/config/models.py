@@ -145,10 +145,6 @@ class OutputConfig(Section):
         ge=MIB,
         description="output of one call that is kept in a file for read_file",
     )
-    kept_total: Size = Field(default=256 * MIB, ge=MIB, description="all kept output of a chat")
-    kept_for: Duration = Field(
-        default=86_400.0, ge=60, description="kept output is removed after this"
-    )
 
 
 class Config(Section):
