@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from typing import TYPE_CHECKING, Any
@@ -28,9 +27,9 @@ def list_directory(call: Call) -> dict[str, Any]:
     found = walk(open_directory(path), depth, budget, lambda n: hidden or not n.startswith("."))
     rows = [row for row in map(_describe, found) if row]
     rows.sort(key=lambda row: row[0])
-    shown = [[relative(join(path, row[0])), *row[1:]] for row in rows[:limit]]
-    pipes.put(call.stdout, json.dumps(shown).encode())
-    truncated = budget.spent or len(rows) > limit
+    named = ([relative(join(path, row[0])), *row[1:]] for row in rows)
+    sent = pipes.put_rows(call.stdout, named, limit)
+    truncated = budget.spent or len(rows) > sent
     return {"path": relative(path), "total": len(rows), "truncated": truncated}
 
 

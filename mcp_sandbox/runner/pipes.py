@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING
 
 from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 CHUNK = 256 * 1024
+MAX_ROWS = 8 * 1024 * 1024
 
 
 def chunks(source: int) -> Iterator[bytes]:
@@ -69,3 +71,17 @@ def _send_by_reading(source: int, target: int, start: int, length: int) -> int:
     while sent < length and (data := os.pread(source, min(length - sent, CHUNK), start + sent)):
         sent += put(target, data)
     return sent
+
+
+def put_rows(target: int, rows: Iterable[object], limit: int) -> int:
+    """Write rows as a JSON array, at most `limit` and 8 MiB; returns how many."""
+    texts: list[str] = []
+    size = 0
+    for row in rows:
+        text = json.dumps(row)
+        size += len(text)
+        if len(texts) == limit or size > MAX_ROWS:
+            break
+        texts.append(text)
+    put(target, f"[{','.join(texts)}]".encode())
+    return len(texts)

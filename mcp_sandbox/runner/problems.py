@@ -44,7 +44,6 @@ _ANSWERS: dict[int, tuple[str, str]] = {
     errno.ELOOP: ("invalid", "its symbolic links form a loop: name the real file"),
     errno.ENAMETOOLONG: ("invalid", "the name is too long: use at most 255 bytes for each part"),
     errno.EINVAL: ("invalid", "the system does not accept this: check the arguments"),
-    errno.EPIPE: ("invalid", "the caller stopped reading: call again"),
     errno.ENXIO: ("wrong_kind", "it is not a regular file: use exec to talk to it"),
     errno.EOPNOTSUPP: ("unsupported", "the file system there cannot do this: use the workspace"),
 }
@@ -67,6 +66,9 @@ def explained(operation: Operation) -> Op:
     def run(args: dict[str, Any], stdin: int, stdout: int) -> dict[str, Any]:
         try:
             return operation(Call(args, stdin, stdout))
+        except BrokenPipeError:
+            # Nobody takes the body any more: nothing about the file.
+            raise
         except OSError as exc:
             named = args.get("path", args.get("source"))
             raise explain(exc, named if isinstance(named, str) else "?") from exc

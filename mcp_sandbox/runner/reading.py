@@ -7,6 +7,7 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner import lines, pipes
+from mcp_sandbox.runner.call import BIGGEST
 from mcp_sandbox.runner.paths import relative, resolve, show
 from mcp_sandbox.runner.protocol import OpError
 from mcp_sandbox.runner.walk import kind_of
@@ -51,11 +52,18 @@ def read(call: Call) -> dict[str, Any]:
     path = resolve(call.text("path"))
     offset = call.number("offset", 0)
     length = call.optional_number("length")
+    most = call.number("max_bytes", BIGGEST)
     fd, found = open_regular(path)
     try:
         # Files of /proc have content but no size; a file that grows is read up to its size now.
         known = max(found.st_size - offset, 0) if found.st_size else MAX_SIZELESS
         wanted = known if length is None else min(length, known)
+        if wanted > most:
+            raise OpError(
+                "too_large",
+                f"{show(path)} has {found.st_size} bytes, of which at most {most} can be read at "
+                "once: read it in parts with offset and length",
+            )
         sent = pipes.send(fd, call.stdout, offset, wanted)
     finally:
         os.close(fd)

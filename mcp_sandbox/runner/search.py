@@ -6,7 +6,6 @@ file. Lines are found by ripgrep where there is one, else by Python, with equal 
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +36,8 @@ def glob(call: Call) -> dict[str, Any]:
     budget = Budget(seconds=SECONDS)
     found = _matching(base, compile_glob(pattern), budget, git=names_git(pattern))
     found.sort(key=lambda row: (-row[0], row[1]))
-    shown = [relative(join(base, path)) for _, path in found[:limit]]
-    pipes.put(call.stdout, json.dumps(shown).encode())
-    return {"total": len(found), "truncated": budget.spent or len(found) > limit}
+    sent = pipes.put_rows(call.stdout, (relative(join(base, path)) for _, path in found), limit)
+    return {"total": len(found), "truncated": budget.spent or len(found) > sent}
 
 
 def grep(call: Call) -> dict[str, Any]:

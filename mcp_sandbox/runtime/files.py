@@ -1,0 +1,223 @@
+"""Typed file operations in one sandbox: calls go out as values, replies come in checked.
+
+What a reply holds was made by a program that user code may have broken, so every type and size is
+checked here. A path is text; bytes of a name that are not UTF-8 are lone surrogates in it.
+"""
+
+from collections.abc import AsyncIterable, Awaitable, Callable
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from mcp_sandbox.errors import InvalidArgument, SandboxGone
+from mcp_sandbox.models import (
+    DeleteResult,
+    EditResult,
+    Entry,
+    FileContent,
+    GlobResult,
+    GrepResult,
+    Listing,
+    MoveResult,
+    WriteResult,
+)
+from mcp_sandbox.runtime.channel import Channel, JsonObject, Reply
+
+MAX_READ = 256 * 1024 * 1024
+_MAX_REPLY = 40 * 1024 * 1024
+# Moving this much over a slow engine may take long; nobody waits for it at a prompt.
+_TRANSFER_S = 600.0
+
+_Value = TypeVar("_Value")
+_Row = tuple[str, str, int, float, str | None]
+
+_CONTENT = TypeAdapter(FileContent)
+_WRITTEN = TypeAdapter(WriteResult)
+_EDITED = TypeAdapter(EditResult)
+_LISTING = TypeAdapter(Listing)
+_GLOB = TypeAdapter(GlobResult)
+_GREP = TypeAdapter(GrepResult)
+_DELETED = TypeAdapter(DeleteResult)
+_MOVED = TypeAdapter(MoveResult)
+_ENTRY = TypeAdapter(Entry)
+_SIZES = TypeAdapter(dict[str, int])
+_MADE = TypeAdapter(dict[str, str])
+_ROWS = TypeAdapter(tuple[_Row, ...])
+_PATHS = TypeAdapter(tuple[str, ...])
+
+
+class Files:
+    """The files of one sandbox, over one channel.
+
+    Every method raises a CallerError that says what to do, or SandboxGone when the sandbox died
+    or answered nonsense.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """The bytes of a regular file, or of a part of it.
+
+        Raises:
+            TooLarge: it would be more than 256 MiB.
+        """
+        args: JsonObject = {"path": path, "offset": offset, "length": length}
+        reply = await self._channel.call(
+            "read", {**args, "max_bytes": MAX_READ}, timeout_s=_TRANSFER_S, max_body=MAX_READ
+        )
+        _require(_checked(_SIZES, reply.result).get("sent") == len(reply.body))
+        return reply.body
+
+    async def read_to(
+        self,
+        path: str,
+        sink: Callable[[bytes], Awaitable[None]],
+        *,
+        timeout_s: float = _TRANSFER_S,
+    ) -> int:
+        """Hand a regular file of any size to `sink` piece by piece; returns its size."""
+        taken = 0
+
+        async def take(_: str, data: bytes) -> None:
+            nonlocal taken
+            taken += len(data)
+            await sink(data)
+
+        reply = await self._channel.call("read", {"path": path}, timeout_s=timeout_s, sink=take)
+        _require(_checked(_SIZES, reply.result).get("sent") == taken)
+        return taken
+
+    async def read_lines(
+        self, path: str, *, offset: int = 1, limit: int = 2000, max_bytes: int = 30_000
+    ) -> FileContent:
+        """Some lines of a text file, a whole image, or the first bytes of anything else."""
+        args = {"path": path, "offset": offset, "limit": limit, "max_bytes": max_bytes}
+        reply = await self._call("read_lines", args)
+        return _checked(_CONTENT, {**reply.result, "data": reply.body})
+
+    async def write(
+        self, path: str, data: bytes | AsyncIterable[bytes], *, append: bool = False
+    ) -> WriteResult:
+        """Put data into a file, all or nothing; directories above it are made."""
+        args = {"path": path, "append": append}
+        reply = await self._channel.call("write", args, body=data, timeout_s=_TRANSFER_S)
+        return _checked(_WRITTEN, reply.result)
+
+    async def edit(
+        self, path: str, old: str, new: str, *, replace_all: bool = False, dry_run: bool = False
+    ) -> EditResult:
+        """Replace text that is in a file once, or everywhere with `replace_all`.
+
+        Raises:
+            NoMatch: it is not there; the message shows the nearest lines.
+            Ambiguous: it is there more than once; the message names the lines.
+        """
+        before, after = _encode(old), _encode(new)
+        args = {"old_bytes": len(before), "replace_all": replace_all, "dry_run": dry_run}
+        reply = await self._call("edit", {"path": path, **args}, before + after)
+        diff = reply.body.decode("utf-8", "replace")
+        return _checked(_EDITED, {**reply.result, "diff": diff})
+
+    async def list(
+        self, path: str = ".", *, depth: int = 1, limit: int = 500, hidden: bool = True
+    ) -> Listing:
+        """What a directory holds, down to `depth` levels, sorted by path."""
+        args = {"path": path, "depth": depth, "limit": limit, "hidden": hidden}
+        reply = await self._call("list", args)
+        rows = _from_json(_ROWS, reply.body)
+        _require(len(rows) <= limit)
+        entries = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
+        return _checked(_LISTING, {**reply.result, "entries": tuple(entries)})
+
+    async def glob(self, pattern: str, path: str = ".", *, limit: int = 500) -> GlobResult:
+        """The files whose path matches, newest first."""
+        reply = await self._call("glob", {"pattern": pattern, "path": path, "limit": limit})
+        paths = _from_json(_PATHS, reply.body)
+        _require(len(paths) <= limit)
+        return _checked(_GLOB, {**reply.result, "paths": paths})
+
+    async def grep(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        glob: str | None = None,
+        ignore_case: bool = False,
+        context: int = 0,
+        limit: int = 200,
+    ) -> GrepResult:
+        """The lines that a regular expression matches, in files that `glob` matches."""
+        args = {"pattern": pattern, "path": path, "glob": glob, "ignore_case": ignore_case}
+        reply = await self._call("grep", {**args, "context": context, "limit": limit})
+        lines = tuple(reply.body.decode("utf-8", "replace").split("\n")[:-1])
+        return _checked(_GREP, {**reply.result, "lines": lines})
+
+    async def delete(self, path: str, *, recursive: bool = False) -> DeleteResult:
+        """Remove a file, a link itself, an empty directory, or with `recursive` a tree."""
+        args = {"path": path, "recursive": recursive}
+        reply = await self._call("delete", args, timeout_s=_TRANSFER_S)
+        return _checked(_DELETED, reply.result)
+
+    async def move(self, source: str, destination: str, *, overwrite: bool = False) -> MoveResult:
+        """Give a file, link or directory the name `destination`.
+
+        Raises:
+            AlreadyExists: something has that name and `overwrite` is not set.
+        """
+        args = {"source": source, "destination": destination, "overwrite": overwrite}
+        reply = await self._call("move", args, timeout_s=_TRANSFER_S)
+        return _checked(_MOVED, reply.result)
+
+    async def mkdir(self, path: str) -> str:
+        """Make a directory and those above it; returns its path as results name it."""
+        return _checked(_MADE, (await self._call("mkdir", {"path": path})).result)["path"]
+
+    async def stat(self, path: str) -> Entry:
+        """What is at a path; a link is not followed."""
+        return _checked(_ENTRY, (await self._call("stat", {"path": path})).result)
+
+    async def _call(
+        self, op: str, args: JsonObject, body: bytes = b"", *, timeout_s: float = 60.0
+    ) -> Reply:
+        return await self._channel.call(
+            op, args, body=body, timeout_s=timeout_s, max_body=_MAX_REPLY
+        )
+
+
+_COLUMNS = ("path", "kind", "size", "modified", "target")
+
+
+def _encode(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as exc:
+        raise InvalidArgument(
+            "the text holds half of a surrogate pair, which no file can hold: correct it"
+        ) from exc
+
+
+def _checked(adapter: TypeAdapter[_Value], value: object) -> _Value:
+    try:
+        return adapter.validate_python(value, strict=True)
+    except ValidationError as exc:
+        raise _nonsense() from exc
+
+
+def _from_json(adapter: TypeAdapter[_Value], body: bytes) -> _Value:
+    try:
+        return adapter.validate_json(body, strict=True)
+    except ValidationError as exc:
+        raise _nonsense() from exc
+
+
+def _require(holds: bool) -> None:
+    if not holds:
+        raise _nonsense()
+
+
+def _nonsense() -> SandboxGone:
+    return SandboxGone(
+        "the sandbox gave an answer that makes no sense; it is not to be trusted any more. "
+        "Reset it and call again: files are kept"
+    )
