@@ -7,12 +7,11 @@ the channel, and every call under way with it.
 
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, TaskGroup
 
 from mcp_sandbox import errors
 from mcp_sandbox.models import RunnerHello
@@ -22,6 +21,8 @@ JsonObject = dict[str, Any]
 Sink = Callable[[str, bytes], Awaitable[None]]
 
 HANDSHAKE_S = 10.0
+# The runner reads at once; one that does not take a frame within this time is stuck.
+SEND_S = 10.0
 # How long a cancelled call may take to tell that everything it started is dead.
 CANCEL_S = 8.0
 MAX_BODY = 256 * 1024 * 1024
@@ -63,23 +64,30 @@ class _Call:
         self.reply: Reply | None = None
         self.error: errors.SandboxError | None = None
         self.credit = protocol.WINDOW
-        self.event = anyio.Event()
+        self._event = anyio.Event()
 
     def wake(self) -> None:
-        self.event.set()
+        """Let everybody who waits for a change look again."""
+        before, self._event = self._event, anyio.Event()
+        before.set()
 
     async def changed(self) -> None:
-        await self.event.wait()
-        self.event = anyio.Event()
+        await self._event.wait()
+
+    async def end(self) -> None:
+        while not self.ended:
+            await self.changed()
 
 
 class Channel:
-    """An open, proved connection to one runner. Made by `open_channel`."""
+    """A connection to one runner, of use once it is `open`."""
 
-    def __init__(self, stream: ByteStream, hello: RunnerHello, seal: protocol.Seal) -> None:
-        self.hello = hello
+    def __init__(self, stream: ByteStream, token: bytes) -> None:
+        self.hello = RunnerHello("", "", 0)
         self._stream = stream
-        self._seal = seal
+        self._token = token
+        self._decoder = protocol.Decoder()
+        self._seal: protocol.Seal | None = None
         self._calls: dict[int, _Call] = {}
         self._last_id = 0
         self._send_lock = anyio.Lock()
@@ -88,6 +96,28 @@ class Channel:
     @property
     def broken(self) -> bool:
         return self._broken is not None
+
+    async def open(self, tasks: TaskGroup) -> None:
+        """Prove the token both ways, then read in `tasks` until the stream ends.
+
+        Raises:
+            SandboxGone: the other side is not the runner that was started with this token, or is
+                one of another version.
+        """
+        try:
+            with anyio.fail_after(HANDSHAKE_S):
+                await self._shake_hands()
+        except (TimeoutError, anyio.EndOfStream, anyio.BrokenResourceError) as exc:
+            await anyio.aclose_forcefully(self._stream)
+            raise errors.SandboxGone("the sandbox hung up before it could be used") from exc
+        except (protocol.ProtocolError, KeyError, TypeError, ValueError) as exc:
+            await anyio.aclose_forcefully(self._stream)
+            raise errors.SandboxGone(f"the sandbox is not the one that was started: {exc}") from exc
+        tasks.start_soon(self._read)
+
+    async def aclose(self) -> None:
+        """Hang up; calls under way are lost, and the runner ends what they started."""
+        await self._break("the connection was closed")
 
     async def call(
         self,
@@ -130,17 +160,20 @@ class Channel:
         if isinstance(body, bytes) and len(body) <= protocol.WINDOW:
             await self._send(header, body)
             return await self._result(number, call)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._send_body, number, call, header, body)
-            try:
-                return await self._result(number, call)
-            finally:
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._send_body, number, call, header, body)
+                await call.end()
                 tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            # Only the sender can fail here: its error is the call's.
+            raise group.exceptions[0] from None
+        return await self._result(number, call)
 
     async def _send_body(
         self, number: int, call: _Call, header: JsonObject, body: bytes | AsyncIterable[bytes]
     ) -> None:
-        """The body in frames, as fast as the runner takes it. The command's code is in the first."""
+        """The body in frames, as fast as it is taken. A command's code is whole in the first."""
         async for piece in _pieces(body):
             while call.credit < len(piece):
                 await call.changed()
@@ -167,17 +200,19 @@ class Channel:
         call.max_body = 0
         with anyio.move_on_after(CANCEL_S, shield=True):
             await self._send({"t": "cancel", "id": number}, b"")
-            while not call.ended:
-                await call.changed()
+            await call.end()
             return
         await self._break("the sandbox did not stop a cancelled call")
 
     async def _send(self, header: JsonObject, payload: bytes) -> None:
         """One frame, whole: half of one would break the channel, so it cannot be cancelled."""
         try:
-            with anyio.CancelScope(shield=True):
+            with anyio.fail_after(SEND_S, shield=True):
                 async with self._send_lock:
                     await self._stream.send(protocol.encode(header, payload, self._seal))
+        except TimeoutError as exc:
+            await self._break(f"the sandbox took nothing for {SEND_S:g} s")
+            raise self._broken or errors.SandboxGone("the sandbox is gone") from exc
         except protocol.ProtocolError as exc:
             raise errors.TooLarge(f"the call is too large: {exc}") from exc
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as exc:
@@ -198,11 +233,37 @@ class Channel:
         with anyio.CancelScope(shield=True):
             await anyio.aclose_forcefully(self._stream)
 
-    async def _read(self, decoder: protocol.Decoder) -> None:
+    async def _shake_hands(self) -> None:
+        theirs = await self._one_frame()
+        if theirs.get("version") != protocol.VERSION:
+            raise protocol.ProtocolError(
+                f"its runner speaks version {theirs.get('version')!r}, this server speaks "
+                f"{protocol.VERSION}: build the image again with `mcp-sandbox images build`"
+            )
+        mine, nonce = os.urandom(protocol.NONCE_BYTES), bytes.fromhex(theirs["nonce"])
+        proof = protocol.prove(self._token, "host", nonce, mine)
+        hello = {"t": "hello", "nonce": mine.hex(), "proof": proof}
+        await self._stream.send(protocol.encode(hello))
+        welcome = await self._one_frame()
+        expected = protocol.prove(self._token, "runner", mine, nonce)
+        if not protocol.same(expected, welcome.get("proof")):
+            raise protocol.ProtocolError(str(welcome.get("message", "it does not know the token")))
+        self._decoder.seal = protocol.Seal(self._token, "to-host", nonce + mine)
+        self._seal = protocol.Seal(self._token, "to-runner", nonce + mine)
+        inode = int(welcome["workspace_inode"])
+        self.hello = RunnerHello(protocol.VERSION, str(welcome["python"]), inode)
+
+    async def _one_frame(self) -> JsonObject:
+        """The next frame; the runner sends no second one before it is answered."""
+        while True:
+            for header, _ in self._decoder.feed(await self._stream.receive(65536)):
+                return header
+
+    async def _read(self) -> None:
         """Hand every frame to its call until the stream ends."""
         try:
             while True:
-                for header, payload in decoder.feed(await self._stream.receive(262144)):
+                for header, payload in self._decoder.feed(await self._stream.receive(262144)):
                     self._take(header, payload)
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._break("the sandbox ended")
@@ -258,57 +319,3 @@ async def _pieces(body: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
     async for piece in body:
         for start in range(0, len(piece), protocol.CHUNK):
             yield piece[start : start + protocol.CHUNK]
-
-
-@asynccontextmanager
-async def open_channel(stream: ByteStream, token: bytes) -> AsyncGenerator[Channel]:
-    """Prove the token both ways on a fresh stream and serve calls until the block ends.
-
-    Raises:
-        SandboxGone: the other side is not the runner that was started with this token, or is one
-            of another version.
-    """
-    async with stream:
-        decoder = protocol.Decoder()
-        try:
-            with anyio.fail_after(HANDSHAKE_S):
-                hello, seal = await _shake_hands(stream, token, decoder)
-        except (TimeoutError, anyio.EndOfStream, anyio.BrokenResourceError) as exc:
-            raise errors.SandboxGone("the sandbox hung up before it could be used") from exc
-        except (protocol.ProtocolError, KeyError, TypeError, ValueError) as exc:
-            raise errors.SandboxGone(f"the sandbox is not the one that was started: {exc}") from exc
-        channel = Channel(stream, hello, seal)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(channel._read, decoder)  # noqa: SLF001 - its own reader
-            try:
-                yield channel
-            finally:
-                tasks.cancel_scope.cancel()
-
-
-async def _shake_hands(
-    stream: ByteStream, token: bytes, decoder: protocol.Decoder
-) -> tuple[RunnerHello, protocol.Seal]:
-    theirs = await _one(stream, decoder)
-    if theirs.get("version") != protocol.VERSION:
-        raise protocol.ProtocolError(
-            f"its runner speaks version {theirs.get('version')!r}, this server {protocol.VERSION}: "
-            "build the image again with `mcp-sandbox images build`"
-        )
-    mine, nonce = os.urandom(protocol.NONCE_BYTES), bytes.fromhex(theirs["nonce"])
-    proof = protocol.prove(token, "host", nonce, mine)
-    await stream.send(protocol.encode({"t": "hello", "nonce": mine.hex(), "proof": proof}))
-    welcome = await _one(stream, decoder)
-    if not protocol.same(protocol.prove(token, "runner", mine, nonce), welcome.get("proof")):
-        raise protocol.ProtocolError(str(welcome.get("message", "it does not know the token")))
-    decoder.seal = protocol.Seal(token, "to-host", nonce + mine)
-    seal = protocol.Seal(token, "to-runner", nonce + mine)
-    inode = int(welcome["workspace_inode"])
-    return RunnerHello(protocol.VERSION, str(welcome["python"]), inode), seal
-
-
-async def _one(stream: ByteStream, decoder: protocol.Decoder) -> JsonObject:
-    """The next frame; the runner sends no second one before it is answered."""
-    while True:
-        for header, _ in decoder.feed(await stream.receive(65536)):
-            return header

@@ -1,0 +1,157 @@
+"""Typed calls to one runner: code and commands here, file operations in `files`."""
+
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from mcp_sandbox.errors import SandboxGone
+from mcp_sandbox.models import ExecResult, Language, RunnerHello
+from mcp_sandbox.runtime.channel import Channel, JsonObject, Reply
+from mcp_sandbox.runtime.files import Files
+
+OnOutput = Callable[[str, bytes], Awaitable[None]]
+
+# The runner enforces the time limit; one that is this late is taken for dead.
+_LATE_S = 5.0
+_WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
+
+
+class Runtime:
+    """The runner of one sandbox, over one channel."""
+
+    def __init__(self, channel: Channel, *, keep_bytes: int) -> None:
+        self.files = Files(channel)
+        self._channel = channel
+        self._keep_bytes = keep_bytes
+
+    @property
+    def hello(self) -> RunnerHello:
+        return self._channel.hello
+
+    @property
+    def broken(self) -> bool:
+        """No further call can succeed."""
+        return self._channel.broken
+
+    async def aclose(self) -> None:
+        await self._channel.aclose()
+
+    async def ping(self) -> None:
+        """Return when the runner answers.
+
+        Raises:
+            SandboxGone: it does not.
+        """
+        await self._channel.call("ping", {}, timeout_s=_LATE_S)
+
+    async def run_code(self, code: str, language: Language, *, timeout_s: float) -> ExecResult:
+        """Run code in a fresh process of its language.
+
+        Raises:
+            Unsupported: the language is not installed in this sandbox.
+            SandboxGone: the sandbox died under it.
+        """
+        args: JsonObject = {"language": language, "timeout_s": timeout_s}
+        return await self._run(args, code.encode(), b"", None)
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float = 120.0,
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        """Run a bash command line, or a program with its arguments without any shell.
+
+        `on_output` gets ("stdout" | "stderr", bytes) live, with gaps when it is slow.
+
+        Raises:
+            NotFound: `cwd` cannot be used.
+            SandboxGone: the sandbox died under it.
+        """
+        args: JsonObject = {"timeout_s": timeout_s}
+        if cwd:
+            args["cwd"] = cwd
+        if env:
+            args["env"] = dict(env)
+        if isinstance(command, str):
+            args["language"] = "bash"
+            return await self._run(args, command.encode(), stdin, on_output)
+        args["argv"] = list(command)
+        return await self._run(args, None, stdin, on_output)
+
+    async def _run(
+        self, args: JsonObject, code: bytes | None, stdin: bytes, on_output: OnOutput | None
+    ) -> ExecResult:
+        args["keep_bytes"] = self._keep_bytes
+        args["changes"] = True
+        args["live"] = on_output is not None
+        if code is not None:
+            args["code_bytes"] = len(code)
+        reply = await self._channel.call(
+            "run",
+            args,
+            body=(code or b"") + stdin,
+            timeout_s=args["timeout_s"] + _LATE_S,
+            sink=on_output,
+        )
+        try:
+            return _result(reply)
+        except (KeyError, TypeError, ValueError) as exc:
+            await self._channel.aclose()
+            raise SandboxGone(f"the sandbox sent a result that makes no sense: {exc}") from exc
+
+
+def _result(reply: Reply) -> ExecResult:
+    said = reply.result
+    out_head, out_tail, err_head, err_tail = _cut(reply.body, said["sizes"])
+    out_total, err_total = (int(total) for total in said["totals"])
+    out = _text(out_head, out_tail, out_total)
+    err = _text(err_head, err_tail, err_total)
+    number = said["signal"]
+    return ExecResult(
+        stdout=out,
+        stderr=err,
+        exit_code=None if said["exit_code"] is None else int(said["exit_code"]),
+        signal=None if number is None else _signal_name(int(number)),
+        duration_ms=int(said["duration_ms"]),
+        timed_out=said["why"] == "timeout",
+        out_of_memory=bool(said["out_of_memory"]),
+        killed_because=_WHY.get(str(said["why"])),
+        truncated=len(reply.body) < out_total + err_total,
+        stdout_bytes=out_total,
+        stderr_bytes=err_total,
+        output_file=None if said["output_file"] is None else str(said["output_file"]),
+        changed_files=_names(said["changed"]),
+    )
+
+
+def _cut(body: bytes, sizes: list[int]) -> list[bytes]:
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(body[start : start + size])
+        start += size
+    return parts
+
+
+def _text(head: bytes, tail: bytes, total: int) -> str:
+    """Whole output, or both ends with a line between them that says how much is left out."""
+    missing = total - len(head) - len(tail)
+    if missing <= 0:
+        return (head + tail).decode("utf-8", "replace")
+    start, end = head.decode("utf-8", "replace"), tail.decode("utf-8", "replace")
+    return f"{start}\n[... {missing:,} bytes left out ...]\n{end}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _names(value: Any) -> tuple[str, ...] | None:  # noqa: ANN401 - as it came from the sandbox
+    return None if value is None else tuple(str(name) for name in value[:20])

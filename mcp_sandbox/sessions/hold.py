@@ -1,0 +1,193 @@
+"""One chat's hold on its sandbox: makes it at the first call, replaces it when it has died."""
+
+import logging
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+import anyio
+from anyio.abc import TaskGroup
+
+from mcp_sandbox.backends.base import Backend, Sandbox
+from mcp_sandbox.errors import SandboxGone
+from mcp_sandbox.models import ChatId, Mount, SandboxFacts, SandboxSpec
+from mcp_sandbox.runtime.channel import Channel
+from mcp_sandbox.runtime.runtime import Runtime
+from mcp_sandbox.sessions.growth import GrowthWatch
+from mcp_sandbox.sessions.residence import Residence
+from mcp_sandbox.sessions.settings import SessionSettings
+from mcp_sandbox.sessions.slots import Slots
+from mcp_sandbox.workspace.directory import ChatDirectories, Workspaces
+
+logger = logging.getLogger(__name__)
+
+_HOME = "/home/sandbox"
+# Ending a sandbox takes the engine up to some seconds; a stuck engine must not hold us longer.
+_DESTROY_S = 20.0
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """What every hold of one manager shares."""
+
+    backend: Backend
+    workspaces: Workspaces
+    residence: Residence
+    settings: SessionSettings
+    slots: Slots
+    tasks: TaskGroup
+
+
+@dataclass(frozen=True)
+class Held:
+    """A sandbox that is open, with the connection to its runner."""
+
+    sandbox: Sandbox
+    runtime: Runtime
+
+    @property
+    def facts(self) -> SandboxFacts:
+        return self.sandbox.facts
+
+
+class Hold:
+    """At most one open sandbox, for one chat."""
+
+    def __init__(self, chat: ChatId, rooms: Rooms) -> None:
+        self.chat = chat
+        self.meter = rooms.workspaces.meter(chat)
+        self._rooms = rooms
+        self._lock = anyio.Lock()
+        self._held: Held | None = None
+        self._calls = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._held is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """A call is under way, or the sandbox is just being made."""
+        return self._calls > 0 or self._lock.locked()
+
+    @asynccontextmanager
+    async def call(self) -> AsyncGenerator[Held]:
+        """The open sandbox, for one call; one that dies under it is removed.
+
+        Raises:
+            OperatorError: no sandbox can be made.
+        """
+        self._calls += 1
+        self._rooms.slots.touch(self)
+        try:
+            held = await self._open()
+            try:
+                yield held
+            except SandboxGone:
+                await self.let_go(held)
+                raise
+        finally:
+            self._calls -= 1
+
+    async def _open(self) -> Held:
+        async with self._lock:
+            if self._held and self._held.runtime.broken:
+                await self._destroy(self._held)
+            if self._held is None:
+                await self._rooms.slots.take(self)
+                # Half-made is worse than late: nobody would know of it.
+                with anyio.CancelScope(shield=True):
+                    self._held = await self._create()
+            return self._held
+
+    async def _create(self) -> Held:
+        """A new sandbox, counted in."""
+        try:
+            return await self._make()
+        except BaseException:
+            self._rooms.slots.release(self)
+            raise
+
+    async def _make(self) -> Held:
+        rooms = self._rooms
+        await rooms.residence.settle(self.chat, rooms.backend.name)
+        directories = await rooms.workspaces.open(self.chat)
+        sandbox = await rooms.backend.create(self._spec(directories))
+        try:
+            runtime = await self._connect(sandbox)
+            self._check(runtime, directories)
+        except BaseException:
+            await rooms.backend.destroy(sandbox.id)
+            raise
+        logger.info("chat %s: opened sandbox %s", self.chat, sandbox.id)
+        return Held(sandbox, runtime)
+
+    @staticmethod
+    def _check(runtime: Runtime, directories: ChatDirectories) -> None:
+        """The mount must show the chat's own directory, not what took its place meanwhile."""
+        if runtime.hello.workspace_inode != directories.workspace_inode:
+            raise SandboxGone("the sandbox came up without this chat's workspace; try again")
+
+    async def _connect(self, sandbox: Sandbox) -> Runtime:
+        channel = Channel(await sandbox.open_channel(), sandbox.token)
+        await channel.open(self._rooms.tasks)
+        return Runtime(channel, keep_bytes=self._rooms.settings.keep_bytes)
+
+    def _spec(self, directories: ChatDirectories) -> SandboxSpec:
+        settings = self._rooms.settings
+        return SandboxSpec(
+            mounts=(
+                Mount(directories.workspace, "/workspace"),
+                Mount(directories.home, _HOME),
+                *directories.aliases,
+            ),
+            limits=settings.limits,
+            network=settings.network,
+            env=settings.env,
+            labels={"user": self.chat.user, "chat": self.chat.chat},
+            idle_s=settings.idle_s,
+        )
+
+    async def let_go(self, held: Held) -> None:
+        """Remove this sandbox, unless another one has taken its place already."""
+        with anyio.CancelScope(shield=True):
+            async with self._lock:
+                if self._held is held:
+                    await self._destroy(held)
+
+    @contextmanager
+    def watch_growth(self, *, after_s: float) -> Generator[GrowthWatch]:
+        """Leave the block early, with its `problem` set, when the chat grows over a limit."""
+        watch = GrowthWatch(self.meter)
+        self._rooms.tasks.start_soon(watch.run, after_s)
+        try:
+            with watch.guarded:
+                yield watch
+        finally:
+            watch.watching.cancel()
+            self.meter.note_change()
+
+    async def discard(self) -> None:
+        """Remove the sandbox and throw the workspace into the trash, with no call in between."""
+        with anyio.CancelScope(shield=True):
+            async with self._lock:
+                if self._held:
+                    await self._destroy(self._held)
+                await self._rooms.workspaces.discard(self.chat)
+        self.meter.note_change()
+
+    async def close(self) -> None:
+        """Remove the sandbox if there is one; files stay."""
+        if held := self._held:
+            await self.let_go(held)
+
+    async def _destroy(self, held: Held) -> None:
+        self._held = None
+        self._rooms.slots.release(self)
+        with anyio.move_on_after(_DESTROY_S, shield=True) as limit:
+            await held.runtime.aclose()
+            await self._rooms.backend.destroy(held.sandbox.id)
+        if limit.cancelled_caught:
+            logger.error("sandbox %s could not be removed in time", held.sandbox.id)
+        else:
+            logger.info("chat %s: removed sandbox %s", self.chat, held.sandbox.id)

@@ -1,0 +1,74 @@
+"""All chats of one data root: one hold per chat, and at most so many open sandboxes."""
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from weakref import WeakValueDictionary
+
+import anyio
+
+from mcp_sandbox.backends.base import Backend
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.hold import Hold, Rooms
+from mcp_sandbox.sessions.residence import Residence
+from mcp_sandbox.sessions.session import Session
+from mcp_sandbox.sessions.settings import SessionSettings
+from mcp_sandbox.sessions.slots import Slots
+from mcp_sandbox.workspace.directory import Workspaces
+
+
+class SessionManager:
+    """Finds the session of a chat. Enter it; every sandbox it opened ends with the block."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        workspaces: Workspaces,
+        *,
+        data_root: Path,
+        settings: SessionSettings | None = None,
+    ) -> None:
+        self._backend = backend
+        self._workspaces = workspaces
+        self._settings = settings or SessionSettings()
+        self._residence = Residence(data_root, may_move=self._settings.may_move)
+        self._slots = Slots(self._settings.max_open)
+        self._stack = AsyncExitStack()
+        self._rooms: Rooms | None = None
+        # A hold lives as long as a session has it or its sandbox is open (then it has a slot):
+        # so a chat never has two, and what nobody uses takes no memory.
+        self._holds: WeakValueDictionary[ChatId, Hold] = WeakValueDictionary()
+
+    async def __aenter__(self) -> Self:
+        tasks = await self._stack.enter_async_context(anyio.create_task_group())
+        self._rooms = Rooms(
+            backend=self._backend,
+            workspaces=self._workspaces,
+            residence=self._residence,
+            settings=self._settings,
+            slots=self._slots,
+            tasks=tasks,
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as closing:
+                for slot in self._slots.taken():
+                    closing.start_soon(slot.close)
+        return await self._stack.__aexit__(kind, value, trace)
+
+    async def session(self, chat: ChatId) -> Session:
+        """The chat's session; its sandbox is made at the first call that needs it."""
+        if self._rooms is None:
+            raise RuntimeError("the manager is not open: use `async with`")
+        hold = self._holds.get(chat)
+        if hold is None:
+            hold = self._holds[chat] = Hold(chat, self._rooms)
+        return Session(hold)

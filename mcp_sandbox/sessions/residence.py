@@ -1,0 +1,46 @@
+"""Remembers on which backend a chat lives, so that it never changes unnoticed.
+
+    {data root}/sandbox/residence/{user}/chat-{chat}    the name of the backend
+
+A lost file is no harm: the next sandbox writes it again.
+"""
+
+from pathlib import Path
+
+from anyio import to_thread
+
+from mcp_sandbox.errors import BackendUnavailable, StorageUnavailable
+from mcp_sandbox.models import BackendName, ChatId
+
+
+class Residence:
+    """The residences of all chats of one data root."""
+
+    def __init__(self, data_root: Path, *, may_move: bool) -> None:
+        self._folder = data_root / "sandbox" / "residence"
+        self._may_move = may_move
+
+    async def settle(self, chat: ChatId, backend: BackendName) -> None:
+        """Record that the chat lives on this backend.
+
+        Raises:
+            BackendUnavailable: it lives on another one, and nobody said that it should move.
+            StorageUnavailable: the record cannot be written.
+        """
+        await to_thread.run_sync(self._settle, chat, backend)
+
+    def _settle(self, chat: ChatId, backend: BackendName) -> None:
+        record = self._folder / chat.user / f"chat-{chat.chat}"
+        try:
+            before = record.read_text() if record.exists() else ""
+            if before not in ("", backend) and not self._may_move:
+                raise BackendUnavailable(
+                    f"chat {chat} lives on {before}, which does not work now: repair it (see "
+                    f"`mcp-sandbox doctor`), or move the chat with `--backend {backend}`; its "
+                    "files stay the same, its isolation would change"
+                )
+            if before != backend:
+                record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                record.write_text(backend)
+        except OSError as exc:
+            raise StorageUnavailable(f"the data directory cannot be written: {exc}") from exc
