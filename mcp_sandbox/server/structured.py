@@ -4,16 +4,13 @@ Clients show a model only the JSON, so everything it needs is in these models.
 """
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from mcp.types import CallToolResult, TextContent
 from pydantic import BaseModel, ConfigDict
 
 from mcp_sandbox.models import Entry, EntryKind, Listing
 from mcp_sandbox.server.text import MAX_TEXT_BYTES, byte_length, show_name
-
-if TYPE_CHECKING:
-    from mcp_sandbox.sessions.session import SandboxReport
+from mcp_sandbox.sessions.report import SandboxReport
 
 _ENTRIES_BYTES = MAX_TEXT_BYTES - 1_000
 
@@ -110,7 +107,7 @@ def _utc(seconds: float) -> str:
         return f"@{seconds:.0f}"
 
 
-def sandbox_report(report: "SandboxReport") -> CallToolResult:
+def sandbox_report(report: SandboxReport) -> CallToolResult:
     """Everything `sandbox_info` knows."""
     usage = report.usage
     return _structured(

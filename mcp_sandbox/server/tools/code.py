@@ -1,6 +1,6 @@
 """Tools that run something."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from mcp.types import CallToolResult, ToolAnnotations
 from pydantic import Field
@@ -10,16 +10,14 @@ from mcp_sandbox.server.progress import live_progress
 from mcp_sandbox.server.results import exec_result
 from mcp_sandbox.server.tool import SandboxTool, build_tool
 from mcp_sandbox.server.tools.parameters import Code, Env, LanguageName, Path, Text
-
-if TYPE_CHECKING:
-    from mcp_sandbox.sessions.session import Session
+from mcp_sandbox.sessions.session import Session
 
 CodeTimeout = Annotated[float, Field(ge=1, le=300, description="Seconds until it is killed.")]
 ExecTimeout = Annotated[float, Field(ge=1, le=3600, description="Seconds until it is killed.")]
 
 
 async def run_code(
-    session: "Session",
+    session: Session,
     request: Request,
     code: Code,
     *,
@@ -37,7 +35,7 @@ async def run_code(
 
 
 async def exec_(
-    session: "Session",
+    session: Session,
     request: Request,
     command: Code,
     *,

@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from mcp.types import CallToolResult, ToolAnnotations
 from pydantic import Field
@@ -21,13 +21,11 @@ from mcp_sandbox.server.tools.parameters import (
     Pattern,
     Text,
 )
-
-if TYPE_CHECKING:
-    from mcp_sandbox.sessions.session import Session
+from mcp_sandbox.sessions.session import Session
 
 
 async def read_file(
-    session: "Session",
+    session: Session,
     path: Path,
     offset: Annotated[Line, Field(description="First line.")] = 1,
     limit: Annotated[Limit, Field(description="Number of lines.")] = 2000,
@@ -37,7 +35,7 @@ async def read_file(
 
 
 async def write_file(
-    session: "Session",
+    session: Session,
     path: Path,
     content: Text,
     encoding: Literal["utf-8", "base64"] = "utf-8",
@@ -49,7 +47,7 @@ async def write_file(
 
 
 async def edit_file(
-    session: "Session",
+    session: Session,
     path: Path,
     old: Annotated[Text, Field(description="Exact text; unique unless replace_all.", min_length=1)],
     new: Text,
@@ -62,7 +60,7 @@ async def edit_file(
 
 
 async def list_files(
-    session: "Session",
+    session: Session,
     path: Path = ".",
     depth: Depth = 1,
     limit: Limit = 500,
@@ -73,7 +71,7 @@ async def list_files(
 
 
 async def glob(
-    session: "Session",
+    session: Session,
     pattern: Annotated[Pattern, Field(description="Such as **/*.py")],
     path: Path = ".",
     limit: Limit = 500,
@@ -83,7 +81,7 @@ async def glob(
 
 
 async def grep(
-    session: "Session",
+    session: Session,
     pattern: Annotated[Pattern, Field(description="Regular expression.")],
     path: Path = ".",
     *,
@@ -100,7 +98,7 @@ async def grep(
 
 
 async def delete_file(
-    session: "Session",
+    session: Session,
     path: Path,
     recursive: Annotated[bool, Field(description="Needed for directories with content.")] = False,
 ) -> CallToolResult:
@@ -109,7 +107,7 @@ async def delete_file(
 
 
 async def move_file(
-    session: "Session", source: Path, destination: Path, overwrite: bool = False
+    session: Session, source: Path, destination: Path, overwrite: bool = False
 ) -> CallToolResult:
     """Move or rename a file or directory."""
     moved = await session.move_file(source, destination, overwrite=overwrite)

@@ -1,6 +1,6 @@
 """Tools about the sandbox itself."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from mcp.types import CallToolResult, ToolAnnotations
 from pydantic import Field
@@ -9,22 +9,20 @@ from mcp_sandbox.server.identity import SessionFor
 from mcp_sandbox.server.results import plain
 from mcp_sandbox.server.structured import SandboxInfoReport, sandbox_report
 from mcp_sandbox.server.tool import SandboxTool, build_tool
-
-if TYPE_CHECKING:
-    from mcp_sandbox.sessions.session import Session
+from mcp_sandbox.sessions.session import Session
 
 
-async def sandbox_info(session: "Session") -> CallToolResult:
+async def sandbox_info(session: Session) -> CallToolResult:
     """Describe this computer: languages and tools found, network, limits, disk space."""
     return sandbox_report(await session.info())
 
 
 async def sandbox_reset(
-    session: "Session",
+    session: Session,
     keep_files: Annotated[bool, Field(description="false: also empty /workspace.")] = True,
 ) -> CallToolResult:
     """Start this computer anew: kills every process and clears /tmp. Files are kept by default."""
-    return plain(await session.reset(keep_files))
+    return plain(await session.reset(keep_files=keep_files))
 
 
 def sandbox_tools(session_for: SessionFor) -> list[SandboxTool]:
