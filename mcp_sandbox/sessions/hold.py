@@ -95,18 +95,18 @@ class Hold:
                 await self._destroy(self._held)
             if self._held is None:
                 await self._rooms.slots.take(self)
-                # Half-made is worse than late: nobody would know of it.
-                with anyio.CancelScope(shield=True):
-                    self._held = await self._create()
+                self._held = await self._create()
             return self._held
 
     async def _create(self) -> Held:
-        """A new sandbox, counted in."""
+        """A new sandbox. Half-made is worse than late: nobody would know of it."""
         try:
-            return await self._make()
+            with anyio.CancelScope(shield=True):
+                made = await self._make()
         except BaseException:
             self._rooms.slots.release(self)
             raise
+        return made
 
     async def _make(self) -> Held:
         rooms = self._rooms
