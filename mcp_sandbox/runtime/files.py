@@ -4,6 +4,7 @@ What a reply holds was made by a program that user code may have broken, so ever
 checked here. A path is text; bytes of a name that are not UTF-8 are lone surrogates in it.
 """
 
+import json
 from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import TypeVar
 
@@ -199,7 +200,8 @@ def _encode(text: str) -> bytes:
 
 def _checked(adapter: TypeAdapter[_Value], value: object) -> _Value:
     try:
-        return adapter.validate_python(value, strict=True)
+        # Strict JSON takes an object for a value class, strict Python does not.
+        return adapter.validate_json(json.dumps(value), strict=True)
     except ValidationError as exc:
         raise _nonsense() from exc
 

@@ -1,6 +1,5 @@
 """All chats of one data root: one hold per chat, and at most so many open sandboxes."""
 
-from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -34,21 +33,21 @@ class SessionManager:
         self._settings = settings or SessionSettings()
         self._residence = Residence(data_root, may_move=self._settings.may_move)
         self._slots = Slots(self._settings.max_open)
-        self._stack = AsyncExitStack()
+        self._tasks = anyio.create_task_group()
         self._rooms: Rooms | None = None
         # A hold lives as long as a session has it or its sandbox is open (then it has a slot):
         # so a chat never has two, and what nobody uses takes no memory.
         self._holds: WeakValueDictionary[ChatId, Hold] = WeakValueDictionary()
 
     async def __aenter__(self) -> Self:
-        tasks = await self._stack.enter_async_context(anyio.create_task_group())
+        await self._tasks.__aenter__()
         self._rooms = Rooms(
             backend=self._backend,
             workspaces=self._workspaces,
             residence=self._residence,
             settings=self._settings,
             slots=self._slots,
-            tasks=tasks,
+            tasks=self._tasks,
         )
         return self
 
@@ -62,7 +61,13 @@ class SessionManager:
             async with anyio.create_task_group() as closing:
                 for slot in self._slots.taken():
                     closing.start_soon(slot.close)
-        return await self._stack.__aexit__(kind, value, trace)
+        self._tasks.cancel_scope.cancel()
+        # The group must see a cancellation; any other error of the block is the caller's own and
+        # must reach it as it is, not wrapped in a group.
+        if isinstance(value, anyio.get_cancelled_exc_class()):
+            return await self._tasks.__aexit__(kind, value, trace)
+        await self._tasks.__aexit__(None, None, None)
+        return None
 
     async def session(self, chat: ChatId) -> Session:
         """The chat's session; its sandbox is made at the first call that needs it."""
