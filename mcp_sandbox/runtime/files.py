@@ -6,6 +6,7 @@ checked here. A path is text; bytes of a name that are not UTF-8 are lone surrog
 
 import json
 from collections.abc import AsyncIterable, Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -95,7 +96,7 @@ class Files:
         """Some lines of a text file, a whole image, or the first bytes of anything else."""
         args = {"path": path, "offset": offset, "limit": limit, "max_bytes": max_bytes}
         reply = await self._call("read_lines", args)
-        return _checked(_CONTENT, {**reply.result, "data": reply.body})
+        return replace(_checked(_CONTENT, {**reply.result, "data": ""}), data=reply.body)
 
     async def write(
         self, path: str, data: bytes | AsyncIterable[bytes], *, append: bool = False
