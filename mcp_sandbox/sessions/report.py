@@ -11,8 +11,8 @@ from mcp_sandbox.sessions.hold import Held
 _ASK = r"""
 ask() {
   command -v "$1" >/dev/null || return
-  v=$(timeout 5 "$@" 2>&1 </dev/null | grep -m1 -oE '[0-9]+(\.[0-9]+)+') || v=present
-  echo "$1 $v"
+  v=$(timeout 5 "$@" 2>&1 </dev/null | grep -oE '[0-9]+(\.[0-9]+)+' | head -n1)
+  echo "$1 ${v:-present}"
 }
 for p in python3 pip node npm git rg jq sqlite3 curl make gcc; do ask "$p" --version & done
 echo "bash $BASH_VERSION"
