@@ -138,17 +138,22 @@ def _open(
 
 @functools.cache
 def default_resolver() -> Resolver:
-    """`by_kernel` where openat2 works, else `by_walking`."""
+    """What works on this machine."""
+    return choose_resolver(by_kernel)
+
+
+def choose_resolver(preferred: Resolver) -> Resolver:
+    """`preferred` unless its system call is missing or forbidden here; then `by_walking`."""
     here = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:
-        os.close(by_kernel(here, b".", os.O_RDONLY | os.O_DIRECTORY, 0, follow=False))
+        os.close(preferred(here, b".", os.O_RDONLY | os.O_DIRECTORY, 0, False))
     except OSError as exc:
         if exc.errno not in (errno.ENOSYS, errno.EPERM):
             raise
         return by_walking
     finally:
         os.close(here)
-    return by_kernel
+    return preferred
 
 
 def by_kernel(root: int, path: bytes, flags: int, mode: int, follow: bool) -> int:

@@ -12,9 +12,7 @@ from mcp_sandbox.models import WorkspaceUsage
 from mcp_sandbox.workspace.settings import WorkspaceConfig
 from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage
 
-_LEAST_INTERVAL_S = 2.0
 _INTERVAL_PER_DURATION = 20
-_DEADLINE_S = 30.0
 # A call that starts in a full workspace, to delete files say, may still write this much.
 _SLACK_BYTES = 1024**2
 _SLACK_FILES = 100
@@ -31,9 +29,9 @@ class Reading:
     duration_s: float
 
 
-def interval_s(duration_s: float) -> float:
-    """How long a reading is good for."""
-    return max(_LEAST_INTERVAL_S, _INTERVAL_PER_DURATION * duration_s)
+def interval_s(duration_s: float, least_s: float = 2.0) -> float:
+    """How long a reading is good for: measuring takes at most a twentieth of the time."""
+    return max(least_s, _INTERVAL_PER_DURATION * duration_s)
 
 
 def refusal(
@@ -93,11 +91,15 @@ class Meter:
         config: WorkspaceConfig,
         *,
         limiter: anyio.CapacityLimiter,
+        least_interval_s: float = 2.0,
+        deadline_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._measure = measure
         self._config = config
         self._limiter = limiter
+        self._least_interval_s = least_interval_s
+        self._deadline_s = deadline_s
         self._clock = clock
         self._lock = anyio.Lock()
         self._reading: Reading | None = None
@@ -132,8 +134,7 @@ class Meter:
         start = await self.read(fresh=True)
         reading = start
         while True:
-            # The pause follows from the reading's cost, so that watching takes 5% of a core.
-            await anyio.sleep(interval_s(reading.duration_s))
+            await anyio.sleep(interval_s(reading.duration_s, self._least_interval_s))
             reading = await self.read(fresh=True)
             problem = overshoot(start.usage, reading.usage, reading.free, self._config)
             if problem is not None:
@@ -151,7 +152,8 @@ class Meter:
         async with self._lock:
             now, last = self._clock(), self._reading
             if last is not None:
-                good_for = _LEAST_INTERVAL_S if fresh else interval_s(last.duration_s)
+                cost_s = 0.0 if fresh else last.duration_s
+                good_for = interval_s(cost_s, self._least_interval_s)
                 if 0 <= now - last.taken_at < good_for:
                     return last
             return await self._take()
@@ -168,7 +170,7 @@ class Meter:
     async def _take(self) -> Reading:
         self._changed = False
         started = self._clock()
-        give_up_at = time.monotonic() + _DEADLINE_S
+        give_up_at = time.monotonic() + self._deadline_s
 
         def checkpoint() -> None:
             from_thread.check_cancelled()

@@ -1,0 +1,183 @@
+"""The meter holds the limits with few measurements."""
+
+from collections.abc import Callable
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from mcp_sandbox.errors import SandboxError, StorageUnavailable, WorkspaceFull
+from mcp_sandbox.workspace.meter import Meter, interval_s, overshoot, refusal
+from mcp_sandbox.workspace.settings import WorkspaceConfig
+from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage
+
+MIB = 1024**2
+CONFIG = WorkspaceConfig(size_limit_bytes=100 * MIB, max_files=1000, min_free_bytes=50 * MIB)
+PLENTY = FreeSpace(10_000 * MIB, 1_000_000)
+
+
+class Disk:
+    """A tree and a clock for the meter, set by the test; measuring takes `cost_s`."""
+
+    def __init__(self) -> None:
+        self.usage = Usage(10 * MIB, 10)
+        self.free = PLENTY
+        self.now = 1000.0
+        self.cost_s = 0.01
+        self.measured = 0
+        self.on_measure: Callable[[Checkpoint], None] = lambda _: None
+
+    def measure(self, checkpoint: Checkpoint) -> tuple[Usage, FreeSpace]:
+        self.measured += 1
+        self.now += self.cost_s
+        self.on_measure(checkpoint)
+        return self.usage, self.free
+
+    def meter(self) -> Meter:
+        limiter = anyio.CapacityLimiter(1)
+        return Meter(self.measure, CONFIG, limiter=limiter, clock=lambda: self.now)
+
+
+def test_a_reading_is_good_for_two_seconds_or_twenty_times_its_cost() -> None:
+    assert interval_s(0.001) == 2
+    assert interval_s(0.5) == 10
+
+
+@pytest.mark.parametrize(
+    ("usage", "free", "adding", "error", "text"),
+    [
+        (Usage(99 * MIB, 1), PLENTY, 0, None, ""),
+        (Usage(100 * MIB, 1), PLENTY, 0, None, ""),
+        (Usage(100 * MIB, 1), PLENTY, 1, WorkspaceFull, "100 MiB of 100 MiB are used"),
+        (Usage(101 * MIB, 1), PLENTY, 0, WorkspaceFull, "delete files"),
+        (Usage(1, 1000), PLENTY, 0, None, ""),
+        (Usage(1, 1001), PLENTY, 0, WorkspaceFull, "1001 files and directories, 1000 are"),
+        (Usage(1, 1), FreeSpace(50 * MIB, None), 0, None, ""),
+        (Usage(1, 1), FreeSpace(50 * MIB, None), 1, StorageUnavailable, "50 MiB left"),
+        (Usage(1, 1), FreeSpace(99 * MIB, 3), 0, StorageUnavailable, "only 3 more files"),
+    ],
+)
+def test_writes_are_refused_exactly_beyond_a_limit(
+    usage: Usage, free: FreeSpace, adding: int, error: type[SandboxError] | None, text: str
+) -> None:
+    problem = refusal(usage, free, CONFIG, adding)
+    assert type(problem) is (error or type(None))
+    assert text in str(problem)
+
+
+def test_a_call_in_a_full_workspace_may_run_as_long_as_it_adds_nothing() -> None:
+    full = Usage(150 * MIB, 10)
+    assert overshoot(full, full, PLENTY, CONFIG) is None
+    assert overshoot(full, Usage(120 * MIB, 10), PLENTY, CONFIG) is None
+    assert isinstance(overshoot(full, Usage(152 * MIB, 10), PLENTY, CONFIG), WorkspaceFull)
+    assert overshoot(Usage(1, 1), Usage(99 * MIB, 10), PLENTY, CONFIG) is None
+    many = Usage(1, 2000)
+    assert isinstance(overshoot(many, Usage(1, 3000), PLENTY, CONFIG), WorkspaceFull)
+
+
+async def test_many_questions_cost_one_measurement() -> None:
+    disk = Disk()
+    meter = disk.meter()
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            for _ in range(50):
+                group.start_soon(meter.check_room)
+        assert (await meter.usage()).used_bytes == 10 * MIB
+        assert disk.measured == 1
+        disk.now += 1.9
+        await meter.usage()
+        assert disk.measured == 1
+        disk.now += 0.2
+        await meter.usage()
+        assert disk.measured == 2
+
+
+async def test_an_expensive_tree_is_measured_less_often() -> None:
+    disk = Disk()
+    disk.cost_s = 1.0
+    meter = disk.meter()
+    with anyio.fail_after(5):
+        await meter.usage()
+        disk.now += 19
+        await meter.usage()
+        assert disk.measured == 1
+        disk.now += 2
+        await meter.usage()
+        assert disk.measured == 2
+
+
+async def test_after_a_deletion_a_full_chat_may_write_at_once() -> None:
+    disk = Disk()
+    disk.usage = Usage(200 * MIB, 10)
+    meter = disk.meter()
+    with anyio.fail_after(5):
+        assert await meter.over_limit()
+        with pytest.raises(WorkspaceFull):
+            await meter.check_room()
+        assert disk.measured == 1
+        disk.usage = Usage(20 * MIB, 10)
+        meter.note_change()
+        await meter.check_room(adding=79 * MIB)
+        with pytest.raises(WorkspaceFull):
+            await meter.check_room(adding=81 * MIB)
+        assert disk.measured == 2
+
+
+async def test_an_overshooting_call_is_noticed() -> None:
+    disk = Disk()
+
+    def grow(_: Checkpoint) -> None:
+        if disk.measured == 3:
+            disk.usage = Usage(101 * MIB, 11)
+
+    disk.on_measure = grow
+    limiter = anyio.CapacityLimiter(1)
+    meter = Meter(disk.measure, CONFIG, limiter=limiter, least_interval_s=0.01)
+    with anyio.fail_after(5):
+        problem = await meter.wait_for_overshoot()
+    assert disk.measured == 3
+    assert isinstance(problem, WorkspaceFull)
+
+
+async def test_a_measurement_has_a_deadline() -> None:
+    disk = Disk()
+
+    def endless(step: Checkpoint) -> None:
+        try:
+            while True:
+                step()
+        except TimeoutError:
+            disk.usage = Usage(1, 1, complete=False)
+
+    disk.on_measure = endless
+    meter = Meter(disk.measure, CONFIG, limiter=anyio.CapacityLimiter(1), deadline_s=0.05)
+    with anyio.fail_after(5):
+        assert not (await meter.usage()).exact
+
+
+async def test_an_incomplete_measurement_is_not_called_exact() -> None:
+    disk = Disk()
+    disk.usage = Usage(10 * MIB, 10, complete=False)
+    with anyio.fail_after(5):
+        assert not (await disk.meter().usage()).exact
+
+
+async def test_cancelling_stops_a_long_measurement() -> None:
+    disk = Disk()
+    meter = disk.meter()
+    started = anyio.Event()
+
+    def endless(step: Checkpoint) -> None:
+        anyio.from_thread.run_sync(started.set)
+        while True:
+            step()
+
+    disk.on_measure = endless
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(meter.usage)
+            await started.wait()
+            group.cancel_scope.cancel()
+        disk.on_measure = lambda _: None
+        await checkpoint()
+        assert (await meter.usage()).used_bytes == 10 * MIB
