@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 
 import anyio
 import yaml
@@ -62,7 +63,7 @@ class Step:
 
 _WORK = (
     Step("Run Python", "run_code", {"code": _PRIMES}),
-    Step("Run bash", "run_code", {"code": "uname -sm; nproc; pwd", "language": "bash"}),
+    Step("Run bash", "run_code", {"language": "bash", "code": "uname -sm; nproc; pwd"}),
     Step("Write a file", "write_file", {"path": "app/main.py", "content": _APP}),
     Step("Run a command", "exec", {"command": "python3 app/main.py"}),
     Step(
@@ -76,7 +77,7 @@ _WORK = (
 _JAVASCRIPT = Step(
     "Run JavaScript",
     "run_code",
-    {"code": "console.log([3, 1, 2].toSorted?.() ?? [3, 1, 2].sort())", "language": "javascript"},
+    {"language": "javascript", "code": "console.log([3, 1, 2].sort().join(' < '))"},
 )
 _LATER = (
     Step("Read what the first server wrote", "read_file", {"path": "app/output.txt"}),
@@ -158,12 +159,16 @@ async def _call(client: Client, console: Console, step: Step) -> CallToolResult:
     started = time.perf_counter()
     result = await client.call_tool(step.tool, dict(step.arguments))
     _headline(console, f"{step.title}: {step.tool}", started, style="bold")
-    text = _text(result)
+    answer = _text(result)
     if result.is_error:
-        raise OperatorError(f"the step {step.title!r} failed: {text}")
-    for value in step.arguments.values():
-        console.print(Text(_shortened(str(value)), style="dim"), soft_wrap=True)
-    console.print(Panel(Text(_shortened(text)), expand=False))
+        raise OperatorError(f"the step {step.title!r} failed: {answer}")
+    for name, value in step.arguments.items():
+        text = str(value).rstrip("\n")
+        shown = (
+            f"  {name}: {text}" if "\n" not in text else indent(text, "  | ", lambda _line: True)
+        )
+        console.print(Text(_shortened(shown), style="dim"), soft_wrap=True)
+    console.print(Panel(Text(_shortened(answer.expandtabs())), expand=False))
     return result
 
 
