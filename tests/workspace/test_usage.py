@@ -102,8 +102,10 @@ def test_100_000_entries_are_measured(tmp_path: Path) -> None:
     for directory in range(100):
         (tmp_path / str(directory)).mkdir()
         inside = os.open(tmp_path / str(directory), os.O_RDONLY)
-        for name in range(999):
-            os.mknod(str(name), dir_fd=inside)
+        os.mknod("0", dir_fd=inside)
+        # Links are made many times faster than files.
+        for name in range(1, 999):
+            os.link("0", str(name), src_dir_fd=inside, dst_dir_fd=inside)
         os.close(inside)
     found = usage(tmp_path)
     remove_deep(tmp_path)
