@@ -79,13 +79,12 @@ def is_alive(process: ProcessId) -> bool:
 
 @dataclass(frozen=True)
 class Start:
-    """How to start a program. With `user`, uid and gid are that number and no groups remain."""
+    """How to start a program: nothing of our own environment or open files reaches it."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
     descriptors: Sequence[int] = ()
     stderr: int = subprocess.DEVNULL
-    user: int | None = None
     directory: str = "/"
 
 
@@ -106,9 +105,6 @@ def start(how: Start) -> int:
         stderr=how.stderr,
         pass_fds=how.descriptors,
         start_new_session=True,
-        user=how.user,
-        group=how.user,
-        extra_groups=None if how.user is None else (),
     ) as child:
         # It is meant to outlive us: without a known exit code the object would wait for it here.
         child.returncode = 0
@@ -146,19 +142,22 @@ def has_ended(descriptor: int) -> bool:
     return bool(poll.poll(0))
 
 
-async def kill(process: ProcessId, *, politely_s: float = 0) -> bool:
+async def kill(
+    process: ProcessId, *, first: signal.Signals | None = None, patience_s: float = 0
+) -> bool:
     """End a process and wait until it has ended; ended already is fine.
 
-    With `politely_s` it is asked first, and given that long. Returns False when the kernel does
-    not let go of it in time.
+    With `patience_s` it is given that long to end by itself, after the signal `first` if any.
+    Returns False when the kernel does not let go of it in time.
     """
     descriptor = await anyio.to_thread.run_sync(hold, process)
     if descriptor is None:
         return True
     try:
-        if politely_s > 0:
-            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-            await _ended_within(descriptor, politely_s)
+        if first is not None:
+            signal.pidfd_send_signal(descriptor, first)
+        if patience_s > 0:
+            await _ended_within(descriptor, patience_s)
         if not has_ended(descriptor):
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         return await _ended_within(descriptor, _GONE_LIMIT_S)

@@ -13,7 +13,7 @@ from anyio import to_thread
 from mcp_sandbox.backends.bubblewrap import cgroups, verify
 from mcp_sandbox.backends.bubblewrap.facts import facts
 from mcp_sandbox.backends.bubblewrap.host import Host
-from mcp_sandbox.backends.bubblewrap.launch import NotStarted, Told, bound, launch
+from mcp_sandbox.backends.bubblewrap.launch import NotStarted, Told, launch
 from mcp_sandbox.backends.bubblewrap.remedies import explain, look
 from mcp_sandbox.backends.process import identify, kill
 from mcp_sandbox.backends.records import Record, Records
@@ -28,6 +28,7 @@ from mcp_sandbox.models import (
 )
 
 _PATH = "/home/sandbox/.local/bin:/usr/local/bin:/usr/bin:/bin"
+_LAUNCHER_LIMIT_S = 2.0
 
 
 class BubblewrapBackend:
@@ -84,7 +85,7 @@ class BubblewrapBackend:
             record, told = await to_thread.run_sync(
                 self._launch, host, spec, sandbox_id, record, token
             )
-            await self._settle(spec, sandbox_id, record, told)
+            await self._settle(host, spec, sandbox_id, record, told)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.destroy(sandbox_id)
@@ -116,9 +117,10 @@ class BubblewrapBackend:
         await self._sweep()
 
     async def _remove(self, sandbox_id: SandboxId, record: Record) -> None:
-        # With pid 1 of its process namespace the kernel ends all that is in it.
-        for process in filter(None, (record.process, record.launcher)):
-            if not await kill(process):
+        # With pid 1 of its process namespace the kernel ends all that is in it. bwrap then ends
+        # by itself, after it has collected pid 1.
+        for process, patience_s in ((record.process, 0.0), (record.launcher, _LAUNCHER_LIMIT_S)):
+            if process is not None and not await kill(process, patience_s=patience_s):
                 raise BackendUnavailable(
                     f"the kernel does not end process {process.pid} of sandbox {sandbox_id}: "
                     "it waits for a disk or network file system; look at it with `ps`"
@@ -148,15 +150,15 @@ class BubblewrapBackend:
 
         def admit(told: Told) -> tuple[Record, Told]:
             self._residents.adopt(told.launcher)
-            host.cgroups.add(sandbox_id, told.pid)
-            bound(told.pid, spec.limits, memory_by_process=not host.bounds_memory)
+            host.cgroups.add(sandbox_id, told.pid, joined=order.joined)
             started = replace(record, process=identify(told.pid), launcher=identify(told.launcher))
             self._records.save(sandbox_id, started)
             return started, told
 
         inside = host.inside(spec, environment(spec, token, _PATH), sandbox_id)
+        order = host.order(inside, sandbox_id, self._records.directory(sandbox_id))
         try:
-            return launch(host.order(inside, self._records.directory(sandbox_id)), admit)
+            return launch(order, admit)
         except NotStarted as exc:
             raise self._failed(sandbox_id) from exc
         except OSError as exc:
@@ -166,14 +168,15 @@ class BubblewrapBackend:
             ) from exc
 
     async def _settle(
-        self, spec: SandboxSpec, sandbox_id: SandboxId, record: Record, told: Told
+        self, host: Host, spec: SandboxSpec, sandbox_id: SandboxId, record: Record, told: Told
     ) -> None:
         """Wait for the runner, look whether every wall stands, and take its directory away."""
         if record.process is None or not await self._residents.started(sandbox_id, record.process):
             raise await to_thread.run_sync(self._failed, sandbox_id)
 
         def look_and_close() -> None:
-            verify.check(told.pid, spec.network, told.status, record.cgroups)
+            bounded = host.resource_limits(spec.limits)
+            verify.check(told.pid, spec.network, told.status, record.cgroups, bounded)
             if os.geteuid() == 0:
                 sockets = self._records.socket_directory(sandbox_id)
                 # Code inside can reach the socket there, and no longer replace it or add files.

@@ -163,10 +163,15 @@ class Cgroups:
             if "memory" in each.controllers:
                 _bound_swap(group, limits)
 
-    def add(self, sandbox_id: SandboxId, pid: int) -> None:
-        """Put a process into the groups of a sandbox."""
+    def joinable(self, sandbox_id: SandboxId) -> tuple[str, ...]:
+        """The groups that a single thread can join by itself: those of version 1."""
+        return tuple(str(each.base / sandbox_id) for each in self._hierarchies if not each.unified)
+
+    def add(self, sandbox_id: SandboxId, pid: int, *, joined: tuple[str, ...]) -> None:
+        """Put a process into those groups of a sandbox that it was not started in."""
         for path in self.paths(sandbox_id):
-            (Path(path) / "cgroup.procs").write_text(str(pid))
+            if path not in joined:
+                Path(path, "cgroup.procs").write_text(str(pid))
 
 
 def remove(paths: tuple[str, ...]) -> None:

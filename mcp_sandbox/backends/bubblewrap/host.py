@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcp_sandbox.backends import runner_copy
-from mcp_sandbox.backends.bubblewrap import seccomp
+from mcp_sandbox.backends.bubblewrap import rlimits, seccomp
 from mcp_sandbox.backends.bubblewrap.arguments import Inside, System, look_at_system, sources
 from mcp_sandbox.backends.bubblewrap.cgroups import Cgroups
 from mcp_sandbox.backends.bubblewrap.etc import etc
 from mcp_sandbox.backends.bubblewrap.launch import Order
 from mcp_sandbox.backends.bubblewrap.program import Program, find_bwrap, find_python
-from mcp_sandbox.models import SandboxId, SandboxSpec
+from mcp_sandbox.models import Limits, SandboxId, SandboxSpec
 
 _SANDBOX_USER = 10001
 _RUNNER = "/opt/mcp-sandbox"
@@ -54,9 +54,10 @@ class Host:
             gid=_SANDBOX_USER if root else os.getegid(),
         )
 
-    @property
-    def bounds_memory(self) -> bool:
-        return "memory" in self.cgroups.controllers
+    def resource_limits(self, limits: Limits) -> dict[int, int]:
+        """What bounds each process of a sandbox here."""
+        bounded = "memory" in self.cgroups.controllers
+        return rlimits.wanted(limits, memory_by_process=not bounded)
 
     def inside(
         self, spec: SandboxSpec, environment: Mapping[str, str], sandbox_id: SandboxId
@@ -72,16 +73,20 @@ class Host:
             memory_group=self.cgroups.memory_view(sandbox_id),
         )
 
-    def order(self, inside: Inside, directory: Path) -> Order:
+    def order(self, inside: Inside, sandbox_id: SandboxId, directory: Path) -> Order:
         """How to start it, with its run directory. Blocks on the disk."""
         return Order(
             program=self.program,
-            command=runner_copy.start_command(str(self.python), _RUNNER),
+            command=rlimits.under(
+                self.resource_limits(inside.limits),
+                runner_copy.start_command(str(self.python), _RUNNER),
+            ),
             inside=inside,
             system=self.system,
             etc=etc(self.uid, self.gid, inside.network),
             filter=self.filter,
             sources=sources(inside, self.runner, directory / "sock"),
             user=self.user,
+            joined=self.cgroups.joinable(sandbox_id) if self.user is not None else (),
             log=directory / "log",
         )

@@ -1,12 +1,11 @@
 """Starts bwrap, holds the new sandbox until its limits are set, and lets it go.
 
 bwrap tells the process number of the sandbox's pid 1 and then waits for a byte from us: nothing
-of the sandbox runs before it is in its control groups and under its resource limits.
+of the sandbox runs before it is in its control groups.
 """
 
 import json
 import os
-import resource
 import select
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -17,17 +16,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from mcp_sandbox.backends import process
+from mcp_sandbox.backends.bubblewrap import stage
 from mcp_sandbox.backends.bubblewrap.arguments import Descriptors, Inside, System, arguments
 from mcp_sandbox.backends.bubblewrap.etc import Etc
 from mcp_sandbox.backends.bubblewrap.program import Program
-from mcp_sandbox.backends.bubblewrap.stage import with_reachable
-from mcp_sandbox.models import Limits
+from mcp_sandbox.backends.bubblewrap.stage import Stage
 
 Result = TypeVar("Result")
 
 _STATUS_LIMIT_MS = 20_000
-_OOM_SCORE = 500
-_MEMLOCK_BYTES = 64 * 1024
 
 
 class NotStarted(Exception):
@@ -36,7 +33,10 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True)
 class Order:
-    """Everything that one start needs. `user` is whom bwrap runs as; None leaves it our own."""
+    """Everything that one start needs. `user` is whom bwrap runs as; None leaves it our own.
+
+    `joined` are control groups that bwrap itself is started in.
+    """
 
     program: Program
     command: Sequence[str]
@@ -46,6 +46,7 @@ class Order:
     filter: bytes
     sources: Mapping[str, Path]
     user: int | None
+    joined: tuple[str, ...]
     log: Path
 
 
@@ -70,9 +71,12 @@ def launch(order: Order, admit: Callable[[Told], Result]) -> Result:
     with ExitStack() as opened:
         status, told_to = _pipe(opened)
         held_by, release = _pipe(opened)
-        launcher = with_reachable(
-            {"program": order.program.root, **order.sources},
-            lambda reach: _start(order, reach, told_to.fileno(), held_by.fileno()),
+        # Opened here: where bwrap is started, the data root may be out of sight.
+        log = opened.enter_context(order.log.open("ab"))
+        sources = {"program": order.program.root, **order.sources}
+        launcher = stage.on(
+            Stage(sources, order.user, order.joined),
+            lambda reach: _start(order, reach, (told_to.fileno(), held_by.fileno(), log.fileno())),
         )
         # Only bwrap's own end is left: when bwrap ends, reading ends.
         told_to.close()
@@ -91,15 +95,14 @@ def _pipe(opened: ExitStack) -> tuple[FileIO, FileIO]:
     return opened.enter_context(FileIO(reader, "r")), opened.enter_context(FileIO(writer, "w"))
 
 
-def _start(order: Order, reach: Mapping[str, str], status: int, block: int) -> int:
+def _start(order: Order, reach: Mapping[str, str], ends: tuple[int, int, int]) -> int:
+    status, block, log = ends
     with ExitStack() as opened:
         etc = {path: _memory_file(opened, data) for path, data in order.etc.files.items()}
         numbers = Descriptors(_memory_file(opened, order.filter), status, block, etc)
         words = arguments(order.inside, order.system, order.etc.bound, numbers, reach)
         # The environment, with the token in it, goes this way: arguments are public.
         given = _memory_file(opened, b"".join(os.fsencode(word) + b"\0" for word in words))
-        log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        opened.callback(os.close, log)
         program = f"{reach['program']}/{order.program.inner}"
         return process.start(
             process.Start(
@@ -107,7 +110,6 @@ def _start(order: Order, reach: Mapping[str, str], status: int, block: int) -> i
                 env={},
                 descriptors=(given, numbers.seccomp, status, block, *etc.values()),
                 stderr=log,
-                user=order.user,
             )
         )
 
@@ -141,28 +143,3 @@ def _abort(launcher: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     os.waitpid(launcher, 0)
-
-
-def bound(pid: int, limits: Limits, *, memory_by_process: bool) -> None:
-    """Set the resource limits of a sandbox's first process, which all others inherit.
-
-    `memory_by_process` limits the data of each process: for machines without a memory group.
-
-    Raises:
-        OSError: the process has ended.
-    """
-    megabyte = 1 << 20
-    wanted = {
-        resource.RLIMIT_NOFILE: limits.open_files,
-        resource.RLIMIT_FSIZE: limits.file_mb * megabyte,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: _MEMLOCK_BYTES,
-    }
-    if memory_by_process:
-        # Data, not address space: node reserves far more addresses than it ever uses.
-        wanted[resource.RLIMIT_DATA] = limits.memory_mb * megabyte
-    for kind, value in wanted.items():
-        most = resource.prlimit(pid, kind)[1]
-        least = value if most == resource.RLIM_INFINITY else min(value, most)
-        resource.prlimit(pid, kind, (least, least))
-    Path(f"/proc/{pid}/oom_score_adj").write_text(str(_OOM_SCORE))

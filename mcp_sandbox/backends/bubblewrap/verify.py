@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from mcp_sandbox.backends.bubblewrap import rlimits
 from mcp_sandbox.errors import InsecureSandbox
 from mcp_sandbox.models import Network
 
@@ -51,18 +52,25 @@ def outside_groups(cgroup: str, paths: Iterable[str]) -> list[str]:
     return [path for path in paths if not any(path.endswith(group) for group in inside)]
 
 
-def check(pid: int, network: Network, told: Mapping[str, object], groups: Iterable[str]) -> None:
+def check(
+    pid: int,
+    network: Network,
+    told: Mapping[str, object],
+    groups: Iterable[str],
+    resources: Mapping[int, int],
+) -> None:
     """Look at the sandbox whose pid 1 is `pid` on the host. Blocks.
 
     Raises:
         InsecureSandbox: a wall or a limit is missing.
         FileNotFoundError: the process has ended.
     """
-    status = Path(f"/proc/{pid}/status").read_text()
-    found = weaknesses(status, own_namespaces(), told, network)
-    path = Path(f"/proc/{pid}/cgroup")
-    missing = outside_groups(path.read_text(), groups) if path.exists() else []
-    found += [f"it is not in the group {path}" for path in missing]
+    proc = Path(f"/proc/{pid}")
+    found = weaknesses((proc / "status").read_text(), own_namespaces(), told, network)
+    found += rlimits.missing((proc / "limits").read_text(), resources)
+    if groups:
+        missing = outside_groups((proc / "cgroup").read_text(), groups)
+        found += [f"it is not in the group {path}" for path in missing]
     if found:
         raise InsecureSandbox(
             f"bubblewrap made a weaker sandbox than asked for: {'; '.join(found)}. It was "
