@@ -48,18 +48,18 @@ class Capture:
         self._path = os.path.join(self._folder, name + ".txt")
         self._left = limit
         self._fd = -1
-        self._kept = True
+        self._tried = False
 
     @property
     def total(self) -> int:
         return sum(stream.total for stream in self.streams.values())
 
     def add(self, name: str, data: bytes) -> None:
+        if not self._tried and self.total + len(data) > KEEP_OVER:
+            self._open()
         if self._fd >= 0:
             self._keep(data)
         self.streams[name].add(data)
-        if self._fd < 0 and self._kept and self.total > KEEP_OVER:
-            self._open()
 
     def close(self) -> str | None:
         """The path of the kept file, or None when there is none."""
@@ -70,8 +70,8 @@ class Capture:
         return self._path
 
     def _open(self) -> None:
-        """Begin the file with what was printed so far, which is still whole in memory."""
-        self._kept = False
+        """Begin the file with what was printed so far: little, so it is whole in the heads."""
+        self._tried = True
         try:
             _prepare(self._folder)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -80,7 +80,7 @@ class Capture:
             # A full or unwritable workspace: the head and tail must do; the result names no file.
             return
         for stream in self.streams.values():
-            self._keep(stream.head + stream.tail)
+            self._keep(stream.head)
 
     def _keep(self, data: bytes | bytearray) -> None:
         piece = data[: self._left]

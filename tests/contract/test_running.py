@@ -1,0 +1,211 @@
+"""Code and commands behave the same on every backend."""
+
+import anyio
+import pytest
+
+from mcp_sandbox.errors import NotFound, Unsupported
+from mcp_sandbox.sessions.session import Session
+
+
+async def test_a_command_answers_with_its_output_and_exit_code(session: Session) -> None:
+    result = await session.exec("echo out; echo err >&2; exit 3")
+    assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 3)
+    assert result.signal is None
+    assert not result.success
+
+
+async def test_printing_nothing_is_a_normal_result(session: Session) -> None:
+    result = await session.exec("true")
+    assert (result.stdout, result.stderr, result.exit_code) == ("", "", 0)
+
+
+async def test_a_list_of_arguments_runs_without_a_shell(session: Session) -> None:
+    result = await session.exec(["printf", "%s|", "a b", "$HOME", "*"])
+    assert result.stdout == "a b|$HOME|*|"
+
+
+async def test_a_command_that_is_not_installed_is_said_so(session: Session) -> None:
+    with pytest.raises(Unsupported, match="no-such-program"):
+        await session.exec(["no-such-program"])
+    shell = await session.exec("no-such-program")
+    assert shell.exit_code == 127
+    assert "no-such-program: command not found" in shell.stderr
+
+
+async def test_a_command_begins_in_the_workspace_and_in_a_directory_of_it(session: Session) -> None:
+    await session.exec("mkdir -p sub && touch here sub/below")
+    assert "here" in (await session.exec("ls")).stdout
+    assert (await session.exec("ls", cwd="sub")).stdout == "below\n"
+    with pytest.raises(NotFound, match="missing"):
+        await session.exec("ls", cwd="missing")
+
+
+async def test_a_command_reads_what_it_is_given_and_else_nothing(session: Session) -> None:
+    assert (await session.exec("cat", stdin="given")).stdout == "given"
+    assert (await session.exec("cat; echo end")).stdout == "end\n"
+
+
+async def test_megabytes_go_through_a_command_unchanged(session: Session) -> None:
+    data = bytes(range(256)) * 16_384
+    result = await session.exec("cat > big; sha256sum < big; wc -c < big", stdin=data)
+    assert str(len(data)) in result.stdout
+
+
+async def test_a_command_gets_the_variables_it_is_given_and_no_others_of_ours(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_SERVER", "leaked")
+    result = await session.exec("env", env={"MINE": "a b\nc"})
+    assert "MINE=a b\nc" in result.stdout
+    assert "SECRET" not in result.stdout
+    assert "MCP_SANDBOX" not in result.stdout
+
+
+async def test_a_script_of_a_megabyte_runs(session: Session) -> None:
+    filler = ": " + "x" * 900_000
+    assert (await session.exec(f"{filler}\necho done")).stdout == "done\n"
+
+
+async def test_a_signal_that_ends_a_command_is_named(session: Session) -> None:
+    result = await session.exec("kill -SEGV $$")
+    assert (result.exit_code, result.signal) == (None, "SIGSEGV")
+
+
+async def test_python_prints_and_exits_as_python_does(session: Session) -> None:
+    result = await session.run_code("import sys\nprint(6*7)\nsys.exit(4)")
+    assert (result.stdout, result.exit_code) == ("42\n", 4)
+    said = await session.run_code("import sys\nsys.exit('sorry')")
+    assert (said.stderr, said.exit_code) == ("sorry\n", 1)
+
+
+async def test_a_python_traceback_shows_the_users_lines_only(session: Session) -> None:
+    result = await session.run_code("def divide():\n    return 1 / 0\n\ndivide()")
+    assert result.exit_code == 1
+    assert "ZeroDivisionError: division by zero" in result.stderr
+    assert "return 1 / 0" in result.stderr
+    assert "mcp_sandbox" not in result.stderr
+
+
+async def test_python_code_is_a_real_main_file(session: Session) -> None:
+    code = (
+        "import inspect, os, sys\n"
+        "def shown(): return 'source'\n"
+        "print(inspect.getsource(shown).strip())\n"
+        "print(__name__, os.path.exists(__file__), sys.argv == [__file__])\n"
+        "print([name for name in sys.modules if 'mcp_sandbox' in name])\n"
+    )
+    result = await session.run_code(code)
+    assert result.stdout == "def shown(): return 'source'\n__main__ True True\n[]\n"
+
+
+async def test_python_imports_what_lies_in_the_workspace(session: Session) -> None:
+    await session.write_file("helper.py", b"answer = 42\n")
+    assert (await session.run_code("import helper; print(helper.answer)")).stdout == "42\n"
+
+
+async def test_nothing_of_one_python_call_is_left_for_the_next(session: Session) -> None:
+    await session.run_code("import builtins, os\nbuiltins.spy = 1\nos.environ['SPY'] = '1'")
+    result = await session.run_code(
+        "import builtins, os\nprint(hasattr(builtins, 'spy'), 'SPY' in os.environ)"
+    )
+    assert result.stdout == "False False\n"
+
+
+async def test_files_left_open_by_python_are_written_at_its_end(session: Session) -> None:
+    await session.run_code("f = open('open.txt', 'w'); f.write('kept')")
+    assert (await session.read_file("open.txt")).data == b"kept"
+
+
+async def test_python_starts_processes_of_its_own(session: Session) -> None:
+    code = (
+        "import multiprocessing, subprocess\n"
+        "def square(n): return n * n\n"
+        "if __name__ == '__main__':\n"
+        "    print(subprocess.run(['echo', 'child'], capture_output=True, text=True).stdout)\n"
+        "    with multiprocessing.get_context('spawn').Pool(2) as pool:\n"
+        "        print(pool.map(square, [1, 2, 3]))\n"
+    )
+    result = await session.run_code(code)
+    assert result.stdout == "child\n\n[1, 4, 9]\n", result.stderr
+
+
+async def test_bash_code_runs_and_javascript_runs_or_is_said_to_be_missing(
+    session: Session,
+) -> None:
+    assert (await session.run_code("echo $((6*7))", "bash")).stdout == "42\n"
+    try:
+        result = await session.run_code("console.log(6*7)", "javascript")
+    except Unsupported as exc:
+        assert "node" in str(exc)
+    else:
+        assert result.stdout == "42\n", result.stderr
+
+
+async def test_a_call_ends_with_its_command_though_a_child_holds_the_pipe(
+    session: Session,
+) -> None:
+    with anyio.fail_after(20):
+        result = await session.exec("(sleep 300; echo late) & echo now")
+    assert result.stdout == "now\n"
+    assert result.duration_ms < 10_000
+
+
+async def test_what_runs_in_the_background_lives_on_and_may_print(session: Session) -> None:
+    start = "(for i in 1 2 3; do echo $i; done; read x < go; echo alive > proof; echo > ready) &"
+    await session.exec(f"mkfifo go ready; {start}")
+    result = await session.exec("echo > go; read x < ready; cat proof", timeout_s=20)
+    assert result.stdout == "alive\n"
+
+
+async def test_changed_files_are_named(session: Session) -> None:
+    await session.write_file("old.txt", b"old")
+    await session.exec("sleep 0.05")
+    result = await session.exec("mkdir -p sub; echo 1 > sub/new.txt; echo 2 >> old.txt")
+    assert result.changed_files == ("old.txt", "sub/new.txt")
+
+
+async def test_long_output_keeps_both_ends_and_the_whole_in_a_file(session: Session) -> None:
+    result = await session.exec("seq 1 200000")
+    assert result.truncated
+    assert result.stdout.startswith("1\n2\n")
+    assert result.stdout.endswith("199999\n200000\n")
+    assert result.output_file is not None
+    page = await session.read_file(result.output_file, offset=150_000, limit=1)
+    assert page.data.rstrip() == b"150000"
+
+
+async def test_output_comes_live_to_who_listens(session: Session) -> None:
+    seen: list[bytes] = []
+    first = anyio.Event()
+
+    async def listen(_name: str, data: bytes) -> None:
+        seen.append(data)
+        first.set()
+
+    async def answer() -> None:
+        await first.wait()
+        await session.write_file("go", b"")
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(answer)
+            wait = "echo first; until [ -e go ]; do sleep 0.01; done; echo second"
+            result = await session.exec(wait, on_output=listen)
+    assert result.stdout == "first\nsecond\n"
+    assert b"".join(seen) == b"first\nsecond\n"
+
+
+async def test_fifty_calls_at_once_each_get_their_own_answer(session: Session) -> None:
+    answers: dict[int, str] = {}
+
+    async def ask(number: int) -> None:
+        if number % 2:
+            result = await session.exec(f"echo {number}")
+        else:
+            result = await session.run_code(f"print({number})")
+        answers[number] = result.stdout
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(50):
+            tasks.start_soon(ask, number)
+    assert answers == {number: f"{number}\n" for number in range(50)}
