@@ -145,12 +145,12 @@ def _numbered(content: FileContent, meta: dict[str, Any]) -> CallToolResult:
         if used > _OUTPUT_BYTES and numbered:
             break
         numbered.append(f"{row.head}…" if row.left_out else row.head)
-    notes = _file_notes(content, len(numbered), crlf="\r\n" in text)
+    notes = _file_notes(content, len(numbered))
     meta |= {"lines": len(numbered), "more": content.more or len(numbered) < len(lines)}
     return _texts(["\n".join(numbered), "\n".join(notes)], meta)
 
 
-def _file_notes(content: FileContent, shown: int, *, crlf: bool) -> list[str]:
+def _file_notes(content: FileContent, shown: int) -> list[str]:
     of = "" if content.total_lines is None else f" of {content.total_lines:,}"
     notes = []
     if not content.size:
@@ -164,11 +164,8 @@ def _file_notes(content: FileContent, shown: int, *, crlf: bool) -> list[str]:
             f"[lines {content.first_line:,} to {last:,}{of}; read on with offset={last + 1}]"
         )
     if content.long_lines_cut:
-        notes.append(
-            f"[{content.long_lines_cut:,} long lines are cut here; exec with cut -c shows more]"
-        )
-    if crlf:
-        notes.append("[lines end with CRLF]")
+        cut = _count(content.long_lines_cut, "long line")
+        notes.append(f"[{cut} shortened here; exec with cut -c shows more]")
     return notes
 
 
@@ -194,7 +191,7 @@ def _hex_row(at: int, row: bytes) -> str:
 def write_result(result: WriteResult, *, append: bool) -> CallToolResult:
     """What was written where."""
     done = "created" if result.created else "appended to" if append else "replaced"
-    text = f"{done} {show_name(result.path)} ({result.written:,} bytes)"
+    text = f"{done} {show_name(result.path)} ({_count(result.written, 'byte')})"
     return _texts(
         [text],
         {"path": show_name(result.path), "written": result.written, "created": result.created},
@@ -206,7 +203,7 @@ def edit_result(result: EditResult, *, dry_run: bool) -> CallToolResult:
     cut = shorten(show(result.diff), _OUTPUT_BYTES)
     gap = f"[… {cut.left_out:,} bytes of the diff left out …]\n"
     diff = f"{cut.head}\n{gap}{cut.tail}" if cut.left_out else cut.head
-    count = f"{result.replacements:,} replacement{'' if result.replacements == 1 else 's'}"
+    count = _count(result.replacements, "replacement")
     done = f"[dry run, nothing written: {count}]" if dry_run else f"[{count}]"
     return _texts(
         [diff, done], {"path": show_name(result.path), "replacements": result.replacements}
@@ -235,7 +232,7 @@ def grep_result(result: GrepResult) -> CallToolResult:
     note = (
         "[nothing matches]"
         if not lines
-        else f"[{result.matches:,} matches in {result.files:,} files"
+        else f"[{_count(result.matches, 'match', 'matches')} in {_count(result.files, 'file')}"
         f"{'; shortened: narrow the pattern, path or glob' if truncated else ''}]"
     )
     meta = {"matches": result.matches, "files": result.files, "truncated": truncated}
@@ -254,7 +251,8 @@ def _fitting(lines: list[str]) -> list[str]:
 
 def delete_result(result: DeleteResult) -> CallToolResult:
     """What was removed."""
-    more = f" with {result.entries - 1:,} entries" if result.entries > 1 else ""
+    inside = _count(result.entries - 1, "entry", "entries")
+    more = f" with {inside}" if result.entries > 1 else ""
     text = f"deleted {result.kind} {show_name(result.path)}{more}"
     return _texts([text], {"path": show_name(result.path), "entries": result.entries})
 
@@ -265,6 +263,10 @@ def move_result(result: MoveResult) -> CallToolResult:
     replaced = " (replaced what was there)" if result.replaced else ""
     meta = {"source": source, "destination": destination, "replaced": result.replaced}
     return _texts([f"moved {source} to {destination}{replaced}"], meta)
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def plain(text: str) -> CallToolResult:

@@ -9,14 +9,14 @@ from mcp.types import CallToolResult, TextContent
 from pydantic import BaseModel, ConfigDict
 
 from mcp_sandbox.models import Entry, EntryKind, Listing
-from mcp_sandbox.server.text import MAX_TEXT_BYTES, byte_length, show_name
+from mcp_sandbox.server.text import MAX_TEXT_BYTES, byte_length, clip, show_name
 from mcp_sandbox.sessions.report import SandboxReport
 
 _ENTRIES_BYTES = MAX_TEXT_BYTES - 1_000
 
 
 class ListedEntry(BaseModel):
-    """One name; `name` is relative to the listed directory, `modified` is UTC."""
+    """One entry; `name` is a path that the other tools take, `modified` is in UTC."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -58,7 +58,7 @@ class SandboxInfoReport(BaseModel):
 
     chat: str
     backend: str
-    image: str | None
+    image: str | None = None
     state: str
     isolation: str
     network: str
@@ -119,7 +119,11 @@ def sandbox_report(report: SandboxReport) -> CallToolResult:
             isolation=report.isolation,
             network=report.network,
             limits=dict(report.limits),
-            programs=dict(report.programs),
+            # Whatever the sandbox says of itself is as hostile as any output.
+            programs={
+                clip(show_name(name), 60): clip(show_name(version), 60)
+                for name, version in [*report.programs.items()][:50]
+            },
             workspace=WorkspaceReport(
                 path=report.workspace,
                 used_bytes=usage.used_bytes,
@@ -127,7 +131,7 @@ def sandbox_report(report: SandboxReport) -> CallToolResult:
                 files=usage.files,
                 exact=usage.exact,
             ),
-            versions=dict(report.versions),
+            versions={name: clip(show_name(v), 60) for name, v in report.versions.items()},
         )
     )
 

@@ -6,6 +6,7 @@ import pytest
 from mcp.types import CallToolResult, ImageContent, TextContent
 
 from mcp_sandbox.models import (
+    ChatId,
     DeleteResult,
     EditResult,
     Entry,
@@ -15,11 +16,13 @@ from mcp_sandbox.models import (
     GrepResult,
     Listing,
     MoveResult,
+    WorkspaceUsage,
     WriteResult,
 )
 from mcp_sandbox.server import results
-from mcp_sandbox.server.structured import listed_files
+from mcp_sandbox.server.structured import listed_files, sandbox_report
 from mcp_sandbox.server.text import MAX_TEXT_BYTES, byte_length
+from mcp_sandbox.sessions.report import SandboxReport
 from tests.server.scripted import text_of
 
 
@@ -155,11 +158,10 @@ def test_reading_past_the_end_is_said() -> None:
     )
 
 
-def test_crlf_is_said_once_and_long_lines_are_counted() -> None:
+def test_crlf_is_shown_as_a_line_end_and_shortened_lines_are_counted() -> None:
     text = text_of(results.file_content(text_file(b"a\r\nb\r\n", long_lines_cut=1)))
     assert text == (
-        "     1\ta\n     2\tb\n"
-        "[1 long lines are cut here; exec with cut -c shows more]\n[lines end with CRLF]"
+        "     1\ta\n     2\tb\n[1 long line shortened here; exec with cut -c shows more]"
     )
 
 
@@ -211,7 +213,7 @@ def test_write_says_created_replaced_or_appended() -> None:
         text = text_of(results.write_result(done, append=append))
         assert text == f"{said} /workspace/a (1,234 bytes)"
     done = WriteResult("/workspace/a", 1, created=False)
-    assert text_of(results.write_result(done, append=True)) == "appended to /workspace/a (1 bytes)"
+    assert text_of(results.write_result(done, append=True)) == "appended to /workspace/a (1 byte)"
 
 
 def test_edit_shows_the_diff_and_a_dry_run_says_that_nothing_was_written() -> None:
@@ -278,3 +280,23 @@ def test_impossible_times_and_hostile_names_do_not_break_a_listing() -> None:
     assert first["name"] == "a␛␊\\udc80"
     assert first["link_target"] == "␛"
     result.model_dump_json()
+
+
+def test_what_a_sandbox_says_of_itself_is_shown_not_sent() -> None:
+    report = SandboxReport(
+        chat=ChatId("u", "c"),
+        backend="bubblewrap",
+        image=None,
+        state="running",
+        isolation="namespaces",
+        limits={"memory": "2048 MiB"},
+        network="none",
+        programs={"rg\x1b": "1" * 1000},
+        workspace="/workspace",
+        usage=WorkspaceUsage(1, 2, 3),
+        versions={"python": "3.11"},
+    )
+    answer = sandbox_report(report).structured_content
+    assert answer["programs"] == {"rg␛": "1" * 60 + "…"}
+    assert answer["chat"] == "u/c"
+    assert "image" not in answer
