@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mcp_sandbox.backends.docker.machine import SHARED_KERNEL
 from mcp_sandbox.models import SandboxFacts
 
 _MIB = 1024 * 1024
@@ -19,11 +20,13 @@ def facts_of(image: str, inspected: dict[str, Any]) -> SandboxFacts:
     host_config = inspected["HostConfig"]
     network = "none" if host_config["NetworkMode"] == "none" else "open"
     runtime = host_config.get("Runtime") or "default runtime"
+    # Another kernel, such as gVisor's, does its own filtering and takes no profile.
+    filtered = ", own seccomp profile" if runtime in SHARED_KERNEL else ", a kernel of its own"
     return SandboxFacts(
         backend="docker",
         image=image,
-        isolation=f"container ({runtime}), uid {inspected['Config']['User']}, no capabilities, "
-        "own seccomp profile, read-only root",
+        isolation=f"container ({runtime}), uid {inspected['Config']['User']}, no capabilities"
+        f"{filtered}, read-only root",
         network=_NETWORK[network],
         limits=_limits(host_config),
     )

@@ -6,7 +6,7 @@ from mcp_sandbox.backends.docker.engine import Engine
 from mcp_sandbox.errors import BackendUnavailable
 
 # Runtimes whose containers share the host's kernel, so that a socket made inside is a socket here.
-_SHARED_KERNEL = ("", "runc", "crun", "io.containerd.runc.v2")
+SHARED_KERNEL = ("", "runc", "crun", "io.containerd.runc.v2")
 
 
 def refuse_unusable(info: dict[str, Any]) -> None:
@@ -46,7 +46,7 @@ def shares_sockets(engine: Engine, info: dict[str, Any], runtime: str) -> bool:
     """Whether a socket made in a mounted directory can be connected to from here."""
     in_virtual_machine = "Docker Desktop" in str(info.get("OperatingSystem"))
     chosen = runtime or str(info.get("DefaultRuntime", ""))
-    return engine.is_local and not in_virtual_machine and chosen in _SHARED_KERNEL
+    return engine.is_local and not in_virtual_machine and chosen in SHARED_KERNEL
 
 
 def _security_options(info: dict[str, Any]) -> set[str]:

@@ -1,0 +1,120 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from mcp_sandbox.backends.docker.seccomp import profile
+from mcp_sandbox.backends.docker.spec import Placement, container_body, instance_of
+from mcp_sandbox.models import Limits, Mount, SandboxId, SandboxSpec
+
+PLACE = Placement(
+    name=SandboxId("mcs-0123456789abcdef"),
+    image="sha256:1",
+    instance="i",
+    token="aa" * 32,
+    user="10001:10001",
+    socket_directory=Path("/data/sock"),
+)
+SPEC = SandboxSpec(
+    mounts=(
+        Mount(Path("/data/w, x:y"), "/workspace"),
+        Mount(Path("/data/h"), "/home/sandbox"),
+        Mount(Path("/data/skills"), "/skills", read_only=True),
+    ),
+    limits=Limits(memory_mb=100, cpus=0.5, pids=7, tmp_mb=3, shm_mb=4, open_files=5, file_mb=6),
+    labels={"chat": "u/c"},
+    env={"LANG": "de_DE.UTF-8", "EXTRA": "1", "HOME": "/elsewhere"},
+)
+
+
+def test_program_of_pid_1_does_not_depend_on_what_user_code_can_write() -> None:
+    body = container_body(SPEC, PLACE)
+    assert body["Entrypoint"][0] == "/usr/bin/python3"
+    assert body["Entrypoint"][1:3] == ["-I", "-S"]
+
+
+def test_limits_arrive_in_the_units_of_the_engine() -> None:
+    host = container_body(SPEC, PLACE)["HostConfig"]
+    assert host["Memory"] == host["MemorySwap"] == 100 * 1024**2
+    assert host["NanoCpus"] == 500_000_000
+    assert host["PidsLimit"] == 7
+    assert host["ShmSize"] == 4 * 1024**2
+    assert "size=3m" in host["Tmpfs"]["/tmp"]
+    assert {u["Name"]: u["Hard"] for u in host["Ulimits"]} == {
+        "nofile": 5,
+        "core": 0,
+        "fsize": 6 * 1024**2,
+        "memlock": 65536,
+    }
+
+
+def test_paths_with_commas_and_colons_are_mounted_as_they_are() -> None:
+    mounts = container_body(SPEC, PLACE)["HostConfig"]["Mounts"]
+    assert [(m["Source"], m["Target"], m["ReadOnly"]) for m in mounts] == [
+        ("/data/w, x:y", "/workspace", False),
+        ("/data/h", "/home/sandbox", False),
+        ("/data/skills", "/skills", True),
+        ("/data/sock", "/run/mcp-sandbox", False),
+    ]
+    assert all(
+        m["BindOptions"] == {"Propagation": "rprivate", "NonRecursive": True} for m in mounts
+    )
+
+
+def test_sandbox_without_a_shared_socket_keeps_it_in_memory() -> None:
+    place = Placement(**{**PLACE.__dict__, "socket_directory": None})
+    host = container_body(SPEC, place)["HostConfig"]
+    assert "uid=10001,gid=10001" in host["Tmpfs"]["/run/mcp-sandbox"]
+    assert "/run/mcp-sandbox" not in [m["Target"] for m in host["Mounts"]]
+
+
+def test_environment_holds_what_was_asked_and_nothing_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_SERVER", "x")
+    env = dict(line.split("=", 1) for line in container_body(SPEC, PLACE)["Env"])
+    assert env.pop("MCP_SANDBOX_TOKEN") == "aa" * 32
+    assert env == {
+        "LANG": "de_DE.UTF-8",
+        "EXTRA": "1",
+        "HOME": "/home/sandbox",
+        "PATH": "/home/sandbox/.local/bin:/usr/local/bin:/usr/bin:/bin"
+        ":/usr/local/sbin:/usr/sbin:/sbin",
+        "TZ": "UTC",
+        "MCP_SANDBOX_SOCKET": "/run/mcp-sandbox/runner.sock",
+        "MCP_SANDBOX_IDLE_S": "900",
+        "MCP_SANDBOX_WORKSPACE": "/workspace",
+        "MCP_SANDBOX_HOME": "/home/sandbox",
+    }
+
+
+def test_labels_never_hold_the_token_and_cannot_be_taken_over() -> None:
+    spec = SandboxSpec(mounts=(), labels={"app": "other", "mcp-sandbox.instance": "other"})
+    labels = container_body(spec, PLACE)["Labels"]
+    assert labels["app"] == "mcp-sandbox"
+    assert labels["mcp-sandbox.instance"] == "i"
+    assert PLACE.token not in json.dumps(labels)
+
+
+def test_data_roots_have_instances_of_their_own() -> None:
+    assert instance_of(Path("/a")) != instance_of(Path("/b"))
+
+
+def test_apparmor_is_asked_for_where_the_engine_has_it() -> None:
+    place = Placement(**{**PLACE.__dict__, "apparmor": True})
+    assert "apparmor=docker-default" in container_body(SPEC, place)["HostConfig"]["SecurityOpt"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("io_uring_setup", "io_uring_enter", "io_uring_register"),
+        *("keyctl", "add_key", "request_key", "userfaultfd", "bpf", "perf_event_open"),
+        *("mount", "umount2", "setns", "unshare", "pivot_root", "open_by_handle_at", "socketcall"),
+        *("init_module", "finit_module", "kexec_load", "reboot", "swapon", "syslog", "quotactl"),
+    ],
+)
+def test_dangerous_call_is_in_no_rule_that_allows(name: str) -> None:
+    allowed = [r for r in profile()["syscalls"] if r["action"] == "SCMP_ACT_ALLOW"]
+    assert not any(name in rule["names"] for rule in allowed)
+    assert profile()["defaultAction"] == "SCMP_ACT_ERRNO"
