@@ -7,9 +7,10 @@ libraries of a backend that is not used.
 import logging
 import os
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SANDBOX_ID = 10001
+_HOMES: Mapping[BackendName, str] = {
+    "docker": "mcp_sandbox.backends.docker.backend",
+    "bubblewrap": "mcp_sandbox.backends.bubblewrap.backend",
+    "unsafe-local": "mcp_sandbox.backends.unsafe_local",
+}
 _AUTOMATIC: tuple[BackendName, ...] = ("docker", "bubblewrap")
 
 
@@ -48,6 +54,8 @@ async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Back
 
     Its sandboxes do not end with the block; its connections do.
     """
+    # An import reads many files; in a thread it does not hold up whoever else is served.
+    await to_thread.run_sync(import_module, _HOMES[name])
     if name == "docker":
         from mcp_sandbox.backends.docker.backend import DockerBackend
 
@@ -101,6 +109,7 @@ async def open_manager(config: Config) -> AsyncGenerator["SessionManager"]:
     Raises:
         OperatorError: no backend works here, or the data root cannot be used.
     """
+    await to_thread.run_sync(import_module, "mcp_sandbox.sessions.manager")
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.workspace.directory import Workspaces
 
