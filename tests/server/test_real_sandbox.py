@@ -86,7 +86,8 @@ async def test_a_file_is_written_read_edited_found_moved_and_deleted(data_root: 
         ]
         await tools.text("move_file", source="src/a.py", destination="b.py")
         await tools.text("delete_file", path="src", recursive=True)
-        assert await tools.text("exec", command="ls") == "b.py\n"
+        listed = await tools.result("exec", command="ls")
+        assert listed.content[0].text == "b.py\n"
 
 
 async def test_a_missing_file_is_an_error_that_says_what_to_do(data_root: Path) -> None:
