@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -142,33 +143,41 @@ def has_ended(descriptor: int) -> bool:
     return bool(poll.poll(0))
 
 
-async def kill(
-    process: ProcessId, *, first: signal.Signals | None = None, patience_s: float = 0
-) -> bool:
-    """End a process and wait until it has ended; ended already is fine.
-
-    With `patience_s` it is given that long to end by itself, after the signal `first` if any.
-    Returns False when the kernel does not let go of it in time.
-    """
+async def end(process: ProcessId, number: signal.Signals | None, *, limit_s: float) -> bool:
+    """Send a signal, if one is given, and wait for the end; False when it does not come in time."""
     descriptor = await anyio.to_thread.run_sync(hold, process)
     if descriptor is None:
         return True
     try:
-        if first is not None:
-            signal.pidfd_send_signal(descriptor, first)
-        if patience_s > 0:
-            await _ended_within(descriptor, patience_s)
-        if not has_ended(descriptor):
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        return await _ended_within(descriptor, _GONE_LIMIT_S)
+        if number is not None:
+            signal.pidfd_send_signal(descriptor, number)
+        with anyio.move_on_after(limit_s, shield=True):
+            await anyio.wait_readable(descriptor)
+        return has_ended(descriptor)
     finally:
         os.close(descriptor)
 
 
-async def _ended_within(descriptor: int, limit_s: float) -> bool:
-    with anyio.move_on_after(limit_s, shield=True):
-        await anyio.wait_readable(descriptor)
-    return has_ended(descriptor)
+async def kill(process: ProcessId) -> bool:
+    """End a process; False when the kernel does not let go of it in time."""
+    return await end(process, signal.SIGKILL, limit_s=_GONE_LIMIT_S)
+
+
+def stop_below(root: int, *, rounds: int = 20) -> list[ProcessId]:
+    """Stop everything below a process, until nothing new turns up; returns what was stopped.
+
+    A stopped process cannot fork, so even a fork bomb comes to rest.
+    """
+    stopped: dict[int, ProcessId] = {}
+    for _ in range(rounds):
+        fresh = [pid for pid in descendants(root) if pid not in stopped]
+        if not fresh:
+            break
+        for process in filter(None, map(identify, fresh)):
+            stopped[process.pid] = process
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGSTOP)
+    return list(stopped.values())
 
 
 def descendants(root: int) -> list[int]:

@@ -15,7 +15,7 @@ from mcp_sandbox.backends.bubblewrap.facts import facts
 from mcp_sandbox.backends.bubblewrap.host import Host
 from mcp_sandbox.backends.bubblewrap.launch import NotStarted, Told, launch
 from mcp_sandbox.backends.bubblewrap.remedies import explain, look
-from mcp_sandbox.backends.process import identify, kill
+from mcp_sandbox.backends.process import end, identify, kill
 from mcp_sandbox.backends.records import Record, Records
 from mcp_sandbox.backends.resident import ProcessSandbox, Residents, environment
 from mcp_sandbox.errors import BackendUnavailable
@@ -119,12 +119,15 @@ class BubblewrapBackend:
     async def _remove(self, sandbox_id: SandboxId, record: Record) -> None:
         # With pid 1 of its process namespace the kernel ends all that is in it. bwrap then ends
         # by itself, after it has collected pid 1.
-        for process, patience_s in ((record.process, 0.0), (record.launcher, _LAUNCHER_LIMIT_S)):
-            if process is not None and not await kill(process, patience_s=patience_s):
-                raise BackendUnavailable(
-                    f"the kernel does not end process {process.pid} of sandbox {sandbox_id}: "
-                    "it waits for a disk or network file system; look at it with `ps`"
-                )
+        ended = record.process is None or await kill(record.process)
+        if ended and record.launcher is not None:
+            await end(record.launcher, None, limit_s=_LAUNCHER_LIMIT_S)
+            ended = await kill(record.launcher)
+        if not ended:
+            raise BackendUnavailable(
+                f"the kernel does not end the processes of sandbox {sandbox_id}: one waits for a "
+                "disk or a network file system; look at them with `ps`, then destroy it again"
+            )
         self._residents.collect()
         await to_thread.run_sync(cgroups.remove, record.cgroups)
         await to_thread.run_sync(self._records.forget, sandbox_id)
