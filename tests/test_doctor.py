@@ -67,11 +67,6 @@ def test_table_shows_the_remedy_below_the_finding() -> None:
     assert lines[-1].startswith("No sandbox works here")
 
 
-# Docker's library does not close a socket that it cannot connect.
-leaky = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@leaky
 async def test_engine_that_does_not_answer_is_a_failure_with_a_remedy(tmp_path: Path) -> None:
     docker = DockerConfig(host=f"unix://{tmp_path}/absent.sock")
     config = Config(data_dir=tmp_path / "data", docker=docker)
@@ -101,7 +96,6 @@ async def test_bubblewrap_runs_code_and_says_which_limits_hold(tmp_path: Path) -
     assert "memory" in next(check.found for check in checks if check.name == "limits that hold")
 
 
-@leaky
 @pytest.mark.bubblewrap
 async def test_one_isolating_backend_is_enough(tmp_path: Path) -> None:
     docker = DockerConfig(host=f"unix://{tmp_path}/absent.sock")

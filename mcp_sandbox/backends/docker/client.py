@@ -5,6 +5,7 @@ the engine becomes an error of ours with a remedy.
 """
 
 import shutil
+import socket
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -289,6 +290,8 @@ class Images:
 
 def _connect(engine: Engine) -> docker.APIClient:
     with _translated(engine):
+        if engine.is_local:
+            _knock(engine.url.removeprefix("unix://"))
         return docker.APIClient(
             base_url=engine.url,
             version="auto",
@@ -298,6 +301,13 @@ def _connect(engine: Engine) -> docker.APIClient:
             use_ssh_client=shutil.which("ssh") is not None,
             max_pool_size=_CALLS_AT_ONCE,
         )
+
+
+def _knock(path: str) -> None:
+    # The library leaks a socket that it cannot connect.
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_TIMEOUT_S)
+        probe.connect(path)
 
 
 def _tls(tls: Tls) -> TLSConfig:
