@@ -10,7 +10,7 @@ Everything above a chat's trees is 0700 and the server's own.
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +149,7 @@ class Workspaces:
             return measure(roots, checkpoint=checkpoint, max_entries=most), free_space(sandbox)
 
     @contextmanager
-    def _sandbox_directory(self) -> Iterator[int]:
+    def _sandbox_directory(self) -> Generator[int]:
         with layout.storage_errors(self._data_root), ExitStack() as stack:
             root = layout.open_data_root(self._data_root)
             stack.callback(os.close, root)

@@ -3,7 +3,7 @@
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -40,7 +40,7 @@ _REMEDIES = {
 
 
 @contextmanager
-def storage_errors(data_root: Path) -> Iterator[None]:
+def storage_errors(data_root: Path) -> Generator[None]:
     """Turn OSError into StorageUnavailable with a remedy."""
     try:
         yield

@@ -42,7 +42,7 @@ def refusal(
         return StorageUnavailable(
             f"the disk of the data directory has {mib(free.free_bytes)} left and "
             f"{mib(config.min_free_bytes)} of it are kept free: free some space on the host, or "
-            "set a lower workspace.min_free_bytes"
+            "set a lower workspace.min_free"
         )
     if free.files is not None and free.files < _MIN_FREE_FILES:
         return StorageUnavailable(
