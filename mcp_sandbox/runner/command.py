@@ -150,7 +150,7 @@ class Command:
             self._lost()
 
     def _failed(self, code: str, message: str) -> None:
-        if code == "process_limit" and self._tries_left:
+        if code == "process_limit" and self._tries_left > 0:
             self._make_room()
             return
         self._close()
@@ -175,6 +175,10 @@ class Command:
             return
         if self._why:
             self._settle(time.monotonic() + _SETTLE_MOST_S)
+        elif self._main is None and self._tries_left > 0:
+            # Nothing had begun. Most likely no process was left for it.
+            self._tries_left -= _TRIES // 3
+            self._make_room()
         elif self._main is None:
             self._failed("unsupported", _NO_START)
         else:
