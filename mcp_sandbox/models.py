@@ -107,12 +107,14 @@ class SandboxInfo:
 class RunnerHello:
     """What the runner says of itself when a connection opens.
 
-    `workspace` is (st_dev is not comparable over mounts, so only) the inode number of /workspace.
+    `workspace_inode` and `workspace_changed_ns` (its ctime) tell which directory /workspace is;
+    gVisor passes on only the second.
     """
 
     version: str
     python: str
     workspace_inode: int
+    workspace_changed_ns: int
 
 
 @dataclass(frozen=True)

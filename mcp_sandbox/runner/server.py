@@ -94,10 +94,11 @@ class Server:
 
     def describe(self) -> dict[str, Any]:
         """What the other side learns once it has proved the token."""
+        workspace = os.stat(self._workspace)
         return {
-            "version": protocol.VERSION,
             "python": platform.python_version(),
-            "workspace_inode": os.stat(self._workspace).st_ino,
+            "workspace_inode": workspace.st_ino,
+            "workspace_changed_ns": workspace.st_ctime_ns,
         }
 
     def open_call(self, reply: Reply, op: str, args: dict[str, Any]) -> Operation | Command | None:

@@ -83,7 +83,7 @@ class Channel:
     """A connection to one runner, of use once it is `open`."""
 
     def __init__(self, stream: ByteStream, token: bytes) -> None:
-        self.hello = RunnerHello("", "", 0)
+        self.hello = RunnerHello("", "", 0, 0)
         self._stream = stream
         self._token = token
         self._decoder = protocol.Decoder()
@@ -250,8 +250,12 @@ class Channel:
             raise protocol.ProtocolError(str(welcome.get("message", "it does not know the token")))
         self._decoder.seal = protocol.Seal(self._token, "to-host", nonce + mine)
         self._seal = protocol.Seal(self._token, "to-runner", nonce + mine)
-        inode = int(welcome["workspace_inode"])
-        self.hello = RunnerHello(protocol.VERSION, str(welcome["python"]), inode)
+        self.hello = RunnerHello(
+            version=protocol.VERSION,
+            python=str(welcome["python"]),
+            workspace_inode=int(welcome["workspace_inode"]),
+            workspace_changed_ns=int(welcome["workspace_changed_ns"]),
+        )
 
     async def _one_frame(self) -> JsonObject:
         """The next frame; the runner sends no second one before it is answered."""

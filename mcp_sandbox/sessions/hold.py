@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import anyio
+from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from mcp_sandbox.backends.base import Backend, Sandbox
@@ -115,18 +116,12 @@ class Hold:
         sandbox = await rooms.backend.create(self._spec(directories))
         try:
             runtime = await self._connect(sandbox)
-            self._check(runtime, directories)
+            await _check(runtime, directories)
         except BaseException:
             await rooms.backend.destroy(sandbox.id)
             raise
         logger.info("chat %s: opened sandbox %s", self.chat, sandbox.id)
         return Held(sandbox, runtime)
-
-    @staticmethod
-    def _check(runtime: Runtime, directories: ChatDirectories) -> None:
-        """The mount must show the chat's own directory, not what took its place meanwhile."""
-        if runtime.hello.workspace_inode != directories.workspace_inode:
-            raise SandboxGone("the sandbox came up without this chat's workspace; try again")
 
     async def _connect(self, sandbox: Sandbox) -> Runtime:
         channel = Channel(await sandbox.open_channel(), sandbox.token)
@@ -191,3 +186,12 @@ class Hold:
             logger.error("sandbox %s could not be removed in time", held.sandbox.id)
         else:
             logger.info("chat %s: removed sandbox %s", self.chat, held.sandbox.id)
+
+
+async def _check(runtime: Runtime, directories: ChatDirectories) -> None:
+    """The mount must show the chat's own directory, not what took its place meanwhile."""
+    hello = runtime.hello
+    if hello.workspace_inode != directories.workspace_inode:
+        found = await to_thread.run_sync(directories.workspace.lstat)
+        if hello.workspace_changed_ns != found.st_ctime_ns:
+            raise SandboxGone("the sandbox came up without this chat's workspace; try again")
