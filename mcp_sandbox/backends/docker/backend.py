@@ -54,7 +54,6 @@ from mcp_sandbox.models import (
 _START_S = 60.0
 _LOOK_S = 2.0
 _CONNECT_S = 10.0
-_CLEAN_UP_S = 60.0
 _IMAGE_FRESH_S = 10.0
 _PRESENT = ("created", "running", "paused", "restarting")
 _ID = re.compile(r"mcs-[0-9a-f]{16}")
@@ -141,8 +140,7 @@ class DockerBackend:
             await to_thread.run_sync(record.write, token, spec.network)
             inspected = await self._start(spec, record, token)
         except BaseException:
-            with anyio.move_on_after(_CLEAN_UP_S, shield=True):
-                await self.destroy(record.id)
+            await self.destroy(record.id)
             raise
         return DockerSandbox(self, record, token, facts_of(self._config.image, inspected))
 
@@ -172,8 +170,11 @@ class DockerBackend:
     async def destroy(self, sandbox_id: SandboxId) -> None:
         """Kill and remove it with everything of it; gone already is not an error."""
         record = self._record(sandbox_id)
-        await self._containers.remove(sandbox_id)
-        await self._clear(record)
+        # Half removed would be worse than late; each call to the engine has its own limit.
+        with anyio.CancelScope(shield=True):
+            if await self._is_ours(sandbox_id):
+                await self._containers.remove(sandbox_id)
+            await self._clear(record)
 
     async def connect(self, record: Record, *, deadline_s: float) -> ByteStream:
         """Open a byte stream to the runner of a container.
@@ -263,6 +264,13 @@ class DockerBackend:
 
     async def _rows(self) -> list[dict[str, Any]]:
         return await self._containers.labelled([f"app={APP}", f"{INSTANCE_LABEL}={self._instance}"])
+
+    async def _is_ours(self, sandbox_id: SandboxId) -> bool:
+        try:
+            found = await self._containers.inspect(sandbox_id)
+        except SandboxGone:
+            return False
+        return bool(found["Config"]["Labels"].get(INSTANCE_LABEL) == self._instance)
 
     async def _sweep(self, alive: set[str]) -> None:
         for record in await to_thread.run_sync(stale_records, self._folder, alive):

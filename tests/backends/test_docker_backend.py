@@ -1,0 +1,368 @@
+import json
+import os
+import re
+import stat
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import docker
+import pytest
+
+from mcp_sandbox.backends.docker.backend import DockerBackend
+from mcp_sandbox.backends.docker.spec import instance_of
+from mcp_sandbox.config import DockerConfig
+from mcp_sandbox.errors import BackendUnavailable, ImageMissing, InsecureSandbox, SandboxGone
+from mcp_sandbox.models import Limits, Mount, SandboxId, SandboxSpec
+from tests.backends.containers import backend_on, engine_on_tcp, mounts, runtime_of, sandbox_of
+
+pytestmark = pytest.mark.docker
+CHECK = Path(__file__).with_name("inside.py")
+
+
+@pytest.fixture
+async def backend(data_root: Path) -> AsyncGenerator[DockerBackend]:
+    async with backend_on(data_root) as backend:
+        yield backend
+
+
+@pytest.fixture
+def spec(data_root: Path) -> SandboxSpec:
+    return SandboxSpec(mounts=mounts(data_root), labels={"chat": "u/c"})
+
+
+def left_of(data_root: Path) -> list[str]:
+    """Containers, networks and records of a data root that are there now."""
+    engine = docker.from_env()
+    label = f"mcp-sandbox.instance={instance_of(data_root)}"
+    containers = [str(c.name) for c in engine.containers.list(all=True, filters={"label": label})]
+    networks = [str(n.name) for n in engine.networks.list(filters={"label": label})]
+    engine.close()
+    run = data_root / "sandbox" / "run"
+    records = [path.name for path in run.iterdir()] if run.is_dir() else []
+    return sorted({*containers, *networks, *records})
+
+
+def inspect(name: str) -> dict[str, Any]:
+    engine = docker.from_env()
+    found: dict[str, Any] = engine.api.inspect_container(name)
+    engine.close()
+    return found
+
+
+async def ended(backend: DockerBackend, sandbox_id: SandboxId) -> None:
+    with anyio.fail_after(20):
+        while sandbox_id in [row.id for row in await backend.running()]:
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_probe_names_engine_runtime_and_image(backend: DockerBackend) -> None:
+    assert re.fullmatch(r"Docker \S+ with runc runs mcp-sandbox/base:latest", await backend.probe())
+
+
+async def test_created_sandbox_answers_and_is_listed_with_its_labels(
+    backend: DockerBackend, spec: SandboxSpec
+) -> None:
+    async with sandbox_of(backend, spec) as sandbox, runtime_of(sandbox) as runtime:
+        result = await runtime.exec("echo $HOME; pwd; id -u")
+        assert result.stdout.split() == ["/home/sandbox", "/workspace", str(uid())]
+        [row] = await backend.running()
+        assert (row.id, row.labels) == (sandbox.id, {"chat": "u/c"})
+        assert re.fullmatch("mcs-[0-9a-f]{16}", sandbox.id)
+
+
+def uid() -> int:
+    return os.geteuid() or 10001
+
+
+async def test_destroyed_sandbox_leaves_nothing_and_may_be_destroyed_again(
+    backend: DockerBackend, spec: SandboxSpec, data_root: Path
+) -> None:
+    sandbox = await backend.create(spec)
+    assert left_of(data_root) == [sandbox.id]
+    await backend.destroy(sandbox.id)
+    assert left_of(data_root) == []
+    await backend.destroy(sandbox.id)
+    assert await backend.running() == []
+
+
+async def test_other_process_attaches_with_the_same_secret(
+    backend: DockerBackend, spec: SandboxSpec, data_root: Path
+) -> None:
+    async with sandbox_of(backend, spec) as sandbox, backend_on(data_root) as other:
+        attached = await other.attach(sandbox.id)
+        assert attached.token == sandbox.token
+        assert attached.facts == sandbox.facts
+        async with runtime_of(attached) as runtime:
+            assert (await runtime.exec("true")).success
+
+
+@pytest.mark.parametrize("name", ["mcs-0000000000000000", "../../etc", "", "mcs-0/../x"])
+async def test_unknown_sandbox_is_gone(backend: DockerBackend, name: str) -> None:
+    with pytest.raises(SandboxGone):
+        await backend.attach(SandboxId(name))
+
+
+async def test_data_roots_do_not_see_each_others_sandboxes(
+    backend: DockerBackend, spec: SandboxSpec, tmp_path: Path
+) -> None:
+    async with sandbox_of(backend, spec) as sandbox, backend_on(tmp_path / "other") as other:
+        assert await other.running() == []
+        with pytest.raises(SandboxGone):
+            await other.attach(sandbox.id)
+        # A name that another data root's record does not back is not killed by mistake.
+        await other.destroy(sandbox.id)
+        assert [row.id for row in await backend.running()] == [sandbox.id]
+
+
+async def test_secret_is_readable_on_the_host_by_the_server_alone(
+    backend: DockerBackend, spec: SandboxSpec, data_root: Path
+) -> None:
+    async with sandbox_of(backend, spec) as sandbox:
+        record = data_root / "sandbox" / "run" / sandbox.id
+        modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (record, record / "token")}
+        assert modes == {sandbox.id: 0o700, "token": 0o600}
+        assert (record / "token").read_text() == sandbox.token.hex()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take the directory away")
+async def test_place_of_the_socket_is_closed_once_it_is_there(
+    backend: DockerBackend, spec: SandboxSpec, data_root: Path
+) -> None:
+    async with sandbox_of(backend, spec) as sandbox, runtime_of(sandbox) as runtime:
+        held = (data_root / "sandbox" / "run" / sandbox.id / "sock").stat()
+        assert (held.st_uid, stat.S_IMODE(held.st_mode)) == (0, 0o711)
+        for attempt in ("rm -f runner.sock", "mv runner.sock x", "touch x", "chmod 777 ."):
+            assert not (await runtime.exec(f"cd /run/mcp-sandbox && {attempt}")).success
+        async with runtime_of(sandbox) as second:
+            assert (await second.exec("true")).success
+
+
+async def test_container_is_closed_from_inside(backend: DockerBackend, spec: SandboxSpec) -> None:
+    async with sandbox_of(backend, spec) as sandbox, runtime_of(sandbox) as runtime:
+        result = await runtime.run_code(CHECK.read_text(), "python", timeout_s=60)
+        assert result.exit_code == 0, result.stderr
+        problems = json.loads(result.stdout)
+        assert problems == []
+        assert sandbox.token.hex() not in result.stdout
+
+
+async def test_limits_hold_inside(backend: DockerBackend, data_root: Path) -> None:
+    limits = Limits(memory_mb=256, cpus=0.5, pids=40, shm_mb=2, tmp_mb=3, open_files=99, file_mb=5)
+    spec = SandboxSpec(mounts=mounts(data_root), limits=limits)
+    async with sandbox_of(backend, spec) as sandbox, runtime_of(sandbox) as runtime:
+        result = await runtime.exec(
+            "df -k --output=size /tmp /dev/shm | tail -n +2; ulimit -n; ulimit -c; ulimit -f"
+        )
+        assert result.stdout.split() == ["3072", "2048", "99", "0", str(5 * 1024)]
+        assert sandbox.facts.limits["memory"].startswith("256 MiB")
+        assert sandbox.facts.limits["pids"] == "40 (cgroup)"
+        big = await runtime.exec("head -c 400M /dev/zero | tail > /dev/null")
+        assert not big.success
+        many = await runtime.exec("for i in $(seq 100); do sleep 5 & done; wait", timeout_s=20)
+        assert "fork" in many.stderr
+
+
+async def test_sandbox_ends_itself_when_idle_and_leaves_no_container(
+    backend: DockerBackend, data_root: Path
+) -> None:
+    spec = SandboxSpec(mounts=mounts(data_root), idle_s=0.2)
+    sandbox = await backend.create(spec)
+    await ended(backend, sandbox.id)
+    with pytest.raises(SandboxGone):
+        await backend.attach(sandbox.id)
+    await backend.destroy(sandbox.id)
+    assert left_of(data_root) == []
+
+
+async def test_channel_to_an_ended_sandbox_says_that_it_is_gone(
+    backend: DockerBackend, spec: SandboxSpec
+) -> None:
+    sandbox = await backend.create(spec)
+    await backend.destroy(sandbox.id)
+    with anyio.fail_after(15), pytest.raises(SandboxGone):
+        await sandbox.open_channel()
+
+
+async def test_leftovers_of_a_killed_server_are_swept(
+    backend: DockerBackend, spec: SandboxSpec, data_root: Path
+) -> None:
+    open_spec = SandboxSpec(mounts=spec.mounts, network="open")
+    sandbox = await backend.create(open_spec)
+    engine = docker.from_env()
+    engine.api.remove_container(sandbox.id, force=True)
+    engine.close()
+    # Young records may belong to a container that another server is just creating.
+    await backend.running()
+    assert left_of(data_root) == [sandbox.id]
+    os.utime(data_root / "sandbox" / "run" / sandbox.id, (0, 0))
+    await backend.running()
+    assert left_of(data_root) == []
+
+
+async def test_record_of_another_backend_is_left_alone(
+    backend: DockerBackend, data_root: Path
+) -> None:
+    foreign = data_root / "sandbox" / "run" / "mcs-00000000000000ff"
+    foreign.mkdir(parents=True)
+    os.utime(foreign, (0, 0))
+    await backend.running()
+    await backend.destroy(SandboxId(foreign.name))
+    assert foreign.is_dir()
+
+
+async def test_open_network_reaches_out_and_not_into_another_sandbox(
+    backend: DockerBackend, data_root: Path
+) -> None:
+    spec = SandboxSpec(mounts=mounts(data_root), network="open")
+    async with (
+        sandbox_of(backend, spec) as one,
+        sandbox_of(backend, spec) as two,
+        runtime_of(one) as first,
+        runtime_of(two) as second,
+    ):
+        address = (await second.exec("hostname -i")).stdout.strip()
+        listen = (
+            "import socket; s=socket.create_server(('', 9000)); print(1, flush=True); s.accept()"
+        )
+        async with anyio.create_task_group() as tasks:
+            heard = anyio.Event()
+
+            async def on_output(_stream: str, _data: bytes) -> None:
+                heard.set()
+
+            async def serve() -> None:
+                await second.exec(["python3", "-c", listen], on_output=on_output, timeout_s=60)
+
+            tasks.start_soon(serve)
+            with anyio.fail_after(20):
+                await heard.wait()
+            tried = await first.exec(f"timeout 2 bash -c '</dev/tcp/{address}/9000'")
+            assert not tried.success
+            tasks.cancel_scope.cancel()
+        gateway = await first.exec("cat /proc/net/route | wc -l")
+        assert int(gateway.stdout) > 1
+        assert one.facts.network.startswith("open:")
+    assert left_of(data_root) == []
+
+
+async def test_aliases_show_the_same_files(backend: DockerBackend, data_root: Path) -> None:
+    own = mounts(data_root)
+    alias = Mount(own[0].source, "/mnt/user-data/workspace")
+    spec = SandboxSpec(mounts=(*own, alias))
+    async with sandbox_of(backend, spec) as sandbox, runtime_of(sandbox) as runtime:
+        result = await runtime.exec("echo hi > a; cat /mnt/user-data/workspace/a")
+        assert result.stdout == "hi\n"
+
+
+async def test_ten_at_once_are_created_and_removed(
+    backend: DockerBackend, spec: SandboxSpec, data_root: Path
+) -> None:
+    async def one() -> None:
+        async with sandbox_of(backend, spec) as sandbox, runtime_of(sandbox) as runtime:
+            assert (await runtime.exec("true")).success
+
+    with anyio.fail_after(50):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(10):
+                tasks.start_soon(one)
+    assert left_of(data_root) == []
+
+
+async def test_cancelled_creation_leaves_nothing(
+    backend: DockerBackend, spec: SandboxSpec, data_root: Path
+) -> None:
+    for delay in (0.0, 0.05, 0.15):
+        with anyio.move_on_after(delay):
+            sandbox = await backend.create(spec)
+            await backend.destroy(sandbox.id)
+        assert left_of(data_root) == []
+
+
+async def test_absent_image_says_what_to_run(data_root: Path, spec: SandboxSpec) -> None:
+    config = DockerConfig(image="mcp-sandbox/absent:latest")
+    async with backend_on(data_root, config) as backend:
+        with pytest.raises(ImageMissing, match="run: mcp-sandbox images build"):
+            await backend.create(spec)
+    assert left_of(data_root) == []
+
+
+async def test_image_with_another_runner_says_what_to_run(
+    data_root: Path, spec: SandboxSpec
+) -> None:
+    name = "mcp-sandbox/outdated:test"
+    engine = docker.from_env()
+    container = engine.api.create_container("mcp-sandbox/base:latest", command="x")
+    engine.api.commit(
+        container, "mcp-sandbox/outdated", "test", changes="LABEL mcp-sandbox.runner=old"
+    )
+    engine.api.remove_container(container)
+    try:
+        async with backend_on(data_root, DockerConfig(image=name)) as backend:
+            with pytest.raises(ImageMissing, match="run: mcp-sandbox images build"):
+                await backend.create(spec)
+    finally:
+        engine.api.remove_image(name)
+        engine.close()
+
+
+async def test_unknown_runtime_is_an_error_and_no_silent_default(
+    data_root: Path, spec: SandboxSpec
+) -> None:
+    async with backend_on(data_root, DockerConfig(runtime="missing")) as backend:
+        with pytest.raises(BackendUnavailable, match=r"daemon\.json"):
+            await backend.create(spec)
+    assert left_of(data_root) == []
+
+
+async def test_absent_directory_is_an_error_that_speaks_of_remote_engines(
+    backend: DockerBackend, data_root: Path
+) -> None:
+    spec = SandboxSpec(mounts=(Mount(data_root / "absent", "/workspace"),))
+    with pytest.raises(BackendUnavailable, match="remote engine"):
+        await backend.create(spec)
+    assert left_of(data_root) == []
+
+
+async def test_absent_engine_says_what_to_do(data_root: Path, spec: SandboxSpec) -> None:
+    config = DockerConfig(host=f"unix://{data_root}/absent.sock")
+    async with backend_on(data_root, config) as backend:
+        with pytest.raises(BackendUnavailable, match="install and start Docker"):
+            await backend.create(spec)
+
+
+@pytest.mark.parametrize(
+    ("field", "asked", "given"),
+    [
+        ("ReadonlyRootfs", b'"ReadonlyRootfs": true', b'"ReadonlyRootfs": null'),
+        ("CapDrop", b'"CapDrop": ["ALL"]', b'"CapDrop": ["all"]'),
+        ("PidsLimit", b'"PidsLimit": 512', b'"PidsLimit":   0'),
+        ("SecurityOpt", b"no-new-privileges:true", b"no-new-privileges=true"),
+        ("CgroupnsMode", b'"CgroupnsMode": "private"', b'"CgroupnsXode": "private"'),
+    ],
+)
+async def test_engine_that_ignores_a_field_is_noticed_and_nothing_stays(
+    data_root: Path, spec: SandboxSpec, field: str, asked: bytes, given: bytes
+) -> None:
+    async with (
+        engine_on_tcp(rewrite=(asked, given)) as port,
+        backend_on(data_root, DockerConfig(host=f"tcp://127.0.0.1:{port}")) as backend,
+    ):
+        with pytest.raises(InsecureSandbox, match=f"destroyed: {field} should be"):
+            await backend.create(spec)
+    assert left_of(data_root) == []
+
+
+async def test_inspection_shows_what_was_asked_for(
+    backend: DockerBackend, spec: SandboxSpec
+) -> None:
+    async with sandbox_of(backend, spec) as sandbox:
+        found = inspect(sandbox.id)
+    host = found["HostConfig"]
+    assert host["AutoRemove"]
+    assert host["LogConfig"]["Type"] == "none"
+    assert host["RestartPolicy"]["Name"] == "no"
+    assert host["NetworkMode"] == "none"
+    assert found["Config"]["Image"].startswith("sha256:")
+    assert "docker.sock" not in json.dumps(found)
