@@ -34,7 +34,7 @@ def normalize(pattern: str, base: str) -> str:
     inside = base.rstrip("/") + "/"
     if glob.startswith(inside):
         glob = "/" + glob[len(inside) :]
-    if glob.endswith("/"):
+    if glob.endswith("/") and glob != "/":
         glob += "**"
     stars = len(re.findall(r"\*+", glob))
     if not glob.strip("/!") or "\0" in glob or len(glob) > MAX_GLOB or stars > _MAX_STARS:

@@ -110,7 +110,11 @@ class Found:
             self._kept = kept
             self._path = ""
 
-    def text(self) -> str:
-        """The lines, each with its newline. A cut result ends with its last match's context."""
+    def body(self) -> bytes:
+        """The lines as UTF-8, each with its newline; broken characters are replaced.
+
+        A cut result ends with its last match's context.
+        """
         lines = self._lines[: self._kept] if self.truncated else self._lines
-        return "".join(f"{line}\n" for line in lines)
+        raw = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
+        return raw.decode("utf-8", "replace").encode()

@@ -128,7 +128,7 @@ def _records(output: int) -> Iterator[tuple[bytes, bytes | None]]:
             yield path, rest
         elif _BINARY in path:
             yield path[: path.rindex(_BINARY)], None
-        elif path != b"--":
+        elif path.rstrip(b"\r") != b"--":
             # The name of the file holds a line break.
             start = path + b"\n"
 

@@ -52,7 +52,7 @@ def grep(call: Call) -> dict[str, Any]:
                 scan.search(query, found)
     except TimeUp:
         found.truncated = True
-    pipes.put(call.stdout, found.text().encode("utf-8", "replace"))
+    pipes.put(call.stdout, found.body())
     return {"matches": found.matches, "files": found.files, "truncated": found.truncated}
 
 

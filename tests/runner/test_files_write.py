@@ -1,0 +1,170 @@
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.runner.bench import RUNNER, call, leftovers, refused, small_disk
+
+
+def test_a_new_file_is_written_with_the_directories_above_it(workspace: Path) -> None:
+    result, _ = call("write", b"hello", path="a/b/c.txt")
+    assert result == {"path": "a/b/c.txt", "written": 5, "created": True}
+    assert (workspace / "a/b/c.txt").read_bytes() == b"hello"
+    assert (workspace / "a/b/c.txt").stat().st_mode & 0o777 == 0o644
+    assert leftovers(workspace) == []
+
+
+def test_a_replaced_file_keeps_its_mode(workspace: Path) -> None:
+    (workspace / "run.sh").write_text("old")
+    (workspace / "run.sh").chmod(0o750)
+    data = os.urandom(2_000_000)
+    assert call("write", data, path="run.sh")[0]["created"] is False
+    assert (workspace / "run.sh").read_bytes() == data
+    assert (workspace / "run.sh").stat().st_mode & 0o777 == 0o750
+    call("write", b"x", path="run.sh", mode=0o600)
+    assert (workspace / "run.sh").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_reader_of_the_old_file_sees_it_whole(workspace: Path) -> None:
+    (workspace / "f").write_text("old")
+    with open(workspace / "f") as before:
+        call("write", b"new", path="f")
+        assert before.read() == "old"
+
+
+def test_writing_through_a_link_changes_its_target(workspace: Path) -> None:
+    (workspace / "target").write_text("old")
+    (workspace / "link").symlink_to("target")
+    (workspace / "dangling").symlink_to("later")
+    call("write", b"new", path="link")
+    assert (workspace / "link").is_symlink()
+    assert (workspace / "target").read_text() == "new"
+    call("write", b"made", path="dangling")
+    assert (workspace / "later").read_text() == "made"
+
+
+def test_appending_adds_to_the_end(workspace: Path) -> None:
+    assert call("write", b"one", path="log", append=True)[0]["created"] is True
+    result, _ = call("write", b"two", path="log", append=True)
+    assert result == {"path": "log", "written": 3, "created": False}
+    assert (workspace / "log").read_text() == "onetwo"
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_only_regular_files_are_written(workspace: Path, append: bool) -> None:
+    os.mkfifo(workspace / "fifo")
+    (workspace / "folder").mkdir()
+    (workspace / "loop").symlink_to("loop")
+    (workspace / "file").touch()
+    for name in ("fifo", "folder", "/dev/null"):
+        assert refused("write", b"x", path=name, append=append).code == "wrong_kind"
+    assert refused("write", b"x", path="loop", append=append).code == "invalid"
+    assert refused("write", b"x", path="file/below", append=append).code == "wrong_kind"
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_a_full_disk_leaves_the_old_file_whole_and_nothing_new(
+    workspace: Path, append: bool
+) -> None:
+    with small_disk(workspace / "disk") as disk:
+        (disk / "f").write_text("old")
+        error = refused("write", bytes(200_000), path="disk/f", append=append)
+        assert error.code == "no_space"
+        assert "delete" in error.message
+        assert (disk / "f").read_text() == "old"
+        assert refused("write", bytes(200_000), path="disk/d/new", append=append)
+        assert [entry.name for entry in disk.iterdir()] == ["f"]
+        assert call("delete", path="disk/f")[0]["entries"] == 1
+
+
+def test_a_read_only_place_says_where_to_write_instead(workspace: Path) -> None:
+    with small_disk(workspace / "disk", "64k,ro"):
+        for path in ("disk/f", "disk/new/f"):
+            error = refused("write", b"x", path=path)
+            assert error.code == "permission"
+            assert "/tmp" in error.message
+
+
+DRIVER = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from mcp_sandbox.runner.files import OPS
+def stop(number, frame):
+    raise SystemExit
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+append = sys.argv[2] == "append"
+print(OPS["write"]({"path": "new/f" if append else "f", "append": append}, 0, 1), flush=True)
+"""
+
+
+def isolated(folder: Path) -> Path:
+    """The runner alone, as it is in a sandbox."""
+    shutil.copytree(RUNNER, folder / "mcp_sandbox" / "runner")
+    return folder
+
+
+def oldest_python() -> str:
+    return "/usr/bin/python3" if Path("/usr/bin/python3").exists() else "python3"
+
+
+@pytest.mark.parametrize("how", ["replace", "append"])
+def test_a_write_that_is_stopped_leaves_nothing_behind(
+    workspace: Path, tmp_path: Path, how: str
+) -> None:
+    (workspace / "f").write_text("old")
+    root = isolated(tmp_path / "root")
+    process = subprocess.Popen(
+        [oldest_python(), "-I", "-S", "-c", DRIVER, str(root), how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin
+    assert process.stdout
+    with process:
+        assert process.stdout.readline() == b"ready\n"
+        # More than a pipe holds: once it is taken, the write is under way.
+        process.stdin.write(bytes(1_000_000))
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == b""
+    assert (workspace / "f").read_text() == "old"
+    assert [entry.name for entry in workspace.iterdir()] == ["f"]
+
+
+def test_the_runner_alone_imports_without_site_packages(tmp_path: Path) -> None:
+    root = isolated(tmp_path / "root")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from mcp_sandbox.runner.files import OPS\n"
+        "heavy = {'subprocess', 'difflib', 'pathlib', 'ctypes', 'asyncio'}\n"
+        "print(len(OPS), sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [oldest_python(), "-I", "-S", "-c", code, str(root)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "11 []\n"
+
+
+def test_a_directory_is_made_with_those_above_it(workspace: Path) -> None:
+    assert call("mkdir", path="a/b")[0] == {"path": "a/b"}
+    assert call("mkdir", path="a/b")[0] == {"path": "a/b"}
+    (workspace / "f").touch()
+    assert refused("mkdir", path="f").code == "exists"
+
+
+def test_a_file_is_described_and_a_link_is_not_followed(workspace: Path) -> None:
+    (workspace / "f").write_text("four")
+    os.utime(workspace / "f", (1, 1.5))
+    (workspace / "link").symlink_to("f")
+    result, _ = call("stat", path="f")
+    expected = {"path": "f", "kind": "file", "size": 4, "modified": 1.5, "mode": 0o644}
+    assert result == expected
+    assert call("stat", path="link")[0]["kind"] == "link"
+    assert call("stat", path="/dev/null")[0]["kind"] == "device"
+    assert call("stat", path=".")[0] == {**call("stat", path=str(workspace))[0], "path": "."}

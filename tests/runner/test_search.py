@@ -1,0 +1,253 @@
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_sandbox.runner import ripgrep
+from mcp_sandbox.runner.globs import compile_glob, normalize
+from tests.runner.bench import call, refused, rows
+
+ENGINES = ["ripgrep", "python"]
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each engine in turn; Python is used where ripgrep is not found."""
+    if request.param == "python":
+        monkeypatch.setenv("PATH", "/nowhere")
+    elif not shutil.which("rg"):
+        pytest.skip("ripgrep is not installed")
+    return str(request.param)
+
+
+def grep(**args: Any) -> list[str]:
+    return call("grep", **args)[1].decode().split("\n")[:-1]
+
+
+def make(folder: Path, *paths: str) -> None:
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(f"this is {path}\n")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "other"),
+    [
+        ("*.py", ["a.py", "x/y/a.py", ".py"], ["a.pyc", "a.py/b"]),
+        ("src/*.py", ["src/a.py"], ["a.py", "src/x/a.py", "x/src/a.py"]),
+        ("/a.py", ["a.py"], ["x/a.py"]),
+        ("./a.py", ["a.py", "x/a.py"], ["b.py"]),
+        ("**/a.py", ["a.py", "x/y/a.py"], ["ba.py"]),
+        ("src/**", ["src/a", "src/x/y"], ["src", "a"]),
+        ("src/", ["src/a", "src/x/y"], ["src", "a"]),
+        ("a/**/b", ["a/b", "a/x/b", "a/x/y/b"], ["ab", "a/bb"]),
+        ("a/**/**/b", ["a/b", "a/x/y/b"], ["ab"]),
+        ("*.{js,ts}", ["a.js", "x/a.ts"], ["a.jsx", "a.{js,ts}"]),
+        ("{src,test{s,ing}}/*", ["src/a", "tests/a", "testing/a"], ["test/a"]),
+        ("?.txt", ["a.txt", "é.txt"], ["ab.txt", "/.txt"]),
+        ("[a-c].txt", ["b.txt"], ["d.txt", "-.txt"]),
+        ("[!a-c].txt", ["d.txt"], ["b.txt"]),
+        ("[]].txt", ["].txt"], ["a.txt"]),
+        (r"\*.txt", ["*.txt"], ["a.txt"]),
+        ("a**b", ["ab", "axb"], ["a/b"]),
+        ("!*.py", ["a.txt"], ["a.py"]),
+        ("a b+c.(x)", ["a b+c.(x)"], ["a bc.x"]),
+    ],
+)
+def test_globs_match_as_ignore_files_do(
+    pattern: str, matching: list[str], other: list[str]
+) -> None:
+    matches = compile_glob(normalize(pattern, "/base"))
+    assert [path for path in matching if not matches(path)] == []
+    assert [path for path in other if matches(path)] == []
+
+
+@pytest.mark.parametrize(
+    "pattern", ["", "/", "[a", "{a", "a}", "../x", "a\0", "a" * 2000, "[z-a]", "{" * 20 + "}" * 20]
+)
+def test_bad_globs_are_refused_with_a_reason(workspace: Path, pattern: str) -> None:
+    assert refused("glob", pattern=pattern).code == "invalid"
+
+
+def test_a_costly_glob_ends_in_time(workspace: Path) -> None:
+    make(workspace, "a" * 200)
+    started = time.monotonic()
+    call("glob", pattern="*a" * 12 + "b")
+    call("glob", pattern="{a,b}" * 150 + "c")
+    assert time.monotonic() - started < 25
+
+
+def test_files_come_newest_first(workspace: Path) -> None:
+    make(workspace, "old.py", "sub/new.py", "sub/.hidden.py", ".git/x.py", "text")
+    (workspace / "dir.py").mkdir()
+    for age, name in enumerate(["sub/new.py", "sub/.hidden.py", "old.py"]):
+        os.utime(workspace / name, (1000 - age, 1000 - age))
+    assert rows("glob", pattern="*.py") == ["sub/new.py", "sub/.hidden.py", "old.py"]
+    assert rows("glob", pattern=f"{workspace}/sub/*.py", path="sub/..")[0] == "sub/new.py"
+    assert rows("glob", pattern=".git/*.py") == [".git/x.py"]
+    assert rows("glob", pattern="*.py", path="sub") == ["sub/new.py", "sub/.hidden.py"]
+    result, body = call("glob", pattern="*.py", limit=1)
+    assert result == {"total": 3, "truncated": True}
+    assert body == b'["sub/new.py"]'
+
+
+def test_links_are_found_but_not_followed(workspace: Path) -> None:
+    make(workspace.parent / "home", "secret.txt")
+    (workspace / "out").symlink_to(workspace.parent / "home")
+    (workspace / "link.txt").symlink_to(workspace.parent / "home/secret.txt")
+    assert rows("glob", pattern="*.txt") == ["link.txt"]
+    assert grep(pattern="secret") == []
+
+
+def test_matching_lines_come_with_file_and_number(workspace: Path, engine: str) -> None:
+    make(workspace, "a.txt", "sub/b.txt", ".hidden", ".git/config")
+    (workspace / ".gitignore").write_text("a.txt\n")
+    assert grep(pattern="this is") == [
+        ".hidden:1:this is .hidden",
+        "a.txt:1:this is a.txt",
+        "sub/b.txt:1:this is sub/b.txt",
+    ]
+    assert grep(pattern="THIS", path="sub", ignore_case=True) == ["sub/b.txt:1:this is sub/b.txt"]
+    assert grep(pattern="this", path="sub/b.txt") == ["sub/b.txt:1:this is sub/b.txt"]
+    assert grep(pattern="this", glob="sub/*") == ["sub/b.txt:1:this is sub/b.txt"]
+    assert grep(pattern="this", glob=".git/**") == [".git/config:1:this is .git/config"]
+    result, _ = call("grep", pattern="this is")
+    assert result == {"matches": 3, "files": 3, "truncated": False}
+
+
+def test_context_lines_and_gaps_are_marked(workspace: Path, engine: str) -> None:
+    (workspace / "f").write_text("".join(f"{n}\n" for n in range(1, 21)))
+    assert grep(pattern="^(5|6|15)$", context=1) == [
+        "f-4-4", "f:5:5", "f:6:6", "f-7-7", "--", "f-14-14", "f:15:15", "f-16-16",
+    ]  # fmt: skip
+
+
+def test_a_limit_of_matches_says_that_it_cut(workspace: Path, engine: str) -> None:
+    (workspace / "f").write_text("x\ny\ny\n" * 10)
+    result, body = call("grep", pattern="x", limit=2, context=1)
+    assert result == {"matches": 2, "files": 1, "truncated": True}
+    assert body == b"f:1:x\nf-2-y\nf-3-y\nf:4:x\nf-5-y\n"
+
+
+def test_binary_files_are_skipped_and_long_lines_cut(workspace: Path, engine: str) -> None:
+    (workspace / "early").write_bytes(b"x\n\0\n")
+    (workspace / "late").write_bytes(b"x\n" * 50_000 + b"\0\nx\n")
+    (workspace / "utf16").write_bytes("x\n".encode("utf-16"))
+    (workspace / "long").write_text("x" * 10_000_000 + "\nend x\n")
+    (workspace / "bad").write_bytes(b"caf\xe9 x\r\n")
+    result, body = call("grep", pattern="x", limit=100_000)
+    lines = body.decode().split("\n")[:-1]
+    assert lines == ["bad:1:caf\ufffd x", "long:1:" + "x" * 500 + " [...]", "long:2:end x"]
+    assert result == {"matches": 3, "files": 2, "truncated": False}
+
+
+def test_a_bad_pattern_is_refused_with_the_reason(workspace: Path, engine: str) -> None:
+    make(workspace, "f")
+    error = refused("grep", pattern="(")
+    assert error.code == "invalid"
+    assert "unterminated" in error.message
+    assert refused("grep", pattern="").code == "invalid"
+    assert refused("grep", pattern="a\nb").code == "invalid"
+    assert refused("grep", pattern="a", path="missing").code == "not_found"
+    assert refused("grep", pattern="a", glob="[").code == "invalid"
+
+
+def test_what_only_one_engine_knows_still_works(workspace: Path, engine: str) -> None:
+    (workspace / "f").write_text("foobar\nfoobaz\n")
+    assert grep(pattern="foo(?=baz)") == ["f:2:foobaz"]
+    assert grep(pattern=r"(o)\1") == ["f:1:foobar", "f:2:foobaz"]
+
+
+def test_patterns_that_look_like_options_are_patterns(workspace: Path, engine: str) -> None:
+    (workspace / "-e").write_text("--files\n")
+    assert grep(pattern="--files") == ["-e:1:--files"]
+    assert grep(pattern="--files", path="-e") == ["-e:1:--files"]
+
+
+def test_settings_of_the_user_change_nothing(
+    workspace: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workspace / "rc").write_text("--files-with-matches\n")
+    (workspace / ".rgignore").write_text("*\n")
+    monkeypatch.setenv("RIPGREP_CONFIG_PATH", str(workspace / "rc"))
+    (workspace / "f").write_text("needle\n")
+    assert grep(pattern="needle") == ["f:1:needle"]
+
+
+def test_odd_names_come_out_whole(workspace: Path, engine: str) -> None:
+    for name in (b"a\nb", b"a:1:b", b"\xff", b"--\nx"):
+        with open(os.fsencode(workspace) + b"/" + name, "wb") as file:
+            file.write(b"needle\n")
+    assert sorted(grep(pattern="needle")) == sorted(
+        [r"a\x0ab:1:needle", "a:1:b:1:needle", r"\xff:1:needle", r"--\x0ax:1:needle"]
+    )
+
+
+def test_a_fifo_holds_nobody_up(workspace: Path, engine: str) -> None:
+    os.mkfifo(workspace / "fifo")
+    assert grep(pattern="x") == []
+    assert refused("grep", pattern="x", path="fifo").code == "wrong_kind"
+
+
+def test_a_catastrophic_pattern_ends_in_time(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    (workspace / "f").write_text("a" * 40 + "b\n")
+    started = time.monotonic()
+    assert call("grep", pattern="^(a+)+$")[0]["truncated"] is True
+    assert time.monotonic() - started < 15
+
+
+WORDS = ["alpha", "Beta", "gamma_1", "délta", "x = 1;", "", "  tab\there", "foo(bar)", "\r"]
+PATTERNS = ["a", r"\bfoo\b", r"\w+_\d", "^$", "^x", r"here$", "é", "(?i)beta", r"[^a-z\s]", "1;$"]
+GLOBS = [None, "*.py", "src/**", "**/t*", "{a,src}/*", "/top.py", "?*.py", "[st]*", "!*.md", "sub/"]
+
+
+def generated(folder: Path, choose: random.Random) -> None:
+    folders = ["", "src", "src/sub", "a", "a/.hid", ".git", "sub", "été"]
+    for number in range(60):
+        ending = choose.choice([".py", ".md", ".txt", ""])
+        name = choose.choice(["top", "test_x", "s p", ".dot", "n-1", f"f{number}", "ü"]) + ending
+        path = folder / choose.choice(folders) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [
+            " ".join(choose.choices(WORDS, k=choose.randint(0, 4)))
+            for _ in range(choose.randint(0, 40))
+        ]
+        text = choose.choice(["\n", "\r\n"]).join(lines) + choose.choice(["", "\n"])
+        path.write_bytes(text.encode() + (b"\0" if choose.random() < 0.05 else b""))
+
+
+@pytest.mark.skipif(not shutil.which("rg"), reason="ripgrep is not installed")
+@pytest.mark.parametrize("seed", range(12))
+def test_both_engines_find_the_same(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    choose = random.Random(seed)
+    generated(workspace, choose)
+    queries: list[dict[str, Any]] = [
+        {
+            "pattern": choose.choice(PATTERNS),
+            "glob": choose.choice(GLOBS),
+            "path": choose.choice([".", ".", "src"]),
+            "ignore_case": choose.random() < 0.3,
+            "context": choose.choice([0, 0, 1, 3]),
+            "limit": choose.choice([5, 200, 100_000]),
+        }
+        for _ in range(25)
+    ]
+    (workspace / "src").mkdir(exist_ok=True)
+    by_ripgrep = [call("grep", **query) for query in queries]
+    monkeypatch.setenv("PATH", "/nowhere")
+    for query, expected in zip(queries, by_ripgrep, strict=True):
+        assert (query, call("grep", **query)) == (query, expected)
+
+
+@pytest.mark.skipif(not shutil.which("rg"), reason="ripgrep is not installed")
+def test_ripgrep_is_really_used_where_it_is_installed() -> None:
+    assert ripgrep._program() == shutil.which("rg")
