@@ -2,8 +2,8 @@
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class BubblewrapBackend:
                 and the remedy.
         """
         host = await to_thread.run_sync(self._look)
-        with _scratch_mounts(self._root / "sandbox", host.user) as mounts:
+        async with _scratch_mounts(self._root / "sandbox", host.user) as mounts:
             sandbox = await self.create(SandboxSpec(mounts, idle_s=30))
             try:
                 channel = await sandbox.open_channel()
@@ -195,17 +195,24 @@ class BubblewrapBackend:
         return BackendUnavailable(explain(self._records.log(sandbox_id), look()))
 
 
-@contextmanager
-def _scratch_mounts(parent: Path, user: int | None) -> Iterator[tuple[Mount, ...]]:
+@asynccontextmanager
+async def _scratch_mounts(parent: Path, user: int | None) -> AsyncGenerator[tuple[Mount, ...]]:
     """Empty directories for a sandbox that nobody will use."""
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".probe-", dir=parent) as scratch:
-        mounts = (
-            Mount(Path(scratch) / "workspace", "/workspace"),
-            Mount(Path(scratch) / "home", "/home/sandbox"),
-        )
-        for mount in mounts:
-            mount.source.mkdir(mode=0o700)
+
+    def make() -> tempfile.TemporaryDirectory[str]:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(prefix=".probe-", dir=parent)
+        for name in ("workspace", "home"):
+            folder = Path(scratch.name) / name
+            folder.mkdir(mode=0o700)
             if user is not None:
-                os.chown(mount.source, user, user)
-        yield mounts
+                os.chown(folder, user, user)
+        return scratch
+
+    scratch = await to_thread.run_sync(make)
+    try:
+        folder = Path(scratch.name)
+        yield Mount(folder / "workspace", "/workspace"), Mount(folder / "home", "/home/sandbox")
+    finally:
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(scratch.cleanup)
