@@ -96,7 +96,7 @@ class Found:
 
     def _append(self, path: str, number: int, text: str, *, match: bool) -> None:
         sign = ":" if match else "-"
-        text = text.removesuffix("\r")
+        text = text.rstrip("\r")
         cut = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " [...]"
         line = f"{path}{sign}{number}{sign}{cut}"
         self._lines.append(line)

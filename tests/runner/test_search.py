@@ -73,6 +73,7 @@ def test_bad_globs_are_refused_with_a_reason(workspace: Path, pattern: str) -> N
     assert refused("glob", pattern=pattern).code == "invalid"
 
 
+@pytest.mark.slow
 def test_a_costly_glob_ends_in_time(workspace: Path) -> None:
     make(workspace, "a" * 200)
     started = time.monotonic()
@@ -193,6 +194,7 @@ def test_a_fifo_holds_nobody_up(workspace: Path, engine: str) -> None:
     assert refused("grep", pattern="x", path="fifo").code == "wrong_kind"
 
 
+@pytest.mark.slow
 def test_a_catastrophic_pattern_ends_in_time(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
