@@ -2,6 +2,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -168,3 +169,46 @@ def test_a_file_is_described_and_a_link_is_not_followed(workspace: Path) -> None
     assert call("stat", path="link")[0]["kind"] == "link"
     assert call("stat", path="/dev/null")[0]["kind"] == "device"
     assert call("stat", path=".")[0] == {**call("stat", path=str(workspace))[0], "path": "."}
+
+
+def interpreters() -> list[str]:
+    """Ours and every other version of Python that is installed and starts."""
+    found = {sys.executable}
+    for version in ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14"):
+        program = shutil.which(f"python{version}")
+        if program and subprocess.run([program, "-V"], check=False, capture_output=True).stdout:
+            found.add(program)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("python", interpreters())
+def test_every_operation_works_on_each_python(tmp_path: Path, python: str) -> None:
+    (tmp_path / "workspace").mkdir()
+    script = Path(__file__).with_name("every_op.py")
+    root = isolated(tmp_path / "root")
+    done = subprocess.run(
+        [python, "-I", "-S", "-W", "error", str(script), str(root), str(tmp_path / "workspace")],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "mkdir {'path': 'd/e'} b''",
+        "write {'path': 'd/f', 'written': 8, 'created': True} b''",
+        "write {'path': 'd/f', 'written': 6, 'created': False} b''",
+        "edit {'path': 'd/f', 'replacements': 1, 'diff_bytes': 52} "
+        "b'--- d/f\\n+++ d/f\\n@@ -1,3 +1,3 @@\\n one\\n-two\\n+2\\n three\\n'",
+        "edit no_match b''",
+        "read {'size': 12, 'sent': 12} b'one\\n2\\nthree\\n'",
+        "read_lines {'path': 'd/f', 'size': 12, 'kind': 'text', 'mime': 'text/plain', "
+        "'first_line': 2, 'lines': 2, 'total_lines': 3, 'more': False, 'long_lines_cut': 0} "
+        "b'2\\nthree\\n'",
+        "list {'path': '.', 'total': 3, 'truncated': False} b'3'",
+        "glob {'total': 1, 'truncated': False} b'[\"d/f\"]'",
+        "grep {'matches': 1, 'files': 1, 'truncated': False} b'd/f:3:three\\n'",
+        "move {'source': 'd/f', 'destination': 'g', 'replaced': False} b''",
+        "stat {'path': 'g', 'kind': 'file', 'size': 12, 'mode': 420} b''",
+        "delete {'path': 'd', 'kind': 'directory', 'entries': 2} b''",
+        "delete invalid b''",
+    ]
