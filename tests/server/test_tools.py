@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import pytest
 from mcp import Client
+from mcp.shared.exceptions import MCPError
 
 from mcp_sandbox import errors
 from mcp_sandbox.models import ExecResult, FileContent, Listing, WriteResult
@@ -209,6 +210,14 @@ async def test_a_sandbox_that_cannot_be_opened_is_told_too() -> None:
     assert text_of(result).startswith("no engine answers at unix:///x: start it\nA person must")
 
 
+async def test_an_error_meant_for_the_client_stays_one() -> None:
+    session = failing(MCPError(code=-32000, message="not for the model"))
+    with anyio.fail_after(10):
+        async with Client(server_of(session)) as client:
+            with pytest.raises(MCPError, match="not for the model"):
+                await client.call_tool("exec", {"command": "x"})
+
+
 async def test_a_giant_error_message_is_cut() -> None:
     result = await call(failing(errors.NoMatch("x" * 100_000)), "edit_file", MINIMAL["edit_file"])
     assert len(text_of(result)) < 10_000
@@ -303,6 +312,7 @@ async def test_whole_numbers_may_have_a_point() -> None:
         ("exec", {"command": "x", "env": {"A": 1}}, "env: the value of 'A' must be text, not 1."),
         ("exec", {"command": "x", "env": {"A=B": "1"}}, "cannot be a variable's name"),
         ("exec", {"command": "x", "env": {"A": "\0"}}, "without NUL"),
+        ("exec", {"command": "x", "env": {"A": "\udc80"}}, "env: the value of 'A' must be text"),
         ("exec", {"command": "x", "env": ["A"]}, "an object with text values or null, not a list"),
         ("exec", {"command": ""}, "command must be text"),
         ("read_file", {"path": "a", "offset": 0}, "offset must be a whole number from 1 to"),
@@ -310,6 +320,11 @@ async def test_whole_numbers_may_have_a_point() -> None:
         ("read_file", {"path": "a", "limit": 10**30}, "limit must be a whole number from 1 to"),
         ("read_file", {"path": "a", "limit": False}, "limit must be a whole number from 1 to"),
         ("read_file", {"path": "a\0b"}, "path: must not contain a NUL character."),
+        (
+            "read_file",
+            {"path": "a\udc80"},
+            'path must be text of at most 4,096 characters, not "a\\udc80".',
+        ),
         ("read_file", {"path": "a" * 5000}, "path must be text of at most 4,096 characters"),
         ("read_file", {"path": None}, "path must be text of at most 4,096 characters, not null."),
         ("list_files", {"hidden": "yes"}, 'hidden must be true or false, not "yes".'),

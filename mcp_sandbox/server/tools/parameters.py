@@ -30,16 +30,6 @@ def _without_nul(text: str) -> str:
     return text
 
 
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as exc:
-        raise ValueError(
-            f"character {exc.start} is half of a surrogate pair; leave it out"
-        ) from exc
-    return text
-
-
 def _whole(value: object) -> object:
     # JSON does not tell 30.0 from 30, and some clients send the first.
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -53,7 +43,7 @@ def _settable(env: Mapping[str, str] | None) -> Mapping[str, str] | None:
     for name, value in (env or {}).items():
         if not _ENV_NAME.fullmatch(name):
             raise ValueError(f"{name[:60]!r} cannot be a variable's name; use letters, digits, '_'")
-        if "\0" in value or len(value.encode("utf-8", "replace")) > _MAX_ENV_VALUE_BYTES:
+        if "\0" in value or len(value.encode()) > _MAX_ENV_VALUE_BYTES:
             raise ValueError(f"the value of {name} must be shorter than 128 KiB, without NUL")
     return env
 
@@ -62,16 +52,17 @@ Path = Annotated[
     str,
     StringConstraints(min_length=1, max_length=4096),
     AfterValidator(_without_nul),
-    AfterValidator(_encodable),
 ]
 Pattern = Annotated[
     str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_without_nul)
 ]
-Text = Annotated[str, StringConstraints(max_length=MAX_CONTENT_CHARS), AfterValidator(_encodable)]
+Text = Annotated[str, StringConstraints(max_length=MAX_CONTENT_CHARS)]
 Code = Annotated[
-    str, StringConstraints(min_length=1, max_length=MAX_CODE_CHARS), AfterValidator(_encodable)
+    str,
+    StringConstraints(min_length=1, max_length=MAX_CODE_CHARS),
 ]
-Env = Annotated[dict[str, str] | None, AfterValidator(_settable)]
+EnvValue = Annotated[str, StringConstraints(max_length=_MAX_ENV_VALUE_BYTES)]
+Env = Annotated[dict[str, EnvValue] | None, AfterValidator(_settable)]
 LanguageName = Annotated[Language, BeforeValidator(_known_language)]
 Limit = Annotated[int, Field(ge=1, le=10_000), BeforeValidator(_whole)]
 Line = Annotated[int, Field(ge=1, le=2**31), BeforeValidator(_whole)]
