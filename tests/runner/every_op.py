@@ -50,5 +50,5 @@ for op, body, args in CALLS:
     if isinstance(result, dict):
         result.pop("modified", None)
     if op == "list":
-        out = b"%d" % len(out.split(b"], ["))
+        out = b"%d" % len(out.split(b"],["))
     sys.stdout.write(f"{op} {result} {out!r}\n")
