@@ -131,7 +131,9 @@ async def test_a_fork_bomb_left_in_the_background_makes_room(
 
 
 async def test_a_full_tmp_stops_nobody(session: Session, isolated: str) -> None:
-    filled = await session.exec("head -c 2G /dev/zero > /tmp/full; df --output=avail /tmp | tail -1")
+    filled = await session.exec(
+        "head -c 2G /dev/zero > /tmp/full; df --output=avail /tmp | tail -1"
+    )
     assert int(filled.stdout) < 100, filled
     assert (await session.run_code("def f(): 1/0\nf()")).stderr.count("ZeroDivisionError") == 1
     assert (await session.exec("echo fine")).stdout == "fine\n"
