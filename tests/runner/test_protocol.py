@@ -210,10 +210,10 @@ async def test_a_connection_that_closes_takes_its_calls_with_it(runner: Runner) 
     run = {"argv": ["sh", "-c", f"setsid sleep {mark} & echo > started; wait"]}
     await stream.send(protocol.encode({"t": "call", "id": 1, "op": "run", "args": run}, b"", seal))
     with anyio.fail_after(20):
-        while not (runner.folder / "workspace/started").exists():  # noqa: ASYNC110
+        while not (runner.folder / "workspace/started").exists():
             await anyio.sleep(0.01)
         await stream.aclose()
-        while mark.encode() in b"".join(command_lines()):  # noqa: ASYNC110
+        while mark.encode() in b"".join(command_lines()):
             await anyio.sleep(0.01)
 
 
