@@ -49,10 +49,11 @@ class ProcessSandbox:
             )
 
 
-def environment(spec: SandboxSpec, token: bytes, path: str) -> dict[str, str]:
+def environment(spec: SandboxSpec, token: bytes, path: str, home: str) -> dict[str, str]:
     """The environment that a runner starts with; nothing of the server's own is in it."""
     own = {"MCP_SANDBOX_TOKEN": token.hex(), "MCP_SANDBOX_IDLE_S": f"{spec.idle_s:g}"}
-    return {"PATH": path, "LANG": "C.UTF-8", "TZ": "UTC", **spec.env, **own}
+    usual = {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "TZ": "UTC"}
+    return {**usual, **spec.env, **own}
 
 
 @contextmanager

@@ -152,7 +152,7 @@ class UnsafeLocalBackend:
             pid = start(
                 Start(
                     runner_copy.start_command(sys.executable, str(runner)),
-                    env=environment(spec, token, path) | own,
+                    env=environment(spec, token, path, places["/home/sandbox"]) | own,
                     stderr=log.fileno(),
                     directory=str(self._records.socket_directory(sandbox_id)),
                 )

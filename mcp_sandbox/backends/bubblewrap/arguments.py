@@ -4,26 +4,28 @@ Nothing of the host is inside but /usr (read-only), the few directories named he
 of the spec. Order matters: what comes later lies over what came before.
 """
 
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mcp_sandbox.models import Limits, Mount, Network
 
-# What Docker masks too, where a user could read it: other users' keys and the machine's doings.
-_MASKED = ("keys", "key-users", "interrupts", "latency_stats", "timer_list", "sched_debug")
-_MASKED_DIRECTORIES = ("acpi", "asound", "scsi")
+# What Docker masks too, as far as a user without capabilities could read it.
+_MASKED = ("keys", "interrupts", "latency_stats", "timer_list", "sched_debug")
 _LINKED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 
 @dataclass(frozen=True)
 class System:
-    """What of the host's system is shown: `links` as they are there, `bound` read-only."""
+    """What of the host's system is shown: `links` as they are there, `bound` read-only.
+
+    `masked` are files of /proc that are shown empty.
+    """
 
     links: Mapping[str, str]
     bound: tuple[str, ...]
-    masked_files: tuple[str, ...]
-    masked_directories: tuple[str, ...]
+    masked: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,12 @@ def look_at_system(root: Path = Path("/")) -> System:
             links[f"/{name}"] = str(path.readlink())
         elif path.is_dir():
             bound.append(f"/{name}")
-    proc = root / "proc"
-    return System(
-        links,
-        tuple(bound),
-        tuple(f"/proc/{name}" for name in _MASKED if (proc / name).exists()),
-        tuple(f"/proc/{name}" for name in _MASKED_DIRECTORIES if (proc / name).is_dir()),
-    )
+    masked = [name for name in _MASKED if _is_public(root / "proc" / name)]
+    return System(links, tuple(bound), tuple(f"/proc/{name}" for name in masked))
+
+
+def _is_public(path: Path) -> bool:
+    return path.exists() and bool(path.stat().st_mode & stat.S_IROTH)
 
 
 def arguments(
@@ -104,12 +105,7 @@ def _system(system: System) -> list[str]:
         *(word for path in system.bound for word in ("--ro-bind", path, path)),
         *(word for path, to in system.links.items() for word in ("--symlink", to, path)),
         *("--proc", "/proc"),
-        *(word for path in system.masked_files for word in ("--ro-bind", "/dev/null", path)),
-        *(
-            word
-            for path in system.masked_directories
-            for word in ("--perms", "0555", "--size", "4096", "--tmpfs", path, "--remount-ro", path)
-        ),
+        *(word for path in system.masked for word in ("--ro-bind", "/dev/null", path)),
     ]
 
 

@@ -27,7 +27,8 @@ from mcp_sandbox.models import (
     SandboxSpec,
 )
 
-_PATH = "/home/sandbox/.local/bin:/usr/local/bin:/usr/bin:/bin"
+_HOME = "/home/sandbox"
+_PATH = f"{_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin"
 _LAUNCHER_LIMIT_S = 2.0
 
 
@@ -158,7 +159,7 @@ class BubblewrapBackend:
             self._records.save(sandbox_id, started)
             return started, told
 
-        inside = host.inside(spec, environment(spec, token, _PATH), sandbox_id)
+        inside = host.inside(spec, environment(spec, token, _PATH, _HOME), sandbox_id)
         order = host.order(inside, sandbox_id, self._records.directory(sandbox_id))
         try:
             return launch(order, admit)

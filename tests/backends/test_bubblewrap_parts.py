@@ -1,0 +1,279 @@
+"""The pure parts of the bubblewrap backend, with what this machine cannot show."""
+
+import errno
+import os
+import resource
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_sandbox.backends.bubblewrap import cgroups, etc, remedies, rlimits, seccomp, verify
+from mcp_sandbox.backends.bubblewrap.arguments import (
+    Descriptors,
+    Inside,
+    System,
+    arguments,
+    look_at_system,
+    sources,
+)
+from mcp_sandbox.backends.bubblewrap.facts import limits_in_words
+from mcp_sandbox.backends.records import remove_tree
+from mcp_sandbox.errors import BackendUnavailable
+from mcp_sandbox.models import Limits, Mount, Network
+
+ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM
+UNKNOWN = 0x50000 | errno.ENOSYS
+ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+
+def verdict(machine: str, nr: int, *args: int, arch: int | None = None) -> int:
+    """What the kernel would answer: runs the filter on a call."""
+    data = struct.pack("<IIQ6Q", nr, arch or ARCHES[machine], 0, *(*args, *[0] * 6)[:6])
+    code = list(struct.iter_unpack("<HBBI", seccomp.program(machine)))
+    place, loaded = 0, 0
+    while True:
+        kind, if_true, if_false, value = code[place]
+        place += 1
+        if kind == 0x06:
+            return int(value)
+        if kind == 0x20:
+            (loaded,) = struct.unpack_from("<I", data, value)
+            continue
+        tests = {0x15: loaded == value, 0x35: loaded >= value, 0x45: bool(loaded & value)}
+        place += if_true if tests[kind] else if_false
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_filter_refuses_the_listed_calls_and_allows_the_usual_ones(machine: str) -> None:
+    for number in seccomp.refused_calls(machine).values():
+        assert verdict(machine, number) == REFUSE
+    usual = {"x86_64": (0, 1, 2, 9, 57, 59, 101, 257, 302, 318, 334), "aarch64": (56, 63, 64, 221)}
+    for number in usual[machine]:
+        assert verdict(machine, number, 2**64 - 1) == ALLOW
+    assert verdict(machine, 435) == UNKNOWN
+    assert verdict(machine, 470) == UNKNOWN
+    assert verdict(machine, 0, arch=0x40000003) == KILL
+
+
+@pytest.mark.parametrize(
+    ("machine", "clone", "ioctl", "socket"), [("x86_64", 56, 16, 41), ("aarch64", 220, 29, 198)]
+)
+def test_filter_looks_into_arguments(machine: str, clone: int, ioctl: int, socket: int) -> None:
+    assert verdict(machine, clone, 0x01200011) == ALLOW
+    assert verdict(machine, clone, 0x10000011) == REFUSE
+    assert verdict(machine, ioctl, 0, 0x5401) == ALLOW
+    assert verdict(machine, ioctl, 0, 0x5412) == REFUSE
+    assert verdict(machine, ioctl, 0, (7 << 32) | 0x5412) == REFUSE
+    families = {number: verdict(machine, socket, number) for number in range(60)}
+    assert {number for number, said in families.items() if said == ALLOW} == {1, 2, 10, 16}
+
+
+@given(nr=st.integers(0, 2**32 - 1), args=st.lists(st.integers(0, 2**64 - 1), max_size=6))
+def test_filter_always_comes_to_a_verdict(nr: int, args: list[int]) -> None:
+    for machine in ARCHES:
+        assert verdict(machine, nr, *args) in {ALLOW, REFUSE, UNKNOWN}
+
+
+def test_x32_calls_are_refused() -> None:
+    assert verdict("x86_64", 0x40000000 | 1) == REFUSE
+
+
+def test_unknown_machine_is_told() -> None:
+    with pytest.raises(BackendUnavailable, match="riscv64"):
+        seccomp.program("riscv64")
+
+
+def words(network: Network = "none", mounts: tuple[Mount, ...] = ()) -> list[str]:
+    inside = Inside(
+        10001, 10001, network, Limits(), mounts, {"A": "b c"}, ("/cg/x", "/sys/fs/cgroup")
+    )
+    reach = {name: f"/reach/{name}" for name in sources(inside, Path("r"), Path("s"))}
+    system = System({"/bin": "usr/bin"}, ("/usr",), ("/proc/keys",))
+    return arguments(
+        inside, system, ("/etc/alternatives",), Descriptors(5, 6, 7, {"/etc/x": 8}), reach
+    )
+
+
+def test_arguments_never_show_the_hosts_root_and_keep_every_wall() -> None:
+    mounts = (Mount(Path("/w/a"), "/workspace/a/b"), Mount(Path("/w"), "/workspace"))
+    given_words = words(mounts=mounts)
+    binds = [
+        given_words[i + 1 : i + 3]
+        for i, word in enumerate(given_words)
+        if word in ("--bind", "--ro-bind", "--dev-bind")
+    ]
+    assert all(source != "/" and target != "/" for source, target in binds)
+    assert "--dev-bind" not in given_words
+    assert {"--unshare-all", "--disable-userns", "--assert-userns-disabled", "--new-session",
+            "--as-pid-1", "--clearenv"} <= set(given_words)  # fmt: skip
+    assert "--share-net" not in given_words
+    assert "--share-net" in words("open")
+    targets = [target for _, target in binds]
+    assert targets.index("/workspace") < targets.index("/workspace/a/b")
+
+
+def test_links_of_the_hosts_root_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "bin").symlink_to("usr/bin")
+    (tmp_path / "lib").mkdir()
+    found = look_at_system(tmp_path)
+    assert dict(found.links) == {"/bin": "usr/bin"}
+    assert found.bound == ("/usr", "/lib")
+
+
+def test_private_files_of_etc_are_not_copied(tmp_path: Path) -> None:
+    for name, mode in (("mime.types", 0o644), ("services", 0o600), ("shadow", 0o644)):
+        (tmp_path / name).write_text("text")
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "resolv.conf").write_text("nameserver 1.2.3.4\n")
+    closed, opened = (etc.etc(7, 8, network, tmp_path) for network in ("none", "open"))
+    assert "/etc/mime.types" in closed.files
+    assert not {"/etc/services", "/etc/shadow", "/etc/resolv.conf"} & set(closed.files)
+    assert opened.files["/etc/resolv.conf"] == b"nameserver 1.2.3.4\n"
+    assert b"sandbox:x:7:8:" in closed.files["/etc/passwd"]
+
+
+MACHINE = remedies.Machine(None, None, 15000, in_container=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "machine", "remedy"),
+    [
+        ("setting up uid map: Permission denied",
+         remedies.Machine(True, None, 1, in_container=False),
+         "apparmor_restrict_unprivileged_userns=0"),
+        ("No permissions to create new namespace",
+         remedies.Machine(None, False, 1, in_container=False), "unprivileged_userns_clone=1"),
+        ("Creating new namespace failed: No space left on device",
+         remedies.Machine(None, None, 0, in_container=True), "user.max_user_namespaces=15000"),
+        ("Creating new namespace failed: Operation not permitted",
+         remedies.Machine(None, None, 1, in_container=True), "seccomp=unconfined"),
+        ("Can't mount proc on /newroot/proc: Operation not permitted",
+         remedies.Machine(None, None, 1, in_container=True), "systempaths=unconfined"),
+        ("No permissions to create new namespace", MACHINE, "docker backend"),
+        ("execvp python3: No such file", MACHINE, "mcp-sandbox doctor"),
+        ("", MACHINE, "it said nothing"),
+    ],
+)  # fmt: skip
+def test_failure_names_the_step_and_the_remedy(
+    said: str, machine: remedies.Machine, remedy: str
+) -> None:
+    explained = remedies.explain(said, machine)
+    assert said in explained
+    assert remedy in explained
+
+
+def test_settings_of_a_machine_are_read(tmp_path: Path) -> None:
+    (tmp_path / "proc/sys/kernel").mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/apparmor_restrict_unprivileged_userns").write_text("1\n")
+    (tmp_path / ".dockerenv").touch()
+    assert remedies.look(tmp_path) == remedies.Machine(True, None, None, in_container=True)
+
+
+STATUS = "\n".join(
+    ["Uid:\t7\t7\t7\t7", "NoNewPrivs:\t1", "Seccomp:\t2"]
+    + [f"Cap{name}:\t{'0' * 16}" for name in ("Eff", "Prm", "Bnd", "Amb")]
+)
+OWN = {name: number for number, name in enumerate(("cgroup", "ipc", "mnt", "net", "pid", "uts"))}
+TOLD: dict[str, object] = {f"{name}-namespace": number + 100 for name, number in OWN.items()}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("Seccomp:\t2", "Seccomp:\t0", "Seccomp"),
+        ("NoNewPrivs:\t1", "NoNewPrivs:\t0", "NoNewPrivs"),
+        ("Uid:\t7\t7", "Uid:\t7\t0", "root"),
+        ("CapBnd:\t0", "CapBnd:\tf", "CapBnd"),
+        ("CapEff", "Other", "CapEff"),
+    ],
+)
+def test_weaker_status_is_found(old: str, new: str, problem: str) -> None:
+    assert not verify.weaknesses(STATUS, OWN, TOLD, "none")
+    (found,) = verify.weaknesses(STATUS.replace(old, new), OWN, TOLD, "none")
+    assert problem in found
+
+
+def test_shared_namespace_is_found() -> None:
+    shared = {**TOLD, "pid-namespace": OWN["pid"]}
+    assert verify.weaknesses(STATUS, OWN, shared, "none") == ["the pid namespace is the host's"]
+    without_net = {name: number for name, number in TOLD.items() if name != "net-namespace"}
+    assert verify.weaknesses(STATUS, OWN, without_net, "none")
+    assert not verify.weaknesses(STATUS, OWN, without_net, "open")
+
+
+def test_missing_limit_and_group_are_found() -> None:
+    values = {resource.RLIMIT_NOFILE: 128, resource.RLIMIT_CORE: 0}
+    text = "Max core file size   0   0   bytes\nMax open files   128   4096   files\n"
+    assert rlimits.missing(text, values) == ["max open files is 128 and 4096 instead of 128"]
+    assert not rlimits.missing(text.replace("4096", "128 "), values)
+    assert verify.outside_groups("4:memory:/mcp-sandbox/a\n3:pids:/\n", ["/x/mcp-sandbox/a"]) == []
+    assert verify.outside_groups("4:memory:/other\n", ["/x/mcp-sandbox/a"]) == ["/x/mcp-sandbox/a"]
+
+
+def test_limits_without_groups_are_not_pretended() -> None:
+    said = limits_in_words(Limits(), frozenset({"pids"}))
+    assert said["pids"] == "512 (cgroup)"
+    assert said["cpus"] == "not limited: no writable cgroup"
+    assert "no limit for all" in said["memory"]
+
+
+def v2(tmp_path: Path, controllers: str) -> tuple[str, Path]:
+    """A tree that looks like a version 2 hierarchy with our session's own group in it."""
+    session = tmp_path / "user.slice/session"
+    session.mkdir(parents=True)
+    for group in (tmp_path, tmp_path / "user.slice", session):
+        (group / "cgroup.controllers").write_text(controllers)
+        (group / "cgroup.subtree_control").write_text(controllers)
+        (group / "cgroup.procs").write_text("")
+    (tmp_path / "user.slice/mcp-sandbox").mkdir()
+    for name in ("cgroup.controllers", "cgroup.subtree_control"):
+        (tmp_path / "user.slice/mcp-sandbox" / name).write_text(controllers)
+    return f"30 24 0:26 / {tmp_path} rw,nosuid - cgroup2 cgroup2 rw\n", session
+
+
+def test_delegated_part_of_version_2_is_found_and_takes_limits(tmp_path: Path) -> None:
+    mounts, _ = v2(tmp_path, "cpu memory pids")
+    (found,) = cgroups.find(mounts, "0::/user.slice/session\n", root=False)
+    assert found.base == tmp_path / "user.slice/mcp-sandbox"
+    assert found.controllers == {"cpu", "memory", "pids"}
+    assert found.unified
+    groups = cgroups.Cgroups([found])
+    from mcp_sandbox.models import SandboxId
+
+    name = SandboxId("mcs-1")
+    groups.create(name, Limits(memory_mb=64, pids=9, cpus=1.5))
+    made = found.base / name
+    assert (made / "memory.max").read_text() == str(64 << 20)
+    assert (made / "pids.max").read_text() == "9"
+    assert (made / "cpu.max").read_text() == "150000 100000"
+    groups.add(name, 4242, joined=groups.joinable(name))
+    assert (made / "cgroup.procs").read_text() == "4242"
+    assert groups.memory_view(name) == (str(made), "/sys/fs/cgroup")
+
+
+def test_hierarchy_without_controllers_bounds_nothing(tmp_path: Path) -> None:
+    mounts, _ = v2(tmp_path, "hugetlb")
+    assert cgroups.find(mounts, "0::/user.slice/session\n", root=False) == []
+    assert cgroups.find("", "", root=True) == []
+    assert cgroups.Cgroups([]).controllers == frozenset()
+
+
+def test_deep_and_closed_trees_are_removed(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    here = os.open(top, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.symlink("/etc", "link", dir_fd=here)
+    os.close(here)
+    (top / "closed").mkdir(mode=0)
+    remove_tree(top)
+    assert not top.exists()
+    assert Path("/etc/passwd").exists()
