@@ -6,7 +6,7 @@ checked here. A path is text; bytes of a name that are not UTF-8 are lone surrog
 
 import json
 from collections.abc import AsyncIterable, Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -33,6 +33,12 @@ _TRANSFER_S = 600.0
 _Value = TypeVar("_Value")
 _Row = tuple[str, str, int, float, str | None]
 
+
+@dataclass(frozen=True)
+class _Made:
+    path: str
+
+
 _CONTENT = TypeAdapter(FileContent)
 _WRITTEN = TypeAdapter(WriteResult)
 _EDITED = TypeAdapter(EditResult)
@@ -43,7 +49,7 @@ _DELETED = TypeAdapter(DeleteResult)
 _MOVED = TypeAdapter(MoveResult)
 _ENTRY = TypeAdapter(Entry)
 _SIZES = TypeAdapter(dict[str, int])
-_MADE = TypeAdapter(dict[str, str])
+_MADE = TypeAdapter(_Made)
 _ROWS = TypeAdapter(tuple[_Row, ...])
 _PATHS = TypeAdapter(tuple[str, ...])
 
@@ -65,9 +71,8 @@ class Files:
             TooLarge: it would be more than 256 MiB.
         """
         args: JsonObject = {"path": path, "offset": offset, "length": length}
-        reply = await self._channel.call(
-            "read", {**args, "max_bytes": MAX_READ}, timeout_s=_TRANSFER_S, max_body=MAX_READ
-        )
+        args["max_bytes"] = MAX_READ
+        reply = await self._call("read", args, timeout_s=_TRANSFER_S, max_body=MAX_READ)
         _require(_checked(_SIZES, reply.result).get("sent") == len(reply.body))
         return reply.body
 
@@ -173,18 +178,30 @@ class Files:
 
     async def mkdir(self, path: str) -> str:
         """Make a directory and those above it; returns its path as results name it."""
-        return _checked(_MADE, (await self._call("mkdir", {"path": path})).result)["path"]
+        return _checked(_MADE, (await self._call("mkdir", {"path": path})).result).path
 
     async def stat(self, path: str) -> Entry:
         """What is at a path; a link is not followed."""
         return _checked(_ENTRY, (await self._call("stat", {"path": path})).result)
 
     async def _call(
-        self, op: str, args: JsonObject, body: bytes = b"", *, timeout_s: float = 60.0
+        self,
+        op: str,
+        args: JsonObject,
+        body: bytes = b"",
+        *,
+        timeout_s: float = 60.0,
+        max_body: int = _MAX_REPLY,
     ) -> Reply:
-        return await self._channel.call(
-            op, args, body=body, timeout_s=timeout_s, max_body=_MAX_REPLY
-        )
+        """One call whose body is collected; taking it piece by piece gives the credit for more."""
+        received = bytearray()
+
+        async def collect(_: str, data: bytes) -> None:
+            _require(len(received) + len(data) <= max_body)
+            received.extend(data)
+
+        reply = await self._channel.call(op, args, body=body, timeout_s=timeout_s, sink=collect)
+        return Reply(reply.result, bytes(received) or reply.body)
 
 
 _COLUMNS = ("path", "kind", "size", "modified", "target")
