@@ -221,6 +221,7 @@ def test_closed_directories_go_without_root(tmp_path: Path, bin_: int) -> None:
     (found,) = (tmp_path / "trash").glob("*/workspace/a")
     (found / "b").chmod(0)
     found.chmod(0)
+    found.parent.chmod(0)
 
     def check() -> None:
         assert len(empty(bin_).deleted) == 1
