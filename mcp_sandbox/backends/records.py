@@ -84,7 +84,7 @@ class Records:
         record = Record(self._backend, ourselves(), facts, dict(labels))
         directory = self.directory(sandbox_id)
         try:
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self._root)
             directory.mkdir(mode=0o700)
             self.save(sandbox_id, record)
             _write_private(directory / "token", token.hex())
@@ -156,6 +156,13 @@ class Records:
         """The end of what was said on stderr while it started."""
         path = self.directory(sandbox_id) / "log"
         return path.read_bytes()[-2000:].decode(errors="replace") if path.exists() else ""
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory and what is missing above it, for this user only."""
+    for path in (*reversed(directory.parents), directory):
+        if not path.is_dir():
+            path.mkdir(mode=0o700, exist_ok=True)
 
 
 def remove_tree(directory: Path) -> None:

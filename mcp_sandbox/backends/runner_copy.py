@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from mcp_sandbox.backends.records import make_private
 from mcp_sandbox.errors import BackendUnavailable, StorageUnavailable
 
 _PACKAGE = Path(__file__).parents[1]
@@ -32,7 +33,7 @@ def install(data_root: Path, python: Path) -> Path:
     if target.is_dir():
         return target
     try:
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(target.parent)
         with tempfile.TemporaryDirectory(prefix=".runner-", dir=target.parent) as scratch:
             _fill(Path(scratch) / "root", sources, python)
             _rename_once(Path(scratch) / "root", target)

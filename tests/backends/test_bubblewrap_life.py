@@ -43,6 +43,7 @@ async def test_probe_makes_a_sandbox_and_leaves_nothing(
     with anyio.fail_after(50):
         line = await backend.probe()
     assert line.startswith("bubblewrap 0.")
+    assert (data_root / "sandbox").stat().st_mode & 0o777 == 0o700
     assert not left(data_root)
     assert not list((data_root / "sandbox").glob(".*"))
 

@@ -166,9 +166,10 @@ class BubblewrapBackend:
         except NotStarted as exc:
             raise self._failed(sandbox_id) from exc
         except OSError as exc:
+            what = f"{exc.strerror}: {exc.filename}" if exc.filename else exc.strerror
             raise BackendUnavailable(
-                f"cannot start a sandbox: {exc.strerror} ({exc.filename}); check that its "
-                "directories are there and that the data directory is on a local file system"
+                f"cannot start a sandbox ({what}): check that its directories are there and that "
+                "the data directory is on a local file system"
             ) from exc
 
     async def _settle(

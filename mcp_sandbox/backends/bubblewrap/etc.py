@@ -19,13 +19,10 @@ _COPIED = (
     "ssl/openssl.cnf",
     "debian_version",
 )
-_BOUND = (
-    "alternatives",
-    "fonts",
-    "ssl/certs",
-    "pki/tls/certs",
-    "pki/ca-trust/extracted",
-)
+_BOUND = ("alternatives", "fonts")
+# Of use only with a network; each costs a start some time.
+_COPIED_OPEN = ("resolv.conf",)
+_BOUND_OPEN = ("ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
 
 
 @dataclass(frozen=True)
@@ -38,10 +35,12 @@ class Etc:
 
 def etc(uid: int, gid: int, network: Network, host: Path = Path("/etc")) -> Etc:
     """What /etc holds for a user of that number. Blocks on the disk."""
-    copied = (*_COPIED, "resolv.conf") if network == "open" else _COPIED
+    is_open = network == "open"
+    copied = (*_COPIED, *_COPIED_OPEN) if is_open else _COPIED
+    binds = (*_BOUND, *_BOUND_OPEN) if is_open else _BOUND
     found = {f"/etc/{name}": _public(host / name) for name in copied}
     files = _own(uid, gid) | {name: data for name, data in found.items() if data is not None}
-    bound = tuple(f"/etc/{name}" for name in _BOUND if (host / name).is_dir())
+    bound = tuple(f"/etc/{name}" for name in binds if (host / name).is_dir())
     return Etc(files, bound)
 
 

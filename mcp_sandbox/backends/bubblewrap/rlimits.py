@@ -6,6 +6,7 @@ user runs before. From outside they could be set only with a capability that roo
 
 import resource
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from mcp_sandbox.models import Limits
 
@@ -50,8 +51,13 @@ def under(values: Mapping[int, int], command: Sequence[str]) -> tuple[str, ...]:
     lines = [
         f"ulimit -{_KINDS[kind][0]} {value // _KINDS[kind][1]}" for kind, value in values.items()
     ]
-    lines += [f"echo {_OOM_SCORE} > /proc/self/oom_score_adj", 'exec "$@"']
+    lines += [f"echo {_oom_score()} > /proc/self/oom_score_adj", 'exec "$@"']
     return ("/bin/sh", "-c", " && ".join(lines), "sh", *command)
+
+
+def _oom_score() -> int:
+    """Our own when it is higher: lowering it needs a capability."""
+    return max(_OOM_SCORE, int(Path("/proc/self/oom_score_adj").read_text()))
 
 
 def missing(text: str, values: Mapping[int, int]) -> list[str]:
