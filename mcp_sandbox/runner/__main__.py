@@ -21,7 +21,6 @@ def main() -> None:
 
     processes.hide_memory()
     processes.rename("mcp-sandbox")
-    processes.become_subreaper()
     everything = dict(os.environ)
     settings = {k[len(_PREFIX) :]: v for k, v in everything.items() if k.startswith(_PREFIX)}
     env = {k: v for k, v in everything.items() if not k.startswith(_PREFIX)}

@@ -47,6 +47,7 @@ class Command:
         self._inflow: Inflow | None = None
         self._deadline: Timer | None = None
         self._started = 0.0
+        self._born_since = 0.0
         self._why: str | None = None
         self._status: int | None = None
         self._changed: list[str] | None = []
@@ -62,6 +63,7 @@ class Command:
             OpError: it cannot be started.
         """
         self._started = time.monotonic()
+        self._born_since = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK") - 1
         self._job = self._describe()
         self._given = self._open_streams(stdin, more=more)
         if code is not None:
@@ -161,7 +163,6 @@ class Command:
         self._tries_left -= 1
         self._worker = None
         self._pool.kill_background()
-        self._pool.kill_orphans()
         self._loop.later(_TRY_AGAIN_S, self._launch)
 
     def _let_go(self) -> None:
@@ -187,7 +188,11 @@ class Command:
 
     def _settle(self, until: float) -> None:
         """Answer when nothing of the killed tree is left."""
-        if self._status is None and self._pool.kill_orphans() and time.monotonic() < until:
+        if (
+            self._status is None
+            and self._pool.kill_orphans(self._born_since)
+            and time.monotonic() < until
+        ):
             self._loop.later(_SETTLE_S, lambda: self._settle(until))
         elif self._status is None:
             self._ended(signal.SIGKILL)

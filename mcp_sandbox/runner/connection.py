@@ -51,16 +51,17 @@ class Connection:
     def _receive(self) -> None:
         try:
             data = self._sock.recv(_RECEIVE)
-            if not data:
-                self.close()
-                return
-            for header, payload in self._decoder.feed(data):
-                self._frame(header, payload)
         except BlockingIOError:
             return
         except OSError:
+            data = b""
+        if not data:
             self.close()
-        except (ProtocolError, KeyError, TypeError, ValueError) as exc:
+            return
+        try:
+            for header, payload in self._decoder.feed(data):
+                self._frame(header, payload)
+        except (ProtocolError, KeyError, TypeError, ValueError, OSError) as exc:
             self._refuse(f"{type(exc).__name__}: {exc}")
 
     def _refuse(self, reason: str) -> None:

@@ -49,6 +49,7 @@ class Pool:
     def __init__(self, loop: Loop, env: dict[str, str]) -> None:
         self._loop = loop
         self._env = env
+        self._lineage = processes.become_subreaper()
         self._idle: dict[bool, list[Worker]] = {False: [], True: []}
         self._busy: set[Worker] = set()
         self._adopted: dict[int, Callable[[int], None]] = {}
@@ -63,6 +64,10 @@ class Pool:
     def quiet(self) -> bool:
         """Nothing of the user runs, not even in the background."""
         return not self._busy and not self._adopted
+
+    def has_background(self) -> bool:
+        """Something runs though no worker is its keeper: possible only without subreapers."""
+        return not self._lineage and bool(self._orphans())
 
     def take(self, *, seat: bool) -> Worker:
         """A free worker, new if need be.
@@ -154,7 +159,7 @@ class Pool:
         self._reap()
         if gone.listener:
             gone.listener({"e": "lost"})
-        self.kill_orphans()
+        self._tidy()
         self.on_quiet()
 
     def kill(self, worker_or_main: Worker | int) -> None:
@@ -170,14 +175,31 @@ class Pool:
         lingering = [one for one in self._busy if one.listener is None]
         for one in lingering:
             self.kill(one)
-        return len(lingering)
+        return len(lingering) + self.kill_orphans()
 
-    def kill_orphans(self) -> int:
+    def _tidy(self) -> None:
+        """A worker or an adopted command ended: what it leaves is nobody's."""
+        if self._lineage:
+            self.kill_orphans()
+
+    def kill_orphans(self, born_since: float = 0.0) -> int:
+        """Kill what fell to us and is nobody's; how many there were.
+
+        Where lineage is lost (no subreapers), only what began at `born_since` (ticks) or later.
+        """
+        lost = self._orphans()
+        if not self._lineage:
+            lost = [pid for pid in lost if born_since <= processes.birth(pid) < float("inf")]
+        for pid in lost:
+            processes.kill_tree(pid)
+        return len(lost)
+
+    def _orphans(self) -> list[int]:
         everyone = [*self._idle[False], *self._idle[True], *self._busy]
         known = {one.pid for one in everyone if one.pid} | set(self._adopted)
         if self._interpreter and self._interpreter.pid:
             known.add(self._interpreter.pid)
-        return processes.kill_orphans(known)
+        return processes.orphans(known)
 
     def adopt(self, pid: int, ended: Callable[[int], None]) -> None:
         """Wait ourselves for a command whose worker was killed under it."""
@@ -198,7 +220,7 @@ class Pool:
                 return
             if ended := self._adopted.pop(pid, None):
                 ended(status)
-                self.kill_orphans()
+                self._tidy()
             else:
                 self._remember(pid, status)
 

@@ -8,6 +8,7 @@ every child of ours that nobody knows is killed after it.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -40,9 +41,18 @@ def show_memory() -> None:
     _prctl(_PR_SET_DUMPABLE, 1)
 
 
-def become_subreaper() -> None:
-    """Processes below us whose parent dies become our children."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+def become_subreaper() -> bool:
+    """Processes below us whose parent dies become our children; False where the kernel cannot.
+
+    Without it (older gVisor) they fall to pid 1 at once, and nobody knows whose they were.
+    """
+    try:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:
+            raise
+        return False
+    return True
 
 
 def die_with_parent() -> None:
@@ -129,11 +139,17 @@ def kill_tree(root: int) -> None:
     send(root, signal.SIGKILL)
 
 
-def kill_orphans(known: Collection[int]) -> int:
-    """Kill what has fallen to us and is not `known`, with its descendants; how many there were."""
-    tree = parents()
+def orphans(known: Collection[int]) -> list[int]:
+    """What has fallen to us and is not `known`."""
     me = os.getpid()
-    lost = [pid for pid, parent in tree.items() if parent == me and pid not in known]
-    for pid in lost:
-        kill_tree(pid)
-    return len(lost)
+    return [pid for pid, parent in parents().items() if parent == me and pid not in known]
+
+
+def birth(pid: int) -> float:
+    """When a process began, in clock ticks since boot; infinite when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # Field 22 of proc(5); the list begins at 3.
+            return float(file.read().rpartition(b")")[2].split()[19])
+    except OSError:
+        return float("inf")

@@ -8,7 +8,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Any
 
-from mcp_sandbox.runner import processes, protocol
+from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.command import Command
 from mcp_sandbox.runner.connection import Connection
 from mcp_sandbox.runner.loop import READ, Loop
@@ -90,7 +90,14 @@ class Server:
                 self._idle.cancel()
             self._idle = None
         elif self._idle is None:
-            self._idle = self.loop.later(self._idle_s, self.stop)
+            self._idle = self.loop.later(self._idle_s, self._stop_if_idle)
+
+    def _stop_if_idle(self) -> None:
+        self._idle = None
+        if self._pool.has_background():
+            self._consider_idle()
+        else:
+            self.stop()
 
     def describe(self) -> dict[str, Any]:
         """What the other side learns once it has proved the token."""
