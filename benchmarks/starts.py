@@ -1,0 +1,182 @@
+"""From nothing to the first result: a new chat's first call against the bare means below it."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import ExitStack, asynccontextmanager, closing
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from shutil import copytree
+from subprocess import DEVNULL, PIPE
+from typing import Any, cast
+
+import docker
+from docker.errors import NotFound
+
+from benchmarks.measure import Goal, Measured, Row, Side, times_slower
+from benchmarks.places import Failed, checked, configured, engine_client, in_thread, open_place
+from mcp_sandbox.app import open_manager, temporary_data
+from mcp_sandbox.backends.bubblewrap.arguments import Descriptors, arguments
+from mcp_sandbox.backends.bubblewrap.etc import etc
+from mcp_sandbox.backends.bubblewrap.host import Host
+from mcp_sandbox.backends.docker.machine import has_apparmor
+from mcp_sandbox.backends.docker.record import sandbox_user
+from mcp_sandbox.backends.docker.spec import PYTHON, Placement, container_body, instance_of
+from mcp_sandbox.config import Config
+from mcp_sandbox.models import BackendName, ChatId, Mount, SandboxId, SandboxSpec
+
+_CODE = "print(1)"
+_PRINTED = b"1\n"
+
+
+@asynccontextmanager
+async def _new_chats(name: BackendName) -> AsyncGenerator[Side]:
+    """Each turn is a chat that never was: its directories, its sandbox, its first result."""
+    numbers = count()
+    async with (
+        temporary_data() as folder,
+        open_manager(await configured(folder, name)) as manager,
+    ):
+
+        async def side() -> float:
+            session = await manager.session(ChatId("benchmark", f"new-{next(numbers)}"))
+            started = time.perf_counter()
+            checked(await session.run_code(_CODE), _PRINTED.decode())
+            taken = time.perf_counter() - started
+            await session.reset()
+            return taken
+
+        yield side
+
+
+async def _docker_start(pairs: int) -> Measured:
+    async with open_place("docker") as place, _new_chats("docker") as ours:
+        sockets = place.config.data_dir / "sockets"
+        sockets.mkdir()
+        os.chown(sockets, *sandbox_user())
+        spec = await place.spec()
+        with engine_client() as client:
+            body = _bare_body(client, place.config, spec, sockets)
+            theirs = partial(in_thread, partial(_raw_container, client.api, body))
+            return await times_slower(ours, theirs, pairs)
+
+
+def _bare_body(
+    client: docker.DockerClient, config: Config, spec: SandboxSpec, sockets: Path
+) -> dict[str, Any]:
+    """A sandbox's container that prints instead of serving."""
+    place = Placement(
+        name=SandboxId("unnamed"),
+        image=client.images.get(config.docker.image).id or "",
+        instance=instance_of(config.data_dir),
+        token="0" * 64,
+        user=":".join(map(str, sandbox_user())),
+        socket_directory=sockets,
+        apparmor=has_apparmor(client.info()),
+    )
+    return container_body(spec, place) | {
+        "Entrypoint": [PYTHON],
+        "Cmd": ["-c", _CODE],
+        "AttachStdout": True,
+    }
+
+
+def _raw_container(api: docker.APIClient, body: dict[str, Any]) -> float:
+    """Create, attach, start, read the first output; then remove. Blocks."""
+    started = time.perf_counter()
+    name = cast("Any", api).create_container_from_config(body, None)["Id"]
+    try:
+        with closing(cast("Generator[bytes]", api.attach(name, stream=True))) as printed:
+            api.start(name)
+            said = next(printed, b"")
+            taken = time.perf_counter() - started
+        if said != _PRINTED:
+            raise Failed(f"the bare container printed {said!r}")
+        return taken
+    finally:
+        _remove(api, name)
+
+
+def _remove(api: docker.APIClient, name: str) -> None:
+    """Return when it is gone: it removes itself, and the next turn should not feel that."""
+    try:
+        api.wait(name, condition="removed")
+    except NotFound:
+        return
+
+
+async def _bubblewrap_start(pairs: int) -> Measured:
+    async with temporary_data() as folder, _new_chats("bubblewrap") as ours:
+        bare = await in_thread(partial(_BareBubblewrap, folder))
+        return await times_slower(ours, bare.side, pairs)
+
+
+class _BareBubblewrap:
+    """bwrap with a sandbox's arguments and nothing of ours around it. Making one blocks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._host = host = Host.look(folder)
+        self._etc = etc(host.uid, host.gid, "none")
+        targets = {"mount-0": "/workspace", "mount-1": "/home/sandbox"}
+        self._reach = {name: str(folder / name) for name in (*targets, "sockets", "runner")}
+        copytree(host.runner, self._reach["runner"])
+        for path in self._reach.values():
+            Path(path).mkdir(exist_ok=True)
+        mounts = (Mount(Path(self._reach[name]), target) for name, target in targets.items())
+        inside = host.inside(SandboxSpec(tuple(mounts)), {}, SandboxId("unnamed"))
+        self._inside = replace(inside, memory_group=None)
+
+    async def side(self) -> float:
+        """Start it and read the first output; then wait for its end."""
+        with ExitStack() as opened:
+            command, files = self._prepare(opened)
+            started = time.perf_counter()
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, pass_fds=files, env={}
+            )
+            said = await cast("asyncio.StreamReader", process.stdout).readline()
+            taken = time.perf_counter() - started
+            _, complaint = await process.communicate()
+        if said != _PRINTED:
+            raise Failed(f"bare bwrap printed {said!r} and said {complaint!r}")
+        return taken
+
+    def _prepare(self, opened: ExitStack) -> tuple[list[str], tuple[int, ...]]:
+        host = self._host
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        opened.callback(os.close, null)
+        files = {path: _file(opened, data) for path, data in self._etc.files.items()}
+        numbers = Descriptors(_file(opened, host.filter), status=null, block=null, etc=files)
+        words = arguments(self._inside, host.system, self._etc.bound, numbers, self._reach)
+        program = str(host.program.root / host.program.inner)
+        command = [program, *words, "--", str(host.python), "-c", _CODE]
+        return command, (null, numbers.seccomp, *files.values())
+
+
+def _file(opened: ExitStack, data: bytes) -> int:
+    number = os.memfd_create("benchmark", os.MFD_CLOEXEC)
+    opened.callback(os.close, number)
+    os.write(number, data)
+    os.lseek(number, 0, os.SEEK_SET)
+    return number
+
+
+ROWS = (
+    Row(
+        "start-docker",
+        "new chat to the result of run_code print(1), docker",
+        "docker-py: create, start, first print of such a container",
+        Goal(1.2),
+        _docker_start,
+    ),
+    Row(
+        "start-bubblewrap",
+        "new chat to the result of run_code print(1), bubblewrap",
+        "bare bwrap with the same arguments: first print",
+        Goal(1.6),
+        _bubblewrap_start,
+    ),
+)
