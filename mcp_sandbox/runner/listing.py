@@ -29,7 +29,7 @@ def list_directory(call: Call) -> dict[str, Any]:
     rows.sort(key=lambda row: row[0])
     named = ([relative(join(path, row[0])), *row[1:]] for row in rows)
     sent = pipes.put_rows(call.stdout, named, limit)
-    truncated = budget.spent or len(rows) > sent
+    truncated = budget.cut or len(rows) > sent
     return {"path": relative(path), "total": len(rows), "truncated": truncated}
 
 

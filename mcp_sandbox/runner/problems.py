@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import os.path
 from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner.call import Call
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     Op = Callable[[dict[str, Any], int, int], dict[str, Any]]
     Operation = Callable[[Call], dict[str, Any]]
 
+# How many names of a directory are compared with a missing one.
+_LOOKED_AT = 2000
 _FULL = ("no_space", "no space is left there: delete files that are no longer needed, then retry")
 _DENIED = (
     "permission",
@@ -53,11 +56,42 @@ def explain(error: OSError, path: str) -> OpError:
     """The answer for a refusal; `path` is used when the error names no path of its own."""
     own = error.filename
     name = own if isinstance(own, str) and own.startswith("/") else path
+    if isinstance(error, FileNotFoundError) and name.startswith("/"):
+        return OpError("not_found", f"{show(name)}: no such file or directory: {_nearby(name)}")
     reason = os.strerror(error.errno) if error.errno else str(error)
     code, sentence = _ANSWERS.get(
         error.errno or 0, ("invalid", f"{reason}: check the path and try again")
     )
     return OpError(code, f"{show(name)}: {sentence}")
+
+
+def _nearby(path: str) -> str:
+    """What is there instead of a missing file."""
+    parent, name = os.path.split(path)
+    if not os.path.isdir(parent):
+        while parent != "/" and not os.path.lexists(parent):
+            name = os.path.basename(parent)
+            parent = os.path.dirname(parent)
+        return f"{show(parent)} is there, but has no {show(name)}. Look with list_files or glob"
+    if os.path.lexists(path):
+        return "it is a link whose target does not exist"
+    similar = _similar(parent, name)
+    if similar:
+        return f"did you mean {' or '.join(map(show, similar))}?"
+    return "look with list_files or glob"
+
+
+def _similar(directory: str, name: str) -> list[str]:
+    # Only a missing file needs it, and it takes some milliseconds to import.
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    try:
+        with os.scandir(directory) as found:
+            names = [entry.name for entry, _ in zip(found, range(_LOOKED_AT))]
+    except OSError:
+        return []
+    same = [other for other in names if other.lower() == name.lower()]
+    return same or get_close_matches(name, names, 3, 0.7)
 
 
 def explained(operation: Operation) -> Op:

@@ -43,7 +43,7 @@ def search(query: Query, found: Found) -> None:
     for path in [query.only] if query.only else _files(query, budget):
         if not _search_file(query, path, pattern, found):
             return
-    found.truncated = found.truncated or budget.spent
+    found.truncated = found.truncated or budget.cut
 
 
 def _compile(query: Query) -> re.Pattern[str]:

@@ -37,7 +37,7 @@ def glob(call: Call) -> dict[str, Any]:
     found = _matching(base, compile_glob(pattern), budget, git=names_git(pattern))
     found.sort(key=lambda row: (-row[0], row[1]))
     sent = pipes.put_rows(call.stdout, (relative(join(base, path)) for _, path in found), limit)
-    return {"total": len(found), "truncated": budget.spent or len(found) > sent}
+    return {"total": len(found), "truncated": budget.cut or len(found) > sent}
 
 
 def grep(call: Call) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _matching(
                 if not entry.is_dir(follow_symlinks=False) and matches(path):
                     found += _dated(path, entry)
     except TimeUp:
-        budget.spent = True
+        budget.spend()
     return found
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEEP_OPEN = 128
+# Far more than a path may have that the kernel takes, and little enough for each level to keep.
+_MAX_PREFIX = 16 * 1024
 
 _KINDS = {
     stat.S_IFREG: "file",
@@ -97,18 +99,23 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 class Budget:
-    """How much of a tree may be looked at; `spent` says that there was more."""
+    """How much of a tree may be looked at: `spent` ends the walk, `cut` says there was more."""
 
     def __init__(self, entries: int = 200_000, seconds: float = 10.0) -> None:
         self._left = entries
         self._end = monotonic() + seconds
         self.spent = False
+        self.cut = False
+
+    def spend(self) -> None:
+        """End the walk here."""
+        self.spent = self.cut = True
 
     def take(self) -> bool:
         """Whether one more entry may be looked at."""
         self._left -= 1
         if self._left < 0 or (self._left % 256 == 0 and monotonic() > self._end):
-            self.spent = True
+            self.spend()
         return not self.spent
 
 
@@ -158,16 +165,20 @@ def _next_directory(
     """Enter the next directory to be read; its path with a slash, None at the end."""
     while pending and not budget.spent:
         prefix, names = pending[-1]
-        if names:
+        if names and len(prefix) > _MAX_PREFIX:
+            names.clear()
+            budget.cut = True
+        elif names:
             name = names.pop()
             try:
                 descent.down(name)
             except OSError:
                 continue
             return f"{prefix}{name}/"
-        pending.pop()
-        if pending and not _go_up(descent, budget):
-            return None
+        else:
+            pending.pop()
+            if pending and not _go_up(descent, budget):
+                return None
     return None
 
 
@@ -175,6 +186,6 @@ def _go_up(descent: Descent, budget: Budget) -> bool:
     try:
         descent.up()
     except OSError:
-        budget.spent = True
+        budget.spend()
         return False
     return True

@@ -73,6 +73,7 @@ def replace(
     try:
         draft = _Draft(parent)
         try:
+            draft.open()
             written = fill(draft.fd)
             if mode is not None:
                 os.fchmod(draft.fd, mode)
@@ -93,10 +94,13 @@ class _Draft:
     def __init__(self, parent: int) -> None:
         self._parent = parent
         self._name = ""
+        self.fd = -1
+
+    def open(self) -> None:
         self.fd = self._nameless()
         if self.fd < 0:
             self._name = _temporary()
-            self.fd = os.open(self._name, _NEW, 0o666, dir_fd=parent)
+            self.fd = os.open(self._name, _NEW, 0o666, dir_fd=self._parent)
 
     def _nameless(self) -> int:
         """A file that vanishes with us whatever happens, or -1 where that cannot be had."""
@@ -126,9 +130,15 @@ class _Draft:
         return True
 
     def discard(self) -> None:
-        os.close(self.fd)
-        if self._name:
-            os.unlink(self._name, dir_fd=self._parent)
+        """Forget it, unless it is published; right after any step, for a stop can come there."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        try:
+            if self._name:
+                os.unlink(self._name, dir_fd=self._parent)
+        except FileNotFoundError:
+            # Stopped before it had the name, or after it gave it up.
+            return
 
 
 def _temporary() -> str:

@@ -187,6 +187,17 @@ def test_missing_files_and_link_loops_are_told_apart(workspace: Path) -> None:
     assert refused("read", path="x" * 300).code == "invalid"
 
 
+def test_a_missing_file_tells_what_is_there_instead(workspace: Path) -> None:
+    (workspace / "src").mkdir()
+    (workspace / "src/README.md").touch()
+    (workspace / "dangling").symlink_to("nothing")
+    assert "did you mean README.md?" in refused("read", path="src/readme.md").message
+    assert "did you mean README.md?" in refused("read", path="src/REDME.md").message
+    assert "list_files" in refused("read", path="src/other").message
+    assert f"{workspace} is there, but has no lib" in refused("read", path="lib/a/b").message
+    assert "link whose target" in refused("read", path="dangling").message
+
+
 @pytest.mark.parametrize("path", ["", "a\0b", "\ud800", "x/" * 3000, None, 7])
 def test_unusable_paths_are_refused(workspace: Path, path: object) -> None:
     assert refused("read", path=path).code == "invalid"

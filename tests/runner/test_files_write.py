@@ -3,6 +3,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,21 @@ def test_a_full_disk_leaves_the_old_file_whole_and_nothing_new(
         assert call("delete", path="disk/f")[0]["entries"] == 1
 
 
+def test_a_file_system_without_nameless_files_is_written_too(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What open then says is what such a file system says.
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
+    call("write", b"one", path="f", mode=0o640)
+    call("write", b"two", path="f")
+    assert (workspace / "f").read_text() == "two"
+    assert (workspace / "f").stat().st_mode & 0o777 == 0o640
+    with small_disk(workspace / "disk") as disk:
+        assert refused("write", bytes(200_000), path="disk/f").code == "no_space"
+        assert list(disk.iterdir()) == []
+    assert leftovers(workspace) == []
+
+
 def test_a_read_only_place_says_where_to_write_instead(workspace: Path) -> None:
     with small_disk(workspace / "disk", "64k,ro"):
         for path in ("disk/f", "disk/new/f"):
@@ -91,6 +108,8 @@ def test_a_read_only_place_says_where_to_write_instead(workspace: Path) -> None:
 
 DRIVER = """
 import os, signal, sys
+if sys.argv[3:]:
+    os.O_TMPFILE = os.O_DIRECTORY
 sys.path.insert(0, sys.argv[1])
 from mcp_sandbox.runner.files import OPS
 def stop(number, frame):
@@ -112,14 +131,72 @@ def oldest_python() -> str:
     return "/usr/bin/python3" if Path("/usr/bin/python3").exists() else "python3"
 
 
-@pytest.mark.parametrize("how", ["replace", "append"])
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users may enter, as they may not enter those of pytest."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_the_sandbox_user_is_told_what_it_may_not_do(open_folder: Path) -> None:
+    root, workspace = isolated(open_folder / "root"), open_folder / "workspace"
+    workspace.mkdir()
+    for name, owner, mode in [("mine", 10001, 0o444), ("theirs", 0, 0o600), ("shut", 0, 0o700)]:
+        path = workspace / name
+        path.mkdir() if name == "shut" else path.write_text("text")
+        path.chmod(mode)
+        os.chown(path, owner, owner)
+    os.chown(workspace, 10001, 10001)
+    calls = [
+        ("write", {"path": "mine"}),
+        ("edit", {"path": "mine", "old_bytes": 4}),
+        ("read", {"path": "theirs"}),
+        ("write", {"path": "shut/f"}),
+        ("list", {"path": "shut"}),
+        ("delete", {"path": "shut/f"}),
+        ("move", {"source": "mine", "destination": "shut/f"}),
+        ("mkdir", {"path": "/usr/new"}),
+        ("grep", {"pattern": "text"}),
+        ("list", {"depth": 3}),
+    ]
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import os\n"
+        "from mcp_sandbox.runner.files import OPS\n"
+        "from mcp_sandbox.runner.protocol import OpError\n"
+        "for op, args in eval(sys.argv[2]):\n"
+        "    body, feeding = os.pipe(); os.write(feeding, b'textnew'); os.close(feeding)\n"
+        "    try: print(op, OPS[op](args, body, os.open('/dev/null', os.O_WRONLY)))\n"
+        "    except OpError as exc: print(op, exc.code)\n"
+    )
+    done = subprocess.run(
+        ["/usr/bin/python3", "-I", "-S", "-c", code, str(root), repr(calls)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MCP_SANDBOX_WORKSPACE": str(workspace)},
+        user=10001,
+        group=10001,
+        extra_groups=[],
+    )
+    assert done.stdout.splitlines() == [
+        *(f"{op} permission" for op, _ in calls[:8]),
+        "grep {'matches': 1, 'files': 1, 'truncated': False}",
+        "list {'path': '.', 'total': 3, 'truncated': False}",
+    ]
+    assert leftovers(workspace) == []
+
+
+@pytest.mark.parametrize("how", [["replace"], ["append"], ["replace", "named"]])
 def test_a_write_that_is_stopped_leaves_nothing_behind(
-    workspace: Path, tmp_path: Path, how: str
+    workspace: Path, tmp_path: Path, how: list[str]
 ) -> None:
     (workspace / "f").write_text("old")
     root = isolated(tmp_path / "root")
     process = subprocess.Popen(
-        [oldest_python(), "-I", "-S", "-c", DRIVER, str(root), how],
+        [oldest_python(), "-I", "-S", "-c", DRIVER, str(root), *how],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
