@@ -115,7 +115,8 @@ def protect(path: str, doing: str) -> None:
     mine = _identity(path)
     for kept in (workspace(), home()):
         real = os.path.realpath(kept)
-        if path == "/" or mine == _identity(real) or (real + "/").startswith(path + "/"):
+        same = mine is not None and mine == _identity(real)
+        if path == "/" or same or (real + "/").startswith(path + "/"):
             raise OpError(
                 "invalid",
                 f"{show(path)} cannot be {doing}: name something inside it instead",
