@@ -113,10 +113,12 @@ def protect(path: str, doing: str) -> None:
         OpError: `path` is one of them.
     """
     mine = _identity(path)
+    head, tail = os.path.split(path)
+    holds = os.path.join(os.path.realpath(head), tail) + "/"
     for kept in (workspace(), home()):
         real = os.path.realpath(kept)
         same = mine is not None and mine == _identity(real)
-        if path == "/" or same or (real + "/").startswith(path + "/"):
+        if path == "/" or same or (real + "/").startswith(holds):
             raise OpError(
                 "invalid",
                 f"{show(path)} cannot be {doing}: name something inside it instead",

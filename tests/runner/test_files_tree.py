@@ -121,7 +121,10 @@ def test_the_workspace_and_what_holds_it_cannot_be_deleted_or_moved(
 ) -> None:
     (workspace / "d").mkdir()
     (workspace / "link").symlink_to("d")
+    (workspace / "up").symlink_to("../..")
     (workspace / "f").touch()
+    holder = f"up/{workspace.parent.name}"
+    assert refused("delete", path=holder, recursive=True).code == "invalid"
     assert refused("delete", path=path, recursive=True).code == "invalid"
     assert refused("move", source=path, destination="x").code == "invalid"
     assert refused("move", source="f", destination=path, overwrite=True).code == "invalid"
