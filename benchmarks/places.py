@@ -121,10 +121,3 @@ async def on_host(command: Sequence[str], stdout: bytes) -> None:
     out, _ = await process.communicate()
     if process.returncode != 0 or out != stdout:
         raise Failed(f"{list(command)} on the host ended with {process.returncode}: {out!r}")
-
-
-def resident_mb(process: int, field: str) -> float:
-    """A size that /proc/PID/status tells ("VmRSS", "VmHWM"), in MiB."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    found = next(line for line in lines if line.startswith(f"{field}:"))
-    return int(found.split()[1]) / 1024

@@ -1,0 +1,163 @@
+"""Memory: of a container that nobody uses, and of a server under much output."""
+
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import docker
+from mcp import Client
+
+from benchmarks.client import call, connect
+from benchmarks.measure import Goal, Measured, Row
+from benchmarks.places import (
+    Failed,
+    Opened,
+    checked,
+    engine_client,
+    in_thread,
+    open_place,
+    open_sandbox,
+)
+from mcp_sandbox.backends.process import ProcessId, descendants, end, identify
+
+_MIB = 1024 * 1024
+_CONTAINERS = 8
+# The runner gives its warm interpreter back after a minute without use.
+_COOLING_S = 120.0
+_LINE = "0123456789" * 10
+_GIGABYTE = f"yes {_LINE} | head -c 1000000000"
+
+
+async def _idle(_values: int) -> Measured:
+    """Of several containers each, as a server with some chats holds them."""
+    async with AsyncExitStack() as stack:
+        api = stack.enter_context(engine_client()).api
+        sandboxes = [
+            await stack.enter_async_context(open_sandbox("docker")) for _ in range(_CONTAINERS)
+        ]
+        warm = [process for each in sandboxes for process in await _use_once(each, api)]
+        for process in warm:
+            if not await end(process, None, limit_s=_COOLING_S):
+                raise Failed(f"process {process.pid} of an idle sandbox does not end")
+        return Measured(
+            tuple([await in_thread(partial(_taken_mb, api, each.id)) for each in sandboxes])
+        )
+
+
+async def _use_once(sandbox: Opened, api: docker.APIClient) -> list[ProcessId]:
+    """Run some code; returns the processes that stay for the next code, and end when none comes."""
+    first = (await in_thread(lambda: api.inspect_container(sandbox.id)))["State"]["Pid"]
+    before = await in_thread(lambda: set(descendants(first)))
+    checked(await sandbox.runtime.run_code("print(1)", "python", timeout_s=30), "1\n")
+    new = set(await in_thread(lambda: descendants(first))) - before
+    return [process for process in map(identify, new) if process is not None]
+
+
+def _taken_mb(api: docker.APIClient, name: str) -> float:
+    """What `docker stats` counts, which leaves out droppable page cache, and the shim. Blocks."""
+    memory: Any = api.stats(name, stream=False)["memory_stats"]
+    details = memory["stats"]
+    droppable = details.get("total_inactive_file", details.get("inactive_file", 0))
+    return float(memory["usage"] - droppable) / _MIB + _shim_mb(api, name)
+
+
+def _shim_mb(api: docker.APIClient, name: str) -> float:
+    """The memory of a container's shim; of shared pages its share."""
+    container: Any = api.inspect_container(name)
+    for path in Path("/proc").iterdir():
+        command = _command(path) if path.name.isdigit() else ""
+        if "containerd-shim" in command and container["Id"] in command:
+            lines = (path / "smaps_rollup").read_text().splitlines()
+            return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    raise Failed(f"the shim of {name} is not among the processes that can be seen here")
+
+
+def _command(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        # It has ended since the directory was listed.
+        return ""
+
+
+async def _growth(values: int, prepare: str, work: Callable[[Client], Awaitable[None]]) -> Measured:
+    """How much larger a server gets at most, in MiB; each value is of a new one."""
+    return Measured(tuple([await _growth_once(prepare, work) for _ in range(values)]))
+
+
+async def _growth_once(prepare: str, work: Callable[[Client], Awaitable[None]]) -> float:
+    async with open_place("docker") as place, connect(place.config) as client:
+        # What is loaded once, at the first call of a kind, is no growth.
+        await call(client, "exec", command=f"{prepare}; seq 100000")
+        await call(client, "write_file", path="small.txt", content="small")
+        await call(client, "read_file", path="small.txt")
+        server = _server_on(place.config.data_dir)
+        before = _peak_from_now_mb(server)
+        await work(client)
+        return _status_mb(server, "VmHWM") - before
+
+
+def _server_on(data_dir: Path) -> int:
+    for pid in descendants(os.getpid()):
+        command = _command(Path(f"/proc/{pid}"))
+        if "mcp_sandbox stdio" in command and str(data_dir) in command:
+            return pid
+    raise Failed("the server that was started is not among our processes")
+
+
+def _peak_from_now_mb(process: int) -> float:
+    """Begin to count the peak anew; returns the present size."""
+    Path(f"/proc/{process}/clear_refs").write_text("5")
+    return _status_mb(process, "VmRSS")
+
+
+def _status_mb(process: int, field: str) -> float:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
+
+
+async def _print(client: Client) -> None:
+    """With live output on its way too, which a client without a progress token does not get."""
+    result = await client.call_tool("exec", {"command": _GIGABYTE}, progress_callback=_ignore)
+    said = (result.meta or {}).get("mcp-sandbox/result", {})
+    if said.get("stdout_bytes") != 1_000_000_000:
+        raise Failed(f"the command printed another amount: {said}")
+
+
+async def _ignore(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
+    return
+
+
+async def _read(client: Client) -> None:
+    for first in (1, 5_000_000, 9_900_000):
+        await call(client, "read_file", path="large.txt", offset=first)
+
+
+ROWS = (
+    Row(
+        "memory-idle",
+        f"each of {_CONTAINERS} idle containers, runner and shim",
+        "-",
+        Goal(12, "MiB"),
+        _idle,
+    ),
+    Row(
+        "memory-output",
+        "growth of the server while a command prints 1 GB",
+        "-",
+        Goal(32, "MiB"),
+        partial(_growth, prepare="true", work=_print),
+        pairs=3,
+    ),
+    Row(
+        "memory-read",
+        "growth of the server while parts of a 1 GB file are read",
+        "-",
+        Goal(32, "MiB"),
+        partial(_growth, prepare=f"{_GIGABYTE} > large.txt", work=_read),
+        pairs=3,
+    ),
+)
