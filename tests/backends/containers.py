@@ -3,11 +3,11 @@
 import os
 import ssl
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, UNIXSocketStream
 from anyio.streams.tls import TLSListener
 
 from mcp_sandbox.backends.docker.backend import DockerBackend, DockerSandbox
@@ -94,9 +94,9 @@ async def engine_on_tcp(
 
 
 async def _copy(source: ByteStream, target: ByteStream, rewrite: tuple[bytes, bytes]) -> None:
-    try:
+    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         async for data in source:
             await target.send(data.replace(*rewrite) if rewrite[0] else data)
+    if isinstance(target, UNIXSocketStream):
+        # Only towards the engine: what it has still to say goes on.
         await target.send_eof()
-    except (anyio.BrokenResourceError, anyio.ClosedResourceError, NotImplementedError):
-        return

@@ -7,7 +7,7 @@ the engine becomes an error of ours with a remedy.
 import shutil
 import socket
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
@@ -21,10 +21,13 @@ from docker.tls import TLSConfig
 
 from mcp_sandbox.backends.docker.complaints import explain_refusal, explain_silence
 from mcp_sandbox.backends.docker.engine import Engine, Tls
-from mcp_sandbox.errors import ImageMissing, SandboxGone
+from mcp_sandbox.config import search_path
+from mcp_sandbox.errors import BackendUnavailable, ImageMissing, SandboxGone
 
 T = TypeVar("T")
 _TIMEOUT_S = 60
+# The first version with everything that a container of ours asks for.
+_OLDEST_API = "1.41"
 _BUILD_TIMEOUT_S = 1800
 _CHUNK = 1024 * 1024
 _CALLS_AT_ONCE = 16
@@ -292,15 +295,15 @@ def _connect(engine: Engine) -> docker.APIClient:
     with _translated(engine):
         if engine.is_local:
             _knock(engine.url.removeprefix("unix://"))
-        return docker.APIClient(
-            base_url=engine.url,
-            version="auto",
-            timeout=_TIMEOUT_S,
-            tls=_tls(engine.tls) if engine.tls else False,
-            # The user's own ssh knows its keys, agents and hosts.
-            use_ssh_client=shutil.which("ssh") is not None,
-            max_pool_size=_CALLS_AT_ONCE,
-        )
+        first = _client(engine, _OLDEST_API)
+        with closing(first):
+            version = str(first.version(api_version=False)["ApiVersion"])
+        if tuple(map(int, version.split("."))) < tuple(map(int, _OLDEST_API.split("."))):
+            raise BackendUnavailable(
+                f"the Docker engine at {engine.url} is too old (API {version}): "
+                f"install one with API {_OLDEST_API} (Docker 20.10) or newer"
+            )
+        return _client(engine, version)
 
 
 def _knock(path: str) -> None:
@@ -308,6 +311,21 @@ def _knock(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_TIMEOUT_S)
         probe.connect(path)
+
+
+def _client(engine: Engine, version: str) -> docker.APIClient:
+    api = docker.APIClient(
+        base_url=engine.url,
+        version=version,
+        timeout=_TIMEOUT_S,
+        tls=_tls(engine.tls) if engine.tls else False,
+        # The user's own ssh knows its keys, agents and hosts.
+        use_ssh_client=shutil.which("ssh", path=search_path()) is not None,
+        max_pool_size=_CALLS_AT_ONCE,
+    )
+    # REQUESTS_CA_BUNDLE, meant for other servers, would replace the engine's own CA.
+    api.trust_env = False
+    return api
 
 
 def _tls(tls: Tls) -> TLSConfig:
