@@ -367,7 +367,8 @@ def _report(event: dict[str, Any], say: Callable[[str], None]) -> None:
     if "error" in event:
         raise explain_refusal(0, f"building the image failed: {event['error']}")
     for line in event.get("stream", event.get("status", "")).splitlines():
-        if line.strip():
+        # The builder's own numbers of layers and containers tell a reader nothing.
+        if line.strip() and not line.strip().startswith(("--->", "Removing intermediate")):
             say(line.rstrip())
 
 

@@ -1,0 +1,153 @@
+import io
+import tarfile
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+import docker
+import pytest
+from docker.errors import ImageNotFound
+
+from mcp_sandbox.backends.docker import images
+from mcp_sandbox.backends.docker.image_context import context_tar, image_folder, runner_digest
+from mcp_sandbox.backends.docker.packages import packages_of
+from mcp_sandbox.config import DockerConfig
+from mcp_sandbox.errors import BackendUnavailable, ConfigError, ImageMissing
+
+BASE = DockerConfig()
+MARK = b"MARK-OF-A-CERTIFICATE-AUTHORITY-5f0c"
+
+
+def quiet(_line: str) -> None:
+    return
+
+
+@asynccontextmanager
+async def temporary_image(name: str) -> AsyncGenerator[DockerConfig]:
+    try:
+        yield DockerConfig(image=name)
+    finally:
+        engine = docker.from_env()
+        with suppress(ImageNotFound):
+            engine.api.remove_image(name)
+        engine.close()
+
+
+def contents(image: str) -> Iterator[tuple[str, bytes]]:
+    """Every file of every layer of an image, and its configuration, as the engine saves it."""
+    engine = docker.from_env()
+    saved = io.BytesIO(b"".join(engine.api.get_image(image)))
+    engine.close()
+    with tarfile.open(fileobj=saved) as tar:
+        for member in tar:
+            file = tar.extractfile(member)
+            if file is None:
+                continue
+            if member.name.endswith("layer.tar") or member.name.startswith("blobs/"):
+                yield from layer_contents(file.read())
+            else:
+                yield member.name, file.read()
+
+
+def layer_contents(data: bytes) -> Iterator[tuple[str, bytes]]:
+    if not tarfile.is_tarfile(io.BytesIO(data)):
+        yield "configuration", data
+        return
+    with tarfile.open(fileobj=io.BytesIO(data)) as layer:
+        for member in layer:
+            file = layer.extractfile(member) if member.isreg() else None
+            yield member.name, file.read() if file else b""
+
+
+def test_context_holds_the_runner_the_relay_and_nothing_else_of_ours() -> None:
+    with tarfile.open(fileobj=context_tar(image_folder("base"), None)) as tar:
+        names = set(tar.getnames())
+    assert {"Dockerfile", "packages.txt", "install.sh"} <= names
+    ours = {name for name in names if name.startswith("mcp_sandbox/")}
+    assert "mcp_sandbox/runner/__main__.py" in ours
+    assert {name.split("/")[1] for name in ours} == {"runner", "relay.py"}
+    assert all(name.endswith(".py") for name in ours)
+
+
+def test_digest_is_a_digest_and_stays_the_same() -> None:
+    assert len(runner_digest()) == 64
+    assert runner_digest() == runner_digest.__wrapped__()
+
+
+def test_unknown_image_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="choose one of base"):
+        image_folder("../base")
+
+
+def test_unreadable_ca_bundle_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="absent cannot be read"):
+        context_tar(image_folder("base"), tmp_path / "absent")
+
+
+def test_packages_of_the_image_name_the_tools() -> None:
+    packages = packages_of(image_folder("base"))
+    assert {"python3", "python3-venv", "git", "ripgrep", "nodejs", "sqlite3"} <= set(packages)
+    assert len(packages) == len(set(packages))
+
+
+@pytest.mark.docker
+async def test_check_finds_a_version_of_every_tool() -> None:
+    tools = await images.check(BASE)
+    assert [tool.name for tool in tools if tool.version is None] == []
+    versions = {tool.name: tool.version or "" for tool in tools}
+    assert versions["python3"].startswith("Python 3.")
+    assert versions["node"].startswith("v")
+
+
+@pytest.mark.docker
+async def test_check_of_an_absent_image_says_what_to_run() -> None:
+    with pytest.raises(ImageMissing, match="run: mcp-sandbox images build"):
+        await images.check(DockerConfig(image="mcp-sandbox/absent:latest"))
+
+
+@pytest.mark.docker
+async def test_list_tells_whether_an_image_holds_the_current_runner() -> None:
+    rows = {row.name: row for row in await images.list_images(BASE)}
+    assert rows[BASE.image].current
+    assert rows[BASE.image].size_mb > 50
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_image_builds_without_a_trace_of_the_machine_it_was_built_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = tmp_path / "ca.pem"
+    bundle.write_bytes(b"# " + MARK + b"\n")
+    monkeypatch.setenv("http_proxy", "")
+    monkeypatch.setenv("ftp_proxy", "http://user:secret-of-the-proxy@127.0.0.1:1")
+    lines: list[str] = []
+    async with temporary_image("mcp-sandbox/built-by-a-test:latest") as config:
+        name = await images.build(
+            ca_bundle=bundle, from_packages=True, progress=lines.append, config=config
+        )
+        assert name == config.image
+        assert (await images.list_images(config))[0].current
+        seen = dict(contents(name))
+    assert any("Step" in line for line in lines)
+    assert [path for path, data in seen.items() if MARK in data] == []
+    assert [path for path, data in seen.items() if b"secret-of-the-proxy" in data] == []
+    assert [path for path in seen if "ca-bundle.crt" in path or path.startswith("tmp/")] == []
+    assert "etc/apt/apt.conf.d/99mmdebstrap" not in seen
+    assert not any(path.endswith("EXTERNALLY-MANAGED") for path in seen)
+    assert any(path.startswith("opt/mcp-sandbox/") and path.endswith(".pyc") for path in seen)
+
+
+@pytest.mark.docker
+async def test_failed_step_of_a_build_is_reported_with_its_line(tmp_path: Path) -> None:
+    from mcp_sandbox.backends.docker.client import Connection, Images
+    from mcp_sandbox.backends.docker.engine import Engine
+
+    (tmp_path / "Dockerfile").write_text("FROM mcp-sandbox/base:latest\nRUN exit 7\n")
+    context = await anyio.to_thread.run_sync(context_tar, tmp_path, None)
+    connection = Connection(lambda: Engine("unix:///var/run/docker.sock"))
+    with pytest.raises(BackendUnavailable, match="returned a non-zero code: 7"):
+        await Images(connection).build(context, "mcp-sandbox/x", {}, quiet)
+    await connection.aclose()
