@@ -6,14 +6,16 @@ import contextlib
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner.output import Capture
 from mcp_sandbox.runner.protocol import OpError
 from mcp_sandbox.runner.streams import Inflow, Tap, pipe
 from mcp_sandbox.runner.worker import code_path
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from mcp_sandbox.runner.loop import Loop, Timer
     from mcp_sandbox.runner.pool import Pool, Worker
     from mcp_sandbox.runner.reply import Reply
@@ -73,9 +75,8 @@ class Command:
 
     def _launch(self) -> None:
         try:
-            self._worker = self._pool.take(seat=self._args.get("language") == "python")
-            self._worker.listener = self._hear
-            self._worker.start(self._job, self._given)
+            seat = self._args.get("language") == "python"
+            self._worker = self._pool.start(self._job, self._given, self._hear, seat=seat)
         except OpError as exc:
             self._failed(exc.code, exc.message)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner import protocol
 from mcp_sandbox.runner.loop import READ, WRITE
 from mcp_sandbox.runner.protocol import OpError, ProtocolError
 from mcp_sandbox.runner.reply import Reply
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from mcp_sandbox.runner.command import Command
     from mcp_sandbox.runner.operation import Operation
     from mcp_sandbox.runner.server import Server

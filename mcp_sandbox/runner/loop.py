@@ -10,8 +10,8 @@ import os
 import select
 import signal
 import time
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.protocol import WINDOW
 from mcp_sandbox.runner.streams import Inflow, Tap, pipe, widen
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from mcp_sandbox.runner.loop import Loop
-    from mcp_sandbox.runner.pool import Pool
+    from mcp_sandbox.runner.pool import Pool, Worker
     from mcp_sandbox.runner.reply import Reply
 
 _GRACE_S = 1.0
@@ -25,8 +27,7 @@ class Operation:
         self._loop = loop
         self._reply = reply
         self._pool = pool
-        self._worker = pool.take(seat=False)
-        self._worker.listener = self._hear
+        self._worker: Worker | None = None
         self._credit = WINDOW
         self._ending: dict[str, Any] | None = None
         self._inflow: Inflow | None = None
@@ -41,10 +42,15 @@ class Operation:
         widen(ours_out)
         self._inflow = Inflow(self._loop, ours_in, self._reply.credit)
         self._tap = Tap(self._loop, ours_out, self._taken)
-        self._worker.start({"op": op, "args": args}, [theirs_in, theirs_out])
-        os.close(theirs_in)
-        os.close(theirs_out)
+        try:
+            job = {"op": op, "args": args}
+            self._worker = self._pool.start(job, [theirs_in, theirs_out], self._hear)
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
         self.feed(body, more=more)
+        # Workers forked from now on have it loaded.
+        import mcp_sandbox.runner.files  # noqa: F401, PLC0415
 
     def feed(self, data: bytes, *, more: bool) -> None:
         """More of the body that goes in."""
@@ -59,12 +65,12 @@ class Operation:
 
     def cancel(self) -> None:
         """Let it clean up behind itself; kill it if it does not."""
-        if self._worker.pid:
+        if self._worker and self._worker.pid:
             processes.send(self._worker.pid, signal.SIGTERM)
         self._loop.later(_GRACE_S, self._kill)
 
     def _kill(self) -> None:
-        if self._ending is None:
+        if self._ending is None and self._worker:
             self._pool.kill(self._worker)
 
     def _taken(self, data: bytes) -> None:

@@ -11,15 +11,18 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner import processes, worker
 from mcp_sandbox.runner.loop import READ
 from mcp_sandbox.runner.memory import Memory
 from mcp_sandbox.runner.protocol import OpError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
+
+    Listener = Callable[[dict[str, Any]], None]
 
     from mcp_sandbox.runner.loop import Loop, Timer
 
@@ -37,9 +40,9 @@ class Worker:
         self.pid = pid  # A seat's is known once it has said hello.
         self.control = control
         self.seat = seat
-        self.listener: Callable[[dict[str, Any]], None] | None = None
+        self.listener: Listener | None = None
 
-    def start(self, job: dict[str, Any], fds: list[int]) -> None:
+    def give(self, job: dict[str, Any], fds: list[int]) -> None:
         socket.send_fds(self.control, [json.dumps(job).encode()], fds)
 
 
@@ -69,12 +72,27 @@ class Pool:
         """Something runs though no worker is its keeper: possible only without subreapers."""
         return not self._lineage and bool(self._orphans())
 
-    def take(self, *, seat: bool) -> Worker:
-        """A free worker, new if need be.
+    def start(
+        self, job: dict[str, Any], fds: list[int], listener: Listener, *, seat: bool = False
+    ) -> Worker:
+        """Give the job to a free worker, new if need be; `listener` hears how it goes.
 
         Raises:
             OpError: no process can be started.
         """
+        while True:
+            found = self._take(seat=seat)
+            found.listener = listener
+            try:
+                found.give(job, fds)
+            except ConnectionError:
+                # User code has killed it while it was idle; it never saw the job.
+                found.listener = None
+                self._lost(found)
+            else:
+                return found
+
+    def _take(self, *, seat: bool) -> Worker:
         idle = self._idle[seat]
         try:
             found = idle.pop() if idle else self._sit() if seat else self._fork()
@@ -232,12 +250,19 @@ class Pool:
 
     def _sit(self) -> Worker:
         """Ask the warm interpreter for a seat, starting it when there is none."""
-        if not self._interpreter:
-            self._interpreter = self._start_interpreter()
+        interpreter = self.warm()
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._interpreter.start({"op": "seat"}, [theirs.fileno()])
+            interpreter.give({"op": "seat"}, [theirs.fileno()])
         return self._watch(Worker(None, mine, seat=True))
+
+    def warm(self) -> Worker:
+        """The warm interpreter, started when there is none."""
+        if not self._interpreter:
+            self._interpreter = self._start_interpreter()
+            self._idle[True].append(self._sit())
+            self._cool_later()
+        return self._interpreter
 
     def _start_interpreter(self) -> Worker:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -11,8 +11,8 @@ import ctypes
 import errno
 import os
 import signal
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 

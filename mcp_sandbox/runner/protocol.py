@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING, Any
 
 try:  # The built-in module alone: hashlib would load OpenSSL into every idle sandbox.
     from _blake2 import blake2b
@@ -29,8 +28,10 @@ except ImportError:  # pragma: no cover - interpreters built without their own B
     from hashlib import blake2b
 from _operator import _compare_digest as compare_digest
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
 VERSION = "1"
 PREFIX = struct.Struct(">II")

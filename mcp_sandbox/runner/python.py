@@ -7,19 +7,21 @@ interpreter forks seats (workers in their own right); a seat forks the process t
 
 from __future__ import annotations
 
-import builtins
+import gc
 import json
 import os
 import signal
 import socket
 import sys
-import types
-from typing import Any
 
 _ROOT = os.path.abspath(__file__).rsplit("/", 3)[0]
 sys.path[0] = _ROOT
 
-from mcp_sandbox.runner import processes, worker  # noqa: E402
+from mcp_sandbox.runner import main_file, processes, worker  # noqa: E402
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _CONTROL_FD = 3
 _CODE_FD = 3
@@ -42,6 +44,8 @@ def _interpreter(control: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for number in worker.SHIELDED:
         signal.signal(number, signal.SIG_IGN)
+    # What is here now is never collected: a fork that ends need not look at it, nor copy it.
+    gc.freeze()
     while True:
         message, fds, _, _ = socket.recv_fds(control, 4096, 1, socket.MSG_CMSG_CLOEXEC)
         if not message:
@@ -105,35 +109,10 @@ def _become(job: dict[str, Any], fds: list[int]) -> None:
     os.environ.update(job["env"])
 
 
-def run_as_main(path: str) -> None:
-    """Run the file as `__main__`, leaving nothing of ours in the way."""
-    sys.argv = [path]
-    sys.path[0] = os.getcwd()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mcp_sandbox"]:
-        del sys.modules[name]
-    main = types.ModuleType("__main__")
-    main.__dict__.update(__file__=path, __builtins__=builtins)
-    sys.modules["__main__"] = main
-    try:
-        with open(path, "rb") as file:
-            code = compile(file.read(), path, "exec", dont_inherit=True)
-        exec(code, main.__dict__)
-    except Exception as exc:  # noqa: BLE001 - the user's own error, shown as Python shows it
-        _show(exc)
-        sys.exit(1)
-
-
-def _show(exc: Exception) -> None:
-    trace = exc.__traceback__
-    while trace and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    sys.excepthook(type(exc), exc.with_traceback(trace), trace)
-
-
 if __name__ == "__main__":
     try:
         _interpreter(socket.socket(fileno=_CONTROL_FD))
         os._exit(0)
     except _Run as request:
         _path = request.path
-    run_as_main(_path)
+    main_file.run(_path)

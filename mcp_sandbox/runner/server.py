@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import socket
-from typing import TYPE_CHECKING, Any
+import sys
 
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.command import Command
@@ -16,7 +15,10 @@ from mcp_sandbox.runner.operation import Operation
 from mcp_sandbox.runner.pool import Pool
 from mcp_sandbox.runner.protocol import OpError, ProtocolError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from mcp_sandbox.runner.loop import Timer
     from mcp_sandbox.runner.reply import Reply
 
@@ -40,6 +42,8 @@ class Server:
         self._count = 0
         self._listener = self._listen(settings.get("SOCKET", "/run/mcp-sandbox/runner.sock"))
         self.loop.on_signal(signal.SIGTERM, self.stop)
+        # Beside what is still to be done until the first call comes.
+        self._pool.warm()
 
     def _listen(self, path: str) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -103,7 +107,7 @@ class Server:
         """What the other side learns once it has proved the token."""
         workspace = os.stat(self._workspace)
         return {
-            "python": platform.python_version(),
+            "python": ".".join(map(str, sys.version_info[:3])),
             "workspace_inode": workspace.st_ino,
             "workspace_changed_ns": workspace.st_ctime_ns,
         }

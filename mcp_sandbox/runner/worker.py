@@ -11,14 +11,15 @@ import json
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.changes import changed_since, now_coarse
 from mcp_sandbox.runner.protocol import MAX_HEADER, OpError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Any
 
     Starter = Callable[[dict[str, Any], list[int]], int]
 

@@ -64,6 +64,7 @@ class _Call:
         self.reply: Reply | None = None
         self.error: errors.SandboxError | None = None
         self.credit = protocol.WINDOW
+        self.uncredited = 0
         self._event = anyio.Event()
 
     def wake(self) -> None:
@@ -188,6 +189,9 @@ class Channel:
                 name, data = call.pieces.pop(0)
                 await call.sink(name, data)
                 await self._send({"t": "credit", "id": number, "n": len(data)}, b"")
+            if call.uncredited:
+                taken, call.uncredited = call.uncredited, 0
+                await self._send({"t": "credit", "id": number, "n": taken}, b"")
             if call.error:
                 raise call.error
             if call.reply:
@@ -304,6 +308,7 @@ def _collect(call: _Call, name: str, payload: bytes) -> None:
         if len(call.body) + len(payload) > call.max_body:
             raise protocol.ProtocolError("more data than was asked for")
         call.body += payload
+        call.uncredited += len(payload)
 
 
 def _object(value: object) -> JsonObject:

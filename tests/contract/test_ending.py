@@ -84,7 +84,7 @@ async def test_one_call_can_be_cancelled_beside_others(session: Session) -> None
     assert await hidden(session) == 0
 
 
-async def test_ended_children_are_reaped(session: Session) -> None:
+async def test_ended_children_are_reaped(session: Session, isolated: str) -> None:
     await session.exec("for i in $(seq 50); do (true &) ; done")
     result = await session.exec("ps -eo stat | grep -c '^Z' || true")
     assert int(result.stdout) <= 1
