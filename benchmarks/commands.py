@@ -4,7 +4,16 @@ from functools import partial
 
 import anyio
 
-from benchmarks.measure import Action, Goal, Measured, Row, clocked, times_faster, times_slower
+from benchmarks.measure import (
+    Action,
+    Goal,
+    Measured,
+    Row,
+    clocked,
+    rested,
+    times_faster,
+    times_slower,
+)
 from benchmarks.places import PYTHON, Failed, checked, engine_client, in_thread, on_host
 from benchmarks.places import open_sandbox as sandbox_in
 from mcp_sandbox.runtime.runtime import Runtime
@@ -12,6 +21,7 @@ from mcp_sandbox.runtime.runtime import Runtime
 _IN_FLIGHT = 32
 _CALLS_EACH = 10
 _PRINT = "print(1)"
+_REST_S = 0.1
 
 
 async def _exec_true(runtime: Runtime) -> None:
@@ -38,8 +48,9 @@ async def _exec_against_docker(pairs: int) -> Measured:
                 if code != 0:
                     raise Failed(f"exec_run ended with {code}")
 
-            ours = partial(_exec_true, sandbox.runtime)
-            return await times_faster(clocked(ours), clocked(partial(in_thread, theirs)), pairs)
+            ours = rested(clocked(partial(_exec_true, sandbox.runtime)), _REST_S)
+            other = rested(clocked(partial(in_thread, theirs)), _REST_S)
+            return await times_faster(ours, other, pairs)
 
 
 async def _many_against_host(pairs: int) -> Measured:

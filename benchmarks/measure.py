@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from statistics import median
 
+import anyio
+
 Action = Callable[[], Awaitable[object]]
 # Does something once and returns how many seconds the measured part of it took.
 Side = Callable[[], Awaitable[float]]
@@ -77,6 +79,19 @@ def clocked(action: Action) -> Side:
         return time.perf_counter() - started
 
     return side
+
+
+def rested(side: Side, rest_s: float) -> Side:
+    """The side, begun after a rest: for pairs in which an engine goes on working after a turn.
+
+    Without it the turn of one side would pay for the other's clearing up.
+    """
+
+    async def later() -> float:
+        await anyio.sleep(rest_s)
+        return await side()
+
+    return later
 
 
 async def times_slower(ours: Side, theirs: Side, pairs: int) -> Measured:

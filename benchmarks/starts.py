@@ -16,7 +16,7 @@ from typing import Any, cast
 import docker
 from docker.errors import NotFound
 
-from benchmarks.measure import Goal, Measured, Row, Side, times_slower
+from benchmarks.measure import Goal, Measured, Row, Side, rested, times_slower
 from benchmarks.places import Failed, checked, configured, engine_client, in_thread, open_place
 from mcp_sandbox.app import open_manager, temporary_data
 from mcp_sandbox.backends.bubblewrap.arguments import Descriptors, arguments
@@ -30,6 +30,7 @@ from mcp_sandbox.models import BackendName, ChatId, Mount, SandboxId, SandboxSpe
 
 _CODE = "print(1)"
 _PRINTED = b"1\n"
+_REST_S = 0.1
 
 
 @asynccontextmanager
@@ -61,7 +62,7 @@ async def _docker_start(pairs: int) -> Measured:
         with engine_client() as client:
             body = _bare_body(client, place.config, spec, sockets)
             theirs = partial(in_thread, partial(_raw_container, client.api, body))
-            return await times_slower(ours, theirs, pairs)
+            return await times_slower(rested(ours, _REST_S), rested(theirs, _REST_S), pairs)
 
 
 def _bare_body(
@@ -111,7 +112,7 @@ def _remove(api: docker.APIClient, name: str) -> None:
 async def _bubblewrap_start(pairs: int) -> Measured:
     async with temporary_data() as folder, _new_chats("bubblewrap") as ours:
         bare = await in_thread(partial(_BareBubblewrap, folder))
-        return await times_slower(ours, bare.side, pairs)
+        return await times_slower(rested(ours, _REST_S), rested(bare.side, _REST_S), pairs)
 
 
 class _BareBubblewrap:
