@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import time
 
+from mcp_sandbox.runner.native import signal
 from mcp_sandbox.runner.output import Capture
 from mcp_sandbox.runner.protocol import OpError
 from mcp_sandbox.runner.streams import Inflow, Tap, pipe
-from mcp_sandbox.runner.worker import code_path
+from mcp_sandbox.runner.worker import remove_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -228,8 +227,7 @@ class Command:
     def _close(self) -> None:
         """Let go of everything; what still runs in the background writes to nobody."""
         if self._args.get("language") == "python":
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(code_path(self._args["name"]))
+            remove_code(self._args["name"])
         self._let_go()
         if self._deadline:
             self._deadline.cancel()

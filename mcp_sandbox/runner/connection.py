@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 
 from mcp_sandbox.runner import protocol
 from mcp_sandbox.runner.loop import READ, WRITE
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mcp_sandbox.runner.command import Command
+    from mcp_sandbox.runner.native import Socket
     from mcp_sandbox.runner.operation import Operation
     from mcp_sandbox.runner.server import Server
 
@@ -25,7 +25,7 @@ _RECEIVE = 256 * 1024
 class Connection:
     """A peer that is not trusted until it has proved the token."""
 
-    def __init__(self, server: Server, sock: socket.socket) -> None:
+    def __init__(self, server: Server, sock: Socket) -> None:
         self._server = server
         self._loop = server.loop
         self._sock = sock

@@ -8,8 +8,9 @@ from __future__ import annotations
 import heapq
 import os
 import select
-import signal
 import time
+
+from mcp_sandbox.runner.native import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

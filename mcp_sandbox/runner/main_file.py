@@ -13,9 +13,10 @@ import ctypes
 import gc
 import io
 import os
-import signal
 import sys
 import types
+
+from mcp_sandbox.runner.native import signal
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 # What Python itself exits with when the last flush of its output fails.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 
 from mcp_sandbox.runner import processes
+from mcp_sandbox.runner.native import signal
 from mcp_sandbox.runner.protocol import WINDOW
 from mcp_sandbox.runner.streams import Inflow, Tap, pipe, widen
 

@@ -6,15 +6,13 @@ forked from the warm interpreter (python.py) and fork once more for each piece o
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import socket
 import sys
 
 from mcp_sandbox.runner import processes, worker
 from mcp_sandbox.runner.loop import READ
 from mcp_sandbox.runner.memory import Memory
+from mcp_sandbox.runner.native import Socket, pair, receive, send, signal
 from mcp_sandbox.runner.protocol import OpError
 
 TYPE_CHECKING = False
@@ -36,14 +34,14 @@ _MOST_IDLE = 32
 class Worker:
     """One worker as pid 1 sees it. `listener` gets its messages while it has a job."""
 
-    def __init__(self, pid: int | None, control: socket.socket, *, seat: bool) -> None:
+    def __init__(self, pid: int | None, control: Socket, *, seat: bool) -> None:
         self.pid = pid  # A seat's is known once it has said hello.
         self.control = control
         self.seat = seat
         self.listener: Listener | None = None
 
     def give(self, job: dict[str, Any], fds: list[int]) -> None:
-        socket.send_fds(self.control, [json.dumps(job).encode()], fds)
+        send(self.control, job, fds)
 
 
 class Pool:
@@ -112,21 +110,21 @@ class Pool:
             self._idle[False].append(self._fork())
 
     def _fork(self) -> Worker:
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        mine, theirs = pair()
         pid = os.fork()
         if pid == 0:
             self._be_worker(theirs)
         theirs.close()
         return self._watch(Worker(pid, mine, seat=False))
 
-    def _be_worker(self, control: socket.socket) -> None:
+    def _be_worker(self, control: Socket) -> None:
         """Never returns: what the parent's frames hold stays alive, and unused."""
         try:
             self._loop.close_in_child()
             os.dup2(control.fileno(), _CONTROL_FD, inheritable=False)
             os.closerange(_CONTROL_FD + 1, _MOST_FDS)
             processes.die_with_parent()
-            worker.serve(socket.socket(fileno=_CONTROL_FD), worker.spawn)
+            worker.serve(Socket(fileno=_CONTROL_FD), worker.spawn)
         finally:
             os._exit(0)
 
@@ -136,14 +134,12 @@ class Pool:
 
     def _hear(self, speaker: Worker) -> None:
         try:
-            message = speaker.control.recv(65536)
+            said, _ = receive(speaker.control, 65536)
         except ConnectionError:
-            message = b""
-        if not message:
+            said = None
+        if said is None:
             self._lost(speaker)
-            return
-        said = json.loads(message)
-        if said["e"] == "hello":
+        elif said["e"] == "hello":
             speaker.pid = said["pid"]
         elif said["e"] == "free":
             self._release(speaker)
@@ -251,9 +247,9 @@ class Pool:
     def _sit(self) -> Worker:
         """Ask the warm interpreter for a seat, starting it when there is none."""
         interpreter = self.warm()
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            interpreter.give({"op": "seat"}, [theirs.fileno()])
+        mine, theirs = pair()
+        interpreter.give({"op": "seat"}, [theirs.fileno()])
+        theirs.close()
         return self._watch(Worker(None, mine, seat=True))
 
     def warm(self) -> Worker:
@@ -265,17 +261,17 @@ class Pool:
         return self._interpreter
 
     def _start_interpreter(self) -> Worker:
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        mine, theirs = pair()
         program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python.py")
-        with theirs:
-            pid = os.posix_spawn(
-                sys.executable,
-                ["python3", program],
-                self._env,
-                file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), _CONTROL_FD)],
-                setsid=True,
-                setsigdef=worker.DEFAULT_SIGNALS,
-            )
+        pid = os.posix_spawn(
+            sys.executable,
+            ["python3", program],
+            self._env,
+            file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), _CONTROL_FD)],
+            setsid=True,
+            setsigdef=worker.DEFAULT_SIGNALS,
+        )
+        theirs.close()
         return self._watch(Worker(pid, mine, seat=False))
 
     def _cool_later(self) -> None:

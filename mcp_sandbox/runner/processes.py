@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import signal
+
+from mcp_sandbox.runner.native import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

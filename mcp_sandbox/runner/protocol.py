@@ -19,8 +19,9 @@ Runner to host:
 
 from __future__ import annotations
 
-import json
 import struct
+
+from mcp_sandbox.runner.native import dumps, loads
 
 try:  # The built-in module alone: hashlib would load OpenSSL into every idle sandbox.
     from _blake2 import blake2b
@@ -94,7 +95,7 @@ def encode(
     Raises:
         ProtocolError: header or payload is over its limit.
     """
-    head = json.dumps(header, separators=(",", ":")).encode()
+    head = dumps(header)
     if len(head) > MAX_HEADER or len(payload) > MAX_PAYLOAD:
         raise ProtocolError(f"frame too large: header {len(head)}, payload {len(payload)} bytes")
     prefix = PREFIX.pack(len(head), len(payload))
@@ -109,7 +110,7 @@ def parse_header(raw: bytes) -> dict[str, Any]:
         ProtocolError: it is not one.
     """
     try:
-        header = json.loads(raw)
+        header = loads(raw)
     except (ValueError, RecursionError) as exc:
         raise ProtocolError("frame header is not JSON") from exc
     if not isinstance(header, dict) or not isinstance(header.get("t"), str):

@@ -8,16 +8,14 @@ interpreter forks seats (workers in their own right); a seat forks the process t
 from __future__ import annotations
 
 import gc
-import json
 import os
-import signal
-import socket
 import sys
 
 _ROOT = os.path.abspath(__file__).rsplit("/", 3)[0]
 sys.path[0] = _ROOT
 
 from mcp_sandbox.runner import main_file, processes, worker  # noqa: E402
+from mcp_sandbox.runner.native import Socket, receive, send, signal  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ class _Run(BaseException):
         self.path = path
 
 
-def _interpreter(control: socket.socket) -> None:
+def _interpreter(control: Socket) -> None:
     """Fork a seat for each request; returns when pid 1 closes the socket."""
     processes.hide_memory()
     processes.rename("mcp-sandbox")
@@ -47,19 +45,19 @@ def _interpreter(control: socket.socket) -> None:
     # What is here now is never collected: a fork that ends need not look at it, nor copy it.
     gc.freeze()
     while True:
-        message, fds, _, _ = socket.recv_fds(control, 4096, 1, socket.MSG_CMSG_CLOEXEC)
-        if not message:
+        request, fds = receive(control, 4096, 1)
+        if request is None:
             return
         if os.fork() == 0:
             control.close()
-            _seat(socket.socket(fileno=fds[0]))
+            _seat(Socket(fileno=fds[0]))
             os._exit(0)
         os.close(fds[0])
 
 
-def _seat(control: socket.socket) -> None:
+def _seat(control: Socket) -> None:
     processes.die_with_parent()
-    control.send(json.dumps({"e": "hello", "pid": os.getpid()}).encode())
+    send(control, {"e": "hello", "pid": os.getpid()}, [])
     worker.serve(control, _start)
 
 
@@ -111,7 +109,7 @@ def _become(job: dict[str, Any], fds: list[int]) -> None:
 
 if __name__ == "__main__":
     try:
-        _interpreter(socket.socket(fileno=_CONTROL_FD))
+        _interpreter(Socket(fileno=_CONTROL_FD))
         os._exit(0)
     except _Run as request:
         _path = request.path

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import sys
 
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.command import Command
 from mcp_sandbox.runner.connection import Connection
 from mcp_sandbox.runner.loop import READ, Loop
+from mcp_sandbox.runner.native import Socket, accept, listen, signal
 from mcp_sandbox.runner.operation import Operation
 from mcp_sandbox.runner.pool import Pool
 from mcp_sandbox.runner.protocol import OpError, ProtocolError
@@ -45,11 +44,8 @@ class Server:
         # Beside what is still to be done until the first call comes.
         self._pool.warm()
 
-    def _listen(self, path: str) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(path)
-        listener.listen(64)
-        listener.setblocking(False)
+    def _listen(self, path: str) -> Socket:
+        listener = listen(path)
         self.loop.watch(listener.fileno(), READ, self._accept)
         return listener
 
@@ -67,7 +63,7 @@ class Server:
 
     def _accept(self, _events: int) -> None:
         try:
-            sock, _ = self._listener.accept()
+            sock = accept(self._listener)
         except OSError:
             # Nobody there any more, or no descriptor left: the next one may do better.
             return

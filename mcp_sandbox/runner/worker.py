@@ -7,13 +7,11 @@ over a socket pair, one JSON datagram a message, file descriptors attached.
 from __future__ import annotations
 
 import errno
-import json
 import os
-import signal
-import socket
 
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.changes import changed_since, now_coarse
+from mcp_sandbox.runner.native import Socket, receive, send, signal
 from mcp_sandbox.runner.protocol import MAX_HEADER, OpError
 
 TYPE_CHECKING = False
@@ -37,7 +35,7 @@ DEFAULT_SIGNALS = (*SHIELDED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
 _NICER_BY = 5
 
 
-def serve(control: socket.socket, start: Starter) -> None:
+def serve(control: Socket, start: Starter) -> None:
     """Do jobs until pid 1 closes the socket. `start` starts a command and returns its pid."""
     processes.become_subreaper()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -51,18 +49,15 @@ def serve(control: socket.socket, start: Starter) -> None:
 class Worker:
     """The child's side of one socket pair."""
 
-    def __init__(self, control: socket.socket, start: Starter) -> None:
+    def __init__(self, control: Socket, start: Starter) -> None:
         self._control = control
         self._start = start
 
     def do_next(self) -> bool:
         """Wait for a job and do it; False when there will be no more."""
-        message, fds, _, _ = socket.recv_fds(
-            self._control, MAX_HEADER + 4096, 4, socket.MSG_CMSG_CLOEXEC
-        )
-        if not message:
+        job, fds = receive(self._control, MAX_HEADER + 4096, 4)
+        if job is None:
             return False
-        job = json.loads(message)
         try:
             self._do(job, fds)
         except OpError as exc:
@@ -81,7 +76,7 @@ class Worker:
             self._file_operation(job, fds)
 
     def _say(self, **message: object) -> None:
-        self._control.send(json.dumps(message).encode())
+        send(self._control, message, [])
 
     def _command(self, job: dict[str, Any], fds: list[int]) -> None:
         since = now_coarse()
@@ -169,6 +164,14 @@ def spawn(job: dict[str, Any], fds: list[int]) -> int:
 def code_path(name: str) -> str:
     """Where the code of a call lies while it runs."""
     return f"/tmp/run-{name}.py"
+
+
+def remove_code(name: str) -> None:
+    """The call has ended; a file that was never written, or is gone, is fine."""
+    try:
+        os.unlink(code_path(name))
+    except FileNotFoundError:
+        return
 
 
 def enter(cwd: str) -> None:

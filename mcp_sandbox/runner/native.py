@@ -1,0 +1,117 @@
+"""The C halves of `signal`, `socket` and `json`, with the little of their Python halves we need.
+
+Those halves load enum, re, functools and selectors: longer than all the rest of the runner, in
+every sandbox, twice (pid 1 and the warm interpreter).
+"""
+
+from __future__ import annotations
+
+import _json
+import _socket
+import os
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from typing import Any
+else:
+    import _signal as signal
+
+__all__ = ["Socket", "accept", "dumps", "listen", "loads", "pair", "receive", "send", "signal"]
+
+Socket = _socket.socket
+
+
+class _Rules:
+    """How JSON is read: strictly, numbers as numbers, no NaN."""
+
+    strict = True
+    object_hook = None
+    object_pairs_hook = None
+    parse_float = float
+    parse_int = int
+    memo: dict[str, str] = {}  # noqa: RUF012 - read by the C scanner only
+
+    @staticmethod
+    def parse_constant(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+
+def _unknown(value: object) -> None:
+    raise TypeError(f"{type(value).__name__} cannot be put into JSON")
+
+
+_scan = _json.make_scanner(_Rules())  # type: ignore[arg-type]
+_encode = _json.make_encoder(
+    None, _unknown, _json.encode_basestring_ascii, None, ":", ",", False, False, False
+)
+
+
+def dumps(value: object) -> bytes:
+    """Compact ASCII JSON; lone surrogates are escaped and so survive."""
+    return "".join(_encode(value, 0)).encode("ascii")
+
+
+def loads(data: bytes) -> Any:  # noqa: ANN401 - whatever the JSON holds
+    """The value of a JSON text without space around it.
+
+    Raises:
+        ValueError: it is not one.
+        RecursionError: it is nested too deeply.
+    """
+    text = data.decode("utf-8")
+    try:
+        value, end = _scan(text, 0)
+    except StopIteration as exc:
+        raise ValueError(f"no JSON value at character {exc.value}") from exc
+    if end != len(text):
+        raise ValueError(f"more than one JSON value: something follows at character {end}")
+    return value
+
+
+def pair() -> tuple[Socket, Socket]:
+    """Two connected sockets that keep messages apart and that no child inherits."""
+    return _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+
+
+def send(sock: Socket, message: dict[str, Any], fds: list[int]) -> None:
+    """One message, with descriptors for the other side."""
+    rights = struct.pack(f"{len(fds)}i", *fds)
+    extra = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if fds else []
+    sock.sendmsg([dumps(message)], extra)
+
+
+def receive(sock: Socket, size: int, most_fds: int = 0) -> tuple[Any, list[int]]:
+    """The next message and the descriptors that came with it; None when the other side is gone.
+
+    Raises:
+        ConnectionError: the other side was killed.
+    """
+    room = _socket.CMSG_SPACE(most_fds * 4) if most_fds else 0
+    data, extra, _, _ = sock.recvmsg(size, room, _socket.MSG_CMSG_CLOEXEC)
+    fds: list[int] = []
+    for level, kind, rights in extra:
+        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
+            fds += struct.unpack(f"{len(rights) // 4}i", rights)
+    return loads(data) if data else None, fds
+
+
+def listen(path: str) -> Socket:
+    """A listening, non-blocking unix socket."""
+    listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+    listener.bind(path)
+    listener.listen(64)
+    listener.setblocking(False)
+    return listener
+
+
+def accept(listener: Socket) -> Socket:
+    """The next connection.
+
+    Raises:
+        OSError: there is none, or no descriptor is left for it.
+    """
+    fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - the C method
+    os.set_inheritable(fd, False)
+    return _socket.socket(fileno=fd)
