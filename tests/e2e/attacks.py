@@ -1,0 +1,50 @@
+"""What attacks share: where they run, and how they are started inside."""
+
+import json
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from mcp_sandbox.errors import CallerError
+from mcp_sandbox.sessions.session import Session
+
+DOCKER = pytest.param("docker", marks=pytest.mark.docker)
+GVISOR = pytest.param("docker-runsc", marks=(pytest.mark.docker, pytest.mark.runsc))
+BUBBLEWRAP = pytest.param("bubblewrap", marks=pytest.mark.bubblewrap)
+
+# Attacks on what the kernel of the host enforces; gVisor has a kernel of its own.
+on_the_host_kernel = pytest.mark.parametrize("backend_name", [DOCKER, BUBBLEWRAP], indirect=True)
+on_docker = pytest.mark.parametrize("backend_name", [DOCKER], indirect=True)
+# Attacks on the server's own code, which is the same for all: the quickest place will do.
+on_bubblewrap = pytest.mark.parametrize("backend_name", [BUBBLEWRAP], indirect=True)
+
+# gVisor shows the first process's environment to all, and does not say where in memory it lies.
+GVISOR_SHOWS_ENVIRONMENT = pytest.param(
+    "docker-runsc",
+    marks=(
+        pytest.mark.docker,
+        pytest.mark.runsc,
+        pytest.mark.xfail(strict=True, reason="gVisor: /proc/1/environ still holds the token"),
+    ),
+)
+
+
+def gap(reason: str) -> pytest.MarkDecorator:
+    """An attack that still succeeds; once it is held off the test fails until this mark goes."""
+    return pytest.mark.xfail(strict=True, reason=reason)
+
+
+async def probe(session: Session, code: str, *, timeout_s: float = 30.0) -> Any:
+    """Run Python inside that prints one JSON value, and return the value."""
+    result = await session.run_code(code, timeout_s=timeout_s)
+    assert result.exit_code == 0, result
+    return json.loads(result.stdout)
+
+
+async def attempt(call: Awaitable[Any]) -> str:
+    """What a call showed: its result, or the refusal. Anything but a CallerError is a failure."""
+    try:
+        return repr(await call)
+    except CallerError as exc:
+        return f"{type(exc).__name__}: {exc}"

@@ -1,0 +1,59 @@
+"""Live sandboxes for attacks: only where code is isolated, and nothing of them may be left."""
+
+import secrets
+import shutil
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+
+import pytest
+
+from mcp_sandbox.app import open_manager
+from mcp_sandbox.config import Config
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.manager import SessionManager
+from mcp_sandbox.sessions.session import Session
+from tests.conftest import configured
+from tests.e2e import traces
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER, GVISOR
+
+CHAT = ChatId("mallory", "attack")
+
+
+@pytest.fixture(params=[DOCKER, GVISOR, BUBBLEWRAP])
+def backend_name(request: pytest.FixtureRequest) -> str:
+    """Never unsafe-local: what runs here would reach the machine itself."""
+    name: str = request.param
+    assert name != "unsafe-local"
+    return name
+
+
+@pytest.fixture
+def config(backend_name: str, data_root: Path) -> Config:
+    return configured(backend_name, data_root)
+
+
+@pytest.fixture
+async def manager(config: Config) -> AsyncGenerator[SessionManager]:
+    """All chats of a data root; what they leave on the machine fails the test."""
+    async with open_manager(config) as opened:
+        yield opened
+        known = traces.of(config.data_dir)
+    left = traces.still_there(config.data_dir, known)
+    assert not left, left
+
+
+@pytest.fixture
+async def session(manager: SessionManager) -> Session:
+    return await manager.session(CHAT)
+
+
+@pytest.fixture
+def treasure() -> Iterator[Path]:
+    """A directory of the host that every user may change, with a secret that no chat may see."""
+    folder = Path("/var/tmp") / f"mcs-treasure-{secrets.token_hex(6)}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "secret").write_text(secrets.token_hex(16))
+    (folder / "secret").chmod(0o666)
+    yield folder
+    shutil.rmtree(folder)
