@@ -116,6 +116,54 @@ async def test_files_left_open_by_python_are_written_at_its_end(session: Session
     assert (await session.read_file("open.txt")).data == b"kept"
 
 
+@pytest.mark.parametrize(
+    ("code", "stdout", "exit_code"),
+    [
+        ("import sys; sys.exit()", "", 0),
+        ("import sys; sys.exit(True)", "", 1),
+        ("import sys; sys.exit(256 + 7)", "", 7),
+        ("raise SystemExit(3)", "", 3),
+        ("import atexit; atexit.register(print, 'at exit'); print('first')", "first\nat exit\n", 0),
+        ("import ctypes; ctypes.CDLL(None).printf(b'from C\\n')", "from C\n", 0),
+        ("class A:\n    def __del__(self): print('deleted')\na = A()", "deleted\n", 0),
+        ("import os; os._exit(5)", "", 5),
+        (
+            "import threading, time\n"
+            "def late(): time.sleep(0.2); print('thread')\n"
+            "threading.Thread(target=late).start()\nprint('main')",
+            "main\nthread\n",
+            0,
+        ),
+        ("import sys; sys.stdout.write('no newline')", "no newline", 0),
+    ],
+)
+async def test_python_ends_as_it_ends_anywhere(
+    session: Session, code: str, stdout: str, exit_code: int
+) -> None:
+    result = await session.run_code(code)
+    assert (result.stdout, result.exit_code) == (stdout, exit_code), result.stderr
+
+
+async def test_python_killed_by_a_signal_or_an_interrupt_says_so(session: Session) -> None:
+    assert (await session.run_code("import os; os.abort()")).signal == "SIGABRT"
+    interrupted = await session.run_code("raise KeyboardInterrupt")
+    assert interrupted.signal == "SIGINT"
+    assert "KeyboardInterrupt" in interrupted.stderr
+
+
+async def test_a_module_of_the_user_writes_what_it_left_open(session: Session) -> None:
+    await session.write_file("logs.py", b"f = open('log.txt', 'w'); f.write('flushed')")
+    await session.run_code("import logs")
+    assert (await session.read_file("log.txt")).data == b"flushed"
+
+
+async def test_a_syntax_error_is_shown_with_its_line(session: Session) -> None:
+    result = await session.run_code("x = (1,\n")
+    assert result.exit_code == 1
+    assert "SyntaxError" in result.stderr
+    assert "mcp_sandbox" not in result.stderr
+
+
 async def test_python_starts_processes_of_its_own(session: Session) -> None:
     code = (
         "import multiprocessing, subprocess\n"
