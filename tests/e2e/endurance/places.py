@@ -1,0 +1,156 @@
+"""The sandboxes of a data root as the machine sees them: found, killed, looked for when over."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.errors import APIError, NotFound
+
+from mcp_sandbox.backends.docker.spec import INSTANCE_LABEL, instance_of
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass
+class Place:
+    """A data root on a backend. Its methods block.
+
+    `known` collects every name that its sandboxes ever had: ids, and the engine's own.
+    """
+
+    data: Path
+    backend: str
+    known: set[str]
+
+    def note(self) -> None:
+        """Remember the sandboxes that run now."""
+        run = self.data / "sandbox" / "run"
+        self.known.update(path.name for path in _entries(run))
+        if self.backend == "docker":
+            with _engine() as engine:
+                self.known.update(str(row.id) for row in self._containers(engine))
+
+    def kill_runner(self, chat: str) -> bool:
+        """SIGKILL the first process of a sandbox, from outside; False when there is none."""
+        return self._kill(chat, "process") if self.backend != "docker" else self._first(chat)
+
+    def kill_container(self, chat: str) -> bool:
+        """`docker kill`, or the death of the bwrap that started a sandbox."""
+        if self.backend != "docker":
+            return self._kill(chat, "launcher")
+        with _engine() as engine:
+            for container in self._containers(engine, f"mcp-sandbox.label.chat={chat}")[:1]:
+                try:
+                    container.kill()
+                except (NotFound, APIError):
+                    return False
+                return True
+        return False
+
+    def _first(self, chat: str) -> bool:
+        with _engine() as engine:
+            for container in self._containers(engine, f"mcp-sandbox.label.chat={chat}")[:1]:
+                return _kill(container.attrs["State"]["Pid"])
+        return False
+
+    def _kill(self, chat: str, which: str) -> bool:
+        newest: tuple[float, int] = (0.0, 0)
+        for record in _entries(self.data / "sandbox" / "run"):
+            try:
+                state = json.loads((record / "state.json").read_text())
+            except (OSError, ValueError):
+                continue
+            if state["labels"].get("chat") == chat and state[which]:
+                newest = max(newest, (state[which]["started"], state[which]["pid"]))
+        return _kill(newest[1])
+
+    def _containers(self, engine: Any, *labels: str) -> list[Any]:
+        wanted = [f"{INSTANCE_LABEL}={instance_of(self.data)}", *labels]
+        return list(
+            engine.containers.list(all=True, filters={"label": wanted}, ignore_removed=True)
+        )
+
+    def remains(self) -> dict[str, int]:
+        """How much of it is still there, by kind."""
+        found = dict.fromkeys(
+            ("processes", "containers", "networks", "mounts", "cgroups", "sockets", "records"), 0
+        )
+        run = self.data / "sandbox" / "run"
+        found["processes"] = sum(1 for _ in self.processes())
+        found["mounts"] = sum(
+            self.data.parent.name in line for line in _lines(Path("/proc/self/mountinfo"))
+        )
+        found["cgroups"] = sum(
+            1 for _, names, _ in os.walk(_CGROUPS) for name in names if name in self.known
+        )
+        found["sockets"] = sum(1 for _ in run.glob("*/sock/*"))
+        found["records"] = len(_entries(run))
+        if self.backend == "docker":
+            with _engine() as engine:
+                found["containers"] = len(self._containers(engine))
+                label = f"{INSTANCE_LABEL}={instance_of(self.data)}"
+                found["networks"] = len(engine.networks.list(filters={"label": label}))
+        return found
+
+    def processes(self) -> Iterator[str]:
+        """Whatever names the data root or one of its sandboxes, anywhere."""
+        # A mount namespace shows paths without the mount point, so only the tail is sure.
+        marks = [self.data.parent.name.encode(), *(name.encode() for name in self.known)]
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) in (os.getpid(), os.getppid()):
+                continue
+            seen = b"".join(_read(entry / name) for name in ("cmdline", "environ", "cgroup"))
+            if not _same_mounts(entry):
+                seen += _read(entry / "mountinfo")
+            if any(mark in seen for mark in marks):
+                yield f"{entry.name} {_read(entry / 'cmdline')[:200]!r}"
+
+
+@contextmanager
+def _engine() -> Iterator[Any]:
+    engine = docker.from_env(timeout=60)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _kill(pid: int) -> bool:
+    if pid <= 1:
+        return False
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _same_mounts(entry: Path) -> bool:
+    try:
+        return os.readlink(entry / "ns/mnt") == os.readlink("/proc/self/ns/mnt")
+    except OSError:
+        return True
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
