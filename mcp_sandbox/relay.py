@@ -1,12 +1,14 @@
 """Joins standard input and output to a unix socket: `relay.py [--announce] SOCKET [SECONDS]`.
 
 Standard library only, Python 3.9 or newer, imports nothing of ours. It waits up to SECONDS for
-the socket to accept. The end of standard input is passed on as a half-close; the relay ends when
+the socket to accept; with --announce, for use inside a sandbox, it says so on standard error and
+ignores the signals of other programs. The end of standard input is passed on as a half-close; the relay ends when
 the other side of the socket does. Blocking copies mean that a slow reader slows the writer.
 """
 
 import ctypes
 import os
+import signal
 import socket
 import sys
 import time
@@ -14,6 +16,7 @@ from _thread import start_new_thread
 
 CHUNK = 256 * 1024
 PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
 
 
 def connect(path: str, seconds: float) -> socket.socket:
@@ -30,6 +33,13 @@ def connect(path: str, seconds: float) -> socket.socket:
             time.sleep(0.005)
         else:
             return connection
+
+
+def shield() -> None:
+    """Inside a sandbox a stray `pkill python` of the user must not mean the relay."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, b"mcp-sandbox", 0, 0, 0)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def send_input(connection: socket.socket) -> None:
@@ -62,6 +72,7 @@ def main(arguments: "list[str]") -> int:
         os.write(2, f"relay: cannot connect to {path}: {exc.strerror}\n".encode())
         return 1
     if announce:
+        shield()
         os.write(2, b"connected\n")
     start_new_thread(send_input, (connection,))
     try:

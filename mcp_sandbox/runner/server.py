@@ -40,7 +40,11 @@ class Server:
         self._idle: Timer | None = None
         self._count = 0
         self._listener = self._listen(settings.get("SOCKET", "/run/mcp-sandbox/runner.sock"))
-        self.loop.on_signal(signal.SIGTERM, self.stop)
+        if os.getpid() == 1:
+            # Only user code could send it: engines end a sandbox by SIGKILL from outside.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        else:
+            self.loop.on_signal(signal.SIGTERM, self.stop)
         # Beside what is still to be done until the first call comes.
         self._pool.warm()
 
