@@ -1,9 +1,9 @@
 """Joins standard input and output to a unix socket: `relay.py [--announce] SOCKET [SECONDS]`.
 
 Standard library only, Python 3.9 or newer, imports nothing of ours. It waits up to SECONDS for
-the socket to accept; with --announce, for use inside a sandbox, it says so on standard error and
-ignores the signals of other programs. The end of standard input is passed on as a half-close; the relay ends when
-the other side of the socket does. Blocking copies mean that a slow reader slows the writer.
+the socket to accept. With --announce, for use inside a sandbox, it says so on standard error and
+ignores other programs' signals. The end of standard input is passed on as a half-close; the relay
+ends when the other side of the socket does. A slow reader slows the writer.
 """
 
 import ctypes
