@@ -169,6 +169,8 @@ async def _kill_at_random(plan: Plan, place: Place, chat: Chat, end: float) -> N
             chat.note_kill()
             kill = place.kill_runner if what == "runner" else place.kill_container
             hit = await to_thread.run_sync(kill, chat.name)
+            # A call that came before the blow may have succeeded meanwhile.
+            chat.note_kill()
         if hit:
             chat.tally.count(f"killed: {what}")
 

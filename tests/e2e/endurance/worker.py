@@ -9,7 +9,7 @@ from tests.e2e.endurance.ledger import Found, Ledger, Possible
 
 _FILES = 24
 # read_file shows a file of this size in one answer.
-_WHOLE = 20_000
+_WHOLE = 15_000
 _LOOK = """\
 import hashlib, json, os
 found = {{}}
