@@ -237,6 +237,8 @@ class DeleteResult:
 
 @dataclass(frozen=True)
 class MoveResult:
+    """`replaced`: something was at the destination before."""
+
     source: str
     destination: str
     replaced: bool

@@ -61,6 +61,22 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def limit(limits: str, oom_score: str | None) -> None:
+    """Lower our resource limits ("number:value ...") and say how soon we are killed for memory.
+
+    For backends that cannot do so from outside. Before `hide_memory`: after it the score is shut.
+    """
+    if limits:
+        import resource  # noqa: PLC0415 - not needed where the engine sets the limits
+
+        for pair in limits.split():
+            kind, value = pair.split(":")
+            resource.setrlimit(int(kind), (int(value), int(value)))
+    if oom_score:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write(oom_score)
+
+
 def rename(name: str) -> None:
     """Show as `name` in process lists, so that `pkill python` means the user's own python.
 

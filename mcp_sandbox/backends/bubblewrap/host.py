@@ -69,7 +69,7 @@ class Host:
             network=spec.network,
             limits=spec.limits,
             mounts=spec.mounts,
-            environment=environment,
+            environment={**environment, **rlimits.settings(self.resource_limits(spec.limits))},
             memory_group=self.cgroups.memory_view(sandbox_id),
         )
 
@@ -77,10 +77,7 @@ class Host:
         """How to start it, with its run directory. Blocks on the disk."""
         return Order(
             program=self.program,
-            command=rlimits.under(
-                self.resource_limits(inside.limits),
-                runner_copy.start_command(str(self.python), _RUNNER),
-            ),
+            command=runner_copy.start_command(str(self.python), _RUNNER),
             inside=inside,
             system=self.system,
             etc=etc(self.uid, self.gid, inside.network),

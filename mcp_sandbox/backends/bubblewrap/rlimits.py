@@ -1,11 +1,11 @@
 """Resource limits of a sandbox: set by its first process itself, read back from outside.
 
-The first process is a shell line that lowers its limits and becomes the runner; nothing of the
-user runs before. From outside they could be set only with a capability that root may lack.
+The runner lowers its own before anything of the user runs. From outside they could be set only
+with a capability that root may lack.
 """
 
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from mcp_sandbox.models import Limits
@@ -14,13 +14,13 @@ _OOM_SCORE = 500
 _MEMLOCK_KB = 64
 _KB = 1024
 
-# The shell's letter, how many bytes one unit of it is, and the name in /proc/PID/limits.
+# The name of each in /proc/PID/limits.
 _KINDS = {
-    resource.RLIMIT_CORE: ("c", 512, "Max core file size"),
-    resource.RLIMIT_MEMLOCK: ("l", _KB, "Max locked memory"),
-    resource.RLIMIT_NOFILE: ("n", 1, "Max open files"),
-    resource.RLIMIT_FSIZE: ("f", 512, "Max file size"),
-    resource.RLIMIT_DATA: ("d", _KB, "Max data size"),
+    resource.RLIMIT_CORE: "Max core file size",
+    resource.RLIMIT_MEMLOCK: "Max locked memory",
+    resource.RLIMIT_NOFILE: "Max open files",
+    resource.RLIMIT_FSIZE: "Max file size",
+    resource.RLIMIT_DATA: "Max data size",
 }
 
 
@@ -46,13 +46,10 @@ def _possible(kind: int, value: int) -> int:
     return value if most == resource.RLIM_INFINITY else min(value, most)
 
 
-def under(values: Mapping[int, int], command: Sequence[str]) -> tuple[str, ...]:
-    """The command that lowers its limits and becomes `command`."""
-    lines = [
-        f"ulimit -{_KINDS[kind][0]} {value // _KINDS[kind][1]}" for kind, value in values.items()
-    ]
-    lines += [f"echo {_oom_score()} > /proc/self/oom_score_adj", 'exec "$@"']
-    return ("/bin/sh", "-c", " && ".join(lines), "sh", *command)
+def settings(values: Mapping[int, int]) -> dict[str, str]:
+    """What the runner is told: the limits it puts on itself and on all it starts."""
+    limits = " ".join(f"{kind}:{value}" for kind, value in values.items())
+    return {"MCP_SANDBOX_LIMITS": limits, "MCP_SANDBOX_OOM_SCORE": str(_oom_score())}
 
 
 def _oom_score() -> int:
@@ -64,7 +61,7 @@ def missing(text: str, values: Mapping[int, int]) -> list[str]:
     """What a /proc/PID/limits shows that is not as wanted."""
     found = []
     for kind, value in values.items():
-        name = _KINDS[kind][2]
+        name = _KINDS[kind]
         line = next((line for line in text.splitlines() if line.startswith(name)), "")
         shown = line.removeprefix(name).split()[:2]
         if shown != [str(value)] * 2:
