@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import docker
 from mcp import Client
 
@@ -14,19 +15,20 @@ from benchmarks.client import call, connect
 from benchmarks.measure import Goal, Measured, Row
 from benchmarks.places import (
     Failed,
-    Opened,
     checked,
     engine_client,
     in_thread,
     open_place,
     open_sandbox,
 )
-from mcp_sandbox.backends.process import ProcessId, descendants, end, identify
+from mcp_sandbox.backends.process import ProcessId, descendants, hold, identify
 
 _MIB = 1024 * 1024
 _CONTAINERS = 8
 # The runner gives its warm interpreter back after a minute without use.
 _COOLING_S = 120.0
+# Beside the runner itself one worker stays.
+_PROCESSES_KEPT = 1
 _LINE = "0123456789" * 10
 _GIGABYTE = f"yes {_LINE} | head -c 1000000000"
 
@@ -38,22 +40,42 @@ async def _idle(_values: int) -> Measured:
         sandboxes = [
             await stack.enter_async_context(open_sandbox("docker")) for _ in range(_CONTAINERS)
         ]
-        warm = [process for each in sandboxes for process in await _use_once(each, api)]
-        for process in warm:
-            if not await end(process, None, limit_s=_COOLING_S):
-                raise Failed(f"process {process.pid} of an idle sandbox does not end")
+        for each in sandboxes:
+            checked(await each.runtime.run_code("print(1)", "python", timeout_s=30), "1\n")
+        for each in sandboxes:
+            await _until_cool(api, each.id)
         return Measured(
             tuple([await in_thread(partial(_taken_mb, api, each.id)) for each in sandboxes])
         )
 
 
-async def _use_once(sandbox: Opened, api: docker.APIClient) -> list[ProcessId]:
-    """Run some code; returns the processes that stay for the next code, and end when none comes."""
-    first = (await in_thread(lambda: api.inspect_container(sandbox.id)))["State"]["Pid"]
-    before = await in_thread(lambda: set(descendants(first)))
-    checked(await sandbox.runtime.run_code("print(1)", "python", timeout_s=30), "1\n")
-    new = set(await in_thread(lambda: descendants(first))) - before
-    return [process for process in map(identify, new) if process is not None]
+async def _until_cool(api: docker.APIClient, name: str) -> None:
+    """Return when the processes kept for the next code have ended, but the one that stays."""
+    container: Any = await in_thread(lambda: api.inspect_container(name))
+    below = await in_thread(lambda: descendants(container["State"]["Pid"]))
+    kept = [process for process in map(identify, below) if process is not None]
+    with anyio.move_on_after(_COOLING_S):
+        async with anyio.create_task_group() as tasks:
+            for process in kept:
+                tasks.start_soon(_wait_for_end, process, kept, tasks.cancel_scope)
+    if len(kept) > _PROCESSES_KEPT:
+        raise Failed(f"{len(kept)} processes of the idle sandbox {name} do not end")
+
+
+async def _wait_for_end(
+    process: ProcessId, kept: list[ProcessId], enough: anyio.CancelScope
+) -> None:
+    if len(kept) > _PROCESSES_KEPT:
+        descriptor = await in_thread(partial(hold, process))
+        try:
+            if descriptor is not None:
+                await anyio.wait_readable(descriptor)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+        kept.remove(process)
+    if len(kept) <= _PROCESSES_KEPT:
+        enough.cancel()
 
 
 def _taken_mb(api: docker.APIClient, name: str) -> float:
