@@ -1,5 +1,6 @@
 """All chats of one data root: one hold per chat, and at most so many open sandboxes."""
 
+import logging
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -8,6 +9,7 @@ from weakref import WeakValueDictionary
 import anyio
 
 from mcp_sandbox.backends.base import Backend
+from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.hold import Hold, Rooms
 from mcp_sandbox.sessions.residence import Residence
@@ -15,6 +17,10 @@ from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.sessions.slots import Slots
 from mcp_sandbox.workspace.directory import Workspaces
+
+logger = logging.getLogger(__name__)
+
+_TRASH_INTERVAL_S = 3600.0
 
 
 class SessionManager:
@@ -49,6 +55,7 @@ class SessionManager:
             slots=self._slots,
             tasks=self._tasks,
         )
+        self._tasks.start_soon(self._empty_trash)
         return self
 
     async def __aexit__(
@@ -68,6 +75,17 @@ class SessionManager:
             return await self._tasks.__aexit__(kind, value, trace)
         await self._tasks.__aexit__(None, None, None)
         return None
+
+    async def _empty_trash(self) -> None:
+        """Delete what was discarded a day ago, now and every hour."""
+        while True:
+            try:
+                report = await self._workspaces.empty_trash()
+                if report.stuck:
+                    logger.warning("the trash holds what cannot be deleted: %s", report.stuck)
+            except StorageUnavailable:
+                logger.exception("the trash could not be emptied")
+            await anyio.sleep(_TRASH_INTERVAL_S)
 
     async def session(self, chat: ChatId) -> Session:
         """The chat's session; its sandbox is made at the first call that needs it."""
