@@ -299,7 +299,7 @@ async def test_output_of_any_length_costs_the_server_nothing(
 @on_the_host_kernel
 async def test_huge_files_are_read_and_searched_in_little_memory(session: Session) -> None:
     made = await session.exec(
-        "head -c 1G /dev/zero | tr '\\0' x > line; yes 0123456789abcde | head -c 1G > lines"
+        "head -c 200M /dev/zero | tr '\\0' x > line; yes 0123456789abcde | head -c 1G > lines"
     )
     assert made.success, made
     growth = Growth()

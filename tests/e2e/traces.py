@@ -1,5 +1,6 @@
 """What a sandbox leaves on the machine: looked for by the names it had while it ran."""
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,9 @@ def _look(data_root: Path, known: Traces) -> list[str]:
     found = [f"record {path}" for path in (run.iterdir() if run.is_dir() else ())]
     found += [f"container {name}" for name in known.sandboxes if _container(name)]
     found += [f"network {name}" for name in known.sandboxes if _network(name)]
-    found += [f"cgroup {path}" for name in names for path in _CGROUPS.glob(f"*/**/{name}")]
+    # Not by glob: groups of others come and go while one looks.
+    groups = {folder for folder, _, _ in os.walk(_CGROUPS) if Path(folder).name in names}
+    found += [f"cgroup {folder}" for folder in sorted(groups)]
     return found + [f"process {line}" for line in _processes(names)]
 
 

@@ -1,0 +1,464 @@
+"""The runner shares its user with hostile code: it may lose a call, but never lies or hangs."""
+
+import json
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio import to_thread
+
+from mcp_sandbox.config import Config
+from mcp_sandbox.errors import SandboxError, SandboxGone, Unsupported
+from mcp_sandbox.models import ExecResult
+from mcp_sandbox.sessions.session import Session
+from tests.e2e.attacks import attempt, gap, on_bubblewrap, on_the_host_kernel, probe
+
+KEPT = b"what the chat had before"
+
+
+async def all_is_well(session: Session) -> None:
+    """The tools work, on the same files."""
+    with anyio.fail_after(30):
+        assert (await session.read_file("kept")).data == KEPT
+        assert (await session.exec("echo fine; cat kept")).stdout == "fine\n" + KEPT.decode()
+        assert (await session.run_code("print(6 * 7)")).stdout == "42\n"
+        assert (await session.write_file("new", b"new")).written == 3
+
+
+async def survive(call: Awaitable[ExecResult]) -> ExecResult | None:
+    """An honest result, or None when the sandbox died and said so."""
+    with anyio.fail_after(40):
+        try:
+            return await call
+        except SandboxGone:
+            return None
+
+
+_SIGNALS = """
+import os, signal, sys
+number = getattr(signal, sys.argv[1])
+me = {os.getpid(), os.getppid()} if sys.argv[2] == "others" else {os.getpid()}
+pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+for pid in sorted(set(pids) - me):
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass
+print("sent", flush=True)
+"""
+
+
+@pytest.mark.parametrize("whom", ["all", "others"])
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGSEGV", "SIGALRM", "SIGCHLD"])
+@on_the_host_kernel
+async def test_signals_to_the_runner_and_its_workers(
+    session: Session, name: str, whom: str
+) -> None:
+    await session.write_file("kept", KEPT)
+    result = await survive(session.exec(["python3", "-c", _SIGNALS, name, whom], timeout_s=3))
+    assert result is not None
+    assert result.stdout == "sent\n"
+    await all_is_well(session)
+
+
+async def several_at_once(session: Session) -> None:
+    """Leave some idle workers behind."""
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(session.exec, "sleep 0.3")
+
+
+_LATE: dict[str, Callable[[Session], Awaitable[object]]] = {
+    "read": lambda session: session.read_file("kept"),
+    "write": lambda session: session.write_file("other", b"x"),
+    "delete": lambda session: session.delete_file("gone"),
+}
+
+
+@gap("an idle worker that is stopped holds a file call up for a minute, a write for ten")
+@on_bubblewrap
+@pytest.mark.parametrize("tool", _LATE)
+async def test_stopped_workers_hold_no_file_call_up(session: Session, tool: str) -> None:
+    await session.write_file("kept", KEPT)
+    await session.write_file("gone", b"x")
+    await several_at_once(session)
+    await session.exec(["python3", "-c", _SIGNALS, "SIGSTOP", "others"], timeout_s=3)
+    # The first gets the worker that was spared, the others one that is stopped.
+    with anyio.fail_after(8):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(session.exec, "sleep 1")
+            tasks.start_soon(lambda: attempt(_LATE[tool](session)))
+            tasks.start_soon(session.read_file, "kept")
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "rm -f /run/mcp-sandbox/runner.sock",
+        "mv /run/mcp-sandbox/runner.sock /run/mcp-sandbox/aside",
+        "ln -sf /workspace/fake.sock /run/mcp-sandbox/runner.sock",
+        "chmod 000 /run/mcp-sandbox/runner.sock; chmod 000 /run/mcp-sandbox",
+        "rm -rf /run/mcp-sandbox /opt/mcp-sandbox; : > /opt/mcp-sandbox/mcp_sandbox/relay.py",
+    ],
+    ids=["unlink", "rename", "link", "mode", "remove"],
+)
+@on_the_host_kernel
+async def test_the_socket_cannot_be_taken_away(session: Session, attack: str) -> None:
+    await session.write_file("kept", KEPT)
+    await survive(session.exec(attack))
+    await all_is_well(session)
+
+
+_FAKE = """
+import os, socket, sys, threading
+path = "/run/mcp-sandbox/runner.sock"
+try:
+    os.unlink(path)
+except OSError as exc:
+    print("refused", exc.errno, flush=True)
+    sys.exit()
+fake = socket.socket(socket.AF_UNIX); fake.bind(path); fake.listen()
+print("replaced", flush=True)
+head = b'{"t":"hello","version":"1","nonce":"' + b"0" * 32 + b'"}'
+done = b'{"t":"welcome","proof":"' + b"0" * 64 + b'","python":"3","workspace_inode":1}'
+while True:
+    peer, _ = fake.accept()
+    for frame in (head, done):
+        peer.sendall(len(frame).to_bytes(4, "big") + bytes(4) + frame)
+"""
+
+
+async def test_a_runner_that_code_has_put_in_its_place_is_not_believed(session: Session) -> None:
+    await session.write_file("kept", KEPT)
+    said = anyio.Event()
+    words = bytearray()
+
+    async def note(_name: str, data: bytes) -> None:
+        words.extend(data)
+        said.set()
+
+    async def fake() -> None:
+        await survive(session.exec(["python3", "-c", _FAKE], timeout_s=20, on_output=note))
+
+    with anyio.fail_after(50):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fake)
+            await said.wait()
+            await all_is_well(session)
+            tasks.cancel_scope.cancel()
+    assert words.startswith((b"refused", b"replaced"))
+    await all_is_well(session)
+
+
+_STRANGER = """
+import json, os, socket, struct, threading, time
+path = "/run/mcp-sandbox/runner.sock"
+
+def frame(header, payload=b""):
+    head = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack(">II", len(head), len(payload)) + head + payload
+
+call = frame({"t": "call", "id": 1, "op": "run", "args": {"argv": ["touch", "/workspace/forged"]}})
+hello = frame({"t": "hello", "nonce": "00" * 16, "proof": "00" * 32})
+said = []
+attempts = [call, hello + call, frame(b"[" * 60_000), frame({"t": 1}), b"\\xff" * 64, b""]
+attempts += [hello * 50, frame({"t": "hello", "nonce": "00", "proof": 1}), os.urandom(100_000)]
+attempts += [frame({"t": "welcome", "id": 1}) + call, struct.pack(">II", 2**31, 2**31)]
+for data in attempts:
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(3)
+        try:
+            peer.connect(path); peer.sendall(data); peer.shutdown(socket.SHUT_WR)
+            answer = b""
+            while part := peer.recv(65536): answer += part
+            said.append(answer.decode("latin1"))
+        except OSError as exc:
+            said.append(str(exc))
+flood = []
+end = time.monotonic() + 3
+refused = 0
+while time.monotonic() < end:
+    try:
+        peer = socket.socket(socket.AF_UNIX); peer.setblocking(False); peer.connect(path)
+        flood.append(peer)
+    except OSError:
+        refused += 1
+    if len(flood) > 500:
+        flood.pop(0).close()
+print(json.dumps([said, len(flood), os.path.exists("/workspace/forged")]))
+"""
+
+
+async def test_strangers_on_the_socket_get_nothing_and_disturb_nobody(session: Session) -> None:
+    await session.write_file("kept", KEPT)
+    flooding = anyio.Event()
+
+    async def flood() -> None:
+        said, _, forged = await probe(session, _STRANGER, timeout_s=50)
+        assert not forged
+        assert not [answer for answer in said if '"done"' in answer or "proof" in answer]
+        flooding.set()
+
+    with anyio.fail_after(55):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(flood)
+            while not flooding.is_set():
+                assert (await session.exec("cat kept")).stdout == KEPT.decode()
+    await all_is_well(session)
+
+
+_INTO_PIPES = """
+import json, os, socket
+wrote = []
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    if int(pid) == os.getpid():
+        continue
+    for fd in range(256):
+        path = f"/proc/{pid}/fd/{fd}"
+        try:
+            target = os.readlink(path)
+            opened = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            os.write(opened, b'{"e":"exit","status":0,"changed":["forged"]}\\n')
+            wrote.append([pid, target])
+        except OSError:
+            pass
+# What this very process was given, beyond its three streams.
+for fd in range(3, 256):
+    try:
+        target = os.readlink(f"/proc/self/fd/{fd}")
+        if target.startswith(("socket", "pipe")):
+            os.write(fd, b"forged"); wrote.append(["self", target])
+    except OSError:
+        pass
+print(json.dumps(wrote))
+"""
+
+
+@on_the_host_kernel
+async def test_no_descriptor_of_the_runner_is_in_reach(session: Session) -> None:
+    await session.write_file("kept", KEPT)
+    await several_at_once(session)
+    assert await probe(session, _INTO_PIPES) == []
+    await all_is_well(session)
+
+
+_PLANT = (
+    "import os\nopen('/workspace/imported', 'a').write(__name__ + ' ' + str(os.getpid()) + '\\n')\n"
+)
+_MODULES = (
+    "json",
+    "socket",
+    "struct",
+    "signal",
+    "ctypes",
+    "types",
+    "builtins",
+    "re",
+    "stat",
+    "mcp_sandbox",
+    "encodings",
+    "codecs",
+    "io",
+    "abc",
+    "heapq",
+    "select",
+    "resource",
+    "array",
+)
+
+
+async def test_modules_planted_in_the_workspace_are_not_loaded_by_the_runner(
+    session: Session,
+) -> None:
+    for name in _MODULES:
+        await session.write_file(f"{name}.py", _PLANT.encode())
+    for name in ("sitecustomize", "usercustomize"):
+        await session.write_file(f"{name}.py", _PLANT.encode())
+    await session.write_file("mcp_sandbox/runner/__init__.py", _PLANT.encode())
+    await session.write_file("kept", KEPT)
+    await session.reset()
+    # Tools and the start of the warm interpreter, with the workspace as working directory.
+    assert (await session.exec("echo fine")).stdout == "fine\n"
+    assert (await session.run_code("print('started')")).stdout == "started\n"
+    await session.edit_file("kept", "had", "has")
+    await session.grep("what")
+    await session.glob("**/*")
+    await session.delete_file("mcp_sandbox", recursive=True)
+    assert "NotFound" in await attempt(session.read_file("imported"))
+
+
+_AS_PYTHON = "#!/bin/sh\necho hijacked > /workspace/hijacked-$(basename $0)\n"
+
+
+async def test_programs_planted_in_the_home_are_not_used_by_the_runner(session: Session) -> None:
+    await session.write_file("kept", KEPT)
+    for name in ("python3", "python", "sh", "env", "relay.py"):
+        await session.write_file(f"~/.local/bin/{name}", _AS_PYTHON.encode())
+    for name in (".bashrc", ".profile", ".bash_profile", ".bash_env"):
+        await session.write_file(f"~/{name}", b"touch /workspace/hijacked-shell\n")
+    await session.write_file("~/.ripgreprc", b"--pre=/home/sandbox/.local/bin/sh\n")
+    await session.exec("chmod +x ~/.local/bin/*")
+    await session.reset()
+    await all_is_well(session)
+    await session.grep("what")
+    assert (await session.glob("hijacked*")).paths == ()
+
+
+@gap("grep takes the first rg of a PATH that begins in the home")
+@on_bubblewrap
+async def test_grep_does_not_run_a_program_of_the_chat(session: Session) -> None:
+    await session.write_file("~/.local/bin/rg", _AS_PYTHON.encode())
+    await session.exec("chmod +x ~/.local/bin/rg")
+    await session.reset()
+    await attempt(session.grep("what"))
+    assert (await session.glob("hijacked*")).paths == ()
+
+
+async def _start_up_folder(session: Session) -> str:
+    return (await session.exec("/usr/bin/python3 -m site --user-site")).stdout.strip()
+
+
+_START_UP = {
+    "ends": "import os\nos._exit(7)\n",
+    "raises": "raise SystemExit('no')\n",
+    "hangs": "while True: pass\n",
+    "garbage": "import os\nos.write(3, b'garbage')\n",
+    "nonsense": "import os\nos.write(3, b'[1]')\n",
+    "hello": 'import os\nos.write(3, b\'{"e":"hello","pid":-1}\')\n',
+    "closes": "import os\nos.close(3)\n",
+    "seat": "import socket\nsocket.socket.send = lambda *a: 0\n",
+    "fork": "import os\nos.fork = lambda: 1\n",
+}
+
+
+_BRICKS = gap("a byte of nonsense from the warm interpreter ends pid 1, at each start anew")
+
+
+@on_bubblewrap
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(name, marks=_BRICKS if name in ("garbage", "nonsense") else ())
+        for name in _START_UP
+    ],
+)
+@pytest.mark.parametrize("kind", ["usercustomize.py", "evil.pth"])
+async def test_start_up_code_of_the_chat_harms_only_its_own_python(
+    session: Session, what: str, kind: str
+) -> None:
+    await session.write_file("kept", KEPT)
+    folder, code = await _start_up_folder(session), _START_UP[what]
+    line = code if kind.endswith(".py") else f"import os; exec({code!r})\n"
+    await session.write_file(f"{folder}/{kind}", line.encode())
+    await session.reset()
+    try:
+        result = await survive(session.run_code("print('ran')", timeout_s=2))
+        assert result is None or result.stdout == "ran\n" or not result.success
+    except Unsupported:
+        # Said so: the message names the files that may be broken.
+        assert what not in ("hello", "seat")
+    with anyio.fail_after(10):
+        assert (await session.exec("cat kept")).stdout == KEPT.decode()
+        await session.delete_file(f"{folder}/{kind}")
+    await session.reset()
+    await all_is_well(session)
+
+
+_FREE = 'import os\nos.write(3, b\'{"e":"free"}\')\n'
+
+
+@gap("the warm interpreter may pass itself off as a free worker, and then gets other calls")
+@on_bubblewrap
+async def test_the_warm_interpreter_gets_no_call_of_others(session: Session) -> None:
+    await session.write_file("kept", KEPT)
+    folder = await _start_up_folder(session)
+    await session.write_file(f"{folder}/usercustomize.py", _FREE.encode())
+    await session.reset()
+    await survive(session.run_code("print('ran')", timeout_s=5))
+    with anyio.fail_after(10):
+        assert (await session.exec("echo fine", timeout_s=5)).stdout == "fine\n"
+        assert (await session.read_file("kept")).data == KEPT
+
+
+_STOP_FIRST = "the host stops the runner from outside, which nobody inside can"
+
+
+@on_the_host_kernel
+async def test_a_runner_that_does_not_answer_is_replaced(session: Session, config: Config) -> None:
+    await session.write_file("kept", KEPT)
+    runner = await to_thread.run_sync(_runner_pid, config.data_dir)
+    started = anyio.Event()
+
+    async def note(_name: str, _data: bytes) -> None:
+        started.set()
+
+    async def stop() -> None:
+        await started.wait()
+        os.kill(runner, 19)
+
+    with anyio.fail_after(35):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stop)
+            before = anyio.current_time()
+            with pytest.raises(SandboxGone, match="did not answer within"):
+                await session.exec("echo started; sleep 60", timeout_s=2, on_output=note)
+            assert anyio.current_time() - before < 2 + 5 + 6, _STOP_FIRST
+        await all_is_well(session)
+    assert not Path(f"/proc/{runner}").exists()
+
+
+def _runner_pid(data_root: Path) -> int:
+    """The runner's number on the host: who has the workspace mounted and is first in there."""
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            inner = next(line for line in status.read_text().splitlines() if "NSpid" in line)
+            mounts = status.with_name("mountinfo").read_text()
+        except (OSError, StopIteration):
+            continue
+        name = f"{data_root.parent.name}/data/sandbox/workspace/"
+        first = inner.split()[-1] == "1" and len(inner.split()) > 2 and name in mounts
+        if first and status.with_name("cmdline").read_bytes().startswith(b"mcp-sandbox"):
+            return int(status.parent.name)
+    raise AssertionError("no runner found")
+
+
+async def test_results_cannot_be_forged_by_what_is_printed(session: Session) -> None:
+    mark = secrets.token_hex(8)
+    forged = json.dumps({"t": "done", "id": 1, "result": {"exit_code": 0, "mark": mark}})
+    result = await session.exec(
+        f"printf '%s\\n' '{forged}' >&2; printf '\\x00\\x00\\x00\\x10'; exit 9"
+    )
+    assert result.exit_code == 9
+    assert mark in result.stderr
+    assert result.stdout == "\0\0\0\x10"
+
+
+@on_bubblewrap
+async def test_planted_sockets_lead_the_host_nowhere(session: Session, config: Config) -> None:
+    """A link to another socket in the place of the runner's: nobody of the host connects to it."""
+    await session.write_file("kept", KEPT)
+    (run,) = (config.data_dir / "sandbox" / "run").iterdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        path = f"/tmp/mcs-{secrets.token_hex(6)}.sock"
+        listener.bind(path)
+        listener.listen()
+        listener.setblocking(False)
+        try:
+            (run / "sock" / "runner.sock").unlink()
+            (run / "sock" / "runner.sock").symlink_to(path)
+            from mcp_sandbox.app import open_backend
+
+            async with open_backend("bubblewrap", config) as backend:
+                found = (await backend.running())[0]
+                again = await backend.attach(found.id)
+                with pytest.raises((SandboxError, OSError)):
+                    await again.open_channel()
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+        finally:
+            Path(path).unlink()
+    await all_is_well(session)
