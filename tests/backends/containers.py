@@ -7,11 +7,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
+import docker
 from anyio.abc import ByteStream, UNIXSocketStream
 from anyio.streams.tls import TLSListener
 
 from mcp_sandbox.backends.docker.backend import DockerBackend, DockerSandbox
 from mcp_sandbox.backends.docker.record import sandbox_user
+from mcp_sandbox.backends.docker.spec import instance_of
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.models import Mount, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
@@ -30,6 +32,18 @@ def mounts(data_root: Path) -> tuple[Mount, ...]:
             os.chown(path, *sandbox_user())
         found.append(Mount(path, target))
     return tuple(found)
+
+
+def left_of(data_root: Path) -> list[str]:
+    """Containers, networks and records of a data root that are there now."""
+    engine = docker.from_env()
+    label = f"mcp-sandbox.instance={instance_of(data_root)}"
+    containers = [str(c.name) for c in engine.containers.list(all=True, filters={"label": label})]
+    networks = [str(n.name) for n in engine.networks.list(filters={"label": label})]
+    engine.close()
+    run = data_root / "sandbox" / "run"
+    records = [path.name for path in run.iterdir()] if run.is_dir() else []
+    return sorted({*containers, *networks, *records})
 
 
 @asynccontextmanager
@@ -94,9 +108,9 @@ async def engine_on_tcp(
 
 
 async def _copy(source: ByteStream, target: ByteStream, rewrite: tuple[bytes, bytes]) -> None:
-    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError):
         async for data in source:
             await target.send(data.replace(*rewrite) if rewrite[0] else data)
-    if isinstance(target, UNIXSocketStream):
-        # Only towards the engine: what it has still to say goes on.
-        await target.send_eof()
+        if isinstance(target, UNIXSocketStream):
+            # Only towards the engine: what it has still to say goes on.
+            await target.send_eof()

@@ -94,6 +94,7 @@ class DockerBackend:
         self._containers = Containers(self._connection)
         self._images = Images(self._connection)
         self._image: tuple[float, Image] | None = None
+        self._swept = False
 
     @property
     def name(self) -> BackendName:
@@ -163,9 +164,7 @@ class DockerBackend:
 
     async def running(self) -> Sequence[SandboxInfo]:
         """The sandboxes of this data root; also clears up after those that ended themselves."""
-        rows = await self._rows()
-        await self._sweep({_name(row) for row in rows})
-        return [_info(row) for row in rows if row["State"] in _PRESENT]
+        return [_info(row) for row in await self._sweep() if row["State"] in _PRESENT]
 
     async def destroy(self, sandbox_id: SandboxId) -> None:
         """Kill and remove it with everything of it; gone already is not an error."""
@@ -195,13 +194,15 @@ class DockerBackend:
         placement = await self._placement(record.id, token.hex(), spec.network)
         if spec.network == "open":
             # Networks are few: those of sandboxes that ended by themselves go first.
-            await self._sweep({_name(row) for row in await self._rows()})
+            await self._sweep()
             labels = {"app": APP, INSTANCE_LABEL: self._instance}
             await self._containers.create_network(record.id, labels)
         body = container_body(spec, placement)
         inspected = await self._containers.launch(record.id, body)
         _refuse(weaker_fields(body, inspected))
         await self._wait_until_it_listens(record)
+        if not self._swept:
+            await self._sweep()
         await to_thread.run_sync(record.close_sockets)
         if placement.socket_directory:
             _refuse(await to_thread.run_sync(first_process_problems, inspected))
@@ -272,9 +273,23 @@ class DockerBackend:
             return False
         return bool(found["Config"]["Labels"].get(INSTANCE_LABEL) == self._instance)
 
-    async def _sweep(self, alive: set[str]) -> None:
-        for record in await to_thread.run_sync(stale_records, self._folder, alive):
+    async def _sweep(self) -> list[dict[str, Any]]:
+        """Clear up after killed servers and ended sandboxes; returns the containers that stay."""
+        stays = []
+        for row in await self._rows():
+            # Its server was killed before it could start it, and nobody else ever will.
+            if row["State"] == "created" and await to_thread.run_sync(self._abandoned, row):
+                await self._containers.remove(row["Id"])
+            else:
+                stays.append(row)
+        present = {_name(row) for row in stays}
+        for record in await to_thread.run_sync(stale_records, self._folder, present):
             await self._clear(record)
+        self._swept = True
+        return stays
+
+    def _abandoned(self, row: dict[str, Any]) -> bool:
+        return Record(self._folder / _name(row)).abandoned()
 
     async def _clear(self, record: Record) -> None:
         if await to_thread.run_sync(record.network) == "open":

@@ -6,7 +6,10 @@ three zero bytes, a length, and so many bytes.
 """
 
 import json
+import ssl
 import struct
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import anyio
 from anyio.abc import ByteStream
@@ -41,12 +44,18 @@ class ExecStream(ByteStream):
             return taken
         while not self._output_left:
             await self._next_frame()
-        data = await self._source.receive(min(max_bytes, self._output_left))
+        with _broken_tls():
+            data = await self._source.receive(min(max_bytes, self._output_left))
         self._output_left -= len(data)
         return data
 
     async def send(self, item: bytes) -> None:
-        await self._raw.send(item)
+        try:
+            with _broken_tls():
+                await self._raw.send(item)
+        except anyio.EndOfStream as exc:
+            # A TLS stream says so when it finds the end while it writes.
+            raise anyio.BrokenResourceError from exc
 
     async def send_eof(self) -> None:
         try:
@@ -91,7 +100,8 @@ class ExecStream(ByteStream):
 
     async def _next_frame(self) -> None:
         try:
-            kind, length = _HEADER.unpack(await self._source.receive_exactly(_HEADER.size))
+            with _broken_tls():
+                kind, length = _HEADER.unpack(await self._source.receive_exactly(_HEADER.size))
             if kind == _STDOUT:
                 self._output_left = length
             elif kind == _STDERR and len(self.complaint) + length <= _MAX_COMPLAINT:
@@ -100,6 +110,14 @@ class ExecStream(ByteStream):
                 raise anyio.BrokenResourceError
         except anyio.IncompleteRead as exc:
             raise anyio.EndOfStream from exc
+
+
+@contextmanager
+def _broken_tls() -> Generator[None]:
+    try:
+        yield
+    except ssl.SSLError as exc:
+        raise anyio.BrokenResourceError from exc
 
 
 async def open_exec(engine: Engine, path: str, *, deadline_s: float) -> ExecStream:

@@ -4,18 +4,21 @@ It is made before the container and removed after it, so what a killed server le
 it. All functions block.
 """
 
+import json
 import os
 import shutil
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from mcp_sandbox.backends.process import ProcessId, is_alive, ourselves
 from mcp_sandbox.errors import SandboxGone, StorageUnavailable
 from mcp_sandbox.models import Network, SandboxId
 
-# Longer than a creation can take: the container of a younger record may be about to appear.
+# Longer than a creation can take: a living server may be about to make a younger one's container.
 _GRACE_S = 180.0
 # Other backends keep their records beside ours; this file tells them apart.
 _MARK = "container"
@@ -38,10 +41,19 @@ class Record:
 
     def network(self) -> Network:
         """Which network the container was asked to have; "none" also when nothing tells."""
+        return "open" if self._note().get("network") == "open" else "none"
+
+    def abandoned(self) -> bool:
+        """Whether the server that makes the container is dead, or no record tells of one."""
+        maker = self._note().get("maker")
+        return not (isinstance(maker, dict) and is_alive(ProcessId(**maker)))
+
+    def _note(self) -> dict[str, Any]:
         try:
-            return "open" if (self.path / _MARK).read_text() == "open" else "none"
-        except FileNotFoundError:
-            return "none"
+            found = json.loads((self.path / _MARK).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def token(self) -> bytes:
         """The secret shared with the runner.
@@ -66,7 +78,8 @@ class Record:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700)
-            (self.path / _MARK).write_text(network)
+            note = {"network": network, "maker": asdict(ourselves())}
+            (self.path / _MARK).write_text(json.dumps(note))
             secret = os.open(self.path / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(secret, "w") as file:
                 file.write(token.hex())
@@ -95,7 +108,12 @@ class Record:
         if not (self.path / _MARK).exists():
             return
         with suppress(FileNotFoundError):
-            shutil.rmtree(self.path)
+            shutil.rmtree(self.sockets)
+        # The mark goes last: without it nobody would know whose directory this is.
+        for name in ("token", _MARK):
+            (self.path / name).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            self.path.rmdir()
 
 
 def sandbox_user() -> tuple[int, int]:
@@ -103,13 +121,16 @@ def sandbox_user() -> tuple[int, int]:
     return (os.geteuid(), os.getegid()) if os.geteuid() != 0 else (_SANDBOX_UID, _SANDBOX_UID)
 
 
-def stale_records(folder: Path, alive: Collection[str]) -> list[Record]:
-    """Records whose containers have gone by themselves."""
+def stale_records(folder: Path, present: Collection[str]) -> list[Record]:
+    """Records whose containers have gone by themselves, or never came."""
     if not folder.is_dir():
         return []
-    youngest = time.time() - _GRACE_S
-    return [
+    marked = [
         Record(path)
         for path in folder.iterdir()
-        if path.name not in alive and (path / _MARK).exists() and path.stat().st_mtime < youngest
+        if path.name not in present and (path / _MARK).exists()
+    ]
+    youngest = time.time() - _GRACE_S
+    return [
+        record for record in marked if record.abandoned() or record.path.stat().st_mtime < youngest
     ]
