@@ -14,9 +14,10 @@ from mcp_sandbox.config import Config, DockerConfig
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.models import BackendName
 from tests import leftovers
+from tests.e2e import npm
 
 REQUIRED = frozenset(os.environ.get("MCP_SANDBOX_REQUIRE", "").split(",")) - {""}
-NEEDS = ("docker", "runsc", "bubblewrap")
+NEEDS = ("docker", "runsc", "bubblewrap", *npm.PACKAGES)
 
 
 def configured(name: str, data_dir: Path) -> Config:
@@ -31,6 +32,8 @@ def configured(name: str, data_dir: Path) -> Config:
 @functools.cache
 def absent(need: str, scratch: Path) -> str | None:
     """Return why a need is not met on this machine, after really trying it."""
+    if need in npm.PACKAGES:
+        return _absent_program(need, scratch)
     config = configured("docker-runsc" if need == "runsc" else need, scratch / f"probe-{need}")
     assert config.backend != "auto"
     try:
@@ -38,6 +41,20 @@ def absent(need: str, scratch: Path) -> str | None:
     except OperatorError as exc:
         return f"{need}: {exc}"
     return None
+
+
+def _absent_program(need: str, cache: Path) -> str | None:
+    try:
+        npm.installed(need, cache)
+    except npm.NotInstalled as exc:
+        return f"{need}: {exc}"
+    return None
+
+
+def npm_folder(config: pytest.Config) -> Path:
+    """Return where programs from npm are kept, also for the next run."""
+    assert config.cache is not None
+    return Path(config.cache.mkdir("npm"))
 
 
 async def _probe(name: BackendName, config: Config) -> None:
@@ -50,7 +67,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for need in NEEDS:
         if item.get_closest_marker(need) is None:
             continue
-        reason = absent(need, factory.getbasetemp())
+        in_npm = need in npm.PACKAGES
+        reason = absent(need, npm_folder(item.config) if in_npm else factory.getbasetemp())
         if reason is not None and need in REQUIRED:
             pytest.fail(f"required by MCP_SANDBOX_REQUIRE, but {reason}", pytrace=False)
         if reason is not None:
@@ -71,6 +89,11 @@ def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     found = leftovers.remove(tmp_path_factory.getbasetemp())
     if found:
         pytest.fail("tests left behind:\n  " + "\n  ".join(found), pytrace=False)
+
+
+@pytest.fixture
+def npm_cache(request: pytest.FixtureRequest) -> Path:
+    return npm_folder(request.config)
 
 
 @pytest.fixture

@@ -50,7 +50,12 @@ def _install(folder: Path, packages: list[str]) -> None:
     command = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), *packages]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_INSTALL_S
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_INSTALL_S,
         )
     except subprocess.TimeoutExpired as exc:
         raise NotInstalled(f"npm install of {packages} took over {_INSTALL_S} s") from exc
