@@ -1,0 +1,277 @@
+"""The README is true: its commands parse, its examples run, its tables are what the code says."""
+
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.types import Tool
+from typer.testing import CliRunner
+
+from mcp_sandbox.cli import cli
+from mcp_sandbox.config import Config, DockerConfig, load_config
+from mcp_sandbox.config.sources import KNOWN, Loaded
+from mcp_sandbox.workspace.aliases import parse_aliases
+from tests.server.scripted import answering, server_of
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+LINES = TEXT.splitlines()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+SPANS = re.findall(
+    r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
+)
+SECTIONS = {key.split(".")[0] for key in KNOWN if "." in key}
+
+
+def blocks(language: str) -> list[str]:
+    found = [text for kind, text in BLOCKS if kind == language]
+    assert found, language
+    return found
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of the first table after a heading, without its two lines of head."""
+    start = LINES.index(heading)
+    first = next(n for n in range(start, len(LINES)) if LINES[n].startswith("|"))
+    rows = list[list[str]]()
+    for line in LINES[first + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return rows
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(home), **more}
+
+
+def python(*arguments: str, home: Path, **more: str) -> str:
+    """What a Python program prints, which must succeed, in an empty home."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=environment(home, **more),
+        cwd=home,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_the_first_command_and_its_proof_come_early() -> None:
+    assert LINES.index("make demo") < 15
+    assert LINES.index("Done: nothing was left running.") < 30
+    assert len(LINES) <= 250
+
+
+@pytest.mark.bubblewrap
+def test_the_shown_run_is_what_the_demo_prints(tmp_path: Path) -> None:
+    def plain(text: str) -> list[str]:
+        without_times = re.sub(r"  \d+ ms$", "", text, flags=re.MULTILINE)
+        return [line.strip("│ ") for line in without_times.splitlines()]
+
+    folder = {"TMPDIR": str(tmp_path)}
+    printed = iter(
+        plain(
+            python("-m", "mcp_sandbox", "demo", "--backend", "bubblewrap", home=tmp_path, **folder)
+        )
+    )
+    shown = plain(blocks("text")[0])
+    assert len(shown) > 8
+    # Each search goes on where the last one ended, so the order counts too.
+    assert [line for line in shown if line not in printed] == []
+
+
+async def offered_tools() -> Sequence[Tool]:
+    with anyio.fail_after(10):
+        async with Client(server_of(answering(None))) as client:
+            return (await client.list_tools()).tools
+
+
+def parameter(name: str, schema: dict[str, Any], *, required: bool) -> str:
+    if required:
+        return f"**{name}**"
+    default = schema.get("default")
+    return name if default is None else f"{name} = {json.dumps(default).strip(chr(34))}"
+
+
+def tool_row(tool: Tool) -> str:
+    required = tool.input_schema.get("required", [])
+    parameters = [
+        parameter(name, schema, required=name in required)
+        for name, schema in tool.input_schema["properties"].items()
+    ]
+    assert tool.description is not None
+    first = re.split(r"(?<=\.)\s", tool.description)[0].replace("\n", " ")
+    return f"| `{tool.name}` | {', '.join(parameters) or '-'} | {first.replace('|', '/')} |"
+
+
+async def test_the_tool_table_is_made_of_the_registered_tools() -> None:
+    expected = [tool_row(tool) for tool in await offered_tools()]
+    start = LINES.index("## What the agent can do")
+    shown = [line for line in LINES[start : start + 20] if line.startswith("| `")]
+    assert shown == expected, "put these lines in README.md:\n" + "\n".join(expected)
+
+
+@cache
+def outcome_of_parsing(arguments: tuple[str, ...]) -> int:
+    # --help keeps the command from running; options and their values are parsed all the same.
+    return CliRunner().invoke(cli, [*arguments, "--help"]).exit_code
+
+
+def our_commands(text: str) -> Iterator[tuple[str, ...]]:
+    """The arguments of each call of ours in a line of shell, other programs' calls around it."""
+    for command in re.split(r"&&|;|\|", text.partition("#")[0]):
+        words = shlex.split(command)
+        ours = [n for n, word in enumerate(words) if Path(word).name == "mcp-sandbox"]
+        if ours:
+            arguments = words[ours[-1] + 1 :]
+            end = arguments.index("--method") if "--method" in arguments else len(arguments)
+            yield tuple(arguments[:end])
+
+
+def test_every_command_of_ours_is_one() -> None:
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    spans = [span for span in SPANS if re.match(r"(\S+=\S+ )?(\.venv/bin/)?mcp-sandbox ", span)]
+    commands = [command for text in (*lines, *spans) for command in our_commands(text)]
+    assert len(commands) >= 8
+    assert [command for command in commands if outcome_of_parsing(command) != 0] == []
+    assert outcome_of_parsing(("stdio", "--nonsense")) != 0
+
+
+def test_shell_blocks_are_shell_and_their_make_targets_exist() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for block in blocks("sh"):
+        subprocess.run(["bash", "-n"], input=block, text=True, check=True, timeout=10)
+        assert set(re.findall(r"^make (\w+)", block, re.MULTILINE)) <= targets
+    assert {span.removeprefix("make ") for span in SPANS if span.startswith("make ")} <= targets
+
+
+async def test_the_client_configuration_starts_a_server(tmp_path: Path) -> None:
+    for block in blocks("json"):
+        for entry in json.loads(block)["mcpServers"].values():
+            assert Path(entry["command"]).name == "mcp-sandbox"
+            server = StdioServerParameters(
+                command=sys.executable,
+                args=["-m", "mcp_sandbox", *entry["args"], "--data", str(tmp_path / "data")],
+                env=environment(tmp_path),
+            )
+            with anyio.fail_after(30):
+                async with Client(server) as client:
+                    names = [tool.name for tool in (await client.list_tools()).tools]
+            assert names == [row[0].strip("`") for row in table("## What the agent can do")]
+
+
+@pytest.mark.bubblewrap
+def test_the_library_example_prints_what_it_says(tmp_path: Path) -> None:
+    for number, block in enumerate(blocks("python")):
+        compile(block, f"README block {number}", "exec")
+    (example,) = blocks("python")
+    place = {"MCP_SANDBOX_BACKEND": "bubblewrap", "MCP_SANDBOX_DATA_DIR": str(tmp_path / "data")}
+    said = re.search(r"print\(.*\)  # (.*)", example)
+    assert said is not None
+    assert python("-W", "error", "-c", example, home=tmp_path, **place).split() == said[1].split(
+        ", "
+    )
+
+
+def test_configuration_examples_are_accepted(tmp_path: Path) -> None:
+    spans = [span for span in SPANS if span.partition(":")[0] in SECTIONS | KNOWN.keys() - {""}]
+    whole = [span for span in spans if re.match(r"\w+: ", span)]
+    assert len(whole) >= 4
+    for number, block in enumerate(whole):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(block)
+        parse_aliases(load_config(file).config.workspace.aliases)
+
+
+def test_the_image_example_ends_as_the_sandbox_user() -> None:
+    ours = (ROOT / "images/base/Dockerfile").read_text().splitlines()
+    for block in blocks("dockerfile"):
+        lines = block.splitlines()
+        assert lines[0] == f"FROM {DockerConfig().image}"
+        assert lines[-1] == next(line for line in ours if line.startswith("USER "))
+
+
+def test_settings_have_the_shown_defaults_and_meanings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    known = {key: (value, text) for key, value, _, text in Loaded(Config(), {}).rows()}
+    rows = table("## Configure")
+    assert len(rows) == 10
+    for name, default, meaning in rows:
+        value, text = known[name.strip("`")]
+        shown = value if isinstance(value, str) else json.dumps(value)
+        home = str(Path.home())
+        assert (default.strip("`"), meaning) == (shown.replace(home, "~"), text), name
+
+
+def test_every_named_setting_exists() -> None:
+    dotted = [re.match(r"(\w+)\.(\w+)", span) for span in SPANS]
+    named = {match[0] for match in dotted if match and match[1] in SECTIONS}
+    variables = {name.lower().replace("__", ".") for name in re.findall(r"MCP_SANDBOX_(\w+)", TEXT)}
+    assert len(named) > 8
+    assert named | variables <= KNOWN.keys()
+
+
+def test_every_named_path_exists() -> None:
+    starts = ("mcp_sandbox/", "tests/", "images/")
+    paths = {span for span in SPANS if span.startswith(starts) and ":" not in span}
+    links = re.findall(r"\]\(([^)#]+)\)", TEXT)
+    assert len(paths) >= 5
+    assert [path for path in (*paths, *links) if not (ROOT / path).exists()] == []
+
+
+def test_every_promise_of_protection_has_a_test_that_holds() -> None:
+    rows = table("## What it protects against")
+    assert len(rows) > 10
+    for against, _, proof in rows:
+        file, _, name = proof.strip("`").partition("::")
+        found = [
+            node
+            for node in ast.parse((ROOT / "tests" / file).read_text()).body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
+        ]
+        assert len(found) == 1, f"{against}: there is no {proof}"
+        marks = " ".join(ast.unparse(mark) for mark in found[0].decorator_list)
+        assert not re.search(r"\b(gap|xfail|skip)\b", marks), f"{against}: {proof} does not hold"
+
+
+@cache
+def messages() -> str:
+    """Every text of the code, one a line, with … for the parts that vary."""
+    texts = list[str]()
+    for path in (ROOT / "mcp_sandbox").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                texts.append(
+                    "".join(
+                        str(part.value) if isinstance(part, ast.Constant) else "…"
+                        for part in node.values
+                    )
+                )
+    return "\n".join(texts)
+
+
+def test_every_explained_message_is_still_one_of_ours() -> None:
+    rows = table("## When something fails")
+    assert len(rows) > 10
+    for shown, _, _ in rows:
+        parts = [part.strip(" :,;") for part in shown.split("`")[1].split("…")]
+        missing = [part for part in parts if part not in messages()]
+        assert not missing, f"no message holds {missing}"
