@@ -148,8 +148,7 @@ class Worker:
     async def _read(self) -> None:
         name = self._any_file(at_most=_WHOLE)
         result = await self._chat.call("read_file", path=f"{self._folder}/{name}")
-        told = text_of(result).splitlines()
-        shown = [line.partition("\t")[2] for line in told if "\t" in line]
+        shown = [line.partition("\t")[2] for line in result.content[0].text.splitlines()]
         data = self.ledger.certain[name]
         lines = data.decode().splitlines()
         if shown != (lines if len(data) <= _WHOLE else lines[: len(shown)]):

@@ -1,0 +1,63 @@
+"""Some seconds of what `python -m tests.e2e.endurance` does for minutes."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from mcp_sandbox.models import BackendName
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER
+from tests.e2e.endurance.ledger import Found, Ledger, Possible, digest
+from tests.e2e.endurance.run import Plan, run
+from tests.e2e.endurance.tally import table
+
+LOAD_S = 12
+# Nothing of these may outlive the idle time; what a killed server wrote down is swept up later.
+RUNNING = ("processes", "containers", "mounts")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", [DOCKER, BUBBLEWRAP])
+async def test_random_kills_lose_no_file_and_no_reply_and_leave_nothing(
+    backend: BackendName, data_root: Path
+) -> None:
+    plan = Plan(backend, data_root, LOAD_S, seed=20, mean_kill_s=2.0, networks=("none", "open"))
+    with anyio.fail_after(280):
+        tally, remains = await run(plan)
+    report = table(tally, f"endurance on {backend}", remains)
+    assert not tally.faults, report
+    assert tally.counts["answered"] > 300, report
+    assert all(tally.counts[f"killed: {what}"] for what in ("runner", "container", "server"))
+    first, last = remains.values()
+    assert not any(first[kind] for kind in RUNNING), report
+    assert not any(last.values()), report
+
+
+def seen(data: bytes) -> Found:
+    return Found(len(data), digest(data))
+
+
+def test_the_ledger_notices_a_lost_and_a_changed_file() -> None:
+    ledger = Ledger()
+    ledger.acknowledge("a", b"old")
+    assert "absent, not 3..3 bytes" in ledger.see("a", None)
+    ledger.acknowledge("a", b"old")
+    assert "not 3..3 bytes" in ledger.see("a", seen(b"new"))
+    assert "not absent" in ledger.see("never written", seen(b""))
+
+
+def test_the_ledger_lets_an_unanswered_change_happen_or_not() -> None:
+    for found, told in ((b"ab", ""), (b"abcd", "happened"), (b"abc", "cut short"), (b"x", "x is")):
+        ledger = Ledger()
+        ledger.acknowledge("x", b"ab")
+        ledger.doubt("x", Possible(b"ab", b"cd"))
+        assert ledger.see("x", seen(found)).startswith(told)
+        assert bool(told.startswith("x is")) or ledger.content("x") == found
+
+
+def test_an_unanswered_replacement_may_not_happen_in_part() -> None:
+    ledger = Ledger()
+    ledger.acknowledge("x", b"ab")
+    ledger.doubt("x", Possible(b"new content"))
+    assert "x is" in ledger.see("x", seen(b"new"))
