@@ -1,0 +1,115 @@
+"""A Messages API on loopback that follows a script: one tool call after the other, then a text."""
+
+import json
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Script:
+    """The tool calls to ask for, and what was heard of each: the texts of its result."""
+
+    calls: Sequence[tuple[str, Mapping[str, object]]]
+    last_words: str
+    heard: dict[int, str] = field(default_factory=dict[int, str])
+
+    def next_block(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The content block that answers a request."""
+        offered = {tool.get("name") for tool in request.get("tools", ())}
+        if self.calls[0][0] not in offered:
+            # A question beside the conversation, such as one for a title.
+            return {"type": "text", "text": "ok"}
+        results = [
+            block
+            for message in request["messages"]
+            if isinstance(message["content"], list)
+            for block in message["content"]
+            if block["type"] == "tool_result"
+        ]
+        self.heard.update(enumerate(map(_text, results)))
+        if len(results) == len(self.calls):
+            return {"type": "text", "text": self.last_words}
+        name, arguments = self.calls[len(results)]
+        return {
+            "type": "tool_use",
+            "id": f"toolu_{len(results)}",
+            "name": name,
+            "input": arguments,
+        }
+
+
+def _text(result: dict[str, Any]) -> str:
+    content = result["content"]
+    return content if isinstance(content, str) else "".join(b.get("text", "") for b in content)
+
+
+@contextmanager
+def serving(script: Script) -> Generator[str]:
+    """Serve the script; yields the address."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if not self.path.startswith("/v1/messages?") or "messages" not in request:
+                self._refuse()
+                return
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.end_headers()
+            for event in _events(script.next_block(request)):
+                line = f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+                self.wfile.write(line.encode())
+
+        def do_GET(self) -> None:
+            self._refuse()
+
+        def do_HEAD(self) -> None:
+            self._refuse()
+
+        def _refuse(self) -> None:
+            self.send_response(404)
+            self.end_headers()
+
+        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _events(block: dict[str, Any]) -> list[dict[str, Any]]:
+    """The stream of a message that holds this one block."""
+    usage = {"input_tokens": 1, "output_tokens": 1}
+    message: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant"}
+    message |= {"model": "scripted", "content": [], "usage": usage}
+    message |= {"stop_reason": None, "stop_sequence": None}
+    if block["type"] == "text":
+        empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+        reason = "end_turn"
+    else:
+        text = json.dumps(block["input"])
+        empty, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": text}
+        reason = "tool_use"
+    return [
+        {"type": "message_start", "message": message},
+        {"type": "content_block_start", "index": 0, "content_block": empty},
+        {"type": "content_block_delta", "index": 0, "delta": delta},
+        {"type": "content_block_stop", "index": 0},
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": None},
+            "usage": usage,
+        },
+        {"type": "message_stop"},
+    ]
