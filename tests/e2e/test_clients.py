@@ -152,10 +152,11 @@ async def test_a_server_that_is_told_to_go_takes_everything_with_it(
         await to_thread.run_sync(place.note)
         assert len(place.known) >= 1
         await farewell(client)
-        assert await client.process.wait() == 0
+        code = await client.process.wait()
         for line in (await client.rest_of_stdout()).splitlines():
             assert json.loads(line)["jsonrpc"] == "2.0"
     assert await all_gone(place) == {}
+    assert code == 0
 
 
 @pytest.mark.parametrize("farewell", FAREWELLS)
