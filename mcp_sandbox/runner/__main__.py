@@ -30,9 +30,13 @@ def main() -> None:
     os.environ.clear()
     os.environ.update(env)
     os.environ.update({_PREFIX + k: v for k, v in settings.items() if k in _KEPT})
+    # It starts while we load the rest.
+    from mcp_sandbox.runner import interpreter  # noqa: PLC0415
+
+    warm = interpreter.start(env)
     from mcp_sandbox.runner.server import Server  # noqa: PLC0415
 
-    Server(settings, env).run()
+    Server(settings, env, warm).run()
 
 
 main()

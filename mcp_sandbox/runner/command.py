@@ -93,7 +93,10 @@ class Command:
         keep = ("cwd", "env", "workspace", "memory_mb", "changes", "name")
         job = {key: self._args.get(key) for key in keep}
         language = self._args.get("language")
-        return {**job, "op": "command", "argv": _ARGV[language] if language else self._args["argv"]}
+        argv = _ARGV[language] if language else self._args["argv"]
+        # By its path: PATH begins with directories that it would be looked for in first.
+        program = "/bin/bash" if language == "bash" else argv[0]
+        return {**job, "op": "command", "program": program, "argv": argv}
 
     def _open_streams(self, stdin: bytes, *, more: bool) -> list[int]:
         out_read, out_write = pipe()

@@ -7,9 +7,8 @@ forked from the warm interpreter (python.py) and fork once more for each piece o
 from __future__ import annotations
 
 import os
-import sys
 
-from mcp_sandbox.runner import processes, worker
+from mcp_sandbox.runner import interpreter, processes, worker
 from mcp_sandbox.runner.loop import READ
 from mcp_sandbox.runner.memory import Memory
 from mcp_sandbox.runner.native import Socket, pair, receive, send, signal
@@ -246,33 +245,20 @@ class Pool:
 
     def _sit(self) -> Worker:
         """Ask the warm interpreter for a seat, starting it when there is none."""
-        interpreter = self.warm()
+        asked = self.warm()
         mine, theirs = pair()
-        interpreter.give({"op": "seat"}, [theirs.fileno()])
+        asked.give({"op": "seat"}, [theirs.fileno()])
         theirs.close()
         return self._watch(Worker(None, mine, seat=True))
 
-    def warm(self) -> Worker:
+    def warm(self, started: tuple[int, Socket] | None = None) -> Worker:
         """The warm interpreter, started when there is none."""
         if not self._interpreter:
-            self._interpreter = self._start_interpreter()
+            pid, control = started or interpreter.start(self._env)
+            self._interpreter = self._watch(Worker(pid, control, seat=False))
             self._idle[True].append(self._sit())
             self._cool_later()
         return self._interpreter
-
-    def _start_interpreter(self) -> Worker:
-        mine, theirs = pair()
-        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python.py")
-        pid = os.posix_spawn(
-            sys.executable,
-            ["python3", program],
-            self._env,
-            file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), _CONTROL_FD)],
-            setsid=True,
-            setsigdef=worker.DEFAULT_SIGNALS,
-        )
-        theirs.close()
-        return self._watch(Worker(pid, mine, seat=False))
 
     def _cool_later(self) -> None:
         if self._cooling:

@@ -28,7 +28,9 @@ _MOST_UNPROVED = 16
 class Server:
     """Everything pid 1 does."""
 
-    def __init__(self, settings: dict[str, str], env: dict[str, str]) -> None:
+    def __init__(
+        self, settings: dict[str, str], env: dict[str, str], warm: tuple[int, Socket]
+    ) -> None:
         self.token = bytes.fromhex(settings["TOKEN"])
         self.loop = Loop()
         self._workspace = settings.get("WORKSPACE", "/workspace")
@@ -45,8 +47,7 @@ class Server:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         else:
             self.loop.on_signal(signal.SIGTERM, self.stop)
-        # Beside what is still to be done until the first call comes.
-        self._pool.warm()
+        self._pool.warm(warm)
 
     def _listen(self, path: str) -> Socket:
         listener = listen(path)

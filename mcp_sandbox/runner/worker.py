@@ -150,7 +150,7 @@ def spawn(job: dict[str, Any], fds: list[int]) -> int:
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
     try:
         return os.posix_spawnp(
-            job["argv"][0],
+            job["program"],
             job["argv"],
             job["env"],
             file_actions=actions,

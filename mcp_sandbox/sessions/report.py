@@ -14,7 +14,9 @@ ask() {
   v=$(timeout 5 "$@" 2>&1 </dev/null | grep -oE '[0-9]+(\.[0-9]+)+' | head -n1)
   echo "$1 ${v:-present}"
 }
-for p in python3 pip node npm git rg jq sqlite3 curl make gcc; do ask "$p" --version & done
+for p in python3 node git rg jq sqlite3 curl make gcc; do ask "$p" --version & done
+# These take long to say their version.
+for p in pip npm uv; do command -v "$p" >/dev/null && echo "$p present"; done
 echo "bash $BASH_VERSION"
 wait
 """

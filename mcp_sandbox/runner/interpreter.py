@@ -1,0 +1,35 @@
+"""Starts the warm interpreter (python.py) from pid 1."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from mcp_sandbox.runner.native import Socket, pair, signal
+
+CONTROL_FD = 3
+
+
+def start(env: dict[str, str]) -> tuple[int, Socket]:
+    """Its pid, and our end of the socket by which it is asked for seats.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    mine, theirs = pair()
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python.py")
+    try:
+        pid = os.posix_spawn(
+            sys.executable,
+            ["python3", program],
+            env,
+            file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), CONTROL_FD)],
+            setsid=True,
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )
+    except OSError:
+        mine.close()
+        raise
+    finally:
+        theirs.close()
+    return pid, mine
