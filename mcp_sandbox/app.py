@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.session import Session
     from mcp_sandbox.sessions.settings import SessionSettings
-    from mcp_sandbox.workspace.settings import WorkspaceConfig as WorkspaceSettings
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ async def open_manager(config: Config) -> AsyncGenerator["SessionManager"]:
         name = choice.backend.name
         logger.info("backend %s: %s", name, choice.reason)
         workspaces = Workspaces(
-            config.data_dir, owner=_sandbox_user(name), settings=_workspace_settings(config)
+            config.data_dir, owner=_sandbox_user(name), settings=config.workspace
         )
         async with SessionManager(
             choice.backend,
@@ -126,18 +125,6 @@ async def open_manager(config: Config) -> AsyncGenerator["SessionManager"]:
             settings=_session_settings(config),
         ) as manager:
             yield manager
-
-
-def _workspace_settings(config: Config) -> "WorkspaceSettings":
-    from mcp_sandbox.workspace.settings import WorkspaceConfig as WorkspaceSettings
-
-    return WorkspaceSettings(
-        size_limit_bytes=config.workspace.size_limit,
-        max_files=config.workspace.max_files,
-        min_free_bytes=config.workspace.min_free,
-        subdirectories=config.workspace.subdirectories,
-        aliases=config.workspace.aliases,
-    )
 
 
 def _session_settings(config: Config) -> "SessionSettings":

@@ -18,11 +18,11 @@ from pathlib import Path
 import anyio
 from anyio import from_thread, to_thread
 
+from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.workspace import aliases, layout, trash
 from mcp_sandbox.workspace.meter import Meter
-from mcp_sandbox.workspace.settings import WorkspaceConfig
 from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage, free_space, measure
 
 TRASH_KEPT_S = 24 * 3600.0
@@ -53,6 +53,7 @@ class Workspaces:
     ) -> None:
         """`owner` is the (uid, gid) that sandboxes run as; `now` gives seconds since the epoch."""
         self._data_root = data_root
+        aliases.parse_aliases(settings.aliases if settings else ())
         self._owner = owner
         self._settings = settings or WorkspaceConfig()
         self._now = now

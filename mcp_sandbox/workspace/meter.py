@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import anyio
 from anyio import from_thread, to_thread
 
+from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.errors import SandboxError, StorageUnavailable, WorkspaceFull
 from mcp_sandbox.models import WorkspaceUsage
-from mcp_sandbox.workspace.settings import WorkspaceConfig
 from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage
 
 _INTERVAL_PER_DURATION = 20
@@ -38,10 +38,10 @@ def refusal(
     usage: Usage, free: FreeSpace, config: WorkspaceConfig, adding: int = 0
 ) -> SandboxError | None:
     """Why `adding` more bytes may not be written; None when they may."""
-    if free.free_bytes - adding < config.min_free_bytes:
+    if free.free_bytes - adding < config.min_free:
         return StorageUnavailable(
             f"the disk of the data directory has {mib(free.free_bytes)} left and "
-            f"{mib(config.min_free_bytes)} of it are kept free: free some space on the host, or "
+            f"{mib(config.min_free)} of it are kept free: free some space on the host, or "
             "set a lower workspace.min_free"
         )
     if free.files is not None and free.files < _MIN_FREE_FILES:
@@ -49,10 +49,10 @@ def refusal(
             f"the disk of the data directory has room for only {free.files} more files: "
             "delete files on the host"
         )
-    if usage.allocated_bytes + adding > config.size_limit_bytes:
+    if usage.allocated_bytes + adding > config.size_limit:
         return WorkspaceFull(
             f"the workspace is full: {mib(usage.allocated_bytes)} of "
-            f"{mib(config.size_limit_bytes)} are used (workspace and home together): "
+            f"{mib(config.size_limit)} are used (workspace and home together): "
             "delete files you no longer need, then try again"
         )
     if usage.files > config.max_files:
@@ -110,7 +110,7 @@ class Meter:
         usage = (await self.read()).usage
         return WorkspaceUsage(
             used_bytes=usage.allocated_bytes,
-            limit_bytes=self._config.size_limit_bytes,
+            limit_bytes=self._config.size_limit,
             files=usage.files,
             exact=usage.complete,
         )

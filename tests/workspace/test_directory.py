@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.errors import StorageUnavailable, WorkspaceFull
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.layout import MEMORY_FILES, SUBDIRECTORIES
-from mcp_sandbox.workspace.settings import WorkspaceConfig
 
 CHAT = ChatId("ann", "c1")
 ROOT = os.geteuid() == 0
@@ -221,7 +221,7 @@ async def test_emptying_the_trash_can_be_cancelled_and_resumed(tmp_path: Path) -
 
 
 async def test_the_meter_sees_workspace_and_home_and_refuses_at_the_limit(tmp_path: Path) -> None:
-    settings = WorkspaceConfig(size_limit_bytes=1024**2, min_free_bytes=0)
+    settings = WorkspaceConfig(size_limit=1024**2, min_free=0)
     workspaces = Workspaces(tmp_path / "data", owner=OWNER, settings=settings)
     found = await workspaces.open(CHAT)
     meter = workspaces.meter(CHAT)

@@ -6,13 +6,13 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
+from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.errors import SandboxError, StorageUnavailable, WorkspaceFull
 from mcp_sandbox.workspace.meter import Meter, interval_s, overshoot, refusal
-from mcp_sandbox.workspace.settings import WorkspaceConfig
 from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage
 
 MIB = 1024**2
-CONFIG = WorkspaceConfig(size_limit_bytes=100 * MIB, max_files=1000, min_free_bytes=50 * MIB)
+CONFIG = WorkspaceConfig(size_limit=100 * MIB, max_files=1000, min_free=50 * MIB)
 PLENTY = FreeSpace(10_000 * MIB, 1_000_000)
 
 
