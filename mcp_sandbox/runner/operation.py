@@ -50,7 +50,7 @@ class Operation:
             os.close(theirs_out)
         self.feed(body, more=more)
         # Workers forked from now on have it loaded.
-        import mcp_sandbox.runner.files  # noqa: F401, PLC0415
+        import mcp_sandbox.runner.files.operations  # noqa: F401, PLC0415
 
     def feed(self, data: bytes, *, more: bool) -> None:
         """More of the body that goes in."""

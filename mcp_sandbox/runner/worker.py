@@ -90,7 +90,7 @@ class Worker:
 
     def _file_operation(self, job: dict[str, Any], fds: list[int]) -> None:
         # Loaded at the first use: most sandboxes begin with a command.
-        from mcp_sandbox.runner.files import OPS  # noqa: PLC0415
+        from mcp_sandbox.runner.files.operations import OPS  # noqa: PLC0415
 
         signal.signal(signal.SIGTERM, _abort)
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sandbox.runner.files import OPS
+from mcp_sandbox.runner.files.operations import OPS
 from mcp_sandbox.runner.protocol import OpError
 
 RUNNER = Path(__file__).parents[2] / "mcp_sandbox" / "runner"

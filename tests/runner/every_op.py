@@ -9,7 +9,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 os.environ["MCP_SANDBOX_WORKSPACE"] = os.environ["MCP_SANDBOX_HOME"] = sys.argv[2]
 
-from mcp_sandbox.runner.files import OPS
+from mcp_sandbox.runner.files.operations import OPS
 from mcp_sandbox.runner.protocol import OpError
 
 

@@ -111,7 +111,7 @@ import os, signal, sys
 if sys.argv[3:]:
     os.O_TMPFILE = os.O_DIRECTORY
 sys.path.insert(0, sys.argv[1])
-from mcp_sandbox.runner.files import OPS
+from mcp_sandbox.runner.files.operations import OPS
 def stop(number, frame):
     raise SystemExit
 signal.signal(signal.SIGTERM, stop)
@@ -164,7 +164,7 @@ def test_the_sandbox_user_is_told_what_it_may_not_do(open_folder: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import os\n"
-        "from mcp_sandbox.runner.files import OPS\n"
+        "from mcp_sandbox.runner.files.operations import OPS\n"
         "from mcp_sandbox.runner.protocol import OpError\n"
         "for op, args in eval(sys.argv[2]):\n"
         "    body, feeding = os.pipe(); os.write(feeding, b'textnew'); os.close(feeding)\n"
@@ -216,7 +216,7 @@ def test_the_runner_alone_imports_without_site_packages(tmp_path: Path) -> None:
     root = isolated(tmp_path / "root")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from mcp_sandbox.runner.files import OPS\n"
+        "from mcp_sandbox.runner.files.operations import OPS\n"
         "heavy = {'subprocess', 'difflib', 'pathlib', 'ctypes', 'asyncio'}\n"
         "print(len(OPS), sorted(heavy & set(sys.modules)))"
     )

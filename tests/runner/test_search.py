@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mcp_sandbox.runner import ripgrep
-from mcp_sandbox.runner.globs import compile_glob, normalize
+from mcp_sandbox.runner.files import ripgrep
+from mcp_sandbox.runner.files.globs import compile_glob, normalize
 from tests.runner.bench import call, refused, rows
 
 ENGINES = ["ripgrep", "python"]

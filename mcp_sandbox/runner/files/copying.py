@@ -7,10 +7,10 @@ import os
 import os.path
 import stat
 
-from mcp_sandbox.runner import pipes
-from mcp_sandbox.runner.paths import show
+from mcp_sandbox.runner.files import pipes
+from mcp_sandbox.runner.files.paths import show
+from mcp_sandbox.runner.files.walk import Descent, kind_of
 from mcp_sandbox.runner.protocol import OpError
-from mcp_sandbox.runner.walk import Descent, kind_of
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mcp_sandbox.runner.paths import TEMPORARY, relative
+from mcp_sandbox.runner.files.paths import TEMPORARY, relative
 from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:

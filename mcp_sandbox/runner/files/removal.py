@@ -8,14 +8,14 @@ import os.path
 import stat
 from typing import TYPE_CHECKING, Any
 
-from mcp_sandbox.runner.paths import protect, relative, resolve, show
+from mcp_sandbox.runner.files.paths import protect, relative, resolve, show
+from mcp_sandbox.runner.files.walk import Descent, kind_of
 from mcp_sandbox.runner.protocol import OpError
-from mcp_sandbox.runner.walk import Descent, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mcp_sandbox.runner.call import Call
+    from mcp_sandbox.runner.files.call import Call
 
 # How often a directory that others keep filling is emptied again before giving up.
 _ROUNDS = 20

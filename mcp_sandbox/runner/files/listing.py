@@ -6,13 +6,13 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from mcp_sandbox.runner import pipes
-from mcp_sandbox.runner.paths import relative, resolve, show
+from mcp_sandbox.runner.files import pipes
+from mcp_sandbox.runner.files.paths import relative, resolve, show
+from mcp_sandbox.runner.files.walk import Budget, kind_of, walk
 from mcp_sandbox.runner.protocol import OpError
-from mcp_sandbox.runner.walk import Budget, kind_of, walk
 
 if TYPE_CHECKING:
-    from mcp_sandbox.runner.call import Call
+    from mcp_sandbox.runner.files.call import Call
 
 MAX_LIMIT = 100_000
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from mcp_sandbox.runner.paths import show
+from mcp_sandbox.runner.files.paths import show
 from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:

@@ -9,17 +9,17 @@ import warnings
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from mcp_sandbox.runner.globs import compile_glob, names_git
-from mcp_sandbox.runner.lines import split
-from mcp_sandbox.runner.listing import open_directory
-from mcp_sandbox.runner.matches import wanted
+from mcp_sandbox.runner.files.globs import compile_glob, names_git
+from mcp_sandbox.runner.files.lines import split
+from mcp_sandbox.runner.files.listing import open_directory
+from mcp_sandbox.runner.files.matches import wanted
+from mcp_sandbox.runner.files.walk import Budget, walk
 from mcp_sandbox.runner.protocol import OpError
-from mcp_sandbox.runner.walk import Budget, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mcp_sandbox.runner.matches import Found, Query
+    from mcp_sandbox.runner.files.matches import Found, Query
 
 _LONGEST = 1024 * 1024
 _HEAD = 64 * 1024

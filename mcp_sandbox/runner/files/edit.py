@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from mcp_sandbox.runner import pipes
-from mcp_sandbox.runner.diff import Change, apply, unified
-from mcp_sandbox.runner.paths import relative, resolve, show
+from mcp_sandbox.runner.files import pipes
+from mcp_sandbox.runner.files.diff import Change, apply, unified
+from mcp_sandbox.runner.files.paths import relative, resolve, show
+from mcp_sandbox.runner.files.reading import open_regular
+from mcp_sandbox.runner.files.writing import destination, replace
 from mcp_sandbox.runner.protocol import OpError
-from mcp_sandbox.runner.reading import open_regular
-from mcp_sandbox.runner.writing import destination, replace
 
 if TYPE_CHECKING:
-    from mcp_sandbox.runner.call import Call
+    from mcp_sandbox.runner.files.call import Call
 
 MAX_FILE = 32 * 1024 * 1024
 MAX_BODY = 64 * 1024 * 1024
@@ -85,7 +85,7 @@ def _find(content: bytes, old: bytes, path: str, *, replace_all: bool) -> list[i
     first = content.find(old)
     if first < 0:
         # Only a failed edit needs difflib, and that takes some milliseconds to import.
-        from mcp_sandbox.runner.nearest import describe_nearest  # noqa: PLC0415
+        from mcp_sandbox.runner.files.nearest import describe_nearest  # noqa: PLC0415
 
         raise OpError("no_match", describe_nearest(content, old, show(path)))
     if replace_all:

@@ -6,14 +6,14 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from mcp_sandbox.runner import lines, pipes
-from mcp_sandbox.runner.call import BIGGEST
-from mcp_sandbox.runner.paths import relative, resolve, show
+from mcp_sandbox.runner.files import lines, pipes
+from mcp_sandbox.runner.files.call import BIGGEST
+from mcp_sandbox.runner.files.paths import relative, resolve, show
+from mcp_sandbox.runner.files.walk import kind_of
 from mcp_sandbox.runner.protocol import OpError
-from mcp_sandbox.runner.walk import kind_of
 
 if TYPE_CHECKING:
-    from mcp_sandbox.runner.call import Call
+    from mcp_sandbox.runner.files.call import Call
 
 MAX_IMAGE = 4 * 1024 * 1024
 MAX_SIZELESS = 16 * 1024 * 1024

@@ -7,15 +7,15 @@ import os.path
 import stat
 from typing import TYPE_CHECKING, Any
 
-from mcp_sandbox.runner import pipes
-from mcp_sandbox.runner.paths import TEMPORARY, relative, resolve, show
+from mcp_sandbox.runner.files import pipes
+from mcp_sandbox.runner.files.paths import TEMPORARY, relative, resolve, show
+from mcp_sandbox.runner.files.walk import kind_of
 from mcp_sandbox.runner.protocol import OpError
-from mcp_sandbox.runner.walk import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mcp_sandbox.runner.call import Call
+    from mcp_sandbox.runner.files.call import Call
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 

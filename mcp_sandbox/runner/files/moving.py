@@ -8,13 +8,13 @@ import os.path
 import stat
 from typing import TYPE_CHECKING, Any
 
-from mcp_sandbox.runner.copying import copy_tree
-from mcp_sandbox.runner.paths import TEMPORARY, protect, relative, resolve, show
+from mcp_sandbox.runner.files.copying import copy_tree
+from mcp_sandbox.runner.files.paths import TEMPORARY, protect, relative, resolve, show
+from mcp_sandbox.runner.files.removal import remove_tree
 from mcp_sandbox.runner.protocol import OpError
-from mcp_sandbox.runner.removal import remove_tree
 
 if TYPE_CHECKING:
-    from mcp_sandbox.runner.call import Call
+    from mcp_sandbox.runner.files.call import Call
 
 _NOREPLACE = 1
 _AT_FDCWD = -100

@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from mcp_sandbox.runner import pipes
-from mcp_sandbox.runner.alarm import TimeLimit, TimeUp
-from mcp_sandbox.runner.listing import MAX_LIMIT, join, open_directory
-from mcp_sandbox.runner.matches import Found, Query, usable, wanted
-from mcp_sandbox.runner.paths import relative, resolve
-from mcp_sandbox.runner.reading import open_regular
-from mcp_sandbox.runner.walk import Budget, walk
+from mcp_sandbox.runner.files import pipes
+from mcp_sandbox.runner.files.alarm import TimeLimit, TimeUp
+from mcp_sandbox.runner.files.listing import MAX_LIMIT, join, open_directory
+from mcp_sandbox.runner.files.matches import Found, Query, usable, wanted
+from mcp_sandbox.runner.files.paths import relative, resolve
+from mcp_sandbox.runner.files.reading import open_regular
+from mcp_sandbox.runner.files.walk import Budget, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mcp_sandbox.runner.call import Call
+    from mcp_sandbox.runner.files.call import Call
 
 SECONDS = 10.0
 
@@ -28,7 +28,7 @@ SECONDS = 10.0
 def glob(call: Call) -> dict[str, Any]:
     """Send the paths of the files whose path matches a glob, newest first."""
     # Only searches need regular expressions, and they take some milliseconds to import.
-    from mcp_sandbox.runner.globs import compile_glob, names_git, normalize  # noqa: PLC0415
+    from mcp_sandbox.runner.files.globs import compile_glob, names_git, normalize  # noqa: PLC0415
 
     base = resolve(call.text("path", "."))
     limit = call.number("limit", 500, low=1, high=MAX_LIMIT)
@@ -42,7 +42,7 @@ def glob(call: Call) -> dict[str, Any]:
 
 def grep(call: Call) -> dict[str, Any]:
     """Send `file:line:text` of the lines that a regular expression matches, by path and line."""
-    from mcp_sandbox.runner import ripgrep, scan  # noqa: PLC0415
+    from mcp_sandbox.runner.files import ripgrep, scan  # noqa: PLC0415
 
     query = _query(call)
     found = Found(query.limit, query.context)
@@ -57,7 +57,7 @@ def grep(call: Call) -> dict[str, Any]:
 
 
 def _query(call: Call) -> Query:
-    from mcp_sandbox.runner.globs import normalize  # noqa: PLC0415
+    from mcp_sandbox.runner.files.globs import normalize  # noqa: PLC0415
 
     path = resolve(call.text("path", "."))
     base, only = (path, "") if os.path.isdir(path) else os.path.split(os.path.realpath(path))

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from mcp_sandbox.runner.edit import edit
-from mcp_sandbox.runner.listing import list_directory, stat_path
-from mcp_sandbox.runner.moving import move
-from mcp_sandbox.runner.paths import relative, resolve, show
-from mcp_sandbox.runner.problems import explained
+from mcp_sandbox.runner.files.edit import edit
+from mcp_sandbox.runner.files.listing import list_directory, stat_path
+from mcp_sandbox.runner.files.moving import move
+from mcp_sandbox.runner.files.paths import relative, resolve, show
+from mcp_sandbox.runner.files.problems import explained
+from mcp_sandbox.runner.files.reading import read, read_lines
+from mcp_sandbox.runner.files.removal import delete
+from mcp_sandbox.runner.files.search import glob, grep
+from mcp_sandbox.runner.files.writing import write
 from mcp_sandbox.runner.protocol import OpError
-from mcp_sandbox.runner.reading import read, read_lines
-from mcp_sandbox.runner.removal import delete
-from mcp_sandbox.runner.search import glob, grep
-from mcp_sandbox.runner.writing import write
 
 if TYPE_CHECKING:
-    from mcp_sandbox.runner.call import Call
-    from mcp_sandbox.runner.problems import Op
+    from mcp_sandbox.runner.files.call import Call
+    from mcp_sandbox.runner.files.problems import Op
 
 
 def mkdir(call: Call) -> dict[str, Any]:

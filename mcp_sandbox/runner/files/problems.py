@@ -10,8 +10,8 @@ import os
 import os.path
 from typing import TYPE_CHECKING, Any
 
-from mcp_sandbox.runner.call import Call
-from mcp_sandbox.runner.paths import show
+from mcp_sandbox.runner.files.call import Call
+from mcp_sandbox.runner.files.paths import show
 from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:

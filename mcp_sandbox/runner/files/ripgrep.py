@@ -6,14 +6,14 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from mcp_sandbox.runner import pipes
-from mcp_sandbox.runner.globs import names_git, same_in_ripgrep
-from mcp_sandbox.runner.paths import TEMPORARY
+from mcp_sandbox.runner.files import pipes
+from mcp_sandbox.runner.files.globs import names_git, same_in_ripgrep
+from mcp_sandbox.runner.files.paths import TEMPORARY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mcp_sandbox.runner.matches import Found, Query
+    from mcp_sandbox.runner.files.matches import Found, Query
 
 # Longer ones are of a line whose end nobody sees.
 _LONGEST = 64 * 1024
