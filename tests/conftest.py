@@ -44,6 +44,8 @@ def absent(need: str, scratch: Path) -> str | None:
 
 
 def _absent_program(need: str, cache: Path) -> str | None:
+    if need in npm.ON_REQUEST and need not in REQUIRED:
+        return f"{need}: a large download; MCP_SANDBOX_REQUIRE={need} installs and runs it"
     try:
         npm.installed(need, cache)
     except npm.NotInstalled as exc:

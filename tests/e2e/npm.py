@@ -13,6 +13,8 @@ PACKAGES: Mapping[str, str] = {
     "inspector": "@modelcontextprotocol/inspector@2.12.0",
     "claude": "@anthropic-ai/claude-code@2.1.328",
 }
+# Half a gigabyte: nobody should get it by running all tests.
+ON_REQUEST = frozenset({"claude"})
 _INSTALL_S = 280
 
 
