@@ -4,9 +4,11 @@ import json
 from collections.abc import Awaitable
 from typing import Any
 
+import anyio
 import pytest
 
-from mcp_sandbox.errors import CallerError
+from mcp_sandbox.errors import CallerError, SandboxGone
+from mcp_sandbox.models import ExecResult
 from mcp_sandbox.sessions.session import Session
 
 DOCKER = pytest.param("docker", marks=pytest.mark.docker)
@@ -48,3 +50,24 @@ async def attempt(call: Awaitable[Any]) -> str:
         return repr(await call)
     except CallerError as exc:
         return f"{type(exc).__name__}: {exc}"
+
+
+KEPT = b"what the chat had before"
+
+
+async def all_is_well(session: Session) -> None:
+    """The tools work, on the same files."""
+    with anyio.fail_after(30):
+        assert (await session.read_file("kept")).data == KEPT
+        assert (await session.exec("echo fine; cat kept")).stdout == "fine\n" + KEPT.decode()
+        assert (await session.run_code("print(6 * 7)")).stdout == "42\n"
+        assert (await session.write_file("new", b"new")).written == 3
+
+
+async def survive(call: Awaitable[ExecResult]) -> ExecResult | None:
+    """An honest result, or None when the sandbox died and said so."""
+    with anyio.fail_after(40):
+        try:
+            return await call
+        except SandboxGone:
+            return None

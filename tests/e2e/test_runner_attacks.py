@@ -12,31 +12,18 @@ import pytest
 from anyio import to_thread
 
 from mcp_sandbox.config import Config
-from mcp_sandbox.errors import SandboxError, SandboxGone, Unsupported
-from mcp_sandbox.models import ExecResult
+from mcp_sandbox.errors import SandboxError, SandboxGone
 from mcp_sandbox.sessions.session import Session
-from tests.e2e.attacks import attempt, gap, on_bubblewrap, on_the_host_kernel, probe
-
-KEPT = b"what the chat had before"
-
-
-async def all_is_well(session: Session) -> None:
-    """The tools work, on the same files."""
-    with anyio.fail_after(30):
-        assert (await session.read_file("kept")).data == KEPT
-        assert (await session.exec("echo fine; cat kept")).stdout == "fine\n" + KEPT.decode()
-        assert (await session.run_code("print(6 * 7)")).stdout == "42\n"
-        assert (await session.write_file("new", b"new")).written == 3
-
-
-async def survive(call: Awaitable[ExecResult]) -> ExecResult | None:
-    """An honest result, or None when the sandbox died and said so."""
-    with anyio.fail_after(40):
-        try:
-            return await call
-        except SandboxGone:
-            return None
-
+from tests.e2e.attacks import (
+    KEPT,
+    all_is_well,
+    attempt,
+    gap,
+    on_bubblewrap,
+    on_the_host_kernel,
+    probe,
+    survive,
+)
 
 _SIGNALS = """
 import os, signal, sys
@@ -244,144 +231,6 @@ async def test_no_descriptor_of_the_runner_is_in_reach(session: Session) -> None
     await several_at_once(session)
     assert await probe(session, _INTO_PIPES) == []
     await all_is_well(session)
-
-
-_PLANT = (
-    "import os\nopen('/workspace/imported', 'a').write(__name__ + ' ' + str(os.getpid()) + '\\n')\n"
-)
-_MODULES = (
-    "json",
-    "socket",
-    "struct",
-    "signal",
-    "ctypes",
-    "types",
-    "builtins",
-    "re",
-    "stat",
-    "mcp_sandbox",
-    "encodings",
-    "codecs",
-    "io",
-    "abc",
-    "heapq",
-    "select",
-    "resource",
-    "array",
-)
-
-
-async def test_modules_planted_in_the_workspace_are_not_loaded_by_the_runner(
-    session: Session,
-) -> None:
-    for name in _MODULES:
-        await session.write_file(f"{name}.py", _PLANT.encode())
-    for name in ("sitecustomize", "usercustomize"):
-        await session.write_file(f"{name}.py", _PLANT.encode())
-    await session.write_file("mcp_sandbox/runner/__init__.py", _PLANT.encode())
-    await session.write_file("kept", KEPT)
-    await session.reset()
-    # Tools and the start of the warm interpreter, with the workspace as working directory.
-    assert (await session.exec("echo fine")).stdout == "fine\n"
-    assert (await session.run_code("print('started')")).stdout == "started\n"
-    await session.edit_file("kept", "had", "has")
-    await session.grep("what")
-    await session.glob("**/*")
-    await session.delete_file("mcp_sandbox", recursive=True)
-    assert "NotFound" in await attempt(session.read_file("imported"))
-
-
-_AS_PYTHON = "#!/bin/sh\necho hijacked > /workspace/hijacked-$(basename $0)\n"
-
-
-async def test_programs_planted_in_the_home_are_not_used_by_the_runner(session: Session) -> None:
-    await session.write_file("kept", KEPT)
-    for name in ("python3", "python", "sh", "env", "relay.py"):
-        await session.write_file(f"~/.local/bin/{name}", _AS_PYTHON.encode())
-    for name in (".bashrc", ".profile", ".bash_profile", ".bash_env"):
-        await session.write_file(f"~/{name}", b"touch /workspace/hijacked-shell\n")
-    await session.write_file("~/.ripgreprc", b"--pre=/home/sandbox/.local/bin/sh\n")
-    await session.exec("chmod +x ~/.local/bin/*")
-    await session.reset()
-    await all_is_well(session)
-    await session.grep("what")
-    assert (await session.glob("hijacked*")).paths == ()
-
-
-@gap("grep takes the first rg of a PATH that begins in the home")
-@on_bubblewrap
-async def test_grep_does_not_run_a_program_of_the_chat(session: Session) -> None:
-    await session.write_file("~/.local/bin/rg", _AS_PYTHON.encode())
-    await session.exec("chmod +x ~/.local/bin/rg")
-    await session.reset()
-    await attempt(session.grep("what"))
-    assert (await session.glob("hijacked*")).paths == ()
-
-
-async def _start_up_folder(session: Session) -> str:
-    return (await session.exec("/usr/bin/python3 -m site --user-site")).stdout.strip()
-
-
-_START_UP = {
-    "ends": "import os\nos._exit(7)\n",
-    "raises": "raise SystemExit('no')\n",
-    "hangs": "while True: pass\n",
-    "garbage": "import os\nos.write(3, b'garbage')\n",
-    "nonsense": "import os\nos.write(3, b'[1]')\n",
-    "hello": 'import os\nos.write(3, b\'{"e":"hello","pid":-1}\')\n',
-    "closes": "import os\nos.close(3)\n",
-    "seat": "import socket\nsocket.socket.send = lambda *a: 0\n",
-    "fork": "import os\nos.fork = lambda: 1\n",
-}
-
-
-_BRICKS = gap("a byte of nonsense from the warm interpreter ends pid 1, at each start anew")
-
-
-@on_bubblewrap
-@pytest.mark.parametrize(
-    "what",
-    [
-        pytest.param(name, marks=_BRICKS if name in ("garbage", "nonsense") else ())
-        for name in _START_UP
-    ],
-)
-@pytest.mark.parametrize("kind", ["usercustomize.py", "evil.pth"])
-async def test_start_up_code_of_the_chat_harms_only_its_own_python(
-    session: Session, what: str, kind: str
-) -> None:
-    await session.write_file("kept", KEPT)
-    folder, code = await _start_up_folder(session), _START_UP[what]
-    line = code if kind.endswith(".py") else f"import os; exec({code!r})\n"
-    await session.write_file(f"{folder}/{kind}", line.encode())
-    await session.reset()
-    try:
-        result = await survive(session.run_code("print('ran')", timeout_s=2))
-        assert result is None or result.stdout == "ran\n" or not result.success
-    except Unsupported:
-        # Said so: the message names the files that may be broken.
-        assert what not in ("hello", "seat")
-    with anyio.fail_after(10):
-        assert (await session.exec("cat kept")).stdout == KEPT.decode()
-        await session.delete_file(f"{folder}/{kind}")
-    await session.reset()
-    await all_is_well(session)
-
-
-_FREE = 'import os\nos.write(3, b\'{"e":"free"}\')\n'
-
-
-@gap("the warm interpreter may pass itself off as a free worker, and then gets other calls")
-@on_bubblewrap
-async def test_the_warm_interpreter_gets_no_call_of_others(session: Session) -> None:
-    await session.write_file("kept", KEPT)
-    folder = await _start_up_folder(session)
-    await session.write_file(f"{folder}/usercustomize.py", _FREE.encode())
-    await session.reset()
-    await survive(session.run_code("print('ran')", timeout_s=5))
-    with anyio.fail_after(10):
-        assert (await session.exec("echo fine", timeout_s=5)).stdout == "fine\n"
-        assert (await session.read_file("kept")).data == KEPT
 
 
 _STOP_FIRST = "the host stops the runner from outside, which nobody inside can"
