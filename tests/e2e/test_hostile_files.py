@@ -85,6 +85,8 @@ async def test_a_sparse_file_of_ten_gigabytes_is_no_burden(roomy: Session) -> No
     assert "10737418243" in said["list"] + said["read"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(150)
 @on_the_host_kernel
 async def test_a_hundred_thousand_entries_are_listed_in_part(session: Session) -> None:
     made = (
