@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _BASH = 'IFS= read -r -d "" -u 3 __code; exec 3<&-; eval "unset __code; $__code"'
 _ARGV = {"bash": ["bash", "-c", _BASH], "javascript": ["node", "-"], "python": ["python3"]}
 _LIVE_WINDOW = 256 * 1024
+# Longer than the pool takes a look at all processes for a fresh one.
 _SETTLE_S = 0.005
 _SETTLE_MOST_S = 5.0
 _TRIES = 20
@@ -178,7 +179,8 @@ class Command:
         if self._status is not None:
             return
         if self._why:
-            self._settle(time.monotonic() + _SETTLE_MOST_S)
+            until = time.monotonic() + _SETTLE_MOST_S
+            self._loop.later(_SETTLE_S, lambda: self._settle(until))
         elif self._main is None and self._tries_left > 0:
             # Nothing had begun. Most likely no process was left for it.
             self._tries_left -= _TRIES // 3

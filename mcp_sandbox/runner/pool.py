@@ -7,6 +7,7 @@ forked from the warm interpreter (python.py) and fork once more for each piece o
 from __future__ import annotations
 
 import os
+import time
 
 from mcp_sandbox.runner import interpreter, processes, worker
 from mcp_sandbox.runner.loop import READ
@@ -28,6 +29,9 @@ _MOST_FDS = 65536
 # An unused interpreter is given back after this long: it costs about 5 MiB.
 _WARM_S = 60.0
 _MOST_IDLE = 32
+# Longer ago than this, and a look at all processes is a new look.
+_LOOK_S = 0.002
+_TIDY_S = 0.005
 
 
 class Worker:
@@ -56,6 +60,9 @@ class Pool:
         self._interpreter: Worker | None = None
         self._cooling: Timer | None = None
         self._reaped: dict[int, int] = {}
+        self._doomed: set[int] = set()
+        self._looked_at = 0.0
+        self._tidying = False
         self.memory = Memory()
         self.on_quiet: Callable[[], None] = lambda: None
         loop.on_signal(signal.SIGCHLD, self._reap)
@@ -176,12 +183,21 @@ class Pool:
         self.on_quiet()
 
     def kill(self, worker_or_main: Worker | int) -> None:
-        """Kill a worker (or an adopted command) with everything below it."""
+        """Kill a worker (or an adopted command) with everything below it.
+
+        Soon, not now: what is killed in one round of the loop is looked for together.
+        """
         pid = worker_or_main if isinstance(worker_or_main, int) else worker_or_main.pid
         if pid is None and self._interpreter:
             pid = self._interpreter.pid
         if pid is not None:
-            processes.kill_tree(pid)
+            if not self._doomed:
+                self._loop.later(0, self._kill_doomed)
+            self._doomed.add(pid)
+
+    def _kill_doomed(self) -> None:
+        doomed, self._doomed = self._doomed, set()
+        processes.kill_trees(doomed)
 
     def kill_background(self) -> int:
         """Kill all whose command has ended and left something running; how many there were."""
@@ -191,9 +207,15 @@ class Pool:
         return len(lingering) + self.kill_orphans()
 
     def _tidy(self) -> None:
-        """A worker or an adopted command ended: what it leaves is nobody's."""
-        if self._lineage:
-            self.kill_orphans()
+        """A worker or an adopted command ended: what it leaves is nobody's, and is killed soon."""
+        if self._lineage and not self._tidying:
+            self._tidying = True
+            self._loop.later(_TIDY_S, self._tidy_now)
+
+    def _tidy_now(self) -> None:
+        self._tidying = False
+        if self.kill_orphans():
+            self._tidy()
 
     def kill_orphans(self, born_since: float = 0.0) -> int:
         """Kill what fell to us and is nobody's; how many there were.
@@ -203,16 +225,22 @@ class Pool:
         lost = self._orphans()
         if not self._lineage:
             lost = [pid for pid in lost if born_since <= processes.birth(pid) < float("inf")]
-        for pid in lost:
-            processes.kill_tree(pid)
+        if lost:
+            processes.kill_trees(lost)
+            self._looked_at = 0.0
         return len(lost)
 
     def _orphans(self) -> list[int]:
+        """None, when none were seen just now: many ends at once ask the same question."""
+        if time.monotonic() - self._looked_at < _LOOK_S:
+            return []
         everyone = [*self._idle[False], *self._idle[True], *self._busy]
         known = {one.pid for one in everyone if one.pid} | set(self._adopted)
         if self._interpreter and self._interpreter.pid:
             known.add(self._interpreter.pid)
-        return processes.orphans(known)
+        lost = processes.orphans(known)
+        self._looked_at = 0.0 if lost else time.monotonic()
+        return lost
 
     def adopt(self, pid: int, ended: Callable[[int], None]) -> None:
         """Wait ourselves for a command whose worker was killed under it."""

@@ -15,7 +15,7 @@ from mcp_sandbox.runner.native import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
 # Numbers of <linux/prctl.h>.
 _PR_SET_PDEATHSIG = 1
@@ -109,13 +109,13 @@ def parents() -> dict[int, int]:
     return found
 
 
-def below(root: int, tree: dict[int, int]) -> set[int]:
-    """All descendants of `root` in a map made by `parents`."""
+def below(roots: Iterable[int], tree: dict[int, int]) -> set[int]:
+    """All descendants of `roots` in a map made by `parents`."""
     children: dict[int, list[int]] = {}
     for pid, parent in tree.items():
         children.setdefault(parent, []).append(pid)
     found: set[int] = set()
-    pending = [root]
+    pending = list(roots)
     while pending:
         for pid in children.get(pending.pop(), ()):
             if pid not in found:
@@ -133,14 +133,14 @@ def send(pid: int, number: int) -> None:
         return
 
 
-def freeze(root: int, *, rounds: int = 20) -> set[int]:
-    """Stop everything below `root`, round after round until nothing new turns up.
+def freeze(roots: Collection[int], *, rounds: int = 20) -> set[int]:
+    """Stop everything below `roots`, round after round until nothing new turns up.
 
     A stopped process cannot fork, so even a fork bomb comes to rest.
     """
     stopped: set[int] = set()
     for _ in range(rounds):
-        fresh = below(root, parents()) - stopped
+        fresh = below(roots, parents()) - stopped
         if not fresh:
             break
         for pid in fresh:
@@ -149,11 +149,10 @@ def freeze(root: int, *, rounds: int = 20) -> set[int]:
     return stopped
 
 
-def kill_tree(root: int) -> None:
-    """Kill `root` and everything below it that can be seen now."""
-    for pid in freeze(root):
+def kill_trees(roots: Collection[int]) -> None:
+    """Kill `roots` and everything below them that can be seen now."""
+    for pid in (*freeze(roots), *roots):
         send(pid, signal.SIGKILL)
-    send(root, signal.SIGKILL)
 
 
 def orphans(known: Collection[int]) -> list[int]:

@@ -62,7 +62,7 @@ class Server:
         """End all that runs, then ourselves."""
         for connection in list(self._connections):
             connection.close()
-        for pid in processes.freeze(os.getpid()):
+        for pid in processes.freeze([os.getpid()]):
             processes.send(pid, signal.SIGKILL)
         self.loop.stop()
 
