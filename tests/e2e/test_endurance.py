@@ -1,11 +1,20 @@
 """Some seconds of what `python -m tests.e2e.endurance` does for minutes."""
 
+import os
+import signal
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import anyio
 import pytest
 
+from mcp_sandbox.app import open_backend
+from mcp_sandbox.backends.base import Sandbox
+from mcp_sandbox.config import Config
+from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import BackendName
+from mcp_sandbox.runner.protocol import WINDOW
+from tests.backends.live import connected, made, spec_for, state_of
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER
 from tests.e2e.endurance.ledger import Found, Ledger, Possible, digest
 from tests.e2e.endurance.run import Plan, run
@@ -32,6 +41,37 @@ async def test_random_kills_lose_no_file_and_no_reply_and_leave_nothing(
     first, last = remains.values()
     assert not any(first[kind] for kind in RUNNING), report
     assert not any(last.values()), report
+
+
+@pytest.mark.bubblewrap
+async def test_a_write_whose_runner_dies_with_the_body_under_way_does_not_happen(
+    tmp_path: Path,
+) -> None:
+    """The kernel closes the runner's pipes before it kills the rest: that is no end of a body."""
+    config = Config(data_dir=tmp_path / "data", backend="bubblewrap")
+    spec = spec_for(tmp_path)
+    target = tmp_path / "workspace" / "a"
+    with anyio.fail_after(50):
+        async with open_backend("bubblewrap", config) as backend:
+            for _ in range(20):
+                target.write_bytes(b"old")
+                target.chmod(0o666)
+                async with made(backend, spec) as sandbox:
+                    state = state_of(config.data_dir, sandbox.id)
+                    await killed_while_writing(sandbox, state["process"]["pid"])
+                assert target.read_bytes() == b"old"
+
+
+async def killed_while_writing(sandbox: Sandbox, runner: int) -> None:
+    async def body() -> AsyncGenerator[bytes]:
+        # More than may wait anywhere: when it is gone, the write is under way.
+        yield bytes(4 * WINDOW)
+        os.kill(runner, signal.SIGKILL)
+        await anyio.sleep_forever()
+
+    async with connected(sandbox) as runtime:
+        with pytest.raises(SandboxGone):
+            await runtime.files.write("a", body())
 
 
 def seen(data: bytes) -> Found:

@@ -46,7 +46,7 @@ class Ledger:
     def __init__(self) -> None:
         self._files: dict[str, list[Possible]] = {}
         # Told of once; nothing more is known of them.
-        self._given_up: set[str] = set()
+        self.given_up: set[str] = set()
 
     @property
     def names(self) -> list[str]:
@@ -84,7 +84,7 @@ class Ledger:
         "" when all is well, "happened" when an unacknowledged change was done, "cut short" when
         it was done in part, else a description of what should have been there.
         """
-        if name in self._given_up:
+        if name in self.given_up:
             return ""
         cases = self._files.get(name, [Possible(None)])
         for number, case in enumerate(cases):
@@ -98,7 +98,7 @@ class Ledger:
             whole = None if case.base is None else case.base + case.tail
             return "happened" if data == whole else "cut short"
         self._files.pop(name, None)
-        self._given_up.add(name)
+        self.given_up.add(name)
         return f"{name} is {_tell(found)}, not {' or '.join(map(_expected, cases))}"
 
 

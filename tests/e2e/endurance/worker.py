@@ -170,6 +170,8 @@ class Worker:
         entries = (result.structured_content or {}).get("entries", [])
         found = {entry["name"]: entry["size"] for entry in entries}
         known = {f"{self._folder}/{n}": len(data) for n, data in self.ledger.certain.items()}
+        for name in self.ledger.given_up:
+            found.pop(f"{self._folder}/{name}", None)
         if found != known:
             self._mixed("list_files", str(known)[:300], str(found)[:300])
 
