@@ -11,6 +11,7 @@ from mcp_sandbox.runner.files import ripgrep
 from mcp_sandbox.runner.files.globs import compile_glob, normalize
 from tests.runner.bench import call, refused, rows
 
+RIPGREP = shutil.which("rg", path="/usr/local/bin:/usr/bin:/bin")
 ENGINES = ["ripgrep", "python"]
 
 
@@ -18,8 +19,8 @@ ENGINES = ["ripgrep", "python"]
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each engine in turn; Python is used where ripgrep is not found."""
     if request.param == "python":
-        monkeypatch.setenv("PATH", "/nowhere")
-    elif not shutil.which("rg"):
+        monkeypatch.setattr(ripgrep, "FOLDERS", ())
+    elif not RIPGREP:
         pytest.skip("ripgrep is not installed")
     return str(request.param)
 
@@ -198,7 +199,7 @@ def test_a_fifo_holds_nobody_up(workspace: Path, engine: str) -> None:
 def test_a_catastrophic_pattern_ends_in_time(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(ripgrep, "FOLDERS", ())
     (workspace / "f").write_text("a" * 40 + "b\n")
     started = time.monotonic()
     assert call("grep", pattern="^(a+)+$")[0]["truncated"] is True
@@ -225,7 +226,7 @@ def generated(folder: Path, choose: random.Random) -> None:
         path.write_bytes(text.encode() + (b"\0" if choose.random() < 0.05 else b""))
 
 
-@pytest.mark.skipif(not shutil.which("rg"), reason="ripgrep is not installed")
+@pytest.mark.skipif(not RIPGREP, reason="ripgrep is not installed")
 @pytest.mark.parametrize("seed", range(12))
 def test_both_engines_find_the_same(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -245,11 +246,24 @@ def test_both_engines_find_the_same(
     ]
     (workspace / "src").mkdir(exist_ok=True)
     by_ripgrep = [call("grep", **query) for query in queries]
-    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(ripgrep, "FOLDERS", ())
     for query, expected in zip(queries, by_ripgrep, strict=True):
         assert (query, call("grep", **query)) == (query, expected)
 
 
-@pytest.mark.skipif(not shutil.which("rg"), reason="ripgrep is not installed")
+@pytest.mark.skipif(not RIPGREP, reason="ripgrep is not installed")
 def test_ripgrep_is_really_used_where_it_is_installed() -> None:
-    assert ripgrep._program() == shutil.which("rg")
+    assert ripgrep._program() == RIPGREP
+
+
+def test_a_ripgrep_that_path_leads_to_is_not_run(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = workspace / "bin" / "rg"
+    planted.parent.mkdir()
+    planted.write_text(f"#!/bin/sh\necho ran >> {workspace}/ran\n")
+    planted.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{planted.parent}:/usr/bin:/bin")
+    (workspace / "f").write_text("needle\n")
+    assert grep(pattern="^needle$") == ["f:1:needle"]
+    assert not (workspace / "ran").exists()
