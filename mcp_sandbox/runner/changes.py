@@ -9,6 +9,8 @@ import time
 _CLOCK_REALTIME_COARSE = 5  # Linux's number; Python has no name for it.
 _BUDGET_S = 0.05
 _MOST_NAMES = 20
+# In JSON a character may take six bytes; all of them go into one message of 64 KiB.
+_LONGEST_NAME = 500
 _SKIPPED = {".git", ".mcp-sandbox", "node_modules", "__pycache__", ".venv"}
 
 
@@ -33,10 +35,11 @@ def changed_since(since_ns: int, workspace: str) -> list[str] | None:
         except OSError:
             # Removed or closed to us meanwhile.
             continue
-    return sorted(
+    names = sorted(
         os.fsencode(os.path.relpath(path, workspace)).decode("utf-8", "backslashreplace")
         for path in found[:_MOST_NAMES]
     )
+    return [name[:_LONGEST_NAME] for name in names]
 
 
 def _changed_in(folder: str, since_ns: int, pending: list[str]) -> list[str]:

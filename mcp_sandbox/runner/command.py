@@ -165,6 +165,8 @@ class Command:
     def _make_room(self) -> None:
         """Nothing has been started yet: what earlier commands left running gives way."""
         self._tries_left -= 1
+        if self._worker:
+            self._worker.listener = None
         self._worker = None
         self._pool.kill_background()
         self._loop.later(_TRY_AGAIN_S, self._launch)

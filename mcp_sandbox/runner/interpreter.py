@@ -23,7 +23,11 @@ def start(env: dict[str, str]) -> tuple[int, Socket]:
             sys.executable,
             ["python3", program],
             env,
-            file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), CONTROL_FD)],
+            file_actions=[
+                # What the chat's start-up files print goes nowhere, least of all to the host.
+                *((os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)),
+                (os.POSIX_SPAWN_DUP2, theirs.fileno(), CONTROL_FD),
+            ],
             setsid=True,
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
         )

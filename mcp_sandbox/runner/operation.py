@@ -88,6 +88,8 @@ class Operation:
         if self._ending:
             return
         self._ending = said
+        if self._worker:
+            self._worker.listener = None
         if said["e"] == "fail" and self._tap:
             self._tap.close()
         if not (self._tap and self._tap.open):

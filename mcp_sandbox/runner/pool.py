@@ -87,6 +87,9 @@ class Pool:
         while True:
             found = self._take(seat=seat)
             found.listener = listener
+            if found.pid:
+                # User code may have stopped it.
+                processes.send(found.pid, signal.SIGCONT)
             try:
                 found.give(job, fds)
             except ConnectionError:
@@ -143,14 +146,28 @@ class Pool:
             said, _ = receive(speaker.control, 65536)
         except ConnectionError:
             said = None
+        except (ValueError, RecursionError):
+            said = {}
         if said is None:
             self._lost(speaker)
-        elif said["e"] == "hello":
+        elif speaker is not self._interpreter:
+            self._take_message(speaker, said)
+
+    def _take_message(self, speaker: Worker, said: Any) -> None:  # noqa: ANN401 - as it came
+        """Do what a worker says; one that talks nonsense is not ours any more, and is killed.
+
+        User code can speak for a seat, whose interpreter loads the chat's start-up files.
+        """
+        event = said.get("e") if isinstance(said, dict) else None
+        if event == "hello" and speaker.pid is None and _is_pid(said.get("pid")):
             speaker.pid = said["pid"]
-        elif said["e"] == "free":
+        elif event == "free" and speaker.listener is None and speaker in self._busy:
             self._release(speaker)
-        elif speaker.listener:
+        elif speaker.listener and _makes_sense(said):
             speaker.listener(said)
+        else:
+            self.kill(speaker)
+            self._lost(speaker)
 
     def _release(self, freed: Worker) -> None:
         self._busy.discard(freed)
@@ -302,3 +319,20 @@ class Pool:
         self._idle = {False: self._idle[False][:1], True: []}
         for one in unused:
             self._forget(one)
+
+
+def _is_pid(value: object) -> bool:
+    return isinstance(value, int) and value > 1 and value != os.getpid()
+
+
+def _makes_sense(said: dict[str, Any]) -> bool:
+    """Whether a worker's word on its job has the form that its listener counts on."""
+    event = said.get("e")
+    if event == "pid":
+        return _is_pid(said.get("pid"))
+    if event == "exit":
+        names = said.get("changed")
+        return isinstance(said.get("status"), int) and isinstance(names, (list, type(None)))
+    if event == "done":
+        return isinstance(said.get("result"), dict)
+    return event == "fail" and all(isinstance(said.get(k), str) for k in ("code", "message"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import os
 
 from mcp_sandbox.runner.native import signal
@@ -80,18 +81,23 @@ def limit(limits: str, oom_score: str | None) -> None:
 def rename(name: str) -> None:
     """Show as `name` in process lists, so that `pkill python` means the user's own python.
 
-    Arguments and environment as the kernel shows them are overwritten: the second holds the token.
+    The environment as the kernel shows it is wiped: it holds the token. Under gVisor the command
+    line stays as it was.
     """
     _prctl(_PR_SET_NAME, name.encode()[:15])
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
-    # Fields 48 to 51 of proc(5): arg_start, arg_end, env_start, env_end; the list begins at 3.
-    arg_start, arg_end, env_start, env_end = (int(field) for field in fields[45:49])
-    if arg_start < arg_end:
-        ctypes.memset(arg_start, 0, arg_end - arg_start)
-        ctypes.memmove(arg_start, name.encode(), min(len(name), arg_end - arg_start - 1))
-    if env_start < env_end:
-        ctypes.memset(env_start, 0, env_end - env_start)
+    # Fields 48 and 49 of proc(5): arg_start and arg_end; the list begins at 3.
+    start, end = int(fields[45]), int(fields[46])
+    if start < end:
+        ctypes.memset(start, 0, end - start)
+        ctypes.memmove(start, name.encode(), min(len(name), end - start - 1))
+    environ = ctypes.POINTER(ctypes.c_void_p).in_dll(_libc, "environ")
+    for index in itertools.count():
+        variable = environ[index]
+        if not variable:
+            break
+        ctypes.memset(variable, 0, len(ctypes.string_at(variable)))
 
 
 def parents() -> dict[int, int]:

@@ -146,6 +146,10 @@ class Channel:
         try:
             with anyio.fail_after(timeout_s):
                 return await self._converse(number, call, {"op": op, "args": args}, body)
+        except errors.TooLarge:
+            # Nothing of it was sent, or it has been answered.
+            call.ended = True
+            raise
         except TimeoutError as exc:
             await self._break(f"the sandbox did not answer within {timeout_s:g} s")
             raise self._broken or errors.SandboxGone("the sandbox is gone") from exc

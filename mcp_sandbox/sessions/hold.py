@@ -1,8 +1,8 @@
 """One chat's hold on its sandbox: makes it at the first call, replaces it when it has died."""
 
 import logging
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
@@ -14,7 +14,7 @@ from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import ChatId, Mount, SandboxFacts, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Runtime
-from mcp_sandbox.sessions.growth import GrowthWatch
+from mcp_sandbox.sessions.growth import GrowthGuard
 from mcp_sandbox.sessions.residence import Residence
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.sessions.slots import Slots
@@ -45,6 +45,7 @@ class Held:
 
     sandbox: Sandbox
     runtime: Runtime
+    guard: GrowthGuard
 
     @property
     def facts(self) -> SandboxFacts:
@@ -107,6 +108,7 @@ class Hold:
         except BaseException:
             self._rooms.slots.release(self)
             raise
+        self._rooms.tasks.start_soon(made.guard.run)
         return made
 
     async def _make(self) -> Held:
@@ -121,7 +123,7 @@ class Hold:
             await rooms.backend.destroy(sandbox.id)
             raise
         logger.info("chat %s: opened sandbox %s", self.chat, sandbox.id)
-        return Held(sandbox, runtime)
+        return Held(sandbox, runtime, GrowthGuard(self.meter, self.close))
 
     async def _connect(self, sandbox: Sandbox) -> Runtime:
         channel = Channel(await sandbox.open_channel(), sandbox.token)
@@ -150,18 +152,6 @@ class Hold:
                 if self._held is held:
                     await self._destroy(held)
 
-    @contextmanager
-    def watch_growth(self, *, after_s: float) -> Generator[GrowthWatch]:
-        """Leave the block early, with its `problem` set, when the chat grows over a limit."""
-        watch = GrowthWatch(self.meter)
-        self._rooms.tasks.start_soon(watch.run, after_s)
-        try:
-            with watch.guarded:
-                yield watch
-        finally:
-            watch.watching.cancel()
-            self.meter.note_change()
-
     async def discard(self) -> None:
         """Remove the sandbox and throw the workspace into the trash, with no call in between."""
         with anyio.CancelScope(shield=True):
@@ -179,6 +169,7 @@ class Hold:
     async def _destroy(self, held: Held) -> None:
         self._held = None
         self._rooms.slots.release(self)
+        held.guard.stop()
         with anyio.move_on_after(_DESTROY_S, shield=True) as limit:
             await held.runtime.aclose()
             await self._rooms.backend.destroy(held.sandbox.id)

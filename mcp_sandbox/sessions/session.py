@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from mcp_sandbox.errors import WorkspaceFull
 from mcp_sandbox.models import (
     ChatId,
     DeleteResult,
@@ -21,9 +20,6 @@ from mcp_sandbox.runtime.files import Files
 from mcp_sandbox.runtime.runtime import OnOutput, Runtime
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.report import SandboxReport, ask_programs, report_on
-
-# A shorter call cannot write enough to be worth watching.
-_WATCH_AFTER_S = 0.5
 
 
 class Session:
@@ -125,7 +121,7 @@ class Session:
         self, source: str, destination: str, *, overwrite: bool = False
     ) -> MoveResult:
         """Move or rename a file or directory."""
-        async with self._files() as files:
+        async with self._writing(0) as files:
             return await files.move(source, destination, overwrite=overwrite)
 
     async def info(self) -> SandboxReport:
@@ -141,8 +137,8 @@ class Session:
             return "The sandbox was replaced; files in /workspace and the home are kept."
         await self._hold.discard()
         return (
-            "The sandbox was replaced and /workspace is empty; the operator can restore the old "
-            "files for 24 hours. The home directory is kept."
+            "The sandbox was replaced and /workspace is empty. The operator can restore the old "
+            "files for 24 hours, or until the next such reset. The home directory is kept."
         )
 
     @asynccontextmanager
@@ -159,6 +155,6 @@ class Session:
     async def _watched(self, run: Callable[[Runtime], Awaitable[ExecResult]]) -> ExecResult:
         """Run, and end the call when the workspace grows over its limit meanwhile."""
         async with self._hold.call() as held:
-            with self._hold.watch_growth(after_s=_WATCH_AFTER_S) as growth:
-                return await run(held.runtime)
-        raise growth.problem or WorkspaceFull("the workspace is full")
+            with held.guard.call():
+                result = await run(held.runtime)
+        return result

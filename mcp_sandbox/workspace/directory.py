@@ -72,6 +72,8 @@ class Workspaces:
     async def discard(self, chat: ChatId, *, home: bool = False) -> ChatDirectories:
         """Throw the chat's workspace (and home) into the trash and begin with an empty one.
 
+        What the chat had discarded before is deleted.
+
         No sandbox of the chat may be running: it would go on in the discarded tree.
 
         Raises:
@@ -126,7 +128,9 @@ class Workspaces:
                 self._tree(stack, sandbox, kind, chat)
                 user = layout.enter(stack, sandbox, kind, chat.user)
                 trees[kind] = (user, _tree_name(chat))
-            trash.throw_away(layout.enter(stack, sandbox, "trash"), trees, chat, self._now())
+            bin_ = layout.enter(stack, sandbox, "trash")
+            thrown = trash.throw_away(bin_, trees, chat, self._now())
+            trash.drop_earlier(bin_, chat, thrown, from_thread.check_cancelled)
         return self._open(chat)
 
     def _empty_trash(self, older_than_s: float) -> trash.TrashReport:

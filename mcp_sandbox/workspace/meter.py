@@ -1,7 +1,7 @@
 """Keeps the usage of one chat fresh enough to hold its limits, without measuring all the time."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import anyio
@@ -12,6 +12,7 @@ from mcp_sandbox.errors import SandboxError, StorageUnavailable, WorkspaceFull
 from mcp_sandbox.models import WorkspaceUsage
 from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage
 
+_LEAST_INTERVAL_S = 0.25
 _INTERVAL_PER_DURATION = 20
 # A call that starts in a full workspace, to delete files say, may still write this much.
 _SLACK_BYTES = 1024**2
@@ -29,7 +30,7 @@ class Reading:
     duration_s: float
 
 
-def interval_s(duration_s: float, least_s: float = 2.0) -> float:
+def interval_s(duration_s: float, least_s: float = _LEAST_INTERVAL_S) -> float:
     """How long a reading is good for: measuring takes at most a twentieth of the time."""
     return max(least_s, _INTERVAL_PER_DURATION * duration_s)
 
@@ -63,18 +64,18 @@ def refusal(
     return None
 
 
-def overshoot(
-    start: Usage, now: Usage, free: FreeSpace, config: WorkspaceConfig
-) -> SandboxError | None:
-    """Why a call that began at `start` must be ended; None while it may go on.
+def overshoot(start: Reading, now: Reading, config: WorkspaceConfig) -> SandboxError | None:
+    """Why calls that go on since `start` must be ended; None while they may go on.
 
     In a workspace that was full already a call may run, and delete, as long as it adds nothing.
+    Files without a name are in no tree, so a disk that fills up counts as growth too.
     """
     grew = (
-        now.allocated_bytes > start.allocated_bytes + _SLACK_BYTES
-        or now.files > start.files + _SLACK_FILES
+        now.usage.allocated_bytes > start.usage.allocated_bytes + _SLACK_BYTES
+        or now.usage.files > start.usage.files + _SLACK_FILES
+        or now.free.free_bytes < start.free.free_bytes - _SLACK_BYTES
     )
-    return refusal(now, free, config) if grew else None
+    return refusal(now.usage, now.free, config) if grew else None
 
 
 def mib(size: int) -> str:
@@ -91,7 +92,7 @@ class Meter:
         config: WorkspaceConfig,
         *,
         limiter: anyio.CapacityLimiter,
-        least_interval_s: float = 2.0,
+        least_interval_s: float = _LEAST_INTERVAL_S,
         deadline_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -129,14 +130,18 @@ class Meter:
         if (problem := await self._refusal(adding)) is not None:
             raise problem
 
-    async def wait_for_overshoot(self) -> SandboxError:
-        """Return once the chat has passed a limit since now, with the reason to end its call."""
-        start = await self.read(fresh=True)
-        reading = start
+    async def wait_for_overshoot(
+        self, pause: Callable[[float], Awaitable[None]] = anyio.sleep
+    ) -> SandboxError:
+        """Return once the chat has passed a limit since now, with the reason to end its calls.
+
+        `pause` waits between two readings, at least for the seconds it is given.
+        """
+        start = reading = await self.read(fresh=True)
         while True:
-            await anyio.sleep(interval_s(reading.duration_s, self._least_interval_s))
+            await pause(interval_s(reading.duration_s, self._least_interval_s))
             reading = await self.read(fresh=True)
-            problem = overshoot(start.usage, reading.usage, reading.free, self._config)
+            problem = overshoot(start, reading, self._config)
             if problem is not None:
                 return problem
 

@@ -23,6 +23,7 @@ from mcp_sandbox.workspace.beneath import (
     grant_owner,
     make_directory,
     open_directory,
+    open_file,
 )
 
 _STAMP = "%Y%m%dT%H%M%SZ"
@@ -86,6 +87,24 @@ def empty(
         kept=tuple(name for name in names if name not in due),
         stuck=tuple(stuck),
     )
+
+
+def drop_earlier(trash: int, chat: ChatId, keep: str, checkpoint: Callable[[], None]) -> None:
+    """Delete what the chat discarded before `keep`: or resets would fill the disk for a day."""
+    with os.scandir(trash) as entries:
+        names = [entry.name for entry in entries if discarded_at(entry.name) is not None]
+    for name in names:
+        if name != keep and _owner(trash, name) == str(chat):
+            _delete_item(trash, name.encode(), checkpoint)
+
+
+def _owner(trash: int, name: str) -> str | None:
+    try:
+        file = open_file(trash, f"{name}/chat".encode())
+    except OSError:
+        return None
+    with os.fdopen(file, "rb") as stream:
+        return stream.read(512).decode().rstrip()
 
 
 def _move(parent: int, tree: bytes, item: int, kind: bytes) -> None:

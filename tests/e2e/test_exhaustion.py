@@ -188,7 +188,6 @@ async def test_files_without_a_name_count(tight: Session, small: Config, way: st
         assert "WorkspaceFull" in await attempt(tight.run_code(_UNSEEN[way], timeout_s=30))
 
 
-@gap("nobody looks at the workspace between calls, while processes go on in the background")
 @on_bubblewrap
 async def test_what_goes_on_in_the_background_is_stopped_too(tight: Session, small: Config) -> None:
     await tight.exec(
@@ -202,7 +201,6 @@ async def test_what_goes_on_in_the_background_is_stopped_too(tight: Session, sma
     assert allocated(small.data_dir) <= LIMIT + SLACK
 
 
-@gap("a call shorter than half a second may write as much as it can")
 @on_bubblewrap
 async def test_many_short_calls_do_not_pass_the_limit(tight: Session, small: Config) -> None:
     for n in range(16):
@@ -210,14 +208,12 @@ async def test_many_short_calls_do_not_pass_the_limit(tight: Session, small: Con
     assert allocated(small.data_dir) <= LIMIT + SLACK
 
 
-@gap("moving from another file system into the workspace is not checked for room")
 @on_bubblewrap
 async def test_moving_into_a_full_workspace_is_refused(tight: Session, small: Config) -> None:
     await attempt(tight.exec("head -c 33M /dev/zero > full; head -c 20M /dev/zero > /tmp/more"))
     assert "WorkspaceFull" in await attempt(tight.move_file("/tmp/more", "moved"))
 
 
-@gap("the trash counts for nobody and is never emptied")
 @on_bubblewrap
 async def test_resets_do_not_pile_up_trash_without_limit(tight: Session, small: Config) -> None:
     for _ in range(12):
@@ -234,7 +230,6 @@ while time.monotonic() < end:
 """
 
 
-@gap("Python's start-up files of the chat inherit a log on the disk of the host")
 @on_bubblewrap
 async def test_start_up_code_of_the_chat_cannot_fill_the_hosts_disk(
     tight: Session, small: Config

@@ -18,7 +18,6 @@ from tests.e2e.attacks import (
     KEPT,
     all_is_well,
     attempt,
-    gap,
     on_bubblewrap,
     on_the_host_kernel,
     probe,
@@ -66,7 +65,6 @@ _LATE: dict[str, Callable[[Session], Awaitable[object]]] = {
 }
 
 
-@gap("an idle worker that is stopped holds a file call up for a minute, a write for ten")
 @on_bubblewrap
 @pytest.mark.parametrize("tool", _LATE)
 async def test_stopped_workers_hold_no_file_call_up(session: Session, tool: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from mcp_sandbox.errors import Unsupported
 from mcp_sandbox.sessions.session import Session
-from tests.e2e.attacks import KEPT, all_is_well, attempt, gap, on_bubblewrap, survive
+from tests.e2e.attacks import KEPT, all_is_well, attempt, on_bubblewrap, survive
 
 _PLANT = (
     "import os\nopen('/workspace/imported', 'a').write(__name__ + ' ' + str(os.getpid()) + '\\n')\n"
@@ -69,7 +69,6 @@ async def test_programs_planted_in_the_home_are_not_used_by_the_runner(session: 
     assert (await session.glob("hijacked*")).paths == ()
 
 
-@gap("grep takes the first rg of a PATH that begins in the home")
 @on_bubblewrap
 async def test_grep_does_not_run_a_program_of_the_chat(session: Session) -> None:
     await session.write_file("~/.local/bin/rg", _AS_PYTHON.encode())
@@ -96,17 +95,8 @@ _START_UP = {
 }
 
 
-_BRICKS = gap("a byte of nonsense from the warm interpreter ends pid 1, at each start anew")
-
-
 @on_bubblewrap
-@pytest.mark.parametrize(
-    "what",
-    [
-        pytest.param(name, marks=_BRICKS if name in ("garbage", "nonsense") else ())
-        for name in _START_UP
-    ],
-)
+@pytest.mark.parametrize("what", _START_UP)
 @pytest.mark.parametrize("kind", ["usercustomize.py", "evil.pth"])
 async def test_start_up_code_of_the_chat_harms_only_its_own_python(
     session: Session, what: str, kind: str
@@ -132,7 +122,6 @@ async def test_start_up_code_of_the_chat_harms_only_its_own_python(
 _FREE = 'import os\nos.write(3, b\'{"e":"free"}\')\n'
 
 
-@gap("the warm interpreter may pass itself off as a free worker, and then gets other calls")
 @on_bubblewrap
 async def test_the_warm_interpreter_gets_no_call_of_others(session: Session) -> None:
     await session.write_file("kept", KEPT)

@@ -8,7 +8,7 @@ from anyio.lowlevel import checkpoint
 
 from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.errors import SandboxError, StorageUnavailable, WorkspaceFull
-from mcp_sandbox.workspace.meter import Meter, interval_s, overshoot, refusal
+from mcp_sandbox.workspace.meter import Meter, Reading, interval_s, overshoot, refusal
 from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage
 
 MIB = 1024**2
@@ -38,8 +38,8 @@ class Disk:
         return Meter(self.measure, CONFIG, limiter=limiter, clock=lambda: self.now)
 
 
-def test_a_reading_is_good_for_two_seconds_or_twenty_times_its_cost() -> None:
-    assert interval_s(0.001) == 2
+def test_a_reading_is_good_for_a_quarter_of_a_second_or_twenty_times_its_cost() -> None:
+    assert interval_s(0.001) == 0.25
     assert interval_s(0.5) == 10
 
 
@@ -65,14 +65,25 @@ def test_writes_are_refused_exactly_beyond_a_limit(
     assert text in str(problem)
 
 
+def reading(usage: Usage, free: FreeSpace = PLENTY) -> Reading:
+    return Reading(usage, free, taken_at=0.0, duration_s=0.0)
+
+
 def test_a_call_in_a_full_workspace_may_run_as_long_as_it_adds_nothing() -> None:
-    full = Usage(150 * MIB, 10)
-    assert overshoot(full, full, PLENTY, CONFIG) is None
-    assert overshoot(full, Usage(120 * MIB, 10), PLENTY, CONFIG) is None
-    assert isinstance(overshoot(full, Usage(152 * MIB, 10), PLENTY, CONFIG), WorkspaceFull)
-    assert overshoot(Usage(1, 1), Usage(99 * MIB, 10), PLENTY, CONFIG) is None
-    many = Usage(1, 2000)
-    assert isinstance(overshoot(many, Usage(1, 3000), PLENTY, CONFIG), WorkspaceFull)
+    full = reading(Usage(150 * MIB, 10))
+    assert overshoot(full, full, CONFIG) is None
+    assert overshoot(full, reading(Usage(120 * MIB, 10)), CONFIG) is None
+    assert isinstance(overshoot(full, reading(Usage(152 * MIB, 10)), CONFIG), WorkspaceFull)
+    assert overshoot(reading(Usage(1, 1)), reading(Usage(99 * MIB, 10)), CONFIG) is None
+    many = reading(Usage(1, 2000))
+    assert isinstance(overshoot(many, reading(Usage(1, 3000)), CONFIG), WorkspaceFull)
+
+
+def test_a_call_that_fills_the_disk_by_files_in_no_tree_is_ended() -> None:
+    empty = Usage(1, 1)
+    before = reading(empty, FreeSpace(60 * MIB, None))
+    after = reading(empty, FreeSpace(40 * MIB, None))
+    assert isinstance(overshoot(before, after, CONFIG), StorageUnavailable)
 
 
 async def test_many_questions_cost_one_measurement() -> None:
@@ -84,10 +95,10 @@ async def test_many_questions_cost_one_measurement() -> None:
                 group.start_soon(meter.check_room)
         assert (await meter.usage()).used_bytes == 10 * MIB
         assert disk.measured == 1
-        disk.now += 1.9
+        disk.now += 0.2
         await meter.usage()
         assert disk.measured == 1
-        disk.now += 0.2
+        disk.now += 0.1
         await meter.usage()
         assert disk.measured == 2
 
