@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.backends.docker.complaints import explain_refusal, explain_silence
+from mcp_sandbox.backends.docker.complaints import explain_build, explain_refusal, explain_silence
 from mcp_sandbox.backends.docker.engine import Engine, Tls, find_engine
 from mcp_sandbox.backends.docker.machine import refuse_unusable, shares_sockets
 from mcp_sandbox.errors import (
@@ -144,6 +144,28 @@ def test_refusal_of_the_engine_comes_with_a_remedy(
     assert type(explained) is error
     assert text in str(explained)
     assert remedy in str(explained)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "lookup registry-1.docker.io on 10.0.0.1:53: no such host",
+        "dial tcp 1.2.3.4:443: i/o timeout",
+        "dial tcp 127.0.0.1:443: connect: connection refused",
+        "x509: certificate signed by unknown authority",
+    ],
+)
+def test_build_without_a_registry_names_the_way_without(reason: str) -> None:
+    explained = str(explain_build(f'Get "https://registry-1.docker.io/v2/": {reason}'))
+    assert reason in explained
+    assert explained.endswith("mcp-sandbox images build --from-packages")
+
+
+def test_build_with_a_failed_command_does_not_blame_the_registry() -> None:
+    said = "The command 'echo connection refused; false' returned a non-zero code: 1"
+    explained = str(explain_build(said))
+    assert said in explained
+    assert "--from-packages" not in explained
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import pytest
 from docker.errors import ImageNotFound
 
 from mcp_sandbox.backends.docker import images
+from mcp_sandbox.backends.docker.client import Connection, Images
+from mcp_sandbox.backends.docker.engine import Engine
 from mcp_sandbox.backends.docker.image_context import context_tar, image_folder, runner_digest
 from mcp_sandbox.backends.docker.packages import packages_of
 from mcp_sandbox.config import DockerConfig
@@ -142,12 +144,19 @@ async def test_image_builds_without_a_trace_of_the_machine_it_was_built_on(
 
 @pytest.mark.docker
 async def test_failed_step_of_a_build_is_reported_with_its_line(tmp_path: Path) -> None:
-    from mcp_sandbox.backends.docker.client import Connection, Images
-    from mcp_sandbox.backends.docker.engine import Engine
-
     (tmp_path / "Dockerfile").write_text("FROM mcp-sandbox/base:latest\nRUN exit 7\n")
     context = await anyio.to_thread.run_sync(context_tar, tmp_path, None)
     connection = Connection(lambda: Engine("unix:///var/run/docker.sock"))
     with pytest.raises(BackendUnavailable, match="returned a non-zero code: 7"):
+        await Images(connection).build(context, "mcp-sandbox/x", {}, quiet)
+    await connection.aclose()
+
+
+@pytest.mark.docker
+async def test_build_on_a_base_that_cannot_be_pulled_names_the_way_without(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM registry.invalid/debian:bookworm-slim\n")
+    context = await anyio.to_thread.run_sync(context_tar, tmp_path, None)
+    connection = Connection(lambda: Engine("unix:///var/run/docker.sock"))
+    with anyio.fail_after(50), pytest.raises(BackendUnavailable, match="--from-packages"):
         await Images(connection).build(context, "mcp-sandbox/x", {}, quiet)
     await connection.aclose()

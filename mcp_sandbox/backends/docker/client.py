@@ -19,7 +19,7 @@ from anyio import CapacityLimiter, to_thread
 from docker import errors as docker_errors
 from docker.tls import TLSConfig
 
-from mcp_sandbox.backends.docker.complaints import explain_refusal, explain_silence
+from mcp_sandbox.backends.docker.complaints import explain_build, explain_refusal, explain_silence
 from mcp_sandbox.backends.docker.engine import Engine, Tls
 from mcp_sandbox.config import search_path
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, SandboxGone
@@ -365,7 +365,7 @@ def _wait_until_removed(api: docker.APIClient, name: str) -> None:
 
 def _report(event: dict[str, Any], say: Callable[[str], None]) -> None:
     if "error" in event:
-        raise explain_refusal(0, f"building the image failed: {event['error']}")
+        raise explain_build(event["error"])
     for line in event.get("stream", event.get("status", "")).splitlines():
         # The builder's own numbers of layers and containers tell a reader nothing.
         if line.strip() and not line.strip().startswith(("--->", "Removing intermediate")):

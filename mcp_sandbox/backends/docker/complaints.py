@@ -3,6 +3,7 @@
 from mcp_sandbox.errors import (
     BackendUnavailable,
     CapacityReached,
+    ConfigError,
     ImageMissing,
     OperatorError,
     StorageUnavailable,
@@ -21,6 +22,19 @@ def explain_refusal(status: int, text: str) -> OperatorError:
         f"the Docker engine refused ({status}): {text or 'no reason given'}; "
         "see its log (`journalctl -u docker`), and `mcp-sandbox doctor`"
     )
+
+
+def explain_build(text: str) -> OperatorError:
+    """The error for a build that failed at a step, or before the first for want of its base."""
+    lowered = text.lower()
+    failed_command = "returned a non-zero code" in lowered
+    if not failed_command and any(sign in lowered for sign in _UNREACHABLE):
+        return BackendUnavailable(
+            f"building the image failed: {text}; the engine cannot reach the image registry: "
+            "repair its network, proxy or certificates, or make the Debian below the image on "
+            "this machine: mcp-sandbox images build --from-packages"
+        )
+    return explain_refusal(0, f"building the image failed: {text}")
 
 
 def explain_silence(url: str, reason: str) -> BackendUnavailable:
@@ -46,7 +60,21 @@ _REFUSALS: tuple[tuple[str, type[OperatorError], str], ...] = (
     ("address pool", CapacityReached, "close sandboxes, or add default-address-pools to it"),
     ("no space left", StorageUnavailable, "free disk space on the engine's machine"),
     ("pull access denied", ImageMissing, "no registry has it: add --from-packages"),
+    ("invalid reference format", ConfigError, "write it as name:tag, in lower-case letters"),
     ("seccomp", BackendUnavailable, "the engine must support seccomp profiles"),
+)
+# What the engine says when it cannot pull.
+_UNREACHABLE = (
+    "no such host",
+    "i/o timeout",
+    "connection refused",
+    "network is unreachable",
+    "no route to host",
+    "server misbehaving",
+    "tls handshake timeout",
+    "certificate signed by unknown authority",
+    "client.timeout exceeded",
+    "request canceled while waiting",
 )
 _SILENCES = (
     (
