@@ -191,6 +191,17 @@ async def test_groups_bound_processes_and_are_set_before_anything_runs(
     assert "fine" in after.stdout
 
 
+async def test_more_processors_than_the_machine_gives_become_all_of_them(
+    backend: BubblewrapBackend, tmp_path: Path
+) -> None:
+    spec = replace(spec_for(tmp_path), limits=Limits(cpus=1024))
+    with anyio.fail_after(50):
+        async with made(backend, spec) as sandbox:
+            said = sandbox.facts.limits["cpus"]
+    if said != "not limited: no writable cgroup":
+        assert said == f"{len(os.sched_getaffinity(0))} (cgroup), all that this machine gives"
+
+
 async def test_token_is_nowhere_to_be_seen(backend: BubblewrapBackend, tmp_path: Path) -> None:
     with anyio.fail_after(50):
         async with made(backend, spec_for(tmp_path)) as sandbox, connected(sandbox) as runtime:

@@ -225,10 +225,17 @@ def test_missing_limit_and_group_are_found() -> None:
 
 
 def test_limits_without_groups_are_not_pretended() -> None:
-    said = limits_in_words(Limits(), frozenset({"pids"}))
+    said = limits_in_words(Limits(), frozenset({"pids"}), 2)
     assert said["pids"] == "512 (cgroup)"
     assert said["cpus"] == "not limited: no writable cgroup"
     assert "no limit for all" in said["memory"]
+
+
+def test_limit_that_takes_the_whole_machine_says_so() -> None:
+    bounded = frozenset({"cpu"})
+    assert limits_in_words(Limits(cpus=1), bounded, 2)["cpus"] == "1 (cgroup)"
+    said = limits_in_words(Limits(cpus=2), bounded, 2)["cpus"]
+    assert said == "2 (cgroup), all that this machine gives"
 
 
 def v2(tmp_path: Path, controllers: str) -> tuple[str, Path]:

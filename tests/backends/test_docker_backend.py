@@ -13,6 +13,7 @@ import docker
 import pytest
 
 from mcp_sandbox.backends.docker.backend import DockerBackend
+from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import Limits, Mount, SandboxId, SandboxSpec
 from tests.backends.containers import backend_on, left_of, mounts, runtime_of, sandbox_of
@@ -150,6 +151,33 @@ async def test_limits_hold_inside(backend: DockerBackend, data_root: Path) -> No
         assert not big.success
         many = await runtime.exec("for i in $(seq 100); do sleep 5 & done; wait", timeout_s=20)
         assert "fork" in many.stderr
+
+
+async def test_more_processors_than_the_engine_has_become_all_of_them(
+    backend: DockerBackend, data_root: Path
+) -> None:
+    engine = docker.from_env()
+    processors = engine.info()["NCPU"]
+    engine.close()
+    spec = SandboxSpec(mounts=mounts(data_root), limits=Limits(cpus=1024))
+    async with sandbox_of(backend, spec) as sandbox:
+        said = f"{processors} (cgroup), all that the engine has"
+        assert sandbox.facts.limits["cpus"] == said
+        assert (await backend.attach(sandbox.id)).facts.limits["cpus"] == said
+
+
+@pytest.mark.runsc
+async def test_gvisor_has_room_for_its_own_threads_beside_the_processes(data_root: Path) -> None:
+    spec = SandboxSpec(mounts=mounts(data_root))
+    async with (
+        backend_on(data_root, DockerConfig(runtime="runsc")) as backend,
+        sandbox_of(backend, spec) as sandbox,
+        runtime_of(sandbox) as runtime,
+    ):
+        assert sandbox.facts.limits["pids"] == "4608 (cgroup), gVisor's own threads among them"
+        many = "for i in $(seq 150); do sleep 60 & done; jobs -r | wc -l; kill $(jobs -p)"
+        assert (await runtime.exec(many, timeout_s=40)).stdout == "150\n"
+        assert (await runtime.exec("echo fine")).stdout == "fine\n"
 
 
 async def test_sandbox_ends_itself_when_idle_and_leaves_no_container(

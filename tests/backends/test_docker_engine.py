@@ -6,7 +6,7 @@ import pytest
 
 from mcp_sandbox.backends.docker.complaints import explain_build, explain_refusal, explain_silence
 from mcp_sandbox.backends.docker.engine import Engine, Tls, find_engine
-from mcp_sandbox.backends.docker.machine import refuse_unusable, shares_sockets
+from mcp_sandbox.backends.docker.machine import is_gvisor, refuse_unusable, shares_sockets
 from mcp_sandbox.errors import (
     BackendUnavailable,
     CapacityReached,
@@ -125,6 +125,22 @@ def test_sockets_are_shared_only_by_a_local_engine_with_the_same_kernel() -> Non
     assert not shares_sockets(local, {"DefaultRuntime": "runc"}, "runsc")
     assert not shares_sockets(local, {"OperatingSystem": "Docker Desktop"}, "runc")
     assert not shares_sockets(Engine("tcp://localhost:2375"), {}, "runc")
+
+
+def test_gvisor_is_known_by_its_name_its_program_and_as_the_default() -> None:
+    runtimes = {
+        "runc": {"path": "runc"},
+        "safe": {"path": "/opt/gvisor/runsc"},
+        "shim": {"runtimeType": "io.containerd.runsc.v1"},
+        "nvidia": {"path": "nvidia-container-runtime"},
+    }
+    info = {"Runtimes": runtimes, "DefaultRuntime": "runc"}
+    assert [name for name in ("", *runtimes, "runsc-kvm") if is_gvisor(info, name)] == [
+        "safe",
+        "shim",
+        "runsc-kvm",
+    ]
+    assert is_gvisor({**info, "DefaultRuntime": "safe"}, "")
 
 
 @pytest.mark.parametrize(

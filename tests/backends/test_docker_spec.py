@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,18 @@ def test_limits_arrive_in_the_units_of_the_engine() -> None:
     }
 
 
+def test_no_more_processors_are_asked_for_than_the_engine_has() -> None:
+    spec = replace(SPEC, limits=Limits(cpus=64))
+    for processors, wanted in ((2, 2), (128, 64), (None, 64)):
+        host = container_body(spec, replace(PLACE, processors=processors))["HostConfig"]
+        assert host["NanoCpus"] == wanted * 1_000_000_000
+
+
+def test_threads_of_gvisor_itself_have_room_beside_the_limit() -> None:
+    host = container_body(SPEC, replace(PLACE, gvisor=True))["HostConfig"]
+    assert host["PidsLimit"] == 7 + 4096
+
+
 def test_paths_with_commas_and_colons_are_mounted_as_they_are() -> None:
     mounts = container_body(SPEC, PLACE)["HostConfig"]["Mounts"]
     assert [(m["Source"], m["Target"], m["ReadOnly"]) for m in mounts] == [
@@ -62,7 +75,7 @@ def test_paths_with_commas_and_colons_are_mounted_as_they_are() -> None:
 
 
 def test_sandbox_without_a_shared_socket_keeps_it_in_memory() -> None:
-    place = Placement(**{**PLACE.__dict__, "socket_directory": None})
+    place = replace(PLACE, socket_directory=None)
     host = container_body(SPEC, place)["HostConfig"]
     assert "uid=10001,gid=10001" in host["Tmpfs"]["/run/mcp-sandbox"]
     assert "/run/mcp-sandbox" not in [m["Target"] for m in host["Mounts"]]
@@ -101,7 +114,7 @@ def test_data_roots_have_instances_of_their_own() -> None:
 
 
 def test_apparmor_is_asked_for_where_the_engine_has_it() -> None:
-    place = Placement(**{**PLACE.__dict__, "apparmor": True})
+    place = replace(PLACE, apparmor=True)
     assert "apparmor=docker-default" in container_body(SPEC, place)["HostConfig"]["SecurityOpt"]
 
 

@@ -77,9 +77,8 @@ class BubblewrapBackend:
             StorageUnavailable: the data root cannot be written.
         """
         host = await to_thread.run_sync(self._look)
-        made = facts(
-            host.program.version, host.uid, spec.limits, spec.network, host.cgroups.controllers
-        )
+        spec = replace(spec, limits=host.possible(spec.limits))
+        made = facts(host, spec)
         opened = await to_thread.run_sync(self._records.open, made, spec.labels, host.user)
         sandbox_id, record, token = opened
         try:

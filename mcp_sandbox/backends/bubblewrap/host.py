@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mcp_sandbox.backends import runner_copy
@@ -31,6 +31,7 @@ class Host:
     user: int | None
     uid: int
     gid: int
+    processors: int
 
     @classmethod
     def look(cls, data_root: Path) -> "Host":
@@ -52,7 +53,12 @@ class Host:
             user=_SANDBOX_USER if root else None,
             uid=_SANDBOX_USER if root else os.geteuid(),
             gid=_SANDBOX_USER if root else os.getegid(),
+            processors=len(os.sched_getaffinity(0)),
         )
+
+    def possible(self, limits: Limits) -> Limits:
+        """The same limits, with no more processors than there are here."""
+        return replace(limits, cpus=min(limits.cpus, self.processors))
 
     def resource_limits(self, limits: Limits) -> dict[int, int]:
         """What bounds each process of a sandbox here."""

@@ -24,7 +24,13 @@ from mcp_sandbox.backends.docker.exec_stream import open_exec
 from mcp_sandbox.backends.docker.facts import facts_of
 from mcp_sandbox.backends.docker.image_context import runner_digest
 from mcp_sandbox.backends.docker.live import first_process_problems
-from mcp_sandbox.backends.docker.machine import has_apparmor, refuse_unusable, shares_sockets
+from mcp_sandbox.backends.docker.machine import (
+    has_apparmor,
+    is_gvisor,
+    processors,
+    refuse_unusable,
+    shares_sockets,
+)
 from mcp_sandbox.backends.docker.record import Record, sandbox_user, stale_records
 from mcp_sandbox.backends.docker.spec import (
     APP,
@@ -140,10 +146,11 @@ class DockerBackend:
         try:
             await to_thread.run_sync(record.write, token, spec.network)
             inspected = await self._start(spec, record, token)
+            facts = facts_of(self._config.image, inspected, await self._connection.info())
         except BaseException:
             await self.destroy(record.id)
             raise
-        return DockerSandbox(self, record, token, facts_of(self._config.image, inspected))
+        return DockerSandbox(self, record, token, facts)
 
     async def attach(self, sandbox_id: SandboxId) -> DockerSandbox:
         """Find a running sandbox that this or another process made.
@@ -160,7 +167,8 @@ class DockerBackend:
                 f"sandbox {sandbox_id} is {state['Status']}; "
                 "the next call starts a new one on the same files"
             )
-        return DockerSandbox(self, record, token, facts_of(self._config.image, inspected))
+        facts = facts_of(self._config.image, inspected, await self._connection.info())
+        return DockerSandbox(self, record, token, facts)
 
     async def running(self) -> Sequence[SandboxInfo]:
         """The sandboxes of this data root; also clears up after those that ended themselves."""
@@ -224,6 +232,8 @@ class DockerBackend:
             network="none" if network == "none" else sandbox_id,
             runtime=self._config.runtime,
             apparmor=has_apparmor(info),
+            gvisor=is_gvisor(info, self._config.runtime),
+            processors=processors(info),
         )
 
     async def _current_image(self) -> Image:

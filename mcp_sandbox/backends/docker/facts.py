@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mcp_sandbox.backends.docker.machine import SHARED_KERNEL
+from mcp_sandbox.backends.docker.machine import SHARED_KERNEL, is_gvisor, processors
 from mcp_sandbox.models import SandboxFacts
 
 _MIB = 1024 * 1024
@@ -15,8 +15,8 @@ _NETWORK = {
 }
 
 
-def facts_of(image: str, inspected: dict[str, Any]) -> SandboxFacts:
-    """The facts of a container that was made from the image called `image`."""
+def facts_of(image: str, inspected: dict[str, Any], info: dict[str, Any]) -> SandboxFacts:
+    """The facts of a container of the image called `image`, on the engine that `info` describes."""
     host_config = inspected["HostConfig"]
     network = "none" if host_config["NetworkMode"] == "none" else "open"
     runtime = host_config.get("Runtime") or "default runtime"
@@ -28,18 +28,22 @@ def facts_of(image: str, inspected: dict[str, Any]) -> SandboxFacts:
         isolation=f"container ({runtime}), uid {inspected['Config']['User']}, no capabilities"
         f"{filtered}, read-only root",
         network=_NETWORK[network],
-        limits=_limits(host_config),
+        limits=_limits(host_config, info),
     )
 
 
-def _limits(host_config: dict[str, Any]) -> dict[str, str]:
+def _limits(host_config: dict[str, Any], info: dict[str, Any]) -> dict[str, str]:
     memory = host_config["Memory"]
     swap = "swap included" if host_config["MemorySwap"] == memory else "swap is not limited"
+    cpus = host_config["NanoCpus"] / 1e9
+    whole = ", all that the engine has" if cpus == processors(info) else ""
+    gvisor = is_gvisor(info, host_config.get("Runtime") or "")
+    threads = ", gVisor's own threads among them" if gvisor else ""
     ulimits = {limit["Name"]: limit["Hard"] for limit in host_config["Ulimits"]}
     return {
         "memory": f"{memory // _MIB} MiB, {swap} (cgroup)",
-        "cpus": f"{host_config['NanoCpus'] / 1e9:g} (cgroup)",
-        "pids": f"{host_config['PidsLimit']} (cgroup)",
+        "cpus": f"{cpus:g} (cgroup){whole}",
+        "pids": f"{host_config['PidsLimit']} (cgroup){threads}",
         "shm": f"{host_config['ShmSize'] // _MIB} MiB",
         "tmp": f"{_tmp_size(host_config)}, counted as memory",
         "open_files": f"{ulimits['nofile']} a process",

@@ -15,7 +15,7 @@ from mcp_sandbox.backends.docker.image_context import (
     image_folder,
     runner_digest,
 )
-from mcp_sandbox.backends.docker.machine import has_apparmor
+from mcp_sandbox.backends.docker.machine import has_apparmor, is_gvisor, processors
 from mcp_sandbox.backends.docker.packages import BASE_NAME, BASE_TAG, make_base, packages_digest
 from mcp_sandbox.backends.docker.record import sandbox_user
 from mcp_sandbox.backends.docker.spec import PYTHON, RUNNER_LABEL, Placement, container_body
@@ -142,6 +142,7 @@ async def check(config: DockerConfig | None = None) -> list[Tool]:
     connection = _connection(config)
     try:
         image = await Images(connection).find(config.image)
+        info = await connection.info()
         place = Placement(
             name=SandboxId("check"),
             image=image.id,
@@ -150,7 +151,9 @@ async def check(config: DockerConfig | None = None) -> list[Tool]:
             user=":".join(map(str, sandbox_user())),
             socket_directory=None,
             runtime=config.runtime,
-            apparmor=has_apparmor(await connection.info()),
+            apparmor=has_apparmor(info),
+            gvisor=is_gvisor(info, config.runtime),
+            processors=processors(info),
         )
         body = container_body(SandboxSpec(mounts=()), place)
         body["Entrypoint"] = [PYTHON, "-I", "-S", "-c", _CHECK, *(line for _, line in _TOOLS)]

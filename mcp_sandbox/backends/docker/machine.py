@@ -49,6 +49,19 @@ def shares_sockets(engine: Engine, info: dict[str, Any], runtime: str) -> bool:
     return engine.is_local and not in_virtual_machine and chosen in SHARED_KERNEL
 
 
+def is_gvisor(info: dict[str, Any], runtime: str) -> bool:
+    """Whether containers of a runtime ("" is the engine's default) run on gVisor's kernel."""
+    chosen = runtime or str(info.get("DefaultRuntime", ""))
+    entry = (info.get("Runtimes") or {}).get(chosen) or {}
+    program = str(entry.get("path") or entry.get("runtimeType") or "").rpartition("/")[2]
+    return any(word in name for name in (chosen, program) for word in ("runsc", "gvisor"))
+
+
+def processors(info: dict[str, Any]) -> int | None:
+    """How many processors the engine can give to a container; None when it does not tell."""
+    return int(info.get("NCPU") or 0) or None
+
+
 def _security_options(info: dict[str, Any]) -> set[str]:
     """Names out of entries such as `name=seccomp,profile=default`."""
     entries = info.get("SecurityOptions") or []

@@ -4,7 +4,7 @@ Every field is sent, because defaults differ between engines and versions.
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ SOCKET = f"{SOCKET_DIRECTORY}/runner.sock"
 HOME = "/home/sandbox"
 PATH = f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 MIB = 1024 * 1024
+# The group of processes counts gVisor's own threads on the host too, several for each one inside.
+GVISOR_THREADS = 4096
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Placement:
 
     `image` is the image's content address. `token` is in hex. `socket_directory` is None where
     a socket made inside is not visible outside. `network` is "none" or a network's name.
+    `processors` is how many the engine has, if it is known: it refuses a limit above that.
     """
 
     name: SandboxId
@@ -43,6 +46,8 @@ class Placement:
     network: str = "none"
     runtime: str = ""
     apparmor: bool = False
+    gvisor: bool = False
+    processors: int | None = None
 
 
 def instance_of(data_root: Path) -> str:
@@ -101,7 +106,7 @@ def _host_config(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         **_privileges(place),
         **_namespaces(place),
         **_filesystem(spec, place),
-        **_resources(spec.limits),
+        **_resources(_possible(spec.limits, place)),
         # A sandbox whose servers were all killed ends by itself, and must leave nothing.
         "AutoRemove": True,
         "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
@@ -177,6 +182,14 @@ def _bind(mount: Mount) -> dict[str, Any]:
         "ReadOnly": mount.read_only,
         "BindOptions": {"Propagation": "rprivate", "NonRecursive": True},
     }
+
+
+def _possible(limits: Limits, place: Placement) -> Limits:
+    return replace(
+        limits,
+        cpus=min(limits.cpus, place.processors or limits.cpus),
+        pids=limits.pids + (GVISOR_THREADS if place.gvisor else 0),
+    )
 
 
 def _resources(limits: Limits) -> dict[str, Any]:
