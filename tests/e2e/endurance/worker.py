@@ -119,9 +119,7 @@ class Worker:
         nonce = self._nonce()
         before, more = self.ledger.certain[name], f"{nonce}\n".encode()
         self.ledger.doubt(name, Possible(before, more))
-        command = (
-            f"echo {nonce} >> {self._folder}/{name} && sync {self._folder}/{name}; tail -n1 $F"
-        )
+        command = f"echo {nonce} >> $F && sync $F; tail -c {len(more)} $F"
         environment = {"F": f"{self._folder}/{name}"}
         result = await self._chat.call("exec", command=command, env=environment, timeout_s=60)
         self._acknowledged(name, before + more)
