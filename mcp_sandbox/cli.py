@@ -175,6 +175,12 @@ def demo(
 @images.command()
 def build(
     name: Annotated[str, typer.Argument(help="Which image to build.")] = "base",
+    tag: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Name of the result, not mcp-sandbox/base.", show_default=False
+        ),
+    ] = None,
     ca_bundle: Annotated[
         Path | None,
         typer.Option(
@@ -193,6 +199,7 @@ def build(
     work = partial(
         room.build,
         name,
+        tag=tag,
         ca_bundle=ca_bundle,
         from_packages=from_packages,
         progress=lambda line: print(line, file=sys.stderr, flush=True),
@@ -205,6 +212,7 @@ def build(
 def list_images(as_json: AsJson = False, config: ConfigFile = None) -> None:
     """List the sandbox images of the engine."""
     from mcp_sandbox.backends.docker import images as room
+    from mcp_sandbox.backends.docker.complaints import build_again
 
     rows = anyio.run(room.list_images, _load(config).config.docker)
     if as_json:
@@ -212,7 +220,7 @@ def list_images(as_json: AsJson = False, config: ConfigFile = None) -> None:
         return
     table = Table("image", "id", "size", "runner", box=None)
     for row in rows:
-        state = "current" if row.current else "outdated; run: mcp-sandbox images build"
+        state = "current" if row.current else f"outdated; {build_again(row.name)}"
         table.add_row(row.name, row.id.removeprefix("sha256:")[:12], f"{row.size_mb} MB", state)
     console().print(table)
 
@@ -221,6 +229,7 @@ def list_images(as_json: AsJson = False, config: ConfigFile = None) -> None:
 def check(as_json: AsJson = False, config: ConfigFile = None) -> None:
     """Run the image once, and print the version of each tool that it should have."""
     from mcp_sandbox.backends.docker import images as room
+    from mcp_sandbox.backends.docker.complaints import build_again
 
     settings = _load(config).config.docker
     tools = anyio.run(room.check, settings)
@@ -234,12 +243,12 @@ def check(as_json: AsJson = False, config: ConfigFile = None) -> None:
         console().print(table)
     if settings.image not in current:
         raise ImageMissing(
-            f"{settings.image} has the runner of another version; run: mcp-sandbox images build"
+            f"{settings.image} has the runner of another version; {build_again(settings.image)}"
         )
     missing = [tool.name for tool in tools if tool.required and not tool.version]
     if missing:
         raise ImageMissing(
-            f"{settings.image} lacks {', '.join(missing)}; run: mcp-sandbox images build"
+            f"{settings.image} lacks {', '.join(missing)}; {build_again(settings.image)}"
         )
 
 

@@ -109,6 +109,12 @@ async def test_check_of_an_absent_image_says_what_to_run() -> None:
 
 
 @pytest.mark.docker
+async def test_absent_image_of_the_operator_is_not_said_to_come_with_ours() -> None:
+    with pytest.raises(ImageMissing, match="images build, and then build own:1 on top of it"):
+        await images.check(DockerConfig(image="own:1"))
+
+
+@pytest.mark.docker
 async def test_list_tells_whether_an_image_holds_the_current_runner() -> None:
     rows = {row.name: row for row in await images.list_images(BASE)}
     assert rows[BASE.image].current
@@ -126,12 +132,19 @@ async def test_image_builds_without_a_trace_of_the_machine_it_was_built_on(
     monkeypatch.setenv("http_proxy", "")
     monkeypatch.setenv("ftp_proxy", "http://user:secret-of-the-proxy@127.0.0.1:1")
     lines: list[str] = []
+    own = DockerConfig(image="operators/own:1")
     async with temporary_image("mcp-sandbox/built-by-a-test:latest") as config:
         name = await images.build(
-            ca_bundle=bundle, from_packages=True, progress=lines.append, config=config
+            tag=config.image,
+            ca_bundle=bundle,
+            from_packages=True,
+            progress=lines.append,
+            config=own,
         )
         assert name == config.image
-        assert (await images.list_images(config))[0].current
+        rows = {row.name: row.current for row in await images.list_images(config)}
+        assert rows[name]
+        assert own.image not in rows
         seen = dict(contents(name))
     assert any("Step" in line for line in lines)
     assert [path for path, data in seen.items() if MARK in data] == []

@@ -18,7 +18,7 @@ from anyio import to_thread
 from anyio.abc import ByteStream
 
 from mcp_sandbox.backends.docker.client import Connection, Containers, Image, Images
-from mcp_sandbox.backends.docker.complaints import BUILD
+from mcp_sandbox.backends.docker.complaints import build_again
 from mcp_sandbox.backends.docker.engine import find_engine
 from mcp_sandbox.backends.docker.exec_stream import open_exec
 from mcp_sandbox.backends.docker.facts import facts_of
@@ -126,7 +126,7 @@ class DockerBackend:
         if code != 0 or said.strip() != "42":
             raise BackendUnavailable(
                 f"a test container of {self._config.image} ended with {code} and said "
-                f"{said[-300:]!r}: {BUILD}"
+                f"{said[-300:]!r}: {build_again(self._config.image)}"
             )
         runtime = self._config.runtime or info.get("DefaultRuntime", "default runtime")
         return f"Docker {info.get('ServerVersion')} with {runtime} runs {self._config.image}"
@@ -243,7 +243,8 @@ class DockerBackend:
             digest = await to_thread.run_sync(runner_digest)
             if image.labels.get(RUNNER_LABEL) != digest:
                 raise ImageMissing(
-                    f"the image {self._config.image} holds another version of the runner; {BUILD}"
+                    f"the image {self._config.image} holds another version of the runner; "
+                    f"{build_again(self._config.image)}"
                 )
             self._image = (now, image)
         return self._image[1]

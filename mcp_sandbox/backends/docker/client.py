@@ -19,7 +19,12 @@ from anyio import CapacityLimiter, to_thread
 from docker import errors as docker_errors
 from docker.tls import TLSConfig
 
-from mcp_sandbox.backends.docker.complaints import explain_build, explain_refusal, explain_silence
+from mcp_sandbox.backends.docker.complaints import (
+    build_again,
+    explain_build,
+    explain_refusal,
+    explain_silence,
+)
 from mcp_sandbox.backends.docker.engine import Engine, Tls
 from mcp_sandbox.config import search_path
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, SandboxGone
@@ -224,7 +229,12 @@ class Images:
         """
 
         def work(api: docker.APIClient) -> Image:
-            found = cast("Any", api).inspect_image(name)
+            try:
+                found = cast("Any", api).inspect_image(name)
+            except docker_errors.ImageNotFound as exc:
+                raise ImageMissing(
+                    f"the Docker engine has no image {name}; {build_again(name)}"
+                ) from exc
             labels = found["Config"].get("Labels") or {}
             return Image(found["Id"], labels, tuple(found["RepoTags"] or ()), found["Size"])
 
@@ -382,11 +392,6 @@ def _gone(name: str) -> SandboxGone:
 def _translated(engine: Engine) -> Generator[None]:
     try:
         yield
-    except docker_errors.ImageNotFound as exc:
-        raise ImageMissing(
-            f"the Docker engine has no such image ({exc.explanation}); "
-            "run: mcp-sandbox images build"
-        ) from exc
     except docker_errors.APIError as exc:
         raise explain_refusal(exc.status_code or 0, str(exc.explanation or exc)) from exc
     except (docker_errors.DockerException, requests.RequestException, OSError) as exc:

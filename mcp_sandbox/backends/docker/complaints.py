@@ -10,6 +10,12 @@ from mcp_sandbox.errors import (
 )
 
 BUILD = "run: mcp-sandbox images build"
+_OURS = "mcp-sandbox/base:latest"
+
+
+def build_again(image: str) -> str:
+    """What to do about an image that is absent, outdated or broken."""
+    return BUILD if image == _OURS else f"{BUILD}, and then build {image} on top of it"
 
 
 def explain_refusal(status: int, text: str) -> OperatorError:

@@ -9,6 +9,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from mcp_sandbox.backends.docker.client import Connection, Containers, Images
+from mcp_sandbox.backends.docker.complaints import build_again
 from mcp_sandbox.backends.docker.engine import find_engine
 from mcp_sandbox.backends.docker.image_context import (
     context_tar,
@@ -81,6 +82,7 @@ class Tool:
 async def build(
     name: str = "base",
     *,
+    tag: str | None = None,
     ca_bundle: Path | None = None,
     from_packages: bool = False,
     progress: Progress,
@@ -88,6 +90,8 @@ async def build(
 ) -> str:
     """Build an image; returns its name. `progress` gets each line, from another thread.
 
+    It is named `tag`, else as ours: never as the image of the configuration, which may be the
+    operator's own.
     `from_packages` makes the Debian below it on this machine, where no registry can be reached.
     `ca_bundle` is used during the build alone and is in no layer of the image.
 
@@ -99,7 +103,7 @@ async def build(
     folder = await to_thread.run_sync(image_folder, name)
     connection = _connection(config)
     images = Images(connection)
-    tag = config.image if name == "base" else f"mcp-sandbox/{name}:latest"
+    tag = tag or f"mcp-sandbox/{name}:latest"
     arguments = {**proxy_variables(), "RUNNER_DIGEST": await to_thread.run_sync(runner_digest)}
     try:
         if from_packages:
@@ -164,7 +168,7 @@ async def check(config: DockerConfig | None = None) -> list[Tool]:
     versions = said.splitlines()
     if code != 0 or len(versions) != len(_TOOLS):
         raise BackendUnavailable(
-            f"{config.image} does not run ({said[-300:].strip()!r}); run: mcp-sandbox images build"
+            f"{config.image} does not run ({said[-300:].strip()!r}); {build_again(config.image)}"
         )
     return [
         Tool(name, version.strip() or None, name not in _OPTIONAL)
