@@ -88,6 +88,21 @@ async def test_docker_runs_code_and_says_which_limits_hold(tmp_path: Path) -> No
     assert "memory" in next(check.found for check in checks if check.name == "limits that hold")
 
 
+@pytest.mark.docker
+async def test_second_wall_that_is_recommended_is_one_that_the_backend_takes(
+    tmp_path: Path,
+) -> None:
+    found = []
+    for runtime in ("", "runsc"):
+        config = Config(data_dir=tmp_path / "data", docker=DockerConfig(runtime=runtime))
+        with anyio.fail_after(50):
+            checks = await examine_engine(config)
+        (wall,) = (check for check in checks if check.name == "second wall")
+        found.append((wall.status, wall.found))
+        assert not {"rootless", "userns-remap"} & set(wall.remedy.split())
+    assert found == [("warn", "the kernel alone keeps containers apart"), ("ok", "gVisor")]
+
+
 @pytest.mark.bubblewrap
 async def test_bubblewrap_runs_code_and_says_which_limits_hold(tmp_path: Path) -> None:
     with anyio.fail_after(50):

@@ -10,6 +10,7 @@ import anyio
 from mcp_sandbox.app import open_backend, open_manager, temporary_data
 from mcp_sandbox.backends.docker.client import Connection
 from mcp_sandbox.backends.docker.engine import Engine, find_engine
+from mcp_sandbox.backends.docker.machine import is_gvisor
 from mcp_sandbox.config import Config, docker_variables, home
 from mcp_sandbox.doctor.report import Check
 from mcp_sandbox.doctor.versions import holes_of, remedy
@@ -46,7 +47,7 @@ async def examine_engine(config: Config) -> list[Check]:
         *(_version(program, text) for program, text in _versions(versions)),
         _filter(info),
         _limits(info),
-        _root(config, info),
+        _second_wall(config, info),
     ]
 
 
@@ -85,16 +86,12 @@ def _limits(info: Mapping[str, Any]) -> Check:
     return Check("docker", "limits", "ok", found)
 
 
-def _root(config: Config, info: Mapping[str, Any]) -> Check:
-    options = " ".join(info.get("SecurityOptions") or [])
-    second_wall = [name for name in ("rootless", "userns") if f"name={name}" in options]
-    if config.docker.runtime == "runsc":
-        second_wall.append("gVisor")
-    if second_wall:
-        return Check("docker", "second wall", "ok", ", ".join(second_wall))
+def _second_wall(config: Config, info: dict[str, Any]) -> Check:
+    if is_gvisor(info, config.docker.runtime):
+        return Check("docker", "second wall", "ok", "gVisor")
     what = (
-        "for hostile code set docker.runtime to runsc (gVisor), or run the engine rootless or "
-        "with userns-remap"
+        "for hostile code set docker.runtime to runsc (gVisor), or run everything in a virtual "
+        "machine of its own"
     )
     return Check("docker", "second wall", "warn", "the kernel alone keeps containers apart", what)
 
