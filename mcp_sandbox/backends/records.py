@@ -20,6 +20,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from mcp_sandbox.backends.process import ProcessId, is_alive, ourselves
+from mcp_sandbox.backends.removal import remove_tree
 from mcp_sandbox.errors import SandboxGone, StorageUnavailable
 from mcp_sandbox.models import BackendName, SandboxFacts, SandboxId
 
@@ -163,34 +164,6 @@ def make_private(directory: Path) -> None:
     for path in (*reversed(directory.parents), directory):
         if not path.is_dir():
             path.mkdir(mode=0o700, exist_ok=True)
-
-
-def remove_tree(directory: Path) -> None:
-    """Remove a directory that nothing changes any more, however deep code has made it.
-
-    Directories are moved up to the first level before they are emptied, so no path grows long.
-    """
-    moved = 0
-    while inner := _unlink_files(directory):
-        for child in inner:
-            child.chmod(0o700)
-            for grandchild in _unlink_files(child):
-                moved += 1
-                grandchild.rename(directory / f"{secrets.token_hex(8)}-{moved}")
-            child.rmdir()
-    directory.rmdir()
-
-
-def _unlink_files(directory: Path) -> list[Path]:
-    """Unlink everything but directories; returns these."""
-    inner: list[Path] = []
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                inner.append(Path(entry.path))
-            else:
-                Path(entry.path).unlink()
-    return inner
 
 
 def _write_private(path: Path, text: str) -> None:

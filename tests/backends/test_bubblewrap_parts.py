@@ -1,7 +1,6 @@
 """The pure parts of the bubblewrap backend, with what this machine cannot show."""
 
 import errno
-import os
 import resource
 import struct
 from pathlib import Path
@@ -20,7 +19,6 @@ from mcp_sandbox.backends.bubblewrap.arguments import (
     sources,
 )
 from mcp_sandbox.backends.bubblewrap.facts import limits_in_words
-from mcp_sandbox.backends.records import remove_tree
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.models import Limits, Mount, Network
 
@@ -277,20 +275,3 @@ def test_hierarchy_without_controllers_bounds_nothing(tmp_path: Path) -> None:
     assert cgroups.find(mounts, "0::/user.slice/session\n", root=False) == []
     assert cgroups.find("", "", root=True) == []
     assert cgroups.Cgroups([]).controllers == frozenset()
-
-
-def test_deep_and_closed_trees_are_removed(tmp_path: Path) -> None:
-    top = tmp_path / "top"
-    top.mkdir()
-    here = os.open(top, os.O_RDONLY)
-    for _ in range(3000):
-        os.mkdir("d", dir_fd=here)
-        below = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = below
-    os.symlink("/etc", "link", dir_fd=here)
-    os.close(here)
-    (top / "closed").mkdir(mode=0)
-    remove_tree(top)
-    assert not top.exists()
-    assert Path("/etc/passwd").exists()

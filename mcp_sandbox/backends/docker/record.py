@@ -6,7 +6,6 @@ it. All functions block.
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mcp_sandbox.backends.process import ProcessId, is_alive, ourselves
+from mcp_sandbox.backends.removal import remove_tree
 from mcp_sandbox.errors import SandboxGone, StorageUnavailable
 from mcp_sandbox.models import Network, SandboxId
 
@@ -108,7 +108,7 @@ class Record:
         if not (self.path / _MARK).exists():
             return
         with suppress(FileNotFoundError):
-            shutil.rmtree(self.sockets)
+            remove_tree(self.sockets)
         # The mark goes last: without it nobody would know whose directory this is.
         for name in ("token", _MARK):
             (self.path / name).unlink(missing_ok=True)
