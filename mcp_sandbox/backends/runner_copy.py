@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 
 from mcp_sandbox.backends.records import make_private
+from mcp_sandbox.backends.runner_sources import PACKAGE, digest_of, runner_sources
 from mcp_sandbox.errors import BackendUnavailable, StorageUnavailable
 
-_PACKAGE = Path(__file__).parents[1]
 _OLDEST = (3, 9)
 _COMPILE_LIMIT_S = 60.0
 MAIN = "mcp_sandbox/runner/__main__.py"
@@ -28,8 +28,8 @@ def install(data_root: Path, python: Path) -> Path:
         BackendUnavailable: this Python cannot run the runner.
         StorageUnavailable: the data root cannot be written.
     """
-    sources = _sources()
-    target = data_root / "sandbox" / f"runner-{_digest(sources, python)}"
+    sources = runner_sources()
+    target = data_root / "sandbox" / _name(sources, python)
     if target.is_dir():
         return target
     try:
@@ -44,23 +44,16 @@ def install(data_root: Path, python: Path) -> Path:
     return target
 
 
-def _sources() -> list[Path]:
-    return [*sorted((_PACKAGE / "runner").rglob("*.py")), _PACKAGE / "relay.py"]
-
-
-def _digest(sources: list[Path], python: Path) -> str:
+def _name(sources: list[Path], python: Path) -> str:
     real = python.resolve()
     state = real.stat()
-    digest = hashlib.sha256(f"{real} {state.st_size} {state.st_mtime_ns}".encode())
-    for source in sources:
-        digest.update(f"{source.relative_to(_PACKAGE)} {source.stat().st_size}\n".encode())
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
+    made_of = f"{real} {state.st_size} {state.st_mtime_ns} {digest_of(sources)}"
+    return f"runner-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}"
 
 
 def _fill(root: Path, sources: list[Path], python: Path) -> None:
     for source in sources:
-        copy = root / "mcp_sandbox" / source.relative_to(_PACKAGE)
+        copy = root / "mcp_sandbox" / source.relative_to(PACKAGE)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copy)
     _compile(root, python)

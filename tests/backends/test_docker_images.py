@@ -12,8 +12,9 @@ from docker.errors import ImageNotFound
 from mcp_sandbox.backends.docker import images
 from mcp_sandbox.backends.docker.client import Connection, Images
 from mcp_sandbox.backends.docker.engine import Engine
-from mcp_sandbox.backends.docker.image_context import context_tar, image_folder, runner_digest
+from mcp_sandbox.backends.docker.image_context import context_tar, image_folder
 from mcp_sandbox.backends.docker.packages import packages_of
+from mcp_sandbox.backends.runner_sources import digest_of, runner_digest, runner_sources
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.errors import BackendUnavailable, ConfigError, ImageMissing
 
@@ -74,7 +75,7 @@ def test_context_holds_the_runner_the_relay_and_nothing_else_of_ours() -> None:
 
 def test_digest_is_a_digest_and_stays_the_same() -> None:
     assert len(runner_digest()) == 64
-    assert runner_digest() == runner_digest.__wrapped__()
+    assert runner_digest() == digest_of(runner_sources())
 
 
 def test_unknown_image_is_refused_with_the_known_ones() -> None:

@@ -22,7 +22,6 @@ from mcp_sandbox.backends.docker.complaints import build_again
 from mcp_sandbox.backends.docker.engine import find_engine
 from mcp_sandbox.backends.docker.exec_stream import open_exec
 from mcp_sandbox.backends.docker.facts import facts_of
-from mcp_sandbox.backends.docker.image_context import runner_digest
 from mcp_sandbox.backends.docker.live import first_process_problems
 from mcp_sandbox.backends.docker.machine import (
     has_apparmor,
@@ -46,6 +45,7 @@ from mcp_sandbox.backends.docker.spec import (
 )
 from mcp_sandbox.backends.docker.verify import weaker_fields
 from mcp_sandbox.backends.local_socket import connect
+from mcp_sandbox.backends.runner_sources import runner_digest
 from mcp_sandbox.config import DockerConfig, docker_variables, home
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, InsecureSandbox, SandboxGone
 from mcp_sandbox.models import (

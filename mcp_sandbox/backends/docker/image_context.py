@@ -1,35 +1,17 @@
 """What an image is built from: its folder, the runner and the relay, as one tar file.
 
-They are found beside the package in a checkout and inside it in an installed wheel.
+The folders are found beside the package in a checkout and inside it in an installed wheel.
 """
 
-import hashlib
 import io
 import tarfile
-from functools import cache
 from pathlib import Path
 
+from mcp_sandbox.backends.runner_sources import PACKAGE, runner_sources
 from mcp_sandbox.errors import ConfigError
 
-_PACKAGE = Path(__file__).parents[2]
-_FOLDERS = (_PACKAGE / "_images", _PACKAGE.parent / "images")
+_FOLDERS = (PACKAGE / "_images", PACKAGE.parent / "images")
 CA_BUNDLE = "ca-bundle.crt"
-
-
-@cache
-def runner_digest() -> str:
-    """The digest of the runner's sources: an image carries it as a label."""
-    digest = hashlib.sha256()
-    for source in runner_sources():
-        data = source.read_bytes()
-        digest.update(f"{source.relative_to(_PACKAGE)} {len(data)}\n".encode())
-        digest.update(data)
-    return digest.hexdigest()
-
-
-def runner_sources() -> list[Path]:
-    """The files that every image holds."""
-    return [*sorted((_PACKAGE / "runner").rglob("*.py")), _PACKAGE / "relay.py"]
 
 
 def image_names() -> list[str]:
@@ -60,7 +42,7 @@ def context_tar(folder: Path, ca_bundle: Path | None) -> io.BytesIO:
         for path in sorted(folder.iterdir()):
             _add(tar, path.name, path.read_bytes())
         for source in runner_sources():
-            _add(tar, f"mcp_sandbox/{source.relative_to(_PACKAGE)}", source.read_bytes())
+            _add(tar, f"mcp_sandbox/{source.relative_to(PACKAGE)}", source.read_bytes())
         if ca_bundle:
             _add(tar, CA_BUNDLE, _read_bundle(ca_bundle))
     target.seek(0)

@@ -11,15 +11,12 @@ from anyio import to_thread
 from mcp_sandbox.backends.docker.client import Connection, Containers, Images
 from mcp_sandbox.backends.docker.complaints import build_again
 from mcp_sandbox.backends.docker.engine import find_engine
-from mcp_sandbox.backends.docker.image_context import (
-    context_tar,
-    image_folder,
-    runner_digest,
-)
+from mcp_sandbox.backends.docker.image_context import context_tar, image_folder
 from mcp_sandbox.backends.docker.machine import has_apparmor, is_gvisor, processors
 from mcp_sandbox.backends.docker.packages import BASE_NAME, BASE_TAG, make_base, packages_digest
 from mcp_sandbox.backends.docker.record import sandbox_user
 from mcp_sandbox.backends.docker.spec import PYTHON, RUNNER_LABEL, Placement, container_body
+from mcp_sandbox.backends.runner_sources import runner_digest
 from mcp_sandbox.config import DockerConfig, docker_variables, home, proxy_variables
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing
 from mcp_sandbox.models import SandboxId, SandboxSpec
