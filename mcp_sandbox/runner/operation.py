@@ -6,7 +6,7 @@ import os
 
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.native import signal
-from mcp_sandbox.runner.protocol import WINDOW
+from mcp_sandbox.runner.protocol import WINDOW, OpError
 from mcp_sandbox.runner.streams import Inflow, Tap, pipe, widen
 
 TYPE_CHECKING = False
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.reply import Reply
 
 _GRACE_S = 1.0
+_TRIES = 3
 
 
 class Operation:
@@ -29,6 +30,9 @@ class Operation:
         self._pool = pool
         self._worker: Worker | None = None
         self._credit = WINDOW
+        self._job: dict[str, Any] = {}
+        self._given: list[int] = []
+        self._tries_left = _TRIES
         self._ending: dict[str, Any] | None = None
         self._inflow: Inflow | None = None
         self._tap: Tap | None = None
@@ -42,15 +46,22 @@ class Operation:
         widen(ours_out)
         self._inflow = Inflow(self._loop, ours_in, self._reply.credit)
         self._tap = Tap(self._loop, ours_out, self._taken)
-        try:
-            job = {"op": op, "args": args}
-            self._worker = self._pool.start(job, [theirs_in, theirs_out], self._hear)
-        finally:
-            os.close(theirs_in)
-            os.close(theirs_out)
+        self._job = {"op": op, "args": args}
+        self._given = [theirs_in, theirs_out]
+        self._launch()
         self.feed(body, more=more)
         # Workers forked from now on have it loaded.
         import mcp_sandbox.runner.files.operations  # noqa: F401, PLC0415
+
+    def _launch(self) -> None:
+        try:
+            self._worker = self._pool.start(self._job, self._given, self._hear)
+        except OpError as exc:
+            self._end({"e": "fail", "code": exc.code, "message": exc.message})
+
+    def _let_go(self) -> None:
+        while self._given:
+            os.close(self._given.pop())
 
     def feed(self, data: bytes, *, more: bool) -> None:
         """More of the body that goes in."""
@@ -83,10 +94,22 @@ class Operation:
             self._finish()
 
     def _hear(self, said: dict[str, Any]) -> None:
-        if said["e"] == "lost":
-            said = {"e": "fail", "code": "cancelled", "message": "the operation was stopped"}
+        if said["e"] == "begin":
+            self._let_go()
+        elif said["e"] != "lost":
+            self._end(said)
+        elif self._given and self._tries_left:
+            # User code killed the worker before it had begun.
+            self._tries_left -= 1
+            self._launch()
+        else:
+            message = "the operation was stopped; look at what it had already done"
+            self._end({"e": "fail", "code": "cancelled", "message": message})
+
+    def _end(self, said: dict[str, Any]) -> None:
         if self._ending:
             return
+        self._let_go()
         self._ending = said
         if self._worker:
             self._worker.listener = None

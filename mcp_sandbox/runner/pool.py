@@ -333,6 +333,8 @@ def _makes_sense(said: dict[str, Any]) -> bool:
     if event == "exit":
         names = said.get("changed")
         return isinstance(said.get("status"), int) and isinstance(names, (list, type(None)))
+    if event == "begin":
+        return True
     if event == "done":
         return isinstance(said.get("result"), dict)
     return event == "fail" and all(isinstance(said.get(k), str) for k in ("code", "message"))

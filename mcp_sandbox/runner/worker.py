@@ -83,7 +83,7 @@ class Worker:
         pid = self._start(job, fds)
         self._say(e="pid", pid=pid)
         _close(fds)
-        _lower(pid, job.get("memory_mb"))
+        _lower(pid, grow=job.get("grow", True))
         for status in _reap(pid):
             changed = changed_since(since, job["workspace"]) if job["changes"] else ()
             self._say(e="exit", status=status, changed=changed)
@@ -94,6 +94,7 @@ class Worker:
 
         signal.signal(signal.SIGTERM, _abort)
         try:
+            self._say(e="begin")
             result = OPS[job["op"]](job["args"], fds[0], fds[1])
             self._say(e="done", result=result)
         except SystemExit as exc:
@@ -124,17 +125,19 @@ def _reap(main: int) -> Iterator[int]:
             yield status
 
 
-def _lower(pid: int, memory_mb: int | None) -> None:
-    """Under pressure the user's processes give way first: to the OOM killer and the scheduler."""
+def _lower(pid: int, *, grow: bool) -> None:
+    """Under pressure the user's processes give way first: to the OOM killer and the scheduler.
+
+    Unless it may `grow` files, the kernel lets no file that it writes to become longer.
+    """
     try:
         os.setpriority(os.PRIO_PROCESS, pid, _NICER_BY)
         with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
             file.write(b"1000")
-        if memory_mb:
-            import resource  # noqa: PLC0415 - only where a call has its own memory limit
+        if not grow:
+            import resource  # noqa: PLC0415 - only where the workspace is full
 
-            size = memory_mb * 1024 * 1024
-            resource.prlimit(pid, resource.RLIMIT_DATA, (size, size))
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
     except (ProcessLookupError, FileNotFoundError, PermissionError):
         # Ended already, or a sandbox without this file.
         return

@@ -17,10 +17,14 @@ _WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call w
 
 
 class Runtime:
-    """The runner of one sandbox, over one channel."""
+    """The runner of one sandbox, over one channel.
+
+    Unless `files_may_grow`, the kernel lets no file become longer that a new command writes to.
+    """
 
     def __init__(self, channel: Channel, *, keep_bytes: int) -> None:
         self.files = Files(channel)
+        self.files_may_grow = True
         self._channel = channel
         self._keep_bytes = keep_bytes
 
@@ -88,6 +92,7 @@ class Runtime:
     ) -> ExecResult:
         args["keep_bytes"] = self._keep_bytes
         args["changes"] = True
+        args["grow"] = self.files_may_grow
         args["live"] = on_output is not None
         if code is not None:
             args["code_bytes"] = len(code)

@@ -14,16 +14,26 @@ logger = logging.getLogger(__name__)
 # What goes on in the background between calls is looked at this often.
 _BETWEEN_CALLS_S = 2.0
 _TRY_AGAIN_S = 10.0
+# A cancelled call is over when all it started is dead.
+_ENDING_S = 10.0
 
 
 class GrowthGuard:
-    """Ends the calls under way when the chat grows over a limit; if there are none, its sandbox."""
+    """Ends the calls under way when the chat grows over a limit.
+
+    When it grows though there was no call, something in the background writes: then its sandbox is
+    ended.
+    """
 
     def __init__(self, meter: Meter, end_sandbox: Callable[[], Awaitable[None]]) -> None:
         self._meter = meter
         self._end_sandbox = end_sandbox
         self._calls: set[anyio.CancelScope] = set()
         self._called = anyio.Event()
+        self._left = anyio.Event()
+        self._count = 0
+        self._pauses = 0
+        self._ended_calls = False
         self._watching = anyio.CancelScope()
         self._problem: SandboxError | None = None
 
@@ -36,12 +46,15 @@ class GrowthGuard:
         """
         scope = anyio.CancelScope()
         self._calls.add(scope)
+        self._count += 1
         self._called.set()
         try:
             with scope:
                 yield
         finally:
             self._calls.discard(scope)
+            self._left.set()
+            self._left = anyio.Event()
             self._meter.note_change()
         if scope.cancelled_caught:
             raise self._problem or WorkspaceFull("the call was ended: the workspace is full")
@@ -50,26 +63,42 @@ class GrowthGuard:
         """Watch until `stop`."""
         with self._watching:
             while True:
+                calls_before, quiet, self._pauses = self._count, not self._calls, 0
                 try:
-                    await self._end(await self._meter.wait_for_overshoot(self._pause))
+                    found = await self._meter.wait_for_overshoot(self._pause)
                 except StorageUnavailable:
                     logger.exception("the workspace cannot be measured: its limit does not hold")
                     await anyio.sleep(_TRY_AGAIN_S)
+                    continue
+                if self._ended_calls or (quiet and self._count == calls_before):
+                    logger.warning("ending a sandbox for what its background writes: %s", found)
+                    await self._end_sandbox()
+                await self._end_calls(found)
 
     def stop(self) -> None:
         self._watching.cancel()
 
     async def _pause(self, least_s: float) -> None:
+        if self._pauses:
+            # The reading after the last pause was in order.
+            self._ended_calls = False
+        self._pauses += 1
         if not self._calls:
             self._called = anyio.Event()
             with anyio.move_on_after(_BETWEEN_CALLS_S):
                 await self._called.wait()
         await anyio.sleep(least_s)
 
-    async def _end(self, found: SandboxError) -> None:
+    async def _end_calls(self, found: SandboxError) -> None:
+        """What was written is not undone, but what starts from now on cannot write more.
+
+        So if files still grow when these calls are dead, it is neither theirs nor the next ones'.
+        """
         self._problem = type(found)(f"the call was ended: {found}")
-        if not self._calls:
-            logger.warning("ending a sandbox for what it does in the background: %s", found)
-            await self._end_sandbox()
-        for scope in self._calls:
+        self._ended_calls = bool(self._calls)
+        ending = list(self._calls)
+        for scope in ending:
             scope.cancel()
+        with anyio.move_on_after(_ENDING_S):
+            while self._calls.intersection(ending):
+                await self._left.wait()

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from mcp_sandbox.models import (
     ChatId,
@@ -153,8 +154,15 @@ class Session:
             yield files
 
     async def _watched(self, run: Callable[[Runtime], Awaitable[ExecResult]]) -> ExecResult:
-        """Run, and end the call when the workspace grows over its limit meanwhile."""
+        """Run, and end the call when the workspace grows over its limit meanwhile.
+
+        In a full workspace it runs all the same, to look and to delete, but cannot write.
+        """
+        full = await self._hold.meter.problem()
         async with self._hold.call() as held:
+            held.runtime.files_may_grow = full is None
             with held.guard.call():
                 result = await run(held.runtime)
-        return result
+        if full is None or result.success:
+            return result
+        return replace(result, stderr=f"{result.stderr}\n{full}\n")

@@ -14,6 +14,8 @@ from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage
 
 _LEAST_INTERVAL_S = 0.25
 _INTERVAL_PER_DURATION = 20
+# A tree that takes no longer than this is measured anew before a write that follows a command.
+_CHEAP_S = 0.01
 # A call that starts in a full workspace, to delete files say, may still write this much.
 _SLACK_BYTES = 1024**2
 _SLACK_FILES = 100
@@ -107,8 +109,12 @@ class Meter:
         self._changed = False
 
     async def usage(self) -> WorkspaceUsage:
-        """What is used, at most `interval_s` old."""
-        usage = (await self.read()).usage
+        """What is used: now, or when the last call ended."""
+        reading = await self.read()
+        if self._changed:
+            async with self._lock:
+                reading = await self._take()
+        usage = reading.usage
         return WorkspaceUsage(
             used_bytes=usage.allocated_bytes,
             limit_bytes=self._config.size_limit,
@@ -116,9 +122,9 @@ class Meter:
             exact=usage.complete,
         )
 
-    async def over_limit(self) -> bool:
-        """Whether writes are refused."""
-        return await self._refusal(0) is not None
+    async def problem(self) -> SandboxError | None:
+        """Why nothing more may be written now; None when it may."""
+        return await self._refusal(0)
 
     async def check_room(self, adding: int = 0) -> None:
         """Return when `adding` more bytes may be written.
@@ -127,6 +133,9 @@ class Meter:
             WorkspaceFull: the chat is at its limit.
             StorageUnavailable: the disk of the data root is nearly full.
         """
+        if self._changed and self._reading and self._reading.duration_s < _CHEAP_S:
+            async with self._lock:
+                await self._take()
         if (problem := await self._refusal(adding)) is not None:
             raise problem
 
@@ -137,7 +146,8 @@ class Meter:
 
         `pause` waits between two readings, at least for the seconds it is given.
         """
-        start = reading = await self.read(fresh=True)
+        async with self._lock:
+            start = reading = await self._take()
         while True:
             await pause(interval_s(reading.duration_s, self._least_interval_s))
             reading = await self.read(fresh=True)
