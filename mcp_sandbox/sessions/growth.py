@@ -12,7 +12,7 @@ from mcp_sandbox.workspace.meter import Meter
 logger = logging.getLogger(__name__)
 
 # What goes on in the background between calls is looked at this often.
-_BETWEEN_CALLS_S = 2.0
+_BETWEEN_CALLS_S = 0.5
 _TRY_AGAIN_S = 10.0
 # A cancelled call is over when all it started is dead.
 _ENDING_S = 10.0
@@ -55,7 +55,6 @@ class GrowthGuard:
             self._calls.discard(scope)
             self._left.set()
             self._left = anyio.Event()
-            self._meter.note_change()
         if scope.cancelled_caught:
             raise self._problem or WorkspaceFull("the call was ended: the workspace is full")
 

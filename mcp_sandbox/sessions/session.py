@@ -161,8 +161,13 @@ class Session:
         full = await self._hold.meter.problem()
         async with self._hold.call() as held:
             held.runtime.files_may_grow = full is None
-            with held.guard.call():
-                result = await run(held.runtime)
+            changed = True
+            try:
+                with held.guard.call():
+                    result = await run(held.runtime)
+                changed = result.changed_files != ()
+            finally:
+                self._hold.meter.note_change(grew=changed)
         if full is None or result.success:
             return result
         return replace(result, stderr=f"{result.stderr}\n{full}\n")

@@ -107,6 +107,7 @@ class Meter:
         self._lock = anyio.Lock()
         self._reading: Reading | None = None
         self._changed = False
+        self._grew = False
 
     async def usage(self) -> WorkspaceUsage:
         """What is used: now, or when the last call ended."""
@@ -124,6 +125,7 @@ class Meter:
 
     async def problem(self) -> SandboxError | None:
         """Why nothing more may be written now; None when it may."""
+        await self._catch_up()
         return await self._refusal(0)
 
     async def check_room(self, adding: int = 0) -> None:
@@ -133,9 +135,7 @@ class Meter:
             WorkspaceFull: the chat is at its limit.
             StorageUnavailable: the disk of the data root is nearly full.
         """
-        if self._changed and self._reading and self._reading.duration_s < _CHEAP_S:
-            async with self._lock:
-                await self._take()
+        await self._catch_up()
         if (problem := await self._refusal(adding)) is not None:
             raise problem
 
@@ -155,9 +155,13 @@ class Meter:
             if problem is not None:
                 return problem
 
-    def note_change(self) -> None:
-        """Say that files may have gone: the next refusal is checked against a new measurement."""
+    def note_change(self, *, grew: bool = True) -> None:
+        """Say that files may have gone: the next refusal is checked against a new measurement.
+
+        If files may also have grown, and measuring is cheap, so is the next permission.
+        """
         self._changed = True
+        self._grew |= grew
 
     async def read(self, *, fresh: bool = False) -> Reading:
         """The last reading while it is good, else a new one.
@@ -173,6 +177,11 @@ class Meter:
                     return last
             return await self._take()
 
+    async def _catch_up(self) -> None:
+        if self._grew and self._reading and self._reading.duration_s < _CHEAP_S:
+            async with self._lock:
+                await self._take()
+
     async def _refusal(self, adding: int) -> SandboxError | None:
         reading = await self.read()
         problem = refusal(reading.usage, reading.free, self._config, adding)
@@ -183,7 +192,7 @@ class Meter:
         return refusal(reading.usage, reading.free, self._config, adding)
 
     async def _take(self) -> Reading:
-        self._changed = False
+        self._changed = self._grew = False
         started = self._clock()
         give_up_at = time.monotonic() + self._deadline_s
 
