@@ -70,6 +70,13 @@ def test_filter_looks_into_arguments(machine: str, clone: int, ioctl: int, socke
     assert verdict(machine, ioctl, 0, (7 << 32) | 0x5412) == REFUSE
     families = {number: verdict(machine, socket, number) for number in range(60)}
     assert {number for number, said in families.items() if said == ALLOW} == {1, 2, 10, 16}
+    protocols = {number: verdict(machine, socket, 16, 3, number) for number in range(32)}
+    assert {number for number, said in protocols.items() if said == ALLOW} == {0}
+    assert verdict(machine, socket, 16, 3, 1 << 32 | 9) == REFUSE
+    assert verdict(machine, socket, 2, 3, 6) == ALLOW
+    pair = {"x86_64": 53, "aarch64": 199}[machine]
+    pairs = {number for number in range(60) if verdict(machine, pair, number) == ALLOW}
+    assert pairs == {1}
 
 
 def test_filter_refuses_no_call_that_is_not_listed() -> None:
@@ -211,6 +218,14 @@ def test_shared_namespace_is_found() -> None:
     without_net = {name: number for name, number in TOLD.items() if name != "net-namespace"}
     assert verify.weaknesses(STATUS, OWN, without_net, "none")
     assert not verify.weaknesses(STATUS, OWN, without_net, "open")
+
+
+def test_writable_settings_are_found() -> None:
+    proc = "146 144 0:54 / /proc rw,nosuid - proc proc rw\n"
+    bound = "147 146 0:21 /sys /proc/sys ro,nosuid,nodev - proc proc rw\n"
+    assert verify.writable_settings(proc + bound) == []
+    assert verify.writable_settings(proc) == ["/proc/sys is not read-only"]
+    assert verify.writable_settings(proc + bound.replace(" ro,", " rw,")) != []
 
 
 def test_missing_limit_and_group_are_found() -> None:

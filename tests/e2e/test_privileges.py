@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from mcp_sandbox.sessions.session import Session
-from tests.e2e.attacks import DOCKER, GVISOR, gap, on_the_host_kernel, probe
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER, GVISOR, on_the_host_kernel, probe
 
 _STATUS = """
 import json
@@ -178,20 +178,13 @@ _NETLINK = {
     "crypto": (41, 16, 3, 21),
     "xfrm": (41, 16, 3, 6),
     "uevent": (41, 16, 3, 15),
+    "audit_pair": (53, 16, 3, 9),
+    "tipc_pair": (53, 30, 1, 0),
+    "vsock_pair": (53, 40, 1, 0),
 }
 
 
-@pytest.mark.parametrize(
-    "backend_name",
-    [
-        DOCKER,
-        pytest.param(
-            "bubblewrap",
-            marks=(pytest.mark.bubblewrap, gap("every protocol of netlink sockets is let through")),
-        ),
-    ],
-    indirect=True,
-)
+@on_the_host_kernel
 async def test_of_netlink_only_routes_can_be_asked_for(session: Session) -> None:
     if os.uname().machine != "x86_64":
         pytest.skip("the numbers of the calls are those of x86-64")
@@ -288,18 +281,7 @@ _DEVICES = {
 } | {"/dev/console", "/dev/net/tun"}
 
 
-@pytest.mark.parametrize(
-    "backend_name",
-    [
-        DOCKER,
-        GVISOR,
-        pytest.param(
-            "bubblewrap",
-            marks=(pytest.mark.bubblewrap, gap("its own ipc and process settings in /proc/sys")),
-        ),
-    ],
-    indirect=True,
-)
+@pytest.mark.parametrize("backend_name", [DOCKER, GVISOR, BUBBLEWRAP], indirect=True)
 async def test_only_the_chats_own_places_are_writable(session: Session, backend_name: str) -> None:
     await session.exec("find /workspace /home/sandbox /tmp /dev/shm -mindepth 1 -delete")
     places, files, devices, doors, root = await probe(session, _WRITABLE)

@@ -104,7 +104,9 @@ def _system(system: System) -> list[str]:
     return [
         *(word for path in system.bound for word in ("--ro-bind", path, path)),
         *(word for path, to in system.links.items() for word in ("--symlink", to, path)),
-        *("--proc", "/proc"),
+        # Some settings of its own namespaces would be the sandbox's to change. The kernel shows
+        # whoever looks their own, also through the host's directory.
+        *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"),
         *(word for path in system.masked for word in ("--ro-bind", "/dev/null", path)),
     ]
 

@@ -1,8 +1,9 @@
 """The system call filter of a bubblewrap sandbox, as a classic BPF program.
 
-It refuses what Docker's default profile refuses to a container without capabilities, and beyond
-that io_uring (it would open sockets past this filter), keyrings, userfaultfd, bpf, performance
-counters, the terminal's input queue, and socket families other than local and internet ones.
+It refuses what the profile of our containers refuses: what Docker's default refuses to a container
+without capabilities, and beyond that io_uring (it would open sockets past this filter), keyrings,
+userfaultfd, bpf, performance counters, and sockets other than local, internet and routing ones.
+Here the terminal's input queue too, as terminals are the host's.
 Pure: makes bytes for `bwrap --seccomp`, knows no sandbox.
 """
 
@@ -24,7 +25,9 @@ _X32_BIT = 0x40000000
 _NEWEST = 469
 _NAMESPACES = 0x7E020000
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
-_FAMILIES = (1, 2, 10, 16)  # local, IPv4, IPv6, netlink
+_LOCAL = 1
+_INTERNET = (2, 10)
+_NETLINK, _ROUTES = 16, 0
 _PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 
 _COMMON = {
@@ -52,8 +55,10 @@ _X86_64 = {
     "uselib": 134,
     "ustat": 136,
     "vhangup": 153,
+    "modify_ldt": 154,
     "pivot_root": 155,
     "_sysctl": 156,
+    "adjtimex": 159,
     "chroot": 161,
     "acct": 163,
     "settimeofday": 164,
@@ -73,8 +78,16 @@ _X86_64 = {
     "query_module": 178,
     "quotactl": 179,
     "nfsservctl": 180,
+    "getpmsg": 181,
+    "putpmsg": 182,
+    "afs_syscall": 183,
+    "tuxcall": 184,
+    "security": 185,
+    "set_thread_area": 205,
+    "get_thread_area": 211,
     "lookup_dcookie": 212,
     "clock_settime": 227,
+    "vserver": 236,
     "mbind": 237,
     "set_mempolicy": 238,
     "get_mempolicy": 239,
@@ -117,6 +130,7 @@ _AARCH64 = {
     "sethostname": 161,
     "setdomainname": 162,
     "settimeofday": 170,
+    "adjtimex": 171,
     "add_key": 217,
     "request_key": 218,
     "keyctl": 219,
@@ -173,8 +187,8 @@ def program(machine: str) -> bytes:
             *_search(sorted(_REFUSED[machine].values())),
             *_argument(clone, 0, *_when(_JSET, _NAMESPACES, (_return(_REFUSE),))),
             *_argument(ioctl, 1, *_refuse_each(_TERMINAL_INPUT)),
-            *_argument(socket, 0, *_allow_only(_FAMILIES)),
-            *_argument(socketpair, 0, *_allow_only(_FAMILIES)),
+            *_argument(socket, 0, *_sockets()),
+            *_argument(socketpair, 0, *_allow_only((_LOCAL,))),
             *_argument(personality, 0, *_allow_only(_PERSONALITIES)),
             _return(_ALLOW),
         )
@@ -193,6 +207,12 @@ def _search(numbers: list[int]) -> tuple[bytes, ...]:
 
 def _refuse_each(values: Iterable[int]) -> tuple[bytes, ...]:
     return tuple(part for value in values for part in _when(_JEQ, value, (_return(_REFUSE),)))
+
+
+def _sockets() -> tuple[bytes, ...]:
+    """Of netlink only what the C library asks for addresses of interfaces."""
+    routes = (_load(_ARGS + 16), *_allow_only((_ROUTES,)))
+    return (*_when(_JEQ, _NETLINK, routes), *_allow_only((_LOCAL, *_INTERNET)))
 
 
 def _allow_only(values: Iterable[int]) -> tuple[bytes, ...]:

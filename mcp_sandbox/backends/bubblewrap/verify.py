@@ -52,6 +52,13 @@ def outside_groups(cgroup: str, paths: Iterable[str]) -> list[str]:
     return [path for path in paths if not any(path.endswith(group) for group in inside)]
 
 
+def writable_settings(mountinfo: str) -> list[str]:
+    """What /proc/PID/mountinfo shows that lets the sandbox change settings of the kernel."""
+    found = [line.split(" ") for line in mountinfo.splitlines()]
+    options = [fields[5].split(",") for fields in found if fields[4] == "/proc/sys"]
+    return [] if options and "ro" in options[-1] else ["/proc/sys is not read-only"]
+
+
 def check(
     pid: int,
     network: Network,
@@ -67,6 +74,7 @@ def check(
     """
     proc = Path(f"/proc/{pid}")
     found = weaknesses((proc / "status").read_text(), own_namespaces(), told, network)
+    found += writable_settings((proc / "mountinfo").read_text())
     found += rlimits.missing((proc / "limits").read_text(), resources)
     if groups:
         missing = outside_groups((proc / "cgroup").read_text(), groups)
