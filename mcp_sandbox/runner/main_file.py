@@ -27,12 +27,14 @@ def run(path: str) -> None:
     """Run the file, leaving nothing of ours in its way. Does not return."""
     sys.argv = [path]
     sys.path[0] = os.getcwd()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mcp_sandbox"]:
-        del sys.modules[name]
+    # Out of sight, but held: to take them apart would copy memory that is shared with the seat.
+    ours = [name for name in sys.modules if name.partition(".")[0] == "mcp_sandbox"]
+    held = [sys.modules.pop(name) for name in ours]
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=path, __builtins__=builtins)
     sys.modules["__main__"] = main
     _end(_outcome(path, main), main)
+    del held
 
 
 def _outcome(path: str, main: types.ModuleType) -> int:
