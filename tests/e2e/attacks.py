@@ -21,17 +21,6 @@ on_docker = pytest.mark.parametrize("backend_name", [DOCKER], indirect=True)
 # Attacks on the server's own code, which is the same for all: the quickest place will do.
 on_bubblewrap = pytest.mark.parametrize("backend_name", [BUBBLEWRAP], indirect=True)
 
-# gVisor shows the first process's environment to all, and does not say where in memory it lies.
-GVISOR_SHOWS_ENVIRONMENT = pytest.param(
-    "docker-runsc",
-    marks=(
-        pytest.mark.docker,
-        pytest.mark.runsc,
-        pytest.mark.xfail(strict=True, reason="gVisor: /proc/1/environ still holds the token"),
-    ),
-)
-
-
 def gap(reason: str) -> pytest.MarkDecorator:
     """An attack that still succeeds; once it is held off the test fails until this mark goes."""
     return pytest.mark.xfail(strict=True, reason=reason)

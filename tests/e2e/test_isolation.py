@@ -14,7 +14,7 @@ from mcp_sandbox.sessions.session import Session
 from tests.e2e.attacks import (
     BUBBLEWRAP,
     DOCKER,
-    GVISOR_SHOWS_ENVIRONMENT,
+    GVISOR,
     attempt,
     on_bubblewrap,
     on_the_host_kernel,
@@ -210,7 +210,7 @@ print(json.dumps([found, looked]))
 
 
 @pytest.mark.parametrize(
-    "backend_name", [DOCKER, GVISOR_SHOWS_ENVIRONMENT, BUBBLEWRAP], indirect=True
+    "backend_name", [DOCKER, GVISOR, BUBBLEWRAP], indirect=True
 )
 async def test_the_token_and_the_servers_secrets_are_nowhere_inside(
     session: Session, config: Config, monkeypatch: pytest.MonkeyPatch
