@@ -133,7 +133,9 @@ class SessionsConfig(Section):
         default=16, ge=1, description="open sandboxes; the least recent one is closed"
     )
     idle: Duration = Field(
-        default=900.0, ge=1, description="an unused sandbox ends itself after this"
+        default=60.0,
+        ge=1,
+        description="a sandbox whose server is gone and in which nothing runs ends itself after this",
     )
 
 

@@ -17,7 +17,7 @@ class SessionSettings:
     limits: Limits = field(default_factory=Limits)
     network: Network = "none"
     env: Mapping[str, str] = field(default_factory=dict[str, str])
-    idle_s: float = 900.0
+    idle_s: float = 60.0
     max_open: int = 16
     keep_bytes: int = 64 * 1024 * 1024
     may_move: bool = True
