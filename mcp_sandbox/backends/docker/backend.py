@@ -10,6 +10,7 @@ where it does not, creation fails with a sentence that says so.
 import re
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,14 @@ class DockerBackend:
         # The token is in the container's environment, and another process of the sandbox could
         # read it from the relay's before the relay has shut itself off.
         path = await self._containers.prepare_exec(record.id, command, forget="MCP_SANDBOX_TOKEN")
-        return await open_exec(engine, path, deadline_s=deadline_s + _LOOK_S)
+        alive = partial(self._runs, record)
+        return await open_exec(engine, path, deadline_s=deadline_s + _LOOK_S, alive=alive)
+
+    async def _runs(self, record: Record) -> bool:
+        try:
+            return bool((await self._containers.inspect(record.id))["State"]["Running"])
+        except SandboxGone:
+            return False
 
     async def _start(self, spec: SandboxSpec, record: Record, token: bytes) -> dict[str, Any]:
         placement = await self._placement(record.id, token.hex(), spec.network)

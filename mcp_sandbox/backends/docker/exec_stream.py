@@ -8,16 +8,16 @@ three zero bytes, a length, and so many bytes.
 import json
 import ssl
 import struct
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 
 import anyio
-from anyio.abc import ByteStream
+from anyio.abc import ByteReceiveStream, ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from mcp_sandbox.backends.docker.dial import dial
 from mcp_sandbox.backends.docker.engine import Engine
-from mcp_sandbox.errors import SandboxGone
+from mcp_sandbox.errors import BackendUnavailable, SandboxGone
 
 _HEADER = struct.Struct(">BxxxL")
 _STDOUT, _STDERR = 1, 2
@@ -25,14 +25,43 @@ _MAX_HEAD = 16 * 1024
 _MAX_COMPLAINT = 4096
 _MAX_EARLY = 1024 * 1024
 _CONNECTED = b"connected\n"
+_QUIET_S = 5.0
+Alive = Callable[[], Awaitable[bool]]
+
+
+class _Watched(ByteReceiveStream):
+    """What an engine sends, with an end that the engine forgets to send.
+
+    Where a container with another kernel is killed, the engine may leave the connection open.
+    """
+
+    def __init__(self, raw: ByteStream, alive: Alive) -> None:
+        self._raw = raw
+        self._alive = alive
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        while True:
+            with anyio.move_on_after(_QUIET_S):
+                return await self._raw.receive(max_bytes)
+            try:
+                if not await self._alive():
+                    raise anyio.EndOfStream
+            except BackendUnavailable as exc:
+                raise anyio.BrokenResourceError from exc
+
+    async def aclose(self) -> None:
+        await self._raw.aclose()
 
 
 class ExecStream(ByteStream):
-    """Standard input and output of a program in a container, as one stream."""
+    """Standard input and output of a program in a container, as one stream.
 
-    def __init__(self, raw: ByteStream) -> None:
+    `alive` tells whether the container still runs; it is asked when nothing comes for a while.
+    """
+
+    def __init__(self, raw: ByteStream, alive: Alive) -> None:
         self._raw = raw
-        self._source = BufferedByteReceiveStream(raw)
+        self._source = BufferedByteReceiveStream(_Watched(raw, alive))
         self._output_left = 0
         self._early = bytearray()
         self.complaint = bytearray()
@@ -120,7 +149,7 @@ def _broken_tls() -> Generator[None]:
         raise anyio.BrokenResourceError from exc
 
 
-async def open_exec(engine: Engine, path: str, *, deadline_s: float) -> ExecStream:
+async def open_exec(engine: Engine, path: str, *, deadline_s: float, alive: Alive) -> ExecStream:
     """Start the prepared relay behind the API path `path`; returns once it is connected.
 
     Raises:
@@ -128,7 +157,7 @@ async def open_exec(engine: Engine, path: str, *, deadline_s: float) -> ExecStre
         BackendUnavailable: the engine cannot be reached.
     """
     raw = await dial(engine)
-    stream = ExecStream(raw)
+    stream = ExecStream(raw, alive)
     try:
         with anyio.fail_after(deadline_s):
             await raw.send(_upgrade_request(path))
