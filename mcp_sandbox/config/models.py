@@ -135,7 +135,7 @@ class SessionsConfig(Section):
     idle: Duration = Field(
         default=60.0,
         ge=1,
-        description="a sandbox whose server is gone and in which nothing runs ends itself after this",
+        description="a sandbox without a server and with nothing running ends itself after this",
     )
 
 
