@@ -35,6 +35,7 @@ from mcp_sandbox.server.stdio import claimed_stdio
 
 logger = logging.getLogger(__name__)
 
+_LEAVE = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 1.0
 """How long the requests of a client that closed its side may take to be answered still."""
 
@@ -66,19 +67,25 @@ async def serve_lines(
 
 @asynccontextmanager
 async def stopped_by_signals() -> AsyncGenerator[None]:
-    """Cancel the body at SIGINT or SIGTERM; while it cleans up, further signals do nothing."""
+    """Cancel the body at SIGINT or SIGTERM; from then on further signals do nothing.
+
+    Clients send one after the other; the second must not cut short how the process ends.
+    """
     with sole_error():
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as body:
                 await tasks.start(_cancel_on_signal, body)
                 yield
             tasks.cancel_scope.cancel()
+    if body.cancel_called:
+        for number in _LEAVE:
+            signal.signal(number, signal.SIG_IGN)
 
 
 async def _cancel_on_signal(
     body: anyio.CancelScope, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
 ) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with anyio.open_signal_receiver(*_LEAVE) as signals:
         task_status.started()
         async for _ in signals:
             body.cancel()
