@@ -21,6 +21,7 @@ on_docker = pytest.mark.parametrize("backend_name", [DOCKER], indirect=True)
 # Attacks on the server's own code, which is the same for all: the quickest place will do.
 on_bubblewrap = pytest.mark.parametrize("backend_name", [BUBBLEWRAP], indirect=True)
 
+
 def gap(reason: str) -> pytest.MarkDecorator:
     """An attack that still succeeds; once it is held off the test fails until this mark goes."""
     return pytest.mark.xfail(strict=True, reason=reason)

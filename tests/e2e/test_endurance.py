@@ -13,7 +13,6 @@ from mcp_sandbox.backends.base import Sandbox
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import BackendName
-from mcp_sandbox.runner.protocol import WINDOW
 from tests.backends.live import connected, made, spec_for, state_of
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER
 from tests.e2e.endurance.ledger import Found, Ledger, Possible, digest
@@ -64,12 +63,16 @@ async def test_a_write_whose_runner_dies_with_the_body_under_way_does_not_happen
 
 async def killed_while_writing(sandbox: Sandbox, runner: int) -> None:
     async def body() -> AsyncGenerator[bytes]:
-        # More than may wait anywhere: when it is gone, the write is under way.
-        yield bytes(4 * WINDOW)
+        yield b"half of the new content"
+        # Calls are taken in order: once these are answered, the write has its half.
+        for _ in range(5):
+            await runtime.ping()
         os.kill(runner, signal.SIGKILL)
         await anyio.sleep_forever()
 
     async with connected(sandbox) as runtime:
+        # It leaves a worker behind that takes the next write at once.
+        await runtime.files.write("b", b"")
         with pytest.raises(SandboxGone):
             await runtime.files.write("a", body())
 

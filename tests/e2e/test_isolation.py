@@ -209,9 +209,7 @@ print(json.dumps([found, looked]))
 """
 
 
-@pytest.mark.parametrize(
-    "backend_name", [DOCKER, GVISOR, BUBBLEWRAP], indirect=True
-)
+@pytest.mark.parametrize("backend_name", [DOCKER, GVISOR, BUBBLEWRAP], indirect=True)
 async def test_the_token_and_the_servers_secrets_are_nowhere_inside(
     session: Session, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
