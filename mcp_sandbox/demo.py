@@ -196,5 +196,7 @@ def _shortened(text: str) -> str:
 
 
 async def _tidy(backend: Backend) -> None:
+    """Remove what a server that was cut off has left, and nobody else's."""
     for info in await backend.running():
-        await backend.destroy(info.id)
+        if info.labels.get("chat") == CHAT:
+            await backend.destroy(info.id)

@@ -246,7 +246,7 @@ class MoveResult:
 
 @dataclass(frozen=True)
 class WorkspaceUsage:
-    """Allocated bytes; `exact` is False while the first measurement is still under way."""
+    """Allocated bytes; `exact` is False when there was too much to count."""
 
     used_bytes: int
     limit_bytes: int

@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def _environment_names(value: dict[str, str]) -> dict[str, str]:
     for name, text in value.items():
-        if not _NAME.fullmatch(name) or name.startswith(PREFIX):
+        if not _NAME.fullmatch(name) or name.startswith(PREFIX) or name == "HOME":
             raise ValueError(f"{name!r} cannot be given to a sandbox: use another name")
         if "\0" in text:
             raise ValueError(f"the value of {name} holds a NUL byte: remove it")
@@ -89,7 +89,7 @@ class LimitsConfig(Section):
     pids: int = Field(default=512, ge=16, description="processes and threads")
     shm: Size = Field(default=64 * MIB, ge=MIB, description="shared memory")
     tmp: Size = Field(default=256 * MIB, ge=MIB, description="temporary files (kept in memory)")
-    open_files: int = Field(default=4096, ge=64, description="open files of one process")
+    open_files: int = Field(default=4096, ge=128, description="open files of one process")
     file_size: Size = Field(default=5 * GIB, ge=MIB, description="largest single file")
 
     def values(self) -> Limits:

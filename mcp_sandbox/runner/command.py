@@ -50,6 +50,8 @@ class Command:
         self._deadline: Timer | None = None
         self._started = 0.0
         self._born_since = 0.0
+        self._kills_before = 0
+        self._begun = False
         self._why: str | None = None
         self._status: int | None = None
         self._changed: list[str] | None = []
@@ -66,6 +68,7 @@ class Command:
         """
         self._started = time.monotonic()
         self._born_since = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK") - 1
+        self._kills_before = self._pool.memory.kills()
         self._job = self._describe()
         self._given = self._open_streams(stdin, more=more)
         if code is not None:
@@ -74,6 +77,10 @@ class Command:
         self._launch()
 
     def _launch(self) -> None:
+        if self._why:
+            self._ended(signal.SIGKILL)
+            return
+        self._begun = False
         try:
             seat = self._args.get("language") == "python"
             self._worker = self._pool.start(self._job, self._given, self._hear, seat=seat)
@@ -142,7 +149,9 @@ class Command:
                 self._pool.kill(target)
 
     def _hear(self, said: dict[str, Any]) -> None:
-        if said["e"] == "pid":
+        if said["e"] == "begin":
+            self._begun = True
+        elif said["e"] == "pid":
             self._main = said["pid"]
             self._let_go()
             if self._why and self._worker:
@@ -183,6 +192,8 @@ class Command:
         if self._why:
             until = time.monotonic() + _SETTLE_MOST_S
             self._loop.later(_SETTLE_S, lambda: self._settle(until))
+        elif self._main is None and self._begun:
+            self._failed("cancelled", "the command was cut off as it began; it may have run")
         elif self._main is None and self._tries_left > 0:
             # Nothing had begun. Most likely no process was left for it.
             self._tries_left -= _TRIES // 3
@@ -222,7 +233,9 @@ class Command:
             "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
             "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
             "why": self._why,
-            "out_of_memory": status != 0 and self._why is None and self._pool.memory.was_exceeded(),
+            "out_of_memory": status != 0
+            and self._why is None
+            and self._pool.memory.kills() > self._kills_before,
             "duration_ms": round((time.monotonic() - self._started) * 1000),
             "sizes": [len(part) for part in ends],
             "totals": [stream.total for stream in self._capture.streams.values()],

@@ -55,7 +55,11 @@ class Loop:
         signal.siginterrupt(number, False)
 
     def _signals(self, _events: int) -> None:
-        for number in set(os.read(self._wake_read, 4096)):
+        try:
+            numbers = os.read(self._wake_read, 4096)
+        except BlockingIOError:
+            return
+        for number in set(numbers):
             if action := self._on_signal.get(number):
                 action()
 

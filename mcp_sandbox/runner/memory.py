@@ -9,18 +9,13 @@ _FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_cont
 
 
 class Memory:
-    """Remembers how often the kernel has killed here."""
+    """Counts how often the kernel has killed here."""
 
     def __init__(self) -> None:
         self._path = next((path for path in _FILES if os.access(path, os.R_OK)), None)
-        self._seen = self._kills()
 
-    def was_exceeded(self) -> bool:
-        """True when the kernel killed for memory since the last question."""
-        before, self._seen = self._seen, self._kills()
-        return self._seen > before
-
-    def _kills(self) -> int:
+    def kills(self) -> int:
+        """How often the kernel has killed for memory so far."""
         if self._path is None:
             return 0
         with open(self._path, "rb") as file:

@@ -82,14 +82,18 @@ def send(sock: Socket, message: dict[str, Any], fds: list[int]) -> None:
     sock.sendmsg([dumps(message)], extra)
 
 
-def receive(sock: Socket, size: int, most_fds: int = 0) -> tuple[Any, list[int]]:
+def receive(
+    sock: Socket, size: int, most_fds: int = 0, *, wait: bool = True
+) -> tuple[Any, list[int]]:
     """The next message and the descriptors that came with it; None when the other side is gone.
 
     Raises:
         ConnectionError: the other side was killed.
+        BlockingIOError: there is no message now, and we are not to `wait`.
     """
     room = _socket.CMSG_SPACE(most_fds * 4) if most_fds else 0
-    data, extra, _, _ = sock.recvmsg(size, room, _socket.MSG_CMSG_CLOEXEC)
+    flags = _socket.MSG_CMSG_CLOEXEC | (0 if wait else _socket.MSG_DONTWAIT)
+    data, extra, _, _ = sock.recvmsg(size, room, flags)
     fds: list[int] = []
     for level, kind, rights in extra:
         if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):

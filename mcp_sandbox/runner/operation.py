@@ -76,6 +76,12 @@ class Operation:
 
     def cancel(self) -> None:
         """Let it clean up behind itself; kill it if it does not."""
+        if self._ending:
+            # Only its last bytes are still to be taken, and nobody wants them.
+            if self._tap:
+                self._tap.close()
+            self._finish()
+            return
         if self._worker and self._worker.pid:
             processes.send(self._worker.pid, signal.SIGTERM)
         self._loop.later(_GRACE_S, self._kill)

@@ -48,7 +48,7 @@ class Capture:
         self._path = os.path.join(self._folder, name + ".txt")
         self._left = limit
         self._fd = -1
-        self._tried = False
+        self._tried = limit == 0
 
     @property
     def total(self) -> int:

@@ -32,6 +32,8 @@ _MOST_IDLE = 32
 # Longer ago than this, and a look at all processes is a new look.
 _LOOK_S = 0.002
 _TIDY_S = 0.005
+# The kernel's own bound of process numbers.
+_MOST_PID = 2**22
 
 
 class Worker:
@@ -116,7 +118,11 @@ class Pool:
     def prepare(self) -> None:
         """Have a plain worker ready before the first call asks for it."""
         if not self._idle[False]:
-            self._idle[False].append(self._fork())
+            try:
+                self._idle[False].append(self._fork())
+            except OSError:
+                # No process is left now; the call will say so, or find one.
+                return
 
     def _fork(self) -> Worker:
         mine, theirs = pair()
@@ -143,7 +149,10 @@ class Pool:
 
     def _hear(self, speaker: Worker) -> None:
         try:
-            said, _ = receive(speaker.control, 65536)
+            said, _ = receive(speaker.control, 65536, wait=False)
+        except BlockingIOError:
+            # The event was for a descriptor that was closed, and whose number this one has now.
+            return
         except ConnectionError:
             said = None
         except (ValueError, RecursionError):
@@ -290,20 +299,34 @@ class Pool:
 
     def _sit(self) -> Worker:
         """Ask the warm interpreter for a seat, starting it when there is none."""
-        asked = self.warm()
         mine, theirs = pair()
-        asked.give({"op": "seat"}, [theirs.fileno()])
-        theirs.close()
+        try:
+            self.warm().give({"op": "seat"}, [theirs.fileno()])
+        except ConnectionError:
+            # It has ended, and we have not heard it yet.
+            self._interpreter = None
+            self.warm().give({"op": "seat"}, [theirs.fileno()])
+        finally:
+            theirs.close()
         return self._watch(Worker(None, mine, seat=True))
 
-    def warm(self, started: tuple[int, Socket] | None = None) -> Worker:
-        """The warm interpreter, started when there is none."""
-        if not self._interpreter:
-            pid, control = started or interpreter.start(self._env)
-            self._interpreter = self._watch(Worker(pid, control, seat=False))
-            self._idle[True].append(self._sit())
-            self._cool_later()
+    def adopt_interpreter(self, pid: int, control: Socket) -> Worker:
+        """Take over a started interpreter."""
+        self._interpreter = self._watch(Worker(pid, control, seat=False))
+        self._cool_later()
         return self._interpreter
+
+    def warm(self) -> Worker:
+        """The warm interpreter, started when there is none."""
+        return self._interpreter or self.adopt_interpreter(*interpreter.start(self._env))
+
+    def prepare_seat(self) -> None:
+        """Have a seat ready before the first piece of Python asks for it."""
+        try:
+            self._idle[True].append(self._sit())
+        except OSError:
+            # The chat's start-up files end the interpreter; the call will say so.
+            return
 
     def _cool_later(self) -> None:
         if self._cooling:
@@ -322,19 +345,29 @@ class Pool:
 
 
 def _is_pid(value: object) -> bool:
-    return isinstance(value, int) and value > 1 and value != os.getpid()
+    return isinstance(value, int) and 1 < value <= _MOST_PID and value != os.getpid()
 
 
 def _makes_sense(said: dict[str, Any]) -> bool:
     """Whether a worker's word on its job has the form that its listener counts on."""
     event = said.get("e")
+    if event == "begin":
+        return True
     if event == "pid":
         return _is_pid(said.get("pid"))
     if event == "exit":
-        names = said.get("changed")
-        return isinstance(said.get("status"), int) and isinstance(names, (list, type(None)))
-    if event == "begin":
-        return True
+        status = said.get("status")
+        return isinstance(status, int) and 0 <= status <= 0xFFFF and _are_names(said.get("changed"))
     if event == "done":
         return isinstance(said.get("result"), dict)
-    return event == "fail" and all(isinstance(said.get(k), str) for k in ("code", "message"))
+    return event == "fail" and all(_is_short(said.get(key), 8000) for key in ("code", "message"))
+
+
+def _are_names(value: object) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, list) and len(value) <= 20 and all(_is_short(n, 500) for n in value)
+
+
+def _is_short(value: object, most: int) -> bool:
+    return isinstance(value, str) and len(value) <= most

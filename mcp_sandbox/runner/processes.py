@@ -98,6 +98,8 @@ def rename(name: str) -> None:
         if not variable:
             break
         ctypes.memset(variable, 0, len(ctypes.string_at(variable)))
+    # Emptied strings would be handed on as variables without a name.
+    environ[0] = None
 
 
 def parents() -> dict[int, int]:

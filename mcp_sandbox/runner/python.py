@@ -101,8 +101,15 @@ def _become(job: dict[str, Any], fds: list[int]) -> None:
     for number in worker.DEFAULT_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # As Python itself does: it turns both into errors.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     processes.show_memory()
+    worker.offer_to_the_oom_killer("self")
+    if not job["grow"]:
+        import resource  # noqa: PLC0415 - only where the workspace is full
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     os.environ.clear()
     os.environ.update(job["env"])
 

@@ -47,7 +47,8 @@ class Server:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         else:
             self.loop.on_signal(signal.SIGTERM, self.stop)
-        self._pool.warm(warm)
+        self._pool.adopt_interpreter(*warm)
+        self._pool.prepare_seat()
 
     def _listen(self, path: str) -> Socket:
         listener = listen(path)
@@ -135,6 +136,7 @@ class Server:
             "timeout_s": 120.0,
             "keep_bytes": 64 * 1024 * 1024,
             "changes": False,
+            "grow": True,
             **args,
             "cwd": os.path.normpath(cwd),
             "env": {**self._env, **(args.get("env") or {})},

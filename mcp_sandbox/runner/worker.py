@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.changes import changed_since, now_coarse
@@ -33,6 +34,7 @@ SHIELDED = (
 )
 DEFAULT_SIGNALS = (*SHIELDED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
 _NICER_BY = 5
+_MOMENT_MS = 1
 
 
 def serve(control: Socket, start: Starter) -> None:
@@ -80,10 +82,11 @@ class Worker:
 
     def _command(self, job: dict[str, Any], fds: list[int]) -> None:
         since = now_coarse()
+        self._say(e="begin")
         pid = self._start(job, fds)
         self._say(e="pid", pid=pid)
         _close(fds)
-        _lower(pid, grow=job.get("grow", True))
+        _lower(pid, grow=job["grow"])
         for status in _reap(pid):
             changed = changed_since(since, job["workspace"]) if job["changes"] else ()
             self._say(e="exit", status=status, changed=changed)
@@ -131,16 +134,48 @@ def _lower(pid: int, *, grow: bool) -> None:
     Unless it may `grow` files, the kernel lets no file that it writes to become longer.
     """
     try:
-        os.setpriority(os.PRIO_PROCESS, pid, _NICER_BY)
-        with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
-            file.write(b"1000")
         if not grow:
             import resource  # noqa: PLC0415 - only where the workspace is full
 
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
-    except (ProcessLookupError, FileNotFoundError, PermissionError):
+        os.setpriority(os.PRIO_PROCESS, pid, _NICER_BY)
+        offer_to_the_oom_killer(pid)
+    except PermissionError:
+        # For a moment after exec a process is still as closed as we are.
+        _wait(pid, _MOMENT_MS)
+        _offer_again(pid)
+    except ProcessLookupError:
+        return
+
+
+def _offer_again(pid: int) -> None:
+    try:
+        offer_to_the_oom_killer(pid)
+    except (PermissionError, ProcessLookupError):
+        # Ended meanwhile, or it has made itself unreadable, which is its right.
+        return
+
+
+def offer_to_the_oom_killer(pid: int | str) -> None:
+    """Let the kernel end this process before any of ours when memory runs out."""
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
+            file.write(b"1000")
+    except FileNotFoundError:
         # Ended already, or a sandbox without this file.
         return
+
+
+def _wait(pid: int, most_ms: int) -> None:
+    """Return when the process ends, or after a time."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    poll.poll(most_ms)
+    os.close(descriptor)
 
 
 def spawn(job: dict[str, Any], fds: list[int]) -> int:
@@ -150,18 +185,33 @@ def spawn(job: dict[str, Any], fds: list[int]) -> int:
         OpError: the directory or the program is not there, or the process limit is reached.
     """
     enter(job["cwd"])
-    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
     try:
-        return os.posix_spawnp(
-            job["program"],
-            job["argv"],
-            job["env"],
-            file_actions=actions,
-            setsid=True,
-            setsigdef=DEFAULT_SIGNALS,
-        )
+        return _spawn(job, fds) if job["grow"] else _spawn_stunted(job, fds)
     except OSError as exc:
         raise cannot_start(job["argv"][0], exc) from exc
+
+
+def _spawn(job: dict[str, Any], fds: list[int]) -> int:
+    return os.posix_spawnp(
+        job["program"],
+        job["argv"],
+        job["env"],
+        file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
+        setsid=True,
+        setsigdef=DEFAULT_SIGNALS,
+    )
+
+
+def _spawn_stunted(job: dict[str, Any], fds: list[int]) -> int:
+    """Start it with our own limit lowered for that moment: from outside it would come too late."""
+    import resource  # noqa: PLC0415 - only where the workspace is full
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        return _spawn(job, fds)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def code_path(name: str) -> str:
@@ -173,7 +223,8 @@ def remove_code(name: str) -> None:
     """The call has ended; a file that was never written, or is gone, is fine."""
     try:
         os.unlink(code_path(name))
-    except FileNotFoundError:
+    except OSError:
+        # Never written, removed by its own code, or turned into something else by it.
         return
 
 

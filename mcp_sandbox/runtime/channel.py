@@ -279,7 +279,7 @@ class Channel:
                     self._take(header, payload)
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._break("the sandbox ended")
-        except (protocol.ProtocolError, KeyError, TypeError, ValueError) as exc:
+        except (protocol.ProtocolError, KeyError, TypeError, ValueError, OverflowError) as exc:
             await self._break(f"the sandbox sent something that is not its protocol ({exc})")
 
     def _take(self, header: JsonObject, payload: bytes) -> None:
@@ -303,6 +303,8 @@ class Channel:
 
 
 def _collect(call: _Call, name: str, payload: bytes) -> None:
+    if name not in ("body", "stdout", "stderr") or not payload:
+        raise protocol.ProtocolError("data of an unknown stream, or none")
     if call.sink:
         # The credit given bounds what may wait here.
         if sum(len(data) for _, data in call.pieces) > 2 * protocol.WINDOW:

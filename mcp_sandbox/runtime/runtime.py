@@ -90,7 +90,7 @@ class Runtime:
     async def _run(
         self, args: JsonObject, code: bytes | None, stdin: bytes, on_output: OnOutput | None
     ) -> ExecResult:
-        args["keep_bytes"] = self._keep_bytes
+        args["keep_bytes"] = self._keep_bytes if self.files_may_grow else 0
         args["changes"] = True
         args["grow"] = self.files_may_grow
         args["live"] = on_output is not None
@@ -105,7 +105,7 @@ class Runtime:
         )
         try:
             return _result(reply)
-        except (KeyError, TypeError, ValueError) as exc:
+        except (KeyError, TypeError, ValueError, OverflowError) as exc:
             await self._channel.aclose()
             raise SandboxGone(f"the sandbox sent a result that makes no sense: {exc}") from exc
 

@@ -11,7 +11,7 @@ from mcp_sandbox.workspace.meter import Meter
 
 logger = logging.getLogger(__name__)
 
-# What goes on in the background between calls is looked at this often.
+# What goes on in the background between calls is looked at this often, at the most.
 _BETWEEN_CALLS_S = 0.5
 _TRY_AGAIN_S = 10.0
 # A cancelled call is over when all it started is dead.
@@ -38,14 +38,15 @@ class GrowthGuard:
         self._problem: SandboxError | None = None
 
     @contextmanager
-    def call(self) -> Generator[None]:
-        """A call that may write.
+    def call(self, *, may_end: bool = True) -> Generator[None]:
+        """A call that may write; unless it `may_end`, what was written before does not end it.
 
         Raises:
             WorkspaceFull, StorageUnavailable: it was ended because a limit was passed.
         """
         scope = anyio.CancelScope()
-        self._calls.add(scope)
+        if may_end:
+            self._calls.add(scope)
         self._count += 1
         self._called.set()
         try:
@@ -69,7 +70,9 @@ class GrowthGuard:
                     logger.exception("the workspace cannot be measured: its limit does not hold")
                     await anyio.sleep(_TRY_AGAIN_S)
                     continue
-                if self._ended_calls or (quiet and self._count == calls_before):
+                background = self._ended_calls or (quiet and self._count == calls_before)
+                # A disk that somebody else fills up is no reason to end what runs quietly here.
+                if background and isinstance(found, WorkspaceFull):
                     logger.warning("ending a sandbox for what its background writes: %s", found)
                     await self._end_sandbox()
                 await self._end_calls(found)

@@ -10,7 +10,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from mcp_sandbox.backends.base import Backend, Sandbox
-from mcp_sandbox.errors import SandboxGone
+from mcp_sandbox.errors import OperatorError, SandboxGone
 from mcp_sandbox.models import ChatId, Mount, SandboxFacts, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Runtime
@@ -108,7 +108,6 @@ class Hold:
         except BaseException:
             self._rooms.slots.release(self)
             raise
-        self._rooms.tasks.start_soon(made.guard.run)
         return made
 
     async def _make(self) -> Held:
@@ -119,11 +118,13 @@ class Hold:
         try:
             runtime = await self._connect(sandbox)
             await _check(runtime, directories)
+            guard = GrowthGuard(self.meter, self.close)
+            rooms.tasks.start_soon(guard.run)
         except BaseException:
             await rooms.backend.destroy(sandbox.id)
             raise
         logger.info("chat %s: opened sandbox %s", self.chat, sandbox.id)
-        return Held(sandbox, runtime, GrowthGuard(self.meter, self.close))
+        return Held(sandbox, runtime, guard)
 
     async def _connect(self, sandbox: Sandbox) -> Runtime:
         channel = Channel(await sandbox.open_channel(), sandbox.token)
@@ -163,8 +164,10 @@ class Hold:
 
     async def close(self) -> None:
         """Remove the sandbox if there is one; files stay."""
-        if held := self._held:
-            await self.let_go(held)
+        with anyio.CancelScope(shield=True):
+            async with self._lock:
+                if self._held:
+                    await self._destroy(self._held)
 
     async def _destroy(self, held: Held) -> None:
         self._held = None
@@ -172,7 +175,11 @@ class Hold:
         held.guard.stop()
         with anyio.move_on_after(_DESTROY_S, shield=True) as limit:
             await held.runtime.aclose()
-            await self._rooms.backend.destroy(held.sandbox.id)
+            try:
+                await self._rooms.backend.destroy(held.sandbox.id)
+            except OperatorError:
+                # Not the trouble of who asked for something else: the runner ends itself, too.
+                logger.exception("sandbox %s could not be removed", held.sandbox.id)
         if limit.cancelled_caught:
             logger.error("sandbox %s could not be removed in time", held.sandbox.id)
         else:

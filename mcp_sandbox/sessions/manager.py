@@ -64,11 +64,13 @@ class SessionManager:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
-        with anyio.CancelScope(shield=True):
-            async with anyio.create_task_group() as closing:
-                for slot in self._slots.taken():
-                    closing.start_soon(slot.close)
-        self._tasks.cancel_scope.cancel()
+        try:
+            with anyio.CancelScope(shield=True):
+                async with anyio.create_task_group() as closing:
+                    for slot in self._slots.taken():
+                        closing.start_soon(slot.close)
+        finally:
+            self._tasks.cancel_scope.cancel()
         # The group must see a cancellation; any other error of the block is the caller's own and
         # must reach it as it is, not wrapped in a group.
         if isinstance(value, anyio.get_cancelled_exc_class()):

@@ -150,8 +150,9 @@ class Session:
     @asynccontextmanager
     async def _writing(self, size: int) -> AsyncGenerator[Files]:
         await self._hold.meter.check_room(size)
-        async with self._files() as files:
-            yield files
+        async with self._hold.call() as held:
+            with held.guard.call():
+                yield held.runtime.files
 
     async def _watched(self, run: Callable[[Runtime], Awaitable[ExecResult]]) -> ExecResult:
         """Run, and end the call when the workspace grows over its limit meanwhile.
@@ -163,7 +164,8 @@ class Session:
             held.runtime.files_may_grow = full is None
             changed = True
             try:
-                with held.guard.call():
+                # In a full workspace it cannot write, and may be just the one that cleans up.
+                with held.guard.call(may_end=full is None):
                     result = await run(held.runtime)
                 changed = result.changed_files != ()
             finally:

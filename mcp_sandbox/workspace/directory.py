@@ -58,8 +58,9 @@ class Workspaces:
         self._settings = settings or WorkspaceConfig()
         self._now = now
         self._layout_limiter = anyio.CapacityLimiter(4)
-        # One at a time: measuring and deleting must leave the machine to the sandboxes.
-        self._walk_limiter = anyio.CapacityLimiter(1)
+        # Few at a time: measuring and deleting must leave the machine to the sandboxes.
+        self._walk_limiter = anyio.CapacityLimiter(2)
+        self._trash_limiter = anyio.CapacityLimiter(1)
 
     async def open(self, chat: ChatId) -> ChatDirectories:
         """The chat's trees, made when they are not there yet.
@@ -87,7 +88,9 @@ class Workspaces:
         Raises:
             StorageUnavailable: the data root cannot be used.
         """
-        return await to_thread.run_sync(self._empty_trash, older_than_s, limiter=self._walk_limiter)
+        return await to_thread.run_sync(
+            self._empty_trash, older_than_s, limiter=self._trash_limiter
+        )
 
     async def free(self) -> FreeSpace:
         """What the disk of the data root has left.

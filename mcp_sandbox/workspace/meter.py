@@ -15,7 +15,7 @@ from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage
 _LEAST_INTERVAL_S = 0.25
 _INTERVAL_PER_DURATION = 20
 # A tree that takes no longer than this is measured anew before a write that follows a command.
-_CHEAP_S = 0.01
+_CHEAP_S = 0.05
 # A call that starts in a full workspace, to delete files say, may still write this much.
 _SLACK_BYTES = 1024**2
 _SLACK_FILES = 100
@@ -108,6 +108,7 @@ class Meter:
         self._reading: Reading | None = None
         self._changed = False
         self._grew = False
+        self._admitted = 0
 
     async def usage(self) -> WorkspaceUsage:
         """What is used: now, or when the last call ended."""
@@ -136,8 +137,10 @@ class Meter:
             StorageUnavailable: the disk of the data root is nearly full.
         """
         await self._catch_up()
-        if (problem := await self._refusal(adding)) is not None:
+        # What was let in since the last reading may not be on the disk yet.
+        if (problem := await self._refusal(self._admitted + adding)) is not None:
             raise problem
+        self._admitted += adding
 
     async def wait_for_overshoot(
         self, pause: Callable[[float], Awaitable[None]] = anyio.sleep
@@ -193,6 +196,7 @@ class Meter:
 
     async def _take(self) -> Reading:
         self._changed = self._grew = False
+        self._admitted = 0
         started = self._clock()
         give_up_at = time.monotonic() + self._deadline_s
 

@@ -258,3 +258,13 @@ async def test_fifty_calls_at_once_each_get_their_own_answer(session: Session) -
         for number in range(50):
             tasks.start_soon(ask, number)
     assert answers == {number: f"{number}\n" for number in range(50)}
+
+
+async def test_code_may_do_what_it_likes_to_its_own_file(session: Session) -> None:
+    assert (await session.run_code("import os\nos.remove(__file__); os.mkdir(__file__)")).success
+    assert (await session.run_code("print('fine')")).stdout == "fine\n"
+
+
+async def test_no_variable_without_a_name_is_handed_on(session: Session) -> None:
+    code = "import subprocess\nprint(subprocess.run(['env', '-0'], capture_output=True).stdout)"
+    assert "\\x00\\x00" not in (await session.run_code(code)).stdout

@@ -224,6 +224,23 @@ async def test_resets_do_not_pile_up_trash_without_limit(tight: Session, small: 
     assert allocated(small.data_dir / "sandbox" / "trash") <= LIMIT + SLACK
 
 
+@on_bubblewrap
+async def test_a_full_workspace_can_be_read_and_emptied_but_not_written(
+    tight: Session, small: Config
+) -> None:
+    await attempt(tight.exec("head -c 40M /dev/zero > full; echo kept > note"))
+    for _ in range(5):
+        written = await tight.exec("head -c 900k /dev/zero > more; wc -c < more")
+        assert written.stdout == "0\n", written
+        assert "the workspace is full" in written.stderr or written.success
+        code = "with open('py', 'wb') as f: f.write(bytes(900_000))"
+        refused = await tight.run_code(code)
+        assert "File too large" in refused.stderr
+        assert "the workspace is full" in refused.stderr
+    assert (await tight.exec("cat note; rm full more py; echo gone")).stdout.endswith("gone\n")
+    assert (await tight.exec("head -c 900k /dev/zero > more; wc -c < more")).stdout == "921600\n"
+
+
 _FILL_LOG = """
 import os, time
 end = time.monotonic() + 3
