@@ -150,7 +150,9 @@ async def end(process: ProcessId, number: signal.Signals | None, *, limit_s: flo
         return True
     try:
         if number is not None:
-            signal.pidfd_send_signal(descriptor, number)
+            # It may have ended, and been collected, since it was looked at.
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, number)
         with anyio.move_on_after(limit_s, shield=True):
             await anyio.wait_readable(descriptor)
         return has_ended(descriptor)

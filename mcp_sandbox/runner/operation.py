@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _GRACE_S = 1.0
 _TRIES = 3
+_END_BYTES = 16
 
 
 class Operation:
@@ -44,9 +45,10 @@ class Operation:
         if more:
             widen(ours_in)
         widen(ours_out)
-        self._inflow = Inflow(self._loop, ours_in, self._reply.credit)
+        end = os.urandom(_END_BYTES)
+        self._inflow = Inflow(self._loop, ours_in, self._reply.credit, end)
         self._tap = Tap(self._loop, ours_out, self._taken)
-        self._job = {"op": op, "args": args}
+        self._job = {"op": op, "args": args, "end": end.hex()}
         self._given = [theirs_in, theirs_out]
         self._launch()
         self.feed(body, more=more)

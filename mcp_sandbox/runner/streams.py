@@ -91,13 +91,19 @@ def _nothing(_data: bytes) -> None:
 
 
 class Inflow:
-    """The writing end of a pipe: holds what is not taken yet, and gives credit for what is."""
+    """The writing end of a pipe: holds what is not taken yet, and gives credit for what is.
 
-    def __init__(self, loop: Loop, fd: int, credit: Callable[[int], None]) -> None:
+    `end` follows the last byte: who reads it knows that the pipe was not closed by our death.
+    """
+
+    def __init__(
+        self, loop: Loop, fd: int, credit: Callable[[int], None], end: bytes = b""
+    ) -> None:
         os.set_blocking(fd, False)
         self._loop = loop
         self._fd = fd
         self._credit = credit
+        self._end = end
         self._waiting = bytearray()
         self._last = False
         self._open = True
@@ -120,12 +126,22 @@ class Inflow:
         del self._waiting[:size]
         if size:
             self._credit(size)
-        if self._waiting:
+        if self._waiting or (self._last and not self._ended()):
             self._loop.watch(self._fd, WRITE, self._write)
         elif self._last:
             self.close()
         else:
             self._loop.unwatch(self._fd)
+
+    def _ended(self) -> bool:
+        """Write the end; False while the pipe is full. So few bytes go whole or not at all."""
+        try:
+            os.write(self._fd, self._end)
+        except BlockingIOError:
+            return False
+        except BrokenPipeError:
+            return True
+        return True
 
     def close(self) -> None:
         if self._open:

@@ -98,7 +98,7 @@ class Worker:
         signal.signal(signal.SIGTERM, _abort)
         try:
             self._say(e="begin")
-            result = OPS[job["op"]](job["args"], fds[0], fds[1])
+            result = OPS[job["op"]](job["args"], fds[0], fds[1], bytes.fromhex(job["end"]))
             self._say(e="done", result=result)
         except SystemExit as exc:
             raise OpError("cancelled", "the call was cancelled") from exc

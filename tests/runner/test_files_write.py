@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mcp_sandbox.runner.files.operations import OPS
+from mcp_sandbox.runner.protocol import OpError
 from tests.runner.bench import RUNNER, call, leftovers, refused, small_disk
 
 
@@ -186,6 +188,27 @@ def test_the_sandbox_user_is_told_what_it_may_not_do(open_folder: Path) -> None:
         "grep {'matches': 1, 'files': 1, 'truncated': False}",
         "list {'path': '.', 'total': 3, 'truncated': False}",
     ]
+    assert leftovers(workspace) == []
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [("write", {}), ("write", {"append": True}), ("edit", {"old_bytes": 3})],
+    ids=["replace", "append", "edit"],
+)
+@pytest.mark.parametrize("came", [b"oldne", b"oldnew the e", b""])
+def test_a_body_that_did_not_come_whole_is_not_written(
+    workspace: Path, op: str, args: dict[str, object], came: bytes
+) -> None:
+    """The pipe also ends when the runner dies: only its last bytes tell."""
+    (workspace / "f").write_text("old")
+    body, feeding = os.pipe()
+    os.write(feeding, came)
+    os.close(feeding)
+    with pytest.raises(OpError, match="did not come whole"):
+        OPS[op]({"path": "f", **args}, body, -1, b"the end")
+    os.close(body)
+    assert (workspace / "f").read_text() == "old"
     assert leftovers(workspace) == []
 
 

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mcp_sandbox.runner.files import pipes
 from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import NoReturn
 
 BIGGEST = 2**62
 
 
 class Call:
-    """What an operation is given. A body comes in from `stdin`; one goes out to `stdout`."""
+    """What an operation is given. A body comes in from `stdin`; one goes out to `stdout`.
 
-    def __init__(self, args: dict[str, Any], stdin: int, stdout: int) -> None:
+    `end` are the bytes that follow a body that came whole.
+    """
+
+    def __init__(self, args: dict[str, Any], stdin: int, stdout: int, end: bytes = b"") -> None:
         self._args = args
-        self.stdin = stdin
+        self._stdin = stdin
+        self._end = end
         self.stdout = stdout
+
+    def body(self) -> Iterator[bytes]:
+        """The body that comes in, piece by piece.
+
+        Raises:
+            OpError: it did not come whole; nothing may be done with what came.
+        """
+        return pipes.until(self._stdin, self._end)
 
     def text(self, name: str, default: str | None = None) -> str:
         """A string argument; without a default it must be given."""

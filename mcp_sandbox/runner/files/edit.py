@@ -25,7 +25,7 @@ _SHOWN_LINES = 20
 def edit(call: Call) -> dict[str, Any]:
     """Replace `old` by `new` (the two halves of the body) in a file; sends the diff."""
     path = resolve(call.text("path"))
-    body = pipes.take(call.stdin, MAX_BODY)
+    body = pipes.take(call.body(), MAX_BODY)
     old_bytes = call.number("old_bytes", 0, high=len(body))
     content, before = _load(path)
     old, new = _endings(content, body[:old_bytes], body[old_bytes:])
@@ -48,7 +48,7 @@ def _load(path: str) -> tuple[bytes, os.stat_result]:
                 f"{show(path)} has {found.st_size} bytes, more than the {MAX_FILE} that can be "
                 "edited so: change it with a program, such as sed through exec",
             )
-        return pipes.take(fd, MAX_FILE), found
+        return pipes.take(pipes.chunks(fd), MAX_FILE), found
     finally:
         os.close(fd)
 

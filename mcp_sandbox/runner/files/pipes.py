@@ -21,14 +21,33 @@ def chunks(source: int) -> Iterator[bytes]:
         yield data
 
 
-def take(source: int, limit: int) -> bytes:
+def until(source: int, end: bytes) -> Iterator[bytes]:
+    """What `source` holds before `end`, its last bytes.
+
+    Raises:
+        OpError: it was closed without them: whoever fed it has died, and more was to come.
+    """
+    kept = b""
+    for data in chunks(source):
+        kept += data
+        # What is shorter is used when it is whole, not before: so an append happens at once.
+        if len(kept) > CHUNK + len(end):
+            yield kept[: len(kept) - len(end)]
+            kept = kept[len(kept) - len(end) :]
+    if not kept.endswith(end):
+        raise OpError("cancelled", "the body did not come whole")
+    if rest := kept[: len(kept) - len(end)]:
+        yield rest
+
+
+def take(source: Iterable[bytes], limit: int) -> bytes:
     """Everything in `source`.
 
     Raises:
         OpError: it is over `limit` bytes.
     """
     parts, size = [], 0
-    for data in chunks(source):
+    for data in source:
         parts.append(data)
         size += len(data)
         if size > limit:
@@ -44,9 +63,9 @@ def put(target: int, data: bytes) -> int:
     return len(data)
 
 
-def copy(source: int, target: int) -> int:
+def copy(source: Iterable[bytes], target: int) -> int:
     """Write all of `source` to `target`; returns the size."""
-    return sum(put(target, data) for data in chunks(source))
+    return sum(put(target, data) for data in source)
 
 
 def send(source: int, target: int, start: int, length: int) -> int:

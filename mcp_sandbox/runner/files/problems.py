@@ -17,7 +17,7 @@ from mcp_sandbox.runner.protocol import OpError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Op = Callable[[dict[str, Any], int, int], dict[str, Any]]
+    Op = Callable[..., dict[str, Any]]
     Operation = Callable[[Call], dict[str, Any]]
 
 # How many names of a directory are compared with a missing one.
@@ -97,9 +97,9 @@ def _similar(directory: str, name: str) -> list[str]:
 def explained(operation: Operation) -> Op:
     """The operation, with refusals of the kernel as OpError."""
 
-    def run(args: dict[str, Any], stdin: int, stdout: int) -> dict[str, Any]:
+    def run(args: dict[str, Any], stdin: int, stdout: int, end: bytes = b"") -> dict[str, Any]:
         try:
-            return operation(Call(args, stdin, stdout))
+            return operation(Call(args, stdin, stdout, end))
         except BrokenPipeError:
             # Nobody takes the body any more: nothing about the file.
             raise

@@ -13,7 +13,7 @@ from mcp_sandbox.runner.files.walk import kind_of
 from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from mcp_sandbox.runner.files.call import Call
 
@@ -29,10 +29,10 @@ def write(call: Call) -> dict[str, Any]:
     try:
         target, found = destination(path)
         if append:
-            written = _append(target, found, call.stdin, mode)
+            written = _append(target, found, call.body(), mode)
         else:
             keep = stat.S_IMODE(found.st_mode) & 0o777 if found and mode is None else mode
-            written = replace(target, lambda fd: pipes.copy(call.stdin, fd), keep)
+            written = replace(target, lambda fd: pipes.copy(call.body(), fd), keep)
     except BaseException:
         _remove_empty(parents)
         raise
@@ -145,13 +145,15 @@ def _temporary() -> str:
     return TEMPORARY + os.urandom(8).hex()
 
 
-def _append(target: str, found: os.stat_result | None, stdin: int, mode: int | None) -> int:
+def _append(
+    target: str, found: os.stat_result | None, body: Iterable[bytes], mode: int | None
+) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(target, flags | (os.O_CREAT | os.O_EXCL if found is None else 0), 0o666)
     try:
         before = os.fstat(fd).st_size
         try:
-            written = pipes.copy(stdin, fd)
+            written = pipes.copy(body, fd)
             if mode is not None:
                 os.fchmod(fd, mode)
             os.fsync(fd)
