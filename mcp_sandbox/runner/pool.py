@@ -301,11 +301,11 @@ class Pool:
         """Ask the warm interpreter for a seat, starting it when there is none."""
         mine, theirs = pair()
         try:
-            self.warm().give({"op": "seat"}, [theirs.fileno()])
+            self._warm().give({"op": "seat"}, [theirs.fileno()])
         except ConnectionError:
             # It has ended, and we have not heard it yet.
             self._interpreter = None
-            self.warm().give({"op": "seat"}, [theirs.fileno()])
+            self._warm().give({"op": "seat"}, [theirs.fileno()])
         finally:
             theirs.close()
         return self._watch(Worker(None, mine, seat=True))
@@ -316,7 +316,7 @@ class Pool:
         self._cool_later()
         return self._interpreter
 
-    def warm(self) -> Worker:
+    def _warm(self) -> Worker:
         """The warm interpreter, started when there is none."""
         return self._interpreter or self.adopt_interpreter(*interpreter.start(self._env))
 
