@@ -14,7 +14,8 @@ demo: $(READY) ## show a chat's computer at work, in Docker or bubblewrap
 
 test: $(READY) ## install and start what the tests need (as root on Debian or Ubuntu), run them all
 	@tests/provision.sh
-	@$(BIN)/pytest
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+	$(BIN)/pytest --basetemp "$$scratch/tests" $(ARGS)
 
 check: $(READY) ## formatting, lint, types, import contracts, spelling
 	$(BIN)/ruff format --check .
