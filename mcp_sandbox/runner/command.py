@@ -192,17 +192,17 @@ class Command:
         if self._why:
             until = time.monotonic() + _SETTLE_MOST_S
             self._loop.later(_SETTLE_S, lambda: self._settle(until))
-        elif self._main is None and self._begun:
-            self._failed("cancelled", "the command was cut off as it began; it may have run")
-        elif self._main is None and self._tries_left > 0:
+        elif self._begun:
+            self._changed = None
+            self._main = self._pool.adopt(self._main, self._ended, self._born_since)
+            if self._main is None:
+                self._failed("cancelled", "the command was cut off as it began; it may have run")
+        elif self._tries_left > 0:
             # Nothing had begun. Most likely no process was left for it.
             self._tries_left -= _TRIES // 3
             self._make_room()
-        elif self._main is None:
-            self._failed("unsupported", _NO_START)
         else:
-            self._changed = None
-            self._pool.adopt(self._main, self._ended)
+            self._failed("unsupported", _NO_START)
 
     def _settle(self, until: float) -> None:
         """Answer when nothing of the killed tree is left."""

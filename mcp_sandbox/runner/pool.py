@@ -256,6 +256,19 @@ class Pool:
             self._looked_at = 0.0
         return len(lost)
 
+    def _newest_leader(self, born_since: float) -> int | None:
+        """The one orphan that leads a session and began at `born_since` (ticks) or later.
+
+        Every command leads a session of its own; None when there is not exactly one.
+        """
+        self._looked_at = 0.0
+        found = [
+            pid
+            for pid in self._orphans()
+            if processes.leads_session(pid) and processes.birth(pid) >= born_since
+        ]
+        return found[0] if len(found) == 1 else None
+
     def _orphans(self) -> list[int]:
         """None, when none were seen just now: many ends at once ask the same question."""
         if time.monotonic() - self._looked_at < _LOOK_S:
@@ -268,14 +281,21 @@ class Pool:
         self._looked_at = 0.0 if lost else time.monotonic()
         return lost
 
-    def adopt(self, pid: int, ended: Callable[[int], None]) -> None:
-        """Wait ourselves for a command whose worker was killed under it."""
+    def adopt(self, pid: int | None, ended: Callable[[int], None], born_since: float) -> int | None:
+        """Wait ourselves for a command whose worker was killed under it; its number.
+
+        A number that is not known yet is looked for; None when there is no telling.
+        """
+        pid = pid or self._newest_leader(born_since)
+        if pid is None:
+            return None
         if pid in self._reaped:
             ended(self._reaped.pop(pid))
         elif os.path.exists(f"/proc/{pid}"):
             self._adopted[pid] = ended
         else:
             ended(signal.SIGKILL)
+        return pid
 
     def _reap(self) -> None:
         while True:

@@ -169,6 +169,14 @@ def orphans(known: Collection[int]) -> list[int]:
     return [pid for pid, parent in parents().items() if parent == me and pid not in known]
 
 
+def leads_session(pid: int) -> bool:
+    """Whether a process is the first of its session."""
+    try:
+        return os.getsid(pid) == pid
+    except OSError:
+        return False
+
+
 def birth(pid: int) -> float:
     """When a process began, in clock ticks since boot; infinite when it is gone."""
     try:
