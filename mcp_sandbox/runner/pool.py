@@ -86,6 +86,8 @@ class Pool:
         Raises:
             OpError: no process can be started.
         """
+        if not self._busy:
+            self._reaped.clear()
         while True:
             found = self._take(seat=seat)
             found.listener = listener
@@ -267,7 +269,9 @@ class Pool:
             for pid in self._orphans()
             if processes.leads_session(pid) and processes.birth(pid) >= born_since
         ]
-        return found[0] if len(found) == 1 else None
+        # It may have ended already; workers that died with its keeper were killed.
+        ended = [pid for pid, status in self._reaped.items() if status != signal.SIGKILL]
+        return found[0] if len(found) == 1 else ended[-1] if ended and not found else None
 
     def _orphans(self) -> list[int]:
         """None, when none were seen just now: many ends at once ask the same question."""
