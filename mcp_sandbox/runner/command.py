@@ -98,7 +98,7 @@ class Command:
             self._given.append(file)
 
     def _describe(self) -> dict[str, Any]:
-        keep = ("cwd", "env", "workspace", "grow", "changes", "name")
+        keep = ("cwd", "env", "workspace", "grow", "name")
         job = {key: self._args.get(key) for key in keep}
         language = self._args.get("language")
         argv = _ARGV[language] if language else self._args["argv"]

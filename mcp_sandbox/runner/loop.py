@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
-HANGUP = select.EPOLLHUP | select.EPOLLERR
 
 
 class Timer:

@@ -135,7 +135,6 @@ class Server:
         return {
             "timeout_s": 120.0,
             "keep_bytes": 64 * 1024 * 1024,
-            "changes": False,
             "grow": True,
             **args,
             "cwd": os.path.normpath(cwd),

@@ -88,7 +88,7 @@ class Worker:
         _close(fds)
         _lower(pid, grow=job["grow"])
         for status in _reap(pid):
-            changed = changed_since(since, job["workspace"]) if job["changes"] else ()
+            changed = changed_since(since, job["workspace"])
             self._say(e="exit", status=status, changed=changed)
 
     def _file_operation(self, job: dict[str, Any], fds: list[int]) -> None:

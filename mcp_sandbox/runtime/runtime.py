@@ -91,7 +91,6 @@ class Runtime:
         self, args: JsonObject, code: bytes | None, stdin: bytes, on_output: OnOutput | None
     ) -> ExecResult:
         args["keep_bytes"] = self._keep_bytes if self.files_may_grow else 0
-        args["changes"] = True
         args["grow"] = self.files_may_grow
         args["live"] = on_output is not None
         if code is not None:
