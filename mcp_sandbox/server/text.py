@@ -7,7 +7,7 @@ MAX_TEXT_BYTES = 30_000
 
 _KEPT = "\n\t"
 # Right-to-left marks and overrides make text read differently from what it is.
-_BIDI = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+_BIDI = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 _SHOWN: dict[int, str] = {
     **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in _KEPT},
     0x7F: "␡",

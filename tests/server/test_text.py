@@ -15,6 +15,7 @@ def test_newlines_and_tabs_stay_and_crlf_becomes_a_newline() -> None:
 
 def test_lone_surrogates_and_direction_marks_become_visible() -> None:
     assert show("\udc80 \u202eabc \u2066") == "\\udc80 \\u202eabc \\u2066"
+    assert show("\u200e \u200f \u061c") == "\\u200e \\u200f \\u061c"
 
 
 def test_a_name_stays_on_one_line() -> None:
