@@ -195,8 +195,19 @@ class Meter:
         return refusal(reading.usage, reading.free, self._config, adding)
 
     async def _take(self) -> Reading:
-        self._changed = self._grew = False
-        self._admitted = 0
+        """A new reading; a measurement that fails leaves noted what was noted."""
+        noted = self._changed, self._grew, self._admitted
+        self._changed, self._grew, self._admitted = False, False, 0
+        try:
+            return await self._measured()
+        except BaseException:
+            changed, grew, admitted = noted
+            self._changed |= changed
+            self._grew |= grew
+            self._admitted += admitted
+            raise
+
+    async def _measured(self) -> Reading:
         started = self._clock()
         give_up_at = time.monotonic() + self._deadline_s
 

@@ -192,3 +192,21 @@ async def test_cancelling_stops_a_long_measurement() -> None:
         disk.on_measure = lambda _: None
         await checkpoint()
         assert (await meter.usage()).used_bytes == 10 * MIB
+
+
+async def test_what_a_failed_measurement_did_not_see_is_looked_at_by_the_next() -> None:
+    disk = Disk()
+    meter = disk.meter()
+    await meter.check_room(1)
+    meter.note_change()
+    disk.usage = Usage(101 * MIB, 10)
+
+    def fail(_: Checkpoint) -> None:
+        raise StorageUnavailable("the disk does not answer")
+
+    disk.on_measure = fail
+    with pytest.raises(StorageUnavailable):
+        await meter.check_room(1)
+    disk.on_measure = lambda _: None
+    with pytest.raises(WorkspaceFull):
+        await meter.check_room(1)
