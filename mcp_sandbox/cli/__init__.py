@@ -1,0 +1,67 @@
+"""The command line: argv -> configuration -> one call. Knows no rooms, only what to start.
+
+stdout carries results only; everything else goes to stderr. Exit codes: 0 done, 1 failed,
+2 wrong usage.
+"""
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from mcp_sandbox.cli import images, local
+from mcp_sandbox.errors import SandboxError
+
+logger = logging.getLogger("mcp_sandbox")
+
+cli = typer.Typer(
+    help="Gives each chat of a coding agent its own Linux computer that remembers its files.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+cli.command()(local.stdio)
+cli.command(name="config")(local.show_config)
+cli.command()(local.doctor)
+cli.command()(local.demo)
+cli.add_typer(images.group, name="images")
+
+
+def main() -> None:
+    """Run the command line; every failure of ours is one readable line on stderr."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        cli()
+    except Exception as exc:  # noqa: BLE001  the last door: nothing below may end in a bare traceback
+        sys.exit(_fail(exc))
+
+
+def _fail(exc: BaseException) -> int:
+    while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
+        exc = exc.exceptions[0]
+    if isinstance(exc, SandboxError):
+        print(f"error: {exc}", file=sys.stderr)
+    else:
+        logger.error("this should not have happened; please report it", exc_info=exc)
+    return 1
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"mcp-sandbox {version('mcp-sandbox')}")
+        raise typer.Exit
+
+
+@cli.callback()
+def options(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None:
+    """Gives each chat of a coding agent its own Linux computer that remembers its files."""
