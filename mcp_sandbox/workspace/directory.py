@@ -10,8 +10,8 @@ Everything above a chat's trees is 0700 and the server's own.
 
 import os
 import time
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,35 +109,37 @@ class Workspaces:
         return Meter(measure_chat, self._settings, limiter=self._walk_limiter)
 
     def _open(self, chat: ChatId) -> ChatDirectories:
-        with self._sandbox_directory() as sandbox, ExitStack() as stack:
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             workspace, created = self._tree(stack, sandbox, "workspace", chat)
             self._tree(stack, sandbox, "home", chat)
             if created and self._settings.subdirectories:
                 layout.seed(workspace, self._owner)
-            mounts = self._make_aliases(sandbox, workspace, chat)
+            planned = aliases.plan(chat, self._settings.aliases)
+            layout.make_aliases(sandbox, workspace, planned, self._owner)
+            source, links = self._path("workspace", chat), self._data_root / "sandbox" / "alias"
             return ChatDirectories(
-                workspace=self._path("workspace", chat),
+                workspace=source,
                 home=self._path("home", chat),
                 workspace_inode=os.fstat(workspace).st_ino,
-                aliases=mounts,
+                aliases=aliases.alias_mounts(planned, source, links),
             )
 
     def _discard(self, chat: ChatId, home: bool) -> ChatDirectories:
         kinds = ("workspace", "home") if home else ("workspace",)
-        with self._sandbox_directory() as sandbox, ExitStack() as stack:
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             trees: dict[str, tuple[int, bytes]] = {}
             for kind in kinds:
                 # Opening first gives us back the rights that moving the tree needs.
                 self._tree(stack, sandbox, kind, chat)
                 user = layout.enter(stack, sandbox, kind, chat.user)
-                trees[kind] = (user, _tree_name(chat))
+                trees[kind] = (user, tree_name(chat))
             bin_ = layout.enter(stack, sandbox, "trash")
             thrown = trash.throw_away(bin_, trees, chat, self._now())
             trash.drop_earlier(bin_, chat, thrown, from_thread.check_cancelled)
         return self._open(chat)
 
     def _empty_trash(self, older_than_s: float) -> trash.TrashReport:
-        with self._sandbox_directory() as sandbox, ExitStack() as stack:
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             return trash.empty(
                 layout.enter(stack, sandbox, "trash"),
                 now=self._now(),
@@ -146,32 +148,22 @@ class Workspaces:
             )
 
     def _free(self) -> FreeSpace:
-        with self._sandbox_directory() as sandbox:
+        with layout.sandbox_directory(self._data_root) as sandbox:
             return free_space(sandbox)
 
     def _measure(self, chat: ChatId, checkpoint: Checkpoint) -> tuple[Usage, FreeSpace]:
-        with self._sandbox_directory() as sandbox, ExitStack() as stack:
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             roots = [self._tree(stack, sandbox, kind, chat)[0] for kind in ("workspace", "home")]
             # Twice the limit: a chat that is over it still sees a figure it can work down from.
             most = 2 * self._settings.max_files
             return measure(roots, checkpoint=checkpoint, max_entries=most), free_space(sandbox)
-
-    @contextmanager
-    def _sandbox_directory(self) -> Generator[int]:
-        with layout.storage_errors(self._data_root), ExitStack() as stack:
-            root = layout.open_data_root(self._data_root)
-            stack.callback(os.close, root)
-            sandbox = layout.enter(stack, root, "sandbox")
-            layout.enter(stack, sandbox, "workspace")
-            layout.refuse_case_folding(sandbox, self._data_root)
-            yield sandbox
 
     def _tree(self, stack: ExitStack, sandbox: int, kind: str, chat: ChatId) -> tuple[int, bool]:
         """Open one of the chat's trees; the flag says whether it is new."""
         for _ in range(_ATTEMPTS):
             user = layout.enter(stack, sandbox, kind, chat.user)
             try:
-                tree, created = layout.make_tree(user, _tree_name(chat), self._owner)
+                tree, created = layout.make_tree(user, tree_name(chat), self._owner)
             except FileNotFoundError:
                 continue
             stack.callback(os.close, tree)
@@ -182,20 +174,10 @@ class Workspaces:
             "deletes it, then try again"
         )
 
-    def _make_aliases(self, sandbox: int, workspace: int, chat: ChatId) -> tuple[Mount, ...]:
-        planned = aliases.plan(chat, self._settings.aliases)
-        layout.make_inner(workspace, planned, self._owner)
-        if planned.folders:
-            with ExitStack() as stack:
-                folders = layout.enter(stack, sandbox, "alias")
-                for folder in planned.folders:
-                    layout.make_link_folder(folders, folder)
-        source = self._path("workspace", chat)
-        return aliases.alias_mounts(planned, source, self._data_root / "sandbox" / "alias")
-
     def _path(self, kind: str, chat: ChatId) -> Path:
         return self._data_root / "sandbox" / kind / chat.user / f"chat-{chat.chat}"
 
 
-def _tree_name(chat: ChatId) -> bytes:
+def tree_name(chat: ChatId) -> bytes:
+    """The name of a chat's tree in its user's directory."""
     return f"chat-{chat.chat}".encode()

@@ -91,14 +91,28 @@ def refuse_case_folding(sandbox: int, data_root: Path) -> None:
     Raises:
         StorageUnavailable: upper and lower case are not told apart.
     """
-    try:
-        os.stat("WORKSPACE", dir_fd=sandbox, follow_symlinks=False)
-    except FileNotFoundError:
+    if not exists(sandbox, b"WORKSPACE"):
         return
     raise StorageUnavailable(
         f"the file system of the data directory {data_root} does not tell upper from lower case, "
         "so that chats could share files: name a data directory on another file system"
     )
+
+
+@contextmanager
+def sandbox_directory(data_root: Path) -> Generator[int]:
+    """Open the directory that holds all of ours in a data root.
+
+    Raises:
+        StorageUnavailable: it cannot be used; so does every OSError in the block.
+    """
+    with storage_errors(data_root), ExitStack() as stack:
+        root = open_data_root(data_root)
+        stack.callback(os.close, root)
+        sandbox = enter(stack, root, "sandbox")
+        enter(stack, sandbox, "workspace")
+        refuse_case_folding(sandbox, data_root)
+        yield sandbox
 
 
 def enter(stack: ExitStack, parent: int, *names: str) -> int:
@@ -107,6 +121,15 @@ def enter(stack: ExitStack, parent: int, *names: str) -> int:
         parent, _ = make_directory(parent, name.encode())
         stack.callback(os.close, parent)
     return parent
+
+
+def exists(parent: int, name: bytes) -> bool:
+    """Whether anything has that name."""
+    try:
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def make_tree(parent: int, name: bytes, owner: tuple[int, int]) -> tuple[int, bool]:
@@ -168,6 +191,16 @@ def _make_inside(
         except OSError as exc:
             if exc.errno not in _TAKEN:
                 raise
+
+
+def make_aliases(sandbox: int, workspace: int, planned: AliasPlan, owner: tuple[int, int]) -> None:
+    """Make what the aliases of a workspace need, in it and beside it."""
+    make_inner(workspace, planned, owner)
+    if planned.folders:
+        with ExitStack() as stack:
+            folders = enter(stack, sandbox, "alias")
+            for folder in planned.folders:
+                make_link_folder(folders, folder)
 
 
 def make_link_folder(folders: int, folder: LinkFolder) -> None:
