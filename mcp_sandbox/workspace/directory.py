@@ -153,7 +153,11 @@ class Workspaces:
 
     def _measure(self, chat: ChatId, checkpoint: Checkpoint) -> tuple[Usage, FreeSpace]:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
-            roots = [self._tree(stack, sandbox, kind, chat)[0] for kind in ("workspace", "home")]
+            roots = [
+                self._tree(stack, sandbox, kind, chat)[0]
+                for kind in ("workspace", "home")
+                if layout.exists(layout.enter(stack, sandbox, kind, chat.user), tree_name(chat))
+            ]
             # Twice the limit: a chat that is over it still sees a figure it can work down from.
             most = 2 * self._settings.max_files
             return measure(roots, checkpoint=checkpoint, max_entries=most), free_space(sandbox)

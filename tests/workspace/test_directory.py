@@ -305,3 +305,10 @@ async def test_a_full_disk_is_an_error_with_a_remedy(tmp_path: Path) -> None:
             await Workspaces(disk, owner=OWNER).open(CHAT)
     finally:
         await anyio.run_process(["umount", disk])
+
+
+async def test_measuring_a_new_chat_makes_no_trees(tmp_path: Path) -> None:
+    workspaces = Workspaces(tmp_path / "data", owner=OWNER)
+    assert (await workspaces.meter(CHAT).usage()).files == 0
+    for kind in ("workspace", "home"):
+        assert list((tmp_path / "data" / "sandbox" / kind / "ann").iterdir()) == []
