@@ -42,6 +42,14 @@ class ChatId:
 
 
 @dataclass(frozen=True)
+class TokenGrant:
+    """Whom a token lets in; `token_id` names the token and does not open anything."""
+
+    user: str
+    token_id: str
+
+
+@dataclass(frozen=True)
 class Mount:
     """A host directory that appears in the sandbox."""
 

@@ -29,7 +29,7 @@ def run(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
 def test_help_names_every_command(tmp_path: Path) -> None:
     done = run("--help", home=tmp_path)
     assert done.returncode == 0
-    for command in ("stdio", "config", "doctor", "demo", "images"):
+    for command in ("stdio", "config", "doctor", "demo", "images", "token"):
         assert command in done.stdout
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mcp_sandbox.cli import images, local
+from mcp_sandbox.cli import images, local, token
 from mcp_sandbox.errors import SandboxError
 
 logger = logging.getLogger("mcp_sandbox")
@@ -26,6 +26,7 @@ cli.command(name="config")(local.show_config)
 cli.command()(local.doctor)
 cli.command()(local.demo)
 cli.add_typer(images.group, name="images")
+cli.add_typer(token.group, name="token")
 
 
 def main() -> None:

@@ -1,0 +1,235 @@
+"""Bearer tokens of users who come over HTTP: shown once, kept as hashes in one file.
+
+    {data}/sandbox/tokens.json    for this user only; replaced by rename, never rewritten
+
+The command line writes the file and a running server reads it, so a token counts, and stops to
+count, from the next request on. A file that cannot be read lets nobody in. Blocks on the disk,
+except `Tokens`.
+"""
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from anyio import to_thread
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mcp_sandbox.errors import ConfigError, InvalidArgument, NotFound
+from mcp_sandbox.models import ChatId, TokenGrant
+from mcp_sandbox.workspace.layout import open_data_root, storage_errors
+
+_MARK = "mcs_"
+_SECRET_BYTES = 32
+_LARGEST_FILE = 16 << 20
+_LONGEST_TOKEN = 128
+
+
+class Token(BaseModel):
+    """What is known of a token: everything but the token. Times are seconds since the epoch."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(min_length=1)
+    user: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    created: float
+    expires: float | None = None
+
+    def expired(self, now: float) -> bool:
+        """Say whether its time is over."""
+        return self.expires is not None and self.expires <= now
+
+
+class _Content(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: int = 1
+    tokens: tuple[Token, ...] = ()
+
+
+class TokenFile:
+    """The file of all tokens of a data root."""
+
+    def __init__(self, data_root: Path) -> None:
+        self._data_root = data_root
+        self._path = data_root / "sandbox" / "tokens.json"
+
+    def read(self) -> Sequence[Token]:
+        """Return all tokens, the expired ones too.
+
+        Raises:
+            ConfigError: the file is damaged, or others may change it.
+            StorageUnavailable: it cannot be read.
+        """
+        with storage_errors(self._data_root):
+            try:
+                descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except FileNotFoundError:
+                return ()
+            with os.fdopen(descriptor, "rb") as stream:
+                self._refuse_foreign(os.fstat(descriptor))
+                data = stream.read(_LARGEST_FILE + 1)
+        try:
+            return _Content.model_validate_json(data[:_LARGEST_FILE]).tokens
+        except ValidationError as exc:
+            raise ConfigError(
+                f"{self._path} is damaged, so no token is accepted: "
+                "move it away and make new tokens with `mcp-sandbox token add`"
+            ) from exc
+
+    def add(self, user: str, lifetime_s: float | None = None) -> tuple[Token, str]:
+        """Make a token for a user; returns what is kept and the token, which is not.
+
+        Raises:
+            InvalidArgument: the user is not a usable id.
+        """
+        ChatId(user, "any")
+        secret = _MARK + secrets.token_urlsafe(_SECRET_BYTES)
+        now = time.time()
+        with self._changing() as tokens:
+            token = Token(
+                id=_new_id({token.id for token in tokens}),
+                user=user,
+                sha256=_digest(secret),
+                created=now,
+                expires=None if lifetime_s is None else now + lifetime_s,
+            )
+            self._replace([*tokens, token])
+        return token, secret
+
+    def revoke(self, token_id: str) -> Token:
+        """Forget the token whose id begins so.
+
+        Raises:
+            NotFound: no token has this id.
+            InvalidArgument: several ids begin so.
+        """
+        with self._changing() as tokens:
+            token = _chosen(tokens, token_id)
+            self._replace([other for other in tokens if other.id != token.id])
+        return token
+
+    def signature(self) -> tuple[int, ...] | None:
+        """Return what changes whenever the file is replaced; None when there is none."""
+        try:
+            status = self._path.lstat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
+
+    def _refuse_foreign(self, status: os.stat_result) -> None:
+        others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or others_write:
+            raise ConfigError(
+                f"{self._path} is not a file that only this user can change, so no token is "
+                f"accepted: look who changed it, then `chown {os.geteuid()}` and `chmod 600` it"
+            )
+
+    @contextmanager
+    def _changing(self) -> Generator[Sequence[Token]]:
+        """Yield the tokens, and let nobody else change them meanwhile."""
+        with storage_errors(self._data_root):
+            os.close(open_data_root(self._data_root))
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield self.read()
+            finally:
+                os.close(lock)
+
+    def _replace(self, tokens: Sequence[Token]) -> None:
+        content = _Content(tokens=tuple(tokens)).model_dump(mode="json")
+        draft = self._path.with_suffix(".new")
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            json.dump(content, stream, indent=1)
+            stream.flush()
+            os.fsync(descriptor)
+        draft.rename(self._path)
+        directory = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+@dataclass(frozen=True)
+class _Read:
+    signature: tuple[int, ...] | None
+    tokens: Sequence[Token]
+
+
+class Tokens:
+    """The tokens as a server asks for them; every question looks whether the file has changed."""
+
+    def __init__(self, data_root: Path) -> None:
+        self._file = TokenFile(data_root)
+        self._last: _Read | None = None
+
+    async def find(self, secret: str) -> TokenGrant | None:
+        """Return who a token belongs to; None when it is unknown, revoked or expired.
+
+        Raises:
+            ConfigError: the file is damaged, or others may change it.
+            StorageUnavailable: it cannot be read.
+        """
+        tokens = await to_thread.run_sync(self._current)
+        digest = _digest(secret[:_LONGEST_TOKEN])
+        # All are compared, so that the time tells nothing about which one was nearly right.
+        found = [token for token in tokens if hmac.compare_digest(token.sha256, digest)]
+        return _granted(found, time.time())
+
+    async def still_valid(self, token_id: str) -> bool:
+        """Say whether a token that was found before is neither revoked nor expired by now."""
+        tokens = await to_thread.run_sync(self._current)
+        same = [token for token in tokens if token.id == token_id]
+        return _granted(same, time.time()) is not None
+
+    def _current(self) -> Sequence[Token]:
+        signature = self._file.signature()
+        last = self._last
+        if last is None or last.signature != signature:
+            # The signature is older than the content, so a change in between is read once more.
+            last = self._last = _Read(signature, self._file.read())
+        return last.tokens
+
+
+def _granted(found: Sequence[Token], now: float) -> TokenGrant | None:
+    for token in found:
+        if not token.expired(now):
+            return TokenGrant(token.user, token.id)
+    return None
+
+
+def _digest(secret: str) -> str:
+    # 256 random bits need no slow hash: there is nothing to guess.
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _new_id(taken: set[str]) -> str:
+    while (token_id := secrets.token_hex(4)) in taken:
+        pass
+    return token_id
+
+
+def _chosen(tokens: Sequence[Token], token_id: str) -> Token:
+    found = [token for token in tokens if token_id and token.id.startswith(token_id)]
+    if not found:
+        raise NotFound(
+            f"there is no token {token_id[:40]!r}: `mcp-sandbox token list` shows their ids"
+        )
+    if len(found) > 1:
+        ids = ", ".join(token.id for token in found[:10])
+        raise InvalidArgument(f"several tokens begin with {token_id!r}: give one of {ids}")
+    return found[0]
