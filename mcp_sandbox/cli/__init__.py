@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mcp_sandbox.cli import images, local, token
+from mcp_sandbox.cli import images, init, local, token
 from mcp_sandbox.errors import SandboxError
 
 logger = logging.getLogger("mcp_sandbox")
@@ -25,6 +25,7 @@ cli.command()(local.stdio)
 cli.command(name="config")(local.show_config)
 cli.command()(local.doctor)
 cli.command()(local.demo)
+cli.add_typer(init.group, name="init")
 cli.add_typer(images.group, name="images")
 cli.add_typer(token.group, name="token")
 

@@ -6,11 +6,13 @@ the process environment. Another room gets its own section, never the whole `Con
 """
 
 from mcp_sandbox.config.environment import (
+    client_folder,
     docker_variables,
     home,
     proxy_variables,
     search_path,
     server_variables,
+    state_folder,
 )
 from mcp_sandbox.config.models import (
     Config,
@@ -30,10 +32,12 @@ __all__ = [
     "OutputConfig",
     "SessionsConfig",
     "WorkspaceConfig",
+    "client_folder",
     "docker_variables",
     "home",
     "load_config",
     "proxy_variables",
     "search_path",
     "server_variables",
+    "state_folder",
 ]

@@ -52,6 +52,16 @@ def default_config_file() -> Path:
     return _base_folder("XDG_CONFIG_HOME", ".config") / "mcp-sandbox" / "mcp-sandbox.yaml"
 
 
+def state_folder() -> Path:
+    """Return the XDG state folder of this program: logs, and what can be done without."""
+    return _base_folder("XDG_STATE_HOME", ".local/state") / "mcp-sandbox"
+
+
+def client_folder(variable: str = "") -> Path:
+    """Return where another program keeps its settings: as the variable says, else at home."""
+    return Path(os.environ.get(variable) or home())
+
+
 def home() -> Path:
     """Return the home folder of the user that runs us."""
     # HOME may be missing or empty under a service manager.

@@ -1,0 +1,107 @@
+"""Commands that connect an agent: `init claude`, `cursor`, `vscode`, `inspector`."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+from rich.text import Text
+
+from mcp_sandbox.cli.options import console
+from mcp_sandbox.clients import change, claude, cursor, inspector, vscode
+from mcp_sandbox.clients.change import Change
+from mcp_sandbox.clients.entry import NAME, Target
+
+group = typer.Typer(
+    help="Connect an agent: write the file in which it looks for servers.", no_args_is_help=True
+)
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Undo = Annotated[bool, typer.Option("--undo", help="Take back what this command wrote.")]
+Print = Annotated[bool, typer.Option("--print", help="Only print what belongs into the file.")]
+NoCheck = Annotated[bool, typer.Option("--no-check", help="Make no first call.")]
+
+_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+
+
+@group.command(name="claude")
+def init_claude(
+    for_user: Annotated[
+        bool,
+        typer.Option("--user/--project", help="For all your projects, or for this folder."),
+    ] = False,
+    yes: Yes = False,
+    undo: Undo = False,
+    only_print: Print = False,
+    no_check: NoCheck = False,
+) -> None:
+    """Connect Claude Code: each conversation gets a computer of its own."""
+    target = claude.for_user() if for_user else claude.in_project(Path.cwd())
+    _connect(target, yes=yes, undo=undo, only_print=only_print, check=not no_check)
+
+
+@group.command(name="cursor")
+def init_cursor(
+    yes: Yes = False, undo: Undo = False, only_print: Print = False, no_check: NoCheck = False
+) -> None:
+    """Connect Cursor: this folder gets a computer."""
+    target = cursor.in_project(Path.cwd())
+    _connect(target, yes=yes, undo=undo, only_print=only_print, check=not no_check)
+
+
+@group.command(name="vscode")
+def init_vscode(
+    yes: Yes = False, undo: Undo = False, only_print: Print = False, no_check: NoCheck = False
+) -> None:
+    """Connect Visual Studio Code: this folder gets a computer."""
+    target = vscode.in_project(Path.cwd())
+    _connect(target, yes=yes, undo=undo, only_print=only_print, check=not no_check)
+
+
+@group.command(name="inspector")
+def init_inspector(
+    yes: Yes = False, undo: Undo = False, only_print: Print = False, no_check: NoCheck = False
+) -> None:
+    """Connect MCP Inspector: it gets a computer to look at."""
+    _connect(inspector.for_user(), yes=yes, undo=undo, only_print=only_print, check=not no_check)
+
+
+def _connect(target: Target, *, yes: bool, undo: bool, only_print: bool, check: bool) -> None:
+    if only_print:
+        print(json.dumps({target.section: {NAME: target.entry}}, indent=2))
+        return
+    wanted = change.undoing(target) if undo else change.connecting(target)
+    _show(wanted)
+    if not (yes or wanted.is_none or _agreed()):
+        print("nothing was changed; --yes writes without asking", file=sys.stderr)
+        raise typer.Exit(1)
+    wanted.apply()
+    if not undo:
+        if check:
+            _check(target)
+        print(f"Next: {target.next_step}")
+
+
+def _agreed() -> bool:
+    try:
+        return typer.confirm("Write this?", err=True)
+    except typer.Abort:
+        return False
+
+
+def _show(wanted: Change) -> None:
+    if wanted.is_none:
+        print(f"{wanted.path} is as it should be")
+        return
+    shown = console()
+    for line in wanted.diff():
+        shown.print(Text(line, style=_COLOURS.get(line[:1], "")), soft_wrap=True)
+
+
+def _check(target: Target) -> None:
+    from mcp_sandbox.clients.check import first_call
+
+    print(anyio.run(partial(first_call, target.entry, Path.cwd())))

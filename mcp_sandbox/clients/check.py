@@ -1,0 +1,68 @@
+"""A first real call through what was written: proof that the client's first one will work too."""
+
+import time
+from pathlib import Path
+
+import anyio
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.stdio import get_default_environment
+from mcp.types import CallToolResult, TextContent
+
+from mcp_sandbox.clients.entry import Entry
+from mcp_sandbox.config import server_variables
+from mcp_sandbox.errors import OperatorError
+
+CHAT = "first-call"
+"""The chat of this call, so that it touches no other one's files."""
+_PATIENCE_S = 120.0
+_CALL = {"code": "import platform; print(6 * 7, platform.platform())"}
+
+
+async def first_call(entry: Entry, folder: Path) -> str:
+    """Start the entry as a client in `folder` would, run code in a sandbox, say how it went.
+
+    Raises:
+        OperatorError: there is no right answer; the message holds what came instead.
+    """
+    started = time.monotonic()
+    try:
+        with anyio.fail_after(_PATIENCE_S):
+            async with Client(_server(entry, folder)) as client:
+                answer = _text(await client.call_tool("run_code", _CALL))
+    except (MCPError, OSError, ExceptionGroup, anyio.BrokenResourceError) as exc:
+        raise OperatorError(_advice(_cause(exc))) from exc
+    if not answer.startswith("42 "):
+        raise OperatorError(_advice(answer))
+    took_s = time.monotonic() - started
+    return f"print(6 * 7) in a sandbox answered {answer.split()[0]} after {took_s:.1f} s"
+
+
+def _server(entry: Entry, folder: Path) -> StdioServerParameters:
+    arguments = entry["args"]
+    assert isinstance(arguments, list)  # noqa: S101
+    given = [argument.replace("${workspaceFolder}", str(folder)) for argument in arguments]
+    if "--chat" not in given:
+        given += ["--chat", CHAT]
+    return StdioServerParameters(
+        command=str(entry["command"]),
+        args=given,
+        env={**get_default_environment(), **server_variables()},
+        cwd=folder,
+    )
+
+
+def _text(result: CallToolResult) -> str:
+    return "\n".join(part.text for part in result.content if isinstance(part, TextContent))
+
+
+def _cause(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__
+
+
+def _advice(what: str) -> str:
+    return (
+        f"the file is written, but a first call through it failed: {what}\n"
+        "Run `mcp-sandbox doctor`, do what it says, and try again; `--undo` takes the file back"
+    )
