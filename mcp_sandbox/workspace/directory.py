@@ -4,6 +4,7 @@
                         home/{user}/chat-{chat}/        0700, the sandbox user's
                         alias/{digest}/                 read-only links, see aliases
                         trash/{time}-{random}/
+                        pool/                           trees that wait for a chat, see pool
 
 Everything above a chat's trees is 0700 and the server's own.
 """

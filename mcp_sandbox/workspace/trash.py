@@ -74,6 +74,19 @@ def throw_away(trash: int, trees: Mapping[str, tuple[int, bytes]], chat: ChatId,
     return name
 
 
+def destroy(trash: int, parent: int, name: bytes, now: float) -> None:
+    """Delete a directory that nobody wants back; what is left when we are killed is in the trash.
+
+    Absent is fine.
+    """
+    item = item_name(now).encode()
+    try:
+        os.rename(name, item, src_dir_fd=parent, dst_dir_fd=trash)
+    except FileNotFoundError:
+        return
+    _delete_item(trash, item, lambda: None)
+
+
 def empty(
     trash: int, *, now: float, older_than_s: float, checkpoint: Callable[[], None]
 ) -> TrashReport:

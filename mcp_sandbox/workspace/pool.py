@@ -1,0 +1,276 @@
+"""The trees of warm sandboxes, until a chat adopts them.
+
+    {data root}/sandbox/pool/{process}/lock              locked while the process lives
+                                      /{key}/new/        the trees while their sandbox starts
+                                      /{key}/workspace   the trees while they wait for a chat
+                                      /{key}/home
+
+{process} and {key} are random. A new chat adopts the trees by renaming them to its own: the home
+first, then the workspace, which makes it the chat's. A mount follows the directory, so that the
+sandbox that was born on them has them still. Where mounts do not, that shows when the trees are
+moved out of `new`, long before a chat depends on it.
+
+Of a process that was killed the lock is free: whoever comes next removes its folder, after the
+sandboxes on it.
+"""
+
+import fcntl
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from mcp_sandbox.config import WorkspaceConfig
+from mcp_sandbox.errors import StorageUnavailable
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.workspace import aliases, layout, trash
+from mcp_sandbox.workspace.beneath import open_directory, rename_new
+from mcp_sandbox.workspace.directory import ChatDirectories, tree_name
+
+Rename = Callable[[int, bytes, int, bytes], None]
+
+_PROCESS = re.compile(r"[0-9a-f]{16}")
+_LABEL = re.compile(r"[0-9a-f]{16}/[0-9a-f]{16}")
+# The home goes first: a chat is new as long as it has no workspace.
+_KINDS = ("home", "workspace")
+_ATTEMPTS = 20
+# Stands for the chat that is not known yet: where a pool can be used, no alias names one.
+_NOBODY = ChatId("nobody", "nobody")
+
+
+@dataclass(frozen=True)
+class WarmTrees:
+    """The trees of one warm sandbox; `label` is "{process}/{key}"."""
+
+    label: str
+    directories: ChatDirectories
+
+
+class PoolFolder:
+    """This process's part of the pool of a data root."""
+
+    def __init__(
+        self,
+        data_root: Path,
+        *,
+        owner: tuple[int, int],
+        settings: WorkspaceConfig | None = None,
+        rename: Rename = rename_new,
+    ) -> None:
+        """`owner` is the (uid, gid) that sandboxes run as."""
+        self._data_root = data_root
+        self._pool = data_root / "sandbox" / "pool"
+        self._owner = owner
+        self._settings = settings or WorkspaceConfig()
+        self._rename = rename
+        self._limiter = anyio.CapacityLimiter(2)
+        self._name = ""
+        self._lock: int | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether trees can be made before their chat is known: no alias names it."""
+        return not any("{" in alias for alias in self._settings.aliases)
+
+    async def open(self) -> None:
+        """Make the folder; it is ours until `aclose` or the end of this process.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used.
+        """
+        await to_thread.run_sync(self._open, limiter=self._limiter)
+
+    async def aclose(self) -> None:
+        """Remove the folder with all that is in it; no sandbox may be running on it."""
+        if self._lock is not None:
+            await to_thread.run_sync(self._close, self._lock, limiter=self._limiter)
+            self._lock = None
+
+    async def prepare(self) -> WarmTrees:
+        """Make the trees for a new sandbox.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used.
+        """
+        return await to_thread.run_sync(self._prepare, limiter=self._limiter)
+
+    async def settle(self, warm: WarmTrees) -> WarmTrees:
+        """Move the trees, for a trial, now that a sandbox runs on them; returns where they are.
+
+        Raises:
+            StorageUnavailable: they cannot be moved here.
+        """
+        return await to_thread.run_sync(self._settle, warm, limiter=self._limiter)
+
+    async def is_new(self, chat: ChatId) -> bool:
+        """Whether the chat has no trees, so that it may adopt others.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used.
+        """
+        return await to_thread.run_sync(self._is_new, chat, limiter=self._limiter)
+
+    async def adopt(self, warm: WarmTrees, chat: ChatId) -> ChatDirectories:
+        """Make the trees the chat's.
+
+        Raises:
+            StorageUnavailable: they cannot be moved, or the chat has got trees meanwhile.
+        """
+        return await to_thread.run_sync(self._adopt, warm, chat, limiter=self._limiter)
+
+    async def discard(self, warm: WarmTrees) -> None:
+        """Delete the trees, or what is left of them; no sandbox may be running on them."""
+        await to_thread.run_sync(self._discard, warm, limiter=self._limiter)
+
+    def _open(self) -> None:
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+            pool = layout.enter(stack, sandbox, "pool")
+            for _ in range(_ATTEMPTS):
+                self._name = secrets.token_hex(8)
+                self._lock = _lock(layout.enter(stack, pool, self._name))
+                # Before it was locked, somebody may have taken it for an abandoned one.
+                if self._lock is not None and layout.exists(pool, self._name.encode()):
+                    return
+        raise StorageUnavailable(
+            f"what is made in {self._data_root}/sandbox/pool disappears at once: end the program "
+            "that deletes it, then start again"
+        )
+
+    def _close(self, lock: int) -> None:
+        with layout.sandbox_directory(self._data_root) as sandbox:
+            _destroy(sandbox, self._name)
+        os.close(lock)
+
+    def _prepare(self) -> WarmTrees:
+        label = f"{self._name}/{secrets.token_hex(8)}"
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+            folder = layout.enter(stack, sandbox, "pool", *label.split("/"), "new")
+            for kind in _KINDS:
+                tree, _ = layout.make_tree(folder, kind.encode(), self._owner)
+                stack.callback(os.close, tree)
+            if self._settings.subdirectories:
+                layout.seed(tree, self._owner)
+            planned = aliases.plan(_NOBODY, self._settings.aliases)
+            layout.make_aliases(sandbox, tree, planned, self._owner)
+            inode = os.fstat(tree).st_ino
+        place = self._pool / label / "new"
+        return WarmTrees(label, self._directories(place / "workspace", place / "home", inode))
+
+    def _settle(self, warm: WarmTrees) -> WarmTrees:
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+            folder = layout.enter(stack, sandbox, "pool", *warm.label.split("/"))
+            new = layout.enter(stack, folder, "new")
+            for kind in _KINDS:
+                self._rename(new, kind.encode(), folder, kind.encode())
+            os.rmdir("new", dir_fd=folder)
+        place, inode = self._pool / warm.label, warm.directories.workspace_inode
+        return replace(
+            warm, directories=self._directories(place / "workspace", place / "home", inode)
+        )
+
+    def _directories(self, workspace: Path, home: Path, inode: int) -> ChatDirectories:
+        planned = aliases.plan(_NOBODY, self._settings.aliases)
+        mounts = aliases.alias_mounts(planned, workspace, self._pool.parent / "alias")
+        return ChatDirectories(workspace, home, inode, mounts)
+
+    def _is_new(self, chat: ChatId) -> bool:
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+            users = [layout.enter(stack, sandbox, kind, chat.user) for kind in _KINDS]
+            return not any(layout.exists(user, tree_name(chat)) for user in users)
+
+    def _adopt(self, warm: WarmTrees, chat: ChatId) -> ChatDirectories:
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+            folder = layout.enter(stack, sandbox, "pool", *warm.label.split("/"))
+            for kind in _KINDS:
+                user = layout.enter(stack, sandbox, kind, chat.user)
+                self._rename(folder, kind.encode(), user, tree_name(chat))
+        home, workspace = (
+            self._pool.parent / kind / chat.user / os.fsdecode(tree_name(chat)) for kind in _KINDS
+        )
+        return self._directories(workspace, home, warm.directories.workspace_inode)
+
+    def _discard(self, warm: WarmTrees) -> None:
+        with layout.sandbox_directory(self._data_root) as sandbox:
+            _destroy(sandbox, warm.label)
+
+
+class Abandoned:
+    """What killed processes left in the pool of a data root. Every call blocks on the disk."""
+
+    def __init__(self, data_root: Path) -> None:
+        self._data_root = data_root
+
+    def processes(self) -> frozenset[str]:
+        """The dead processes, as labels begin with them.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used.
+        """
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+            pool = layout.enter(stack, sandbox, "pool")
+            with os.scandir(pool) as entries:
+                names = [entry.name for entry in entries if _PROCESS.fullmatch(entry.name)]
+            return frozenset(name for name in names if _is_free(pool, name))
+
+    def keeps(self, label: str) -> bool:
+        """Whether the trees with this label are still in the pool, so that no chat has them."""
+        if not _LABEL.fullmatch(label):
+            return False
+        with layout.sandbox_directory(self._data_root) as sandbox:
+            places = (f"pool/{label}/workspace", f"pool/{label}/new/workspace")
+            return any(layout.exists(sandbox, place.encode()) for place in places)
+
+    def remove(self, process: str) -> None:
+        """Remove the folder of a dead process; no sandbox may be running on what is in it."""
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+            folder = layout.enter(stack, sandbox, "pool", process)
+            lock = _lock(folder)
+            if lock is not None:
+                stack.callback(os.close, lock)
+                _destroy(sandbox, process)
+
+
+def _is_free(pool: int, process: str) -> bool:
+    """Whether nobody has the lock of a folder; one without a lock is being made or removed."""
+    try:
+        folder = open_directory(pool, process.encode())
+    except OSError:
+        return False
+    try:
+        lock = _lock(folder)
+    finally:
+        os.close(folder)
+    if lock is not None:
+        os.close(lock)
+    return lock is not None
+
+
+def _lock(folder: int) -> int | None:
+    """Lock a process's folder: a descriptor that holds the lock, None when another one does."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        lock = os.open("lock", flags, 0o600, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _destroy(sandbox: int, path: str) -> None:
+    """Delete a folder of the pool."""
+    above, _, name = path.rpartition("/")
+    with ExitStack() as stack:
+        parent = layout.enter(stack, sandbox, "pool", *above.split())
+        bin_ = layout.enter(stack, sandbox, "trash")
+        trash.destroy(bin_, parent, name.encode(), time.time())
