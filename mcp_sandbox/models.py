@@ -12,6 +12,7 @@ SandboxId = NewType("SandboxId", str)
 BackendName = Literal["docker", "bubblewrap", "unsafe-local"]
 Network = Literal["none", "open"]
 Language = Literal["python", "bash", "javascript"]
+SessionState = Literal["warm", "starting", "running", "paused", "terminated"]
 EntryKind = Literal["file", "directory", "link", "fifo", "socket", "device"]
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
