@@ -93,10 +93,15 @@ class Channel:
         self._last_id = 0
         self._send_lock = anyio.Lock()
         self._broken: errors.SandboxGone | None = None
+        self._ended = anyio.Event()
 
     @property
     def broken(self) -> bool:
         return self._broken is not None
+
+    async def wait_broken(self) -> None:
+        """Return when no further call can succeed."""
+        await self._ended.wait()
 
     async def open(self, tasks: TaskGroup) -> None:
         """Prove the token both ways, then read in `tasks` until the stream ends.
@@ -238,6 +243,7 @@ class Channel:
                 call.error = self._broken
                 call.ended = True
                 call.wake()
+            self._ended.set()
         with anyio.CancelScope(shield=True):
             await anyio.aclose_forcefully(self._stream)
 

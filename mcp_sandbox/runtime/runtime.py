@@ -37,16 +37,20 @@ class Runtime:
         """No further call can succeed."""
         return self._channel.broken
 
+    async def wait_broken(self) -> None:
+        """Return when no further call can succeed: it died, or the connection was closed."""
+        await self._channel.wait_broken()
+
     async def aclose(self) -> None:
         await self._channel.aclose()
 
-    async def ping(self) -> None:
+    async def ping(self, *, timeout_s: float = _LATE_S) -> None:
         """Return when the runner answers.
 
         Raises:
             SandboxGone: it does not.
         """
-        await self._channel.call("ping", {}, timeout_s=_LATE_S)
+        await self._channel.call("ping", {}, timeout_s=timeout_s)
 
     async def run_code(self, code: str, language: Language, *, timeout_s: float) -> ExecResult:
         """Run code in a fresh process of its language.
