@@ -19,7 +19,10 @@ SandboxError
 │   ├── ImageMissing       the sandbox image is absent or of another version
 │   ├── InsecureSandbox    a sandbox came out weaker than asked for, and was destroyed
 │   ├── CapacityReached    no further sandbox may be opened
-│   └── StorageUnavailable the data directory cannot be used or is out of space
+│   ├── StorageUnavailable the data directory cannot be used or is out of space
+│   ├── AlreadyServed      another daemon serves this data directory or socket
+│   ├── NoDaemon           no daemon answers on the socket
+│   └── Draining           the server is about to end and takes no further call
 └── SandboxGone            the sandbox died; the next call gets a new one on the same files
 
 A message says what happened and what to do next. A non-zero exit code, a timeout with partial
@@ -105,6 +108,18 @@ class CapacityReached(OperatorError):
 
 class StorageUnavailable(OperatorError):
     """The data directory cannot be used or is out of space."""
+
+
+class AlreadyServed(OperatorError):
+    """Another daemon serves this data directory or socket."""
+
+
+class NoDaemon(OperatorError):
+    """No daemon answers on the socket."""
+
+
+class Draining(OperatorError):
+    """The server is about to end and takes no further call."""
 
 
 class SandboxGone(SandboxError):

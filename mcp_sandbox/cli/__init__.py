@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mcp_sandbox.cli import images, init, local, token
+from mcp_sandbox.cli import images, init, local, serve, token
 from mcp_sandbox.errors import SandboxError
 
 logger = logging.getLogger("mcp_sandbox")
@@ -21,6 +21,7 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+cli.command()(serve.serve)
 cli.command()(local.stdio)
 cli.command(name="config")(local.show_config)
 cli.command()(local.doctor)

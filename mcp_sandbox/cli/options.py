@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from mcp_sandbox.config import Loaded, load_config
+from mcp_sandbox.config.environment import default_socket
 
 ConfigFile = Annotated[
     Path | None,
@@ -26,12 +27,28 @@ BackendOption = Annotated[
         show_default=False,
     ),
 ]
+Socket = Annotated[
+    Path | None,
+    typer.Option("--socket", metavar="PATH", help="Where the daemon listens.", show_default=False),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def load(config: Path | None, data: Path | None = None, backend: str | None = None) -> Loaded:
+def load(
+    config: Path | None,
+    data: Path | None = None,
+    backend: str | None = None,
+    *,
+    idle_exit: str | None = None,
+) -> Loaded:
     """Load the configuration that the command line's options lead to."""
-    return load_config(config, {"data_dir": data and str(data), "backend": backend})
+    flags = {"data_dir": data and str(data), "backend": backend, "serve.idle_exit": idle_exit}
+    return load_config(config, flags)
+
+
+def socket_path(given: Path | None) -> Path:
+    """Return where the daemon listens, as `connect` also finds it."""
+    return (given or default_socket()).absolute()
 
 
 def console() -> Console:

@@ -62,6 +62,16 @@ def client_folder(variable: str = "") -> Path:
     return Path(os.environ.get(variable) or home())
 
 
+def default_socket() -> Path:
+    """Return where the daemon listens: the same place for whoever looks for it."""
+    named = os.environ.get("MCP_SANDBOX_SOCKET", "")
+    if named:
+        return Path(named)
+    folder = os.environ.get("XDG_RUNTIME_DIR", "")
+    state = state_folder()
+    return (Path(folder) / "mcp-sandbox" if folder.startswith("/") else state) / "mcp.sock"
+
+
 def home() -> Path:
     """Return the home folder of the user that runs us."""
     # HOME may be missing or empty under a service manager.

@@ -53,6 +53,12 @@ Duration = Annotated[
     PlainSerializer(show_duration, return_type=str),
     Field(gt=0, allow_inf_nan=False),
 ]
+DurationOrZero = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    PlainSerializer(show_duration, return_type=str),
+    Field(ge=0, allow_inf_nan=False),
+]
 # Values may be secrets: what is printed or logged shows names only.
 Environment = Annotated[
     dict[str, str],
@@ -149,6 +155,20 @@ class OutputConfig(Section):
     )
 
 
+class ServeConfig(Section):
+    """The daemon, `mcp-sandbox serve`."""
+
+    idle_exit: DurationOrZero = Field(
+        default=1800.0, description="ends without client and open sandbox after this; 0 = never"
+    )
+    grace: DurationOrZero = Field(
+        default=10.0, description="running calls may take this long to finish when it is stopped"
+    )
+    max_connections: int = Field(
+        default=512, ge=2, description="connections to the socket at a time"
+    )
+
+
 class Config(Section):
     """Everything an operator can set."""
 
@@ -168,3 +188,4 @@ class Config(Section):
     workspace: WorkspaceConfig = WorkspaceConfig()
     sessions: SessionsConfig = SessionsConfig()
     output: OutputConfig = OutputConfig()
+    serve: ServeConfig = ServeConfig()

@@ -19,8 +19,9 @@ from mcp_sandbox.config.environment import PREFIX, default_config_file, setting_
 from mcp_sandbox.config.models import Config
 from mcp_sandbox.errors import ConfigError
 
-# Read by the command line (the file's place) and by the test suite; not settings.
-_RESERVED = frozenset({"MCP_SANDBOX_CONFIG", "MCP_SANDBOX_REQUIRE"})
+# Read by the command line (the places of the file and the socket) and by the test suite; not
+# settings.
+_RESERVED = frozenset({"MCP_SANDBOX_CONFIG", "MCP_SANDBOX_SOCKET", "MCP_SANDBOX_REQUIRE"})
 _LARGEST_FILE = 1 << 20
 
 

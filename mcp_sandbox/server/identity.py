@@ -1,6 +1,8 @@
 """Who is calling: a request -> the chat it belongs to -> that chat's session."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from mcp.server.mcpserver import Context
@@ -11,6 +13,24 @@ from mcp_sandbox.sessions.session import Session
 Request = Context[Any, Any]
 ChatOf = Callable[[Request], ChatId]
 SessionFor = Callable[[Request], Awaitable[Session]]
+
+
+_connected = ContextVar[ChatId]("chat of the connection")
+
+
+@contextmanager
+def connected_as(chat: ChatId) -> Generator[None]:
+    """Requests that are served in this block, and in tasks started in it, belong to `chat`."""
+    before = _connected.set(chat)
+    try:
+        yield
+    finally:
+        _connected.reset(before)
+
+
+def chat_of_connection(_request: Request) -> ChatId:
+    """The chat that `connected_as` names: for a server that many connections share."""
+    return _connected.get()
 
 
 def one_chat(chat: ChatId) -> ChatOf:

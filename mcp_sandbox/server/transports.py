@@ -50,9 +50,16 @@ async def serve_stdio(server: SandboxServer) -> None:
 
 
 async def serve_lines(
-    server: SandboxServer, receive: ByteReceiveStream, send: ByteSendStream
+    server: SandboxServer,
+    receive: ByteReceiveStream,
+    send: ByteSendStream,
+    *,
+    leaving: anyio.Event | None = None,
 ) -> None:
-    """Serve one client over a byte stream until it closes its side; that cancels its calls."""
+    """Serve one client over a byte stream until it closes its side; that cancels its calls.
+
+    Once `leaving` is set, return as soon as all its requests are answered.
+    """
     to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception]()
     to_client, from_server = anyio.create_memory_object_stream[SessionMessage]()
     wire = _Wire(send)
@@ -60,6 +67,8 @@ async def serve_lines(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wire.read, Lines(receive), to_server)
             tasks.start_soon(wire.write, from_server)
+            if leaving:
+                tasks.start_soon(wire.leave, leaving, tasks.cancel_scope)
             await server.serve(from_client, to_client)
             # A client that does not read must not keep the server from ending.
             tasks.cancel_scope.deadline = anyio.current_time() + GRACE_S
@@ -120,6 +129,12 @@ class _Wire:
             async for item in from_server:
                 await self._send_message(item.message)
                 self._note_answer(item.message)
+
+    async def leave(self, leaving: anyio.Event, serving: anyio.CancelScope) -> None:
+        """End the serving after `leaving`, between two requests of the client."""
+        await leaving.wait()
+        await self._wait_until_answered()
+        serving.cancel()
 
     async def _parsed(self, line: bytes | Overlong) -> JSONRPCMessage | None:
         if isinstance(line, Overlong):

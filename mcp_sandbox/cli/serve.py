@@ -1,0 +1,31 @@
+"""`serve`: be the daemon."""
+
+import logging
+from typing import Annotated
+
+import anyio
+import typer
+
+from mcp_sandbox import app
+from mcp_sandbox.cli.options import BackendOption, ConfigFile, Data, Socket, load, socket_path
+
+
+def serve(
+    socket: Socket = None,
+    idle_exit: Annotated[
+        str | None,
+        typer.Option(
+            "--idle-exit",
+            metavar="TIME",
+            help="End without client and open sandbox after this; 0 = never.",
+            show_default=False,
+        ),
+    ] = None,
+    data: Data = None,
+    backend: BackendOption = None,
+    config: ConfigFile = None,
+) -> None:
+    """Serve the chats of all clients of this user; `connect` starts it when it is needed."""
+    logging.getLogger("mcp_sandbox").setLevel(logging.INFO)
+    loaded = load(config, data, backend, idle_exit=idle_exit)
+    anyio.run(app.serve, loaded.config, socket_path(socket))

@@ -1,0 +1,100 @@
+"""The life of a daemon: it listens, serves, and ends when it is asked or when nobody needs it."""
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import anyio
+from anyio import to_thread
+
+from mcp_sandbox.daemon.connection import Connection
+from mcp_sandbox.daemon.control import Control
+from mcp_sandbox.daemon.door import Door
+from mcp_sandbox.daemon.ending import Ending
+from mcp_sandbox.daemon.greeting import ChatGreeting, ControlGreeting
+from mcp_sandbox.daemon.lock import Claim
+
+ServeChat = Callable[[Connection, ChatGreeting], Awaitable[None]]
+
+# Beside the daemon of another version that takes over, the longest calls may finish.
+_HAND_OVER_S = 3600.0
+_LOOK_S = 30.0
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the daemon waits, in seconds; `idle_exit_s` 0 = for ever."""
+
+    idle_exit_s: float
+    grace_s: float
+
+
+class Daemon:
+    """Serves who comes through the door until the ending.
+
+    `in_use` tells whether something must go on although nobody is connected.
+    """
+
+    def __init__(
+        self,
+        claim: Claim,
+        door: Door,
+        ending: Ending,
+        patience: Patience,
+        *,
+        in_use: Callable[[], bool],
+    ) -> None:
+        self._claim = claim
+        self._door = door
+        self._ending = ending
+        self._patience = patience
+        self._in_use = in_use
+
+    async def run(self, serve_chat: ServeChat, control: Control) -> None:
+        """Return when the daemon may end: running calls have finished or had their time."""
+
+        async def welcome(connection: Connection, said: ChatGreeting | ControlGreeting) -> None:
+            who = {"ok": True, "version": self._claim.holder.version, "pid": os.getpid()}
+            if isinstance(said, ControlGreeting):
+                await connection.tell(who)
+                await control.answer(connection, said)
+            else:
+                await connection.tell({**who, "chat": str(said.chat)})
+                await serve_chat(connection, said)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._end_when_idle)
+            tasks.start_soon(self._door.admit, welcome)
+            await self._ending.begun.wait()
+            await self._leave()
+            tasks.cancel_scope.cancel()
+
+    async def _end_when_idle(self) -> None:
+        limit = self._patience.idle_exit_s
+        if not limit:
+            return
+        idle_since = anyio.current_time()
+        while anyio.current_time() - idle_since < limit:
+            await anyio.sleep(min(limit / 4, _LOOK_S))
+            if self._door.connected or self._in_use():
+                idle_since = anyio.current_time()
+        self._ending.begin("idle")
+
+    async def _leave(self) -> None:
+        """Close the door, and wait until everybody has left or the time is up."""
+        await to_thread.run_sync(self._claim.announce_leaving)
+        await self._door.close()
+        time_left = self._patience.grace_s
+        if self._ending.reason == "hand-over":
+            await to_thread.run_sync(self._claim.release)
+            self._ending.claim_released.set()
+            time_left = _HAND_OVER_S
+        with anyio.move_on_after(time_left) as limit:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._hurry, limit)
+                await self._door.wait_until_empty()
+                tasks.cancel_scope.cancel()
+
+    async def _hurry(self, limit: anyio.CancelScope) -> None:
+        await self._ending.urgent.wait()
+        limit.cancel()

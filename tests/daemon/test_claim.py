@@ -1,0 +1,126 @@
+"""One daemon per data root and per socket, whatever became of the one before."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.daemon.running import Place, control, in_chat, listening, place, running, starting
+
+
+async def test_a_second_daemon_says_who_serves_the_data_root(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where) as first:
+        async with starting(replace(where, socket=tmp_path / "s/other.sock")) as second:
+            assert await second.end() == 1
+        assert f"pid {first.process.pid}" in second.log
+        assert f"--socket {where.socket}" in second.log
+
+
+async def test_a_second_daemon_does_not_take_the_socket(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where) as first:
+        async with starting(replace(where, data=tmp_path / "other")) as second:
+            assert await second.end() == 1
+        assert f"pid {first.process.pid}" in second.log
+        async with in_chat(where, "a") as client:
+            assert await client.exec("echo here") == "here\n"
+
+
+async def test_of_two_daemons_started_at_once_one_serves(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    with anyio.fail_after(50):
+        async with starting(where) as a, starting(where) as b:
+            ended = list[int]()
+            async with anyio.create_task_group() as tasks:
+
+                async def note(daemon: object) -> None:
+                    ended.append(await daemon.end())  # type: ignore[attr-defined]
+
+                tasks.start_soon(note, a)
+                tasks.start_soon(note, b)
+                while not ended:
+                    await anyio.sleep(0.01)
+                assert ended == [1]
+                async with in_chat(where, "a") as client:
+                    assert await client.exec("echo here") == "here\n"
+                await control(where, "shutdown")
+            assert ended == [1, 0]
+
+
+async def test_after_a_kill_the_next_daemon_takes_over_the_socket_and_the_files(
+    tmp_path: Path,
+) -> None:
+    where = place(tmp_path)
+    async with running(where) as first, in_chat(where, "a") as client:
+        await client.exec("echo kept > note")
+        first.process.kill()
+        await first.process.wait()
+    assert where.socket.exists()
+    async with starting(where) as second:
+        await second.noted("backend unsafe-local")
+        async with in_chat(where, "a") as client:
+            assert await client.exec("cat note") == "kept\n"
+        second.process.terminate()
+        assert await second.end() == 0
+
+
+async def test_a_daemon_that_hands_over_finishes_its_call_beside_the_new_one(
+    tmp_path: Path,
+) -> None:
+    where = place(tmp_path)
+    async with running(where) as old, in_chat(where, "a") as client:
+        slow = {"command": "touch begun; while [ ! -e done ]; do sleep 0.05; done; echo finished"}
+        number = await client.request("tools/call", {"name": "exec", "arguments": slow})
+        async with in_chat(where, "b") as other:
+            assert await other.exec("echo in b") == "in b\n"
+        assert await control(where, "hand-over") == {"result": {}}
+        async with running(where) as new:
+            async with in_chat(where, "b") as other:
+                assert await other.exec("echo in b") == "in b\n"
+            assert old.process.returncode is None
+            (next(where.data.rglob("begun")).parent / "done").touch()
+            answer = await client.answer(number)
+            assert answer["result"]["content"][0]["text"] == "finished\n"
+            assert await old.end() == 0
+            assert where.socket.exists()
+            assert new.process.returncode is None
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+async def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    where = place(tmp_path)
+    where.socket.parent.mkdir()
+    where.socket.parent.chmod(mode)
+    await refused(where, "chmod 700")
+
+
+async def test_what_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    where.socket.parent.mkdir(mode=0o700)
+    where.socket.write_text("precious")
+    await refused(where, "is no socket")
+    assert where.socket.read_text() == "precious"
+
+
+async def test_a_socket_on_which_another_program_listens_is_not_replaced(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    where.socket.parent.mkdir(mode=0o700)
+    async with await anyio.create_unix_listener(where.socket):
+        await refused(where, "another program listens")
+
+
+async def refused(where: Place, reason: str) -> None:
+    with anyio.fail_after(30):
+        async with starting(where) as daemon:
+            assert await daemon.end() == 1
+            assert reason in daemon.log, daemon.log
+
+
+async def test_nobody_else_may_open_the_socket(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where):
+        await listening(where)
+        assert where.socket.stat().st_mode & 0o777 == 0o600
+        assert where.socket.parent.stat().st_mode & 0o777 == 0o700
