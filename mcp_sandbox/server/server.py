@@ -15,6 +15,7 @@ from mcp.types import CallToolResult, Icon, InputRequiredResult
 from mcp_sandbox.models import Network
 from mcp_sandbox.server.arguments import nearest
 from mcp_sandbox.server.identity import SessionFor
+from mcp_sandbox.server.observer import CallCounter, Observer
 from mcp_sandbox.server.text import clip, show_name
 from mcp_sandbox.server.tools.code import code_tools
 from mcp_sandbox.server.tools.files import file_tools
@@ -80,11 +81,24 @@ class SandboxServer(MCPServer[dict[str, Any]]):
 
 
 def build_server(
-    session_for: SessionFor, *, network: Network = "none", isolated: bool = True
+    session_for: SessionFor,
+    *,
+    network: Network = "none",
+    isolated: bool = True,
+    counter: CallCounter | None = None,
 ) -> SandboxServer:
-    """The server with the twelve core tools. It opens no session before a tool is called."""
+    """The server with the twelve core tools. It opens no session before a tool is called.
+
+    `counter` is told of every call that has ended.
+    """
     about = [_WHAT, _APART, _NETWORK[network]] if isolated else [_WHAT, _UNSAFE]
     warning = "" if isolated else _UNSAFE
+    observer = Observer(counter)
+    tools = [
+        *code_tools(session_for, note=warning),
+        *file_tools(session_for),
+        *sandbox_tools(session_for),
+    ]
     return SandboxServer(
         "mcp-sandbox",
         title="Sandbox",
@@ -92,10 +106,6 @@ def build_server(
         instructions=" ".join(about),
         version=_VERSION,
         icons=[Icon(src=f"data:image/svg+xml,{quote(_ICON)}", mime_type="image/svg+xml")],
-        tools=[
-            *code_tools(session_for, note=warning),
-            *file_tools(session_for),
-            *sandbox_tools(session_for),
-        ],
+        tools=[tool.observed_by(observer) for tool in tools],
         log_level="WARNING",
     )

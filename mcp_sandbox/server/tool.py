@@ -7,11 +7,12 @@ from typing import Any
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.mcpserver.utilities.func_metadata import FuncMetadata
 from mcp.types import CallToolResult, ToolAnnotations
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from mcp_sandbox.server.arguments import Arguments, check_arguments, input_schema
 from mcp_sandbox.server.errors import readable_errors
 from mcp_sandbox.server.identity import Request, SessionFor
+from mcp_sandbox.server.observer import Observer
 
 ToolFunction = Callable[..., Awaitable[CallToolResult]]
 
@@ -22,19 +23,27 @@ class SandboxTool(Tool):
     """A tool whose function takes the caller's session first, then the arguments."""
 
     session_for: Callable[..., Awaitable[Any]] = Field(exclude=True)
+    observer: Observer = Field(default_factory=Observer, exclude=True)
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    def observed_by(self, observer: Observer) -> "SandboxTool":
+        """Return the same tool, with calls that `observer` sees."""
+        return self.model_copy(update={"observer": observer})
 
     @readable_errors
     async def run(
         self, arguments: dict[str, Any], context: Request, convert_result: bool = False
     ) -> CallToolResult:
-        checked = check_arguments(self.fn_metadata.arg_model, self.parameters, arguments)
-        if self.context_kwarg is not None:
-            checked[self.context_kwarg] = context
-        session = await self.session_for(context)
-        result: CallToolResult = await self.fn(session, **checked)
-        if convert_result:
-            self.fn_metadata.convert_result(result)
-        return result
+        with self.observer.call(self.name, context) as seen:
+            checked = check_arguments(self.fn_metadata.arg_model, self.parameters, arguments)
+            if self.context_kwarg is not None:
+                checked[self.context_kwarg] = context
+            session = seen.session = await self.session_for(context)
+            result: CallToolResult = await self.fn(session, **checked)
+            if convert_result:
+                self.fn_metadata.convert_result(result)
+            return result
 
 
 def build_tool(

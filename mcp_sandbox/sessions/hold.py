@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 
 from mcp_sandbox.backends.base import Backend, Sandbox
 from mcp_sandbox.errors import OperatorError, SandboxGone
-from mcp_sandbox.models import ChatId, Mount, SandboxFacts, SandboxSpec
+from mcp_sandbox.models import BackendName, ChatId, Mount, SandboxFacts, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.growth import GrowthGuard
@@ -62,6 +62,10 @@ class Hold:
         self._lock = anyio.Lock()
         self._held: Held | None = None
         self._calls = 0
+
+    @property
+    def backend(self) -> BackendName:
+        return self._rooms.backend.name
 
     @property
     def is_open(self) -> bool:

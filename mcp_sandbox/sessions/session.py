@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from mcp_sandbox.models import (
+    BackendName,
     ChatId,
     DeleteResult,
     EditResult,
@@ -36,6 +37,10 @@ class Session:
     @property
     def chat(self) -> ChatId:
         return self._hold.chat
+
+    @property
+    def backend(self) -> BackendName:
+        return self._hold.backend
 
     async def run_code(
         self, code: str, language: Language = "python", *, timeout_s: float = 30.0

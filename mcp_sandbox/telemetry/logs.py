@@ -1,0 +1,62 @@
+"""Log lines: an event has a name and fields, and is one line whatever the fields hold."""
+
+import json
+import logging
+import sys
+from typing import Literal
+
+LogFormat = Literal["text", "json"]
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_LONGEST = 200
+
+
+def configure(log_format: LogFormat, *, level: int = logging.INFO) -> None:
+    """Send our log lines of this level, and other people's warnings, to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_json_formatter() if log_format == "json" else TextFormatter())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("mcp_sandbox").setLevel(level)
+
+
+def event(logger: logging.Logger, name: str, **fields: object) -> None:
+    """Log what happened; a field that is None is left out."""
+    if logger.isEnabledFor(logging.INFO):
+        told = {key: _short(value) for key, value in fields.items() if value is not None}
+        logger.info(name, extra=told)
+
+
+class TextFormatter(logging.Formatter):
+    """`time LEVEL logger: event key=value …`; a value with spaces is written as JSON."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        fields = (
+            f" {key}={_written(value)}"
+            for key, value in vars(record).items()
+            if key not in _STANDARD
+        )
+        return super().formatMessage(record) + "".join(fields)
+
+
+def _json_formatter() -> logging.Formatter:
+    from pythonjsonlogger.json import JsonFormatter  # noqa: PLC0415 - only who asks for it pays
+
+    return JsonFormatter(
+        "{levelname}{name}{message}",
+        style="{",
+        rename_fields={"levelname": "level", "name": "logger", "message": "event"},
+        timestamp=True,
+    )
+
+
+def _short(value: object) -> object:
+    return value[:_LONGEST] if isinstance(value, str) else value
+
+
+def _written(value: object) -> str:
+    text = str(value)
+    plain = text.isascii() and text.isprintable() and not set(text) & set(' "=')
+    return text if plain and text else json.dumps(text)

@@ -1,0 +1,91 @@
+"""Counters and latencies of one server, in a registry of its own."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+Figures = Callable[[], dict[str, float]]
+"""Gives what the sessions hold now: sandboxes, queue, pool."""
+
+
+@dataclass(frozen=True)
+class ToolFigures:
+    """The calls of one tool since the server started; `failed` are those without a result."""
+
+    tool: str
+    calls: int
+    failed: int
+    mean_ms: float
+
+
+class Metrics:
+    """What one server has done. Cheap to count; read by `/metrics` and `status`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._calls = Counter(
+            "mcp_sandbox_calls",
+            "Tool calls by how they ended",
+            ["tool", "outcome"],
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "mcp_sandbox_call_seconds",
+            "Time from a tool call to its answer",
+            ["tool"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+
+    def count_call(self, tool: str, outcome: str, seconds: float) -> None:
+        """Count a call that has ended. `tool` must be one of ours: each name takes memory."""
+        self._calls.labels(tool, outcome).inc()
+        self._seconds.labels(tool).observe(seconds)
+
+    def watch(self, figures: Figures) -> None:
+        """Show these figures too, asked anew at each reading; once per server."""
+        self.registry.register(_Gauges(figures))
+
+    def snapshot(self) -> list[ToolFigures]:
+        """Return the calls by tool, for people."""
+        calls, failed, seconds = (defaultdict[str, float](float) for _ in range(3))
+        for sample in _samples(self.registry):
+            tool = sample.labels.get("tool", "")
+            if sample.name == "mcp_sandbox_calls_total":
+                calls[tool] += sample.value
+                failed[tool] += sample.value * (sample.labels["outcome"] != "ok")
+            elif sample.name == "mcp_sandbox_call_seconds_sum":
+                seconds[tool] += sample.value
+        return [
+            ToolFigures(tool, int(n), int(failed[tool]), 1000 * seconds[tool] / n)
+            for tool, n in sorted(calls.items())
+        ]
+
+
+def metrics_text(registry: CollectorRegistry) -> bytes:
+    """Return what Prometheus reads; its type is CONTENT_TYPE."""
+    return generate_latest(registry)
+
+
+class _Gauges(Collector):
+    """Figures that somebody else keeps."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        for name, value in self._figures().items():
+            yield GaugeMetricFamily(f"mcp_sandbox_{name}", name.replace("_", " "), value=value)
+
+
+def _samples(registry: CollectorRegistry) -> Iterator[Any]:
+    for metric in registry.collect():
+        yield from metric.samples

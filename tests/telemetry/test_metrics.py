@@ -1,0 +1,41 @@
+"""What Prometheus and people read of a server's work."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from mcp_sandbox.telemetry.metrics import Metrics, ToolFigures, metrics_text
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    text = metrics_text(metrics.registry).decode()
+    return {
+        (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_calls_are_counted_by_tool_and_outcome() -> None:
+    metrics = Metrics()
+    metrics.count_call("exec", "ok", 0.1)
+    metrics.count_call("exec", "ok", 0.2)
+    metrics.count_call("exec", "sandbox_gone", 3.0)
+    read = samples(metrics)
+    assert read["mcp_sandbox_calls_total", "ok", "exec"] == 2
+    assert read["mcp_sandbox_calls_total", "sandbox_gone", "exec"] == 1
+    assert read["mcp_sandbox_call_seconds_bucket", "0.25", "exec"] == 2
+    assert read["mcp_sandbox_call_seconds_count", "exec"] == 3
+    assert metrics.snapshot() == [ToolFigures("exec", 3, 1, 1100.0)]
+
+
+def test_figures_of_others_are_asked_at_each_reading() -> None:
+    metrics, figures = Metrics(), {"sandboxes_open": 1.0}
+    metrics.watch(lambda: figures)
+    assert samples(metrics)["mcp_sandbox_sandboxes_open",] == 1
+    figures["sandboxes_open"] = 5.0
+    assert samples(metrics)["mcp_sandbox_sandboxes_open",] == 5
+
+
+def test_two_servers_in_one_process_count_apart() -> None:
+    first, second = Metrics(), Metrics()
+    first.count_call("exec", "ok", 0.1)
+    assert second.snapshot() == []
