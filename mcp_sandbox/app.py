@@ -141,6 +141,8 @@ def _session_settings(config: Config) -> "SessionSettings":
         env=config.env,
         idle_s=config.sessions.idle,
         max_open=config.sessions.max_open,
+        max_per_user=config.sessions.max_per_user,
+        queue_wait_s=config.sessions.queue_wait,
         keep_bytes=config.output.kept,
         may_move=config.backend != "auto",
     )

@@ -47,18 +47,11 @@ AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 Size = Annotated[
     int, BeforeValidator(parse_size), PlainSerializer(show_size, return_type=str), Field(ge=0)
 ]
-Duration = Annotated[
-    float,
-    BeforeValidator(parse_duration),
-    PlainSerializer(show_duration, return_type=str),
-    Field(gt=0, allow_inf_nan=False),
+_Time = Annotated[
+    float, BeforeValidator(parse_duration), PlainSerializer(show_duration, return_type=str)
 ]
-DurationOrZero = Annotated[
-    float,
-    BeforeValidator(parse_duration),
-    PlainSerializer(show_duration, return_type=str),
-    Field(ge=0, allow_inf_nan=False),
-]
+Duration = Annotated[_Time, Field(gt=0, allow_inf_nan=False)]
+DurationOrZero = Annotated[_Time, Field(ge=0, allow_inf_nan=False)]
 # Values may be secrets: what is printed or logged shows names only.
 Environment = Annotated[
     dict[str, str],
@@ -137,6 +130,10 @@ class SessionsConfig(Section):
 
     max_open: int = Field(
         default=16, ge=1, description="open sandboxes; the least recent one is closed"
+    )
+    max_per_user: int = Field(default=8, ge=1, description="open sandboxes of one user")
+    queue_wait: DurationOrZero = Field(
+        default=30.0, description="how long a call waits while all open sandboxes are in use"
     )
     idle: Duration = Field(
         default=60.0,

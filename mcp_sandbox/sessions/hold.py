@@ -72,6 +72,10 @@ class Hold:
         return self._held is not None
 
     @property
+    def user(self) -> str:
+        return self.chat.user
+
+    @property
     def is_busy(self) -> bool:
         """A call is under way, or the sandbox is just being made."""
         return self._calls > 0 or self._lock.locked()
@@ -94,6 +98,7 @@ class Hold:
                 raise
         finally:
             self._calls -= 1
+            self._rooms.slots.rest(self)
 
     async def _open(self) -> Held:
         async with self._lock:
@@ -165,6 +170,11 @@ class Hold:
                     await self._destroy(self._held)
                 await self._rooms.workspaces.discard(self.chat)
         self.meter.note_change()
+
+    async def yield_up(self) -> bool:
+        """Make room for another chat's sandbox; files stay."""
+        await self.close()
+        return True
 
     async def close(self) -> None:
         """Remove the sandbox if there is one; files stay."""

@@ -38,7 +38,11 @@ class SessionManager:
         self._workspaces = workspaces
         self._settings = settings or SessionSettings()
         self._residence = Residence(data_root, may_move=self._settings.may_move)
-        self._slots = Slots(self._settings.max_open)
+        self._slots = Slots(
+            self._settings.max_open,
+            most_per_user=self._settings.max_per_user,
+            wait_s=self._settings.queue_wait_s,
+        )
         self._tasks = anyio.create_task_group()
         self._rooms: Rooms | None = None
         # A hold lives as long as a session has it or its sandbox is open (then it has a slot):

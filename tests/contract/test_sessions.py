@@ -92,7 +92,7 @@ async def test_the_chat_used_longest_ago_makes_room(config: Config) -> None:
 
 
 async def test_a_busy_sandbox_is_never_closed_to_make_room(config: Config) -> None:
-    settings = config.sessions.model_copy(update={"max_open": 1})
+    settings = config.sessions.model_copy(update={"max_open": 1, "queue_wait": 0.0})
     async with open_manager(config.model_copy(update={"sessions": settings})) as manager:
         busy = await manager.session(ChatId("u", "busy"))
         started = anyio.Event()
@@ -112,6 +112,33 @@ async def test_a_busy_sandbox_is_never_closed_to_make_room(config: Config) -> No
                 await other.exec("true")
             await busy.write_file("stop", b"")
         assert (await other.exec("echo now")).stdout == "now\n"
+
+
+async def test_a_call_waits_in_the_queue_until_another_one_ends(config: Config) -> None:
+    settings = config.sessions.model_copy(update={"max_per_user": 1})
+    async with open_manager(config.model_copy(update={"sessions": settings})) as manager:
+        busy = await manager.session(ChatId("u", "busy"))
+        other = await manager.session(ChatId("u", "other"))
+        started = anyio.Event()
+
+        async def note(_name: str, _data: bytes) -> None:
+            started.set()
+
+        async def work() -> None:
+            wait = "echo started; until [ -e stop ]; do sleep 0.01; done"
+            assert (await busy.exec(wait, on_output=note)).success
+
+        async def call() -> None:
+            assert (await other.exec("echo served")).stdout == "served\n"
+
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(work)
+                await started.wait()
+                tasks.start_soon(call)
+                await anyio.wait_all_tasks_blocked()
+                await busy.write_file("stop", b"")
+        assert await running(config) == ["other"]
 
 
 async def test_ten_chats_with_ten_commands_each_lose_no_output(manager: SessionManager) -> None:

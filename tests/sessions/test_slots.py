@@ -1,0 +1,245 @@
+"""Who gets a slot, who makes room, and who waits how long."""
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+from anyio import wait_all_tasks_blocked
+
+from mcp_sandbox.errors import CapacityReached
+from mcp_sandbox.sessions.slots import Slots
+
+
+class Sandbox:
+    """Something open of a user's, in use or not."""
+
+    def __init__(self, slots: Slots, name: str, *, busy: bool = False) -> None:
+        self._slots = slots
+        self.name = name
+        self.user = name[0]
+        self.is_busy = busy
+        self.in_background = False
+        self.closing: Callable[[], Awaitable[None]] | None = None
+
+    async def yield_up(self) -> bool:
+        if self.in_background:
+            return False
+        await self.close()
+        return True
+
+    async def close(self) -> None:
+        if self.closing:
+            await self.closing()
+        self._slots.release(self)
+
+    def end_call(self) -> None:
+        self.is_busy = False
+        self._slots.rest(self)
+
+
+def names(slots: Slots) -> list[str]:
+    return [slot.name for slot in slots.taken() if isinstance(slot, Sandbox)]
+
+
+def slots_for(most: int, *, per_user: int = 99, wait_s: float = 0) -> Slots:
+    return Slots(most, most_per_user=per_user, wait_s=wait_s)
+
+
+async def opened(slots: Slots, *given: str, busy: bool = False) -> list[Sandbox]:
+    made = [Sandbox(slots, name, busy=busy) for name in given]
+    for sandbox in made:
+        await slots.take(sandbox)
+    return made
+
+
+async def test_the_one_used_longest_ago_makes_room() -> None:
+    slots = slots_for(3)
+    a, _, _ = await opened(slots, "a", "b", "c")
+    slots.touch(a)
+    await opened(slots, "d")
+    assert names(slots) == ["c", "a", "d"]
+
+
+async def test_a_polled_one_survives_any_number_of_others() -> None:
+    slots = slots_for(3)
+    (polled,) = await opened(slots, "p")
+    for number in range(50):
+        slots.touch(polled)
+        await opened(slots, f"x{number}")
+    assert names(slots) == ["x48", "p", "x49"]
+
+
+async def test_what_is_in_use_is_never_closed() -> None:
+    slots = slots_for(2)
+    await opened(slots, "a", "b", busy=True)
+    with pytest.raises(CapacityReached, match=r"all 2 sandboxes are in use: .*max_open"):
+        await opened(slots, "c")
+    assert names(slots) == ["a", "b"]
+
+
+async def test_what_works_in_the_background_is_passed_over() -> None:
+    slots = slots_for(2)
+    a, _ = await opened(slots, "a", "b")
+    a.in_background = True
+    await opened(slots, "c")
+    assert names(slots) == ["a", "c"]
+
+
+async def test_a_user_at_the_limit_closes_an_own_one_though_there_is_room() -> None:
+    slots = slots_for(10, per_user=2)
+    await opened(slots, "b1", "a1", "a2", "a3")
+    assert names(slots) == ["b1", "a2", "a3"]
+
+
+async def test_a_user_at_the_limit_is_told_which_limit() -> None:
+    slots = slots_for(10, per_user=2)
+    await opened(slots, "a1", "a2", busy=True)
+    with pytest.raises(CapacityReached, match=r"one user may have open.*max_per_user"):
+        await opened(slots, "a3")
+    await opened(slots, "b1")
+
+
+async def test_waiting_ends_when_a_call_ends() -> None:
+    slots = slots_for(1, wait_s=30)
+    (a,) = await opened(slots, "a", busy=True)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(opened, slots, "b")
+            await wait_all_tasks_blocked()
+            assert slots.waiting == 1
+            assert slots.free == 0
+            a.end_call()
+    assert names(slots) == ["b"]
+    assert slots.waiting == 0
+
+
+async def test_waiting_ends_when_background_work_ends() -> None:
+    slots = slots_for(1, wait_s=30)
+    (a,) = await opened(slots, "a")
+    a.in_background = True
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(opened, slots, "b")
+            await wait_all_tasks_blocked()
+            a.in_background = False
+    assert names(slots) == ["b"]
+
+
+async def test_waiting_ends_after_its_time_with_a_reason() -> None:
+    slots = slots_for(1, wait_s=0.05)
+    await opened(slots, "a", busy=True)
+    with anyio.fail_after(5), pytest.raises(CapacityReached, match=r"stayed so for 0\.05 s"):
+        await opened(slots, "b")
+    assert slots.waiting == 0
+
+
+async def order_of_service(slots: Slots, holder: Sandbox, *waiting: str) -> list[str]:
+    """Who gets the only slot, one after the other, when all these wait in this order."""
+    served: list[str] = []
+
+    async def wait(name: str) -> None:
+        sandbox = Sandbox(slots, name, busy=True)
+        await slots.take(sandbox)
+        served.append(name)
+        sandbox.end_call()
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            for name in waiting:
+                tasks.start_soon(wait, name)
+                await wait_all_tasks_blocked()
+            holder.end_call()
+    return served
+
+
+async def test_a_user_with_many_waiting_does_not_hold_up_the_others() -> None:
+    slots = slots_for(1, wait_s=30)
+    (holder,) = await opened(slots, "a0", busy=True)
+    served = await order_of_service(slots, holder, "a1", "a2", "a3", "b1", "c1", "b2")
+    assert served == ["b1", "c1", "a1", "b2", "a2", "a3"]
+
+
+async def test_who_waits_for_the_own_limit_holds_up_nobody() -> None:
+    slots = slots_for(2, per_user=1, wait_s=30)
+    (a,) = await opened(slots, "a1", busy=True)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(opened, slots, "a2")
+            await wait_all_tasks_blocked()
+            await opened(slots, "b1")
+            assert names(slots) == ["a1", "b1"]
+            a.end_call()
+    assert names(slots) == ["b1", "a2"]
+
+
+async def test_who_gives_up_leaves_the_place_to_the_next() -> None:
+    slots = slots_for(1, wait_s=30)
+    (a,) = await opened(slots, "a", busy=True)
+    gone = anyio.CancelScope()
+
+    async def give_up() -> None:
+        with gone:
+            await opened(slots, "b")
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(give_up)
+            await wait_all_tasks_blocked()
+            tasks.start_soon(opened, slots, "c")
+            await wait_all_tasks_blocked()
+            gone.cancel()
+            a.end_call()
+    assert names(slots) == ["c"]
+
+
+async def test_who_gives_up_while_room_is_made_takes_no_slot() -> None:
+    slots = slots_for(1, wait_s=30)
+    (a,) = await opened(slots, "a")
+    closing, go_on = anyio.Event(), anyio.Event()
+
+    async def close_slowly() -> None:
+        with anyio.CancelScope(shield=True):
+            closing.set()
+            await go_on.wait()
+
+    a.closing = close_slowly
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(opened, slots, "b")
+            await closing.wait()
+            tasks.cancel_scope.cancel()
+            go_on.set()
+        assert names(slots) == []
+        await opened(slots, "c")
+    assert names(slots) == ["c"]
+
+
+async def test_who_gives_up_just_when_granted_takes_no_slot() -> None:
+    slots = slots_for(1, wait_s=30)
+    (a,) = await opened(slots, "a", busy=True)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            for name in ("b", "c", "d"):
+                tasks.start_soon(opened, slots, name)
+            await wait_all_tasks_blocked()
+            a.end_call()
+            tasks.cancel_scope.cancel()
+    assert slots.waiting == 0
+    await opened(slots, "e")
+    assert names(slots) == ["e"]
+
+
+async def test_adopted_ones_count_but_are_never_refused() -> None:
+    slots = slots_for(1)
+    for name in ("a", "b"):
+        slots.adopt(Sandbox(slots, name))
+    assert slots.free == 0
+    await opened(slots, "c")
+    assert len(names(slots)) == 1
+
+
+async def test_nothing_is_remembered_of_users_who_have_gone() -> None:
+    slots = slots_for(2)
+    for number in range(300):
+        await opened(slots, f"{chr(1000 + number)}")
+    assert len(slots._served) <= 2
