@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.session import Session
     from mcp_sandbox.sessions.settings import SessionSettings
+    from mcp_sandbox.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -230,6 +231,7 @@ class _ChatServer:
         self._ending = ending
         self._built = anyio.Event()
         self._server: SandboxServer | None = None
+        self.metrics: Metrics | None = None
 
     async def build(self) -> None:
         """Import and build it beside the event loop: that takes about a second."""
@@ -239,12 +241,19 @@ class _ChatServer:
     def _build(self) -> "SandboxServer":
         from mcp_sandbox.server.identity import chat_of_connection, sessions_by
         from mcp_sandbox.server.server import build_server
+        from mcp_sandbox.telemetry.metrics import Metrics
 
+        self.metrics = Metrics()
         return build_server(
             sessions_by(chat_of_connection, self._session),
             network=self._config.network,
             isolated=self._config.backend != "unsafe-local",
+            counter=self.metrics,
         )
+
+    def calls(self) -> list[dict[str, object]]:
+        """The calls by tool since the start, for `status`."""
+        return [asdict(each) for each in self.metrics.snapshot()] if self.metrics else []
 
     async def _session(self, chat: ChatId) -> "Session":
         if self._ending.begun.is_set():
@@ -290,7 +299,7 @@ async def serve(config: Config, socket: Path) -> None:
         door = Door(listener, most=config.serve.max_connections)
         patience = Patience(idle_exit_s=config.serve.idle_exit, grace_s=config.serve.grace)
         daemon = Daemon(claim, door, ending, patience, in_use=lambda: False)
-        await daemon.run(server.serve, Control(ending, status=dict))
+        await daemon.run(server.serve, Control(ending, status=lambda: {"calls": server.calls()}))
         tasks.cancel_scope.cancel()
 
 

@@ -9,14 +9,24 @@ import typer
 from rich.table import Table
 
 from mcp_sandbox import app
-from mcp_sandbox.cli.options import AsJson, BackendOption, ConfigFile, Data, console, load
+from mcp_sandbox.cli.options import (
+    AsJson,
+    BackendOption,
+    ConfigFile,
+    Data,
+    LogFormatOption,
+    console,
+    load,
+)
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.telemetry import logs
 
 
 def stdio(
     user: Annotated[str, typer.Option(metavar="USER", help="Whose chat it is.")] = "local",
     chat: Annotated[str, typer.Option(metavar="CHAT", help="Which chat to serve.")] = "default",
+    log_format: LogFormatOption = None,
     data: Data = None,
     backend: BackendOption = None,
     config: ConfigFile = None,
@@ -29,7 +39,9 @@ def stdio(
         chat_id = ChatId(user, chat)
     except InvalidArgument as exc:
         raise typer.BadParameter(str(exc)) from exc
-    loaded = load(config, data, backend)
+    loaded = load(config, data, backend, log_format=log_format)
+    if log_format is not None:
+        logs.configure(loaded.config.serve.log_format)
     anyio.run(app.serve_stdio, loaded.config, chat_id)
 
 

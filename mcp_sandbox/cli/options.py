@@ -31,6 +31,15 @@ Socket = Annotated[
     Path | None,
     typer.Option("--socket", metavar="PATH", help="Where the daemon listens.", show_default=False),
 ]
+LogFormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--log-format",
+        metavar="FORMAT",
+        help="Log each call and event to stderr, as text or json.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -40,9 +49,15 @@ def load(
     backend: str | None = None,
     *,
     idle_exit: str | None = None,
+    log_format: str | None = None,
 ) -> Loaded:
     """Load the configuration that the command line's options lead to."""
-    flags = {"data_dir": data and str(data), "backend": backend, "serve.idle_exit": idle_exit}
+    flags = {
+        "data_dir": data and str(data),
+        "backend": backend,
+        "serve.idle_exit": idle_exit,
+        "serve.log_format": log_format,
+    }
     return load_config(config, flags)
 
 

@@ -1,13 +1,21 @@
 """`serve`: be the daemon."""
 
-import logging
 from typing import Annotated
 
 import anyio
 import typer
 
 from mcp_sandbox import app
-from mcp_sandbox.cli.options import BackendOption, ConfigFile, Data, Socket, load, socket_path
+from mcp_sandbox.cli.options import (
+    BackendOption,
+    ConfigFile,
+    Data,
+    LogFormatOption,
+    Socket,
+    load,
+    socket_path,
+)
+from mcp_sandbox.telemetry import logs
 
 
 def serve(
@@ -21,11 +29,12 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    log_format: LogFormatOption = None,
     data: Data = None,
     backend: BackendOption = None,
     config: ConfigFile = None,
 ) -> None:
     """Serve the chats of all clients of this user; `connect` starts it when it is needed."""
-    logging.getLogger("mcp_sandbox").setLevel(logging.INFO)
-    loaded = load(config, data, backend, idle_exit=idle_exit)
+    loaded = load(config, data, backend, idle_exit=idle_exit, log_format=log_format)
+    logs.configure(loaded.config.serve.log_format)
     anyio.run(app.serve, loaded.config, socket_path(socket))

@@ -164,6 +164,9 @@ class ServeConfig(Section):
     max_connections: int = Field(
         default=512, ge=2, description="connections to the socket at a time"
     )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="how the daemon logs: text or json, one line an event"
+    )
 
 
 class Config(Section):

@@ -1,0 +1,48 @@
+"""What a running daemon tells its operator."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.running import control, in_chat, place, running, starting
+
+
+async def test_each_call_is_a_line_of_json_and_a_figure_of_the_status(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where, "--log-format", "json") as daemon:
+        async with in_chat(where, "told") as client:
+            assert await client.exec("echo s3cret-words") == "s3cret-words\n"
+            await client.call("read_file", path="s3cret-name")
+            calls = (await control(where, "status"))["result"]["calls"]
+        daemon.process.terminate()
+        await daemon.end()
+    lines = [json.loads(line) for line in daemon.log.splitlines()]
+    told = [line for line in lines if line["event"] == "call"]
+    fields = ("chat", "tool", "backend", "outcome")
+    assert [tuple(line[field] for field in fields) for line in told] == [
+        ("local/told", "exec", "unsafe-local", "ok"),
+        ("local/told", "read_file", "unsafe-local", "caller_error"),
+    ]
+    assert "s3cret" not in daemon.log
+    assert {(each["tool"], each["calls"], each["failed"]) for each in calls} == {
+        ("exec", 1, 0),
+        ("read_file", 1, 1),
+    }
+
+
+async def test_text_is_the_form_unless_the_settings_say_json(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where) as daemon, in_chat(where, "told") as client:
+        await client.exec("true")
+        await daemon.noted("outcome=ok")
+        (line,) = (line for line in daemon.log.splitlines() if ": call chat=" in line)
+    assert " INFO mcp_sandbox.server.observer: call chat=local/told call=" in line
+
+
+@pytest.mark.timeout(20)
+async def test_an_unknown_form_is_refused(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with starting(where, "--log-format", "xml") as daemon:
+        assert await daemon.end() == 1
+    assert "'text' or 'json'" in daemon.log
