@@ -17,6 +17,7 @@ from mcp_sandbox.config.environment import (
 from mcp_sandbox.config.models import (
     Config,
     DockerConfig,
+    HttpConfig,
     LimitsConfig,
     OutputConfig,
     SessionsConfig,
@@ -27,6 +28,7 @@ from mcp_sandbox.config.sources import Loaded, load_config
 __all__ = [
     "Config",
     "DockerConfig",
+    "HttpConfig",
     "LimitsConfig",
     "Loaded",
     "OutputConfig",

@@ -16,6 +16,7 @@ from pydantic import (
 from mcp_sandbox.config.environment import PREFIX, default_data_dir, home
 from mcp_sandbox.config.units import (
     GIB,
+    KIB,
     MIB,
     parse_duration,
     parse_size,
@@ -169,6 +170,30 @@ class ServeConfig(Section):
     )
 
 
+class HttpConfig(Section):
+    """Clients that come over HTTP."""
+
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="names by which clients ask for the server, such as sandbox.example.org; "
+        "those of loopback and the address it listens on are always allowed",
+    )
+    max_body: Size = Field(default=16 * MIB, ge=64 * KIB, description="largest message")
+    request_time: Duration = Field(
+        default=30.0, description="a request must have come within this time"
+    )
+    connections: int = Field(default=512, ge=2, description="connections at the same time")
+    rate: int = Field(
+        default=100, ge=1, description="requests a second of one user, over ten seconds"
+    )
+    requests_per_user: int = Field(
+        default=64, ge=1, description="requests of one user at the same time, with open streams"
+    )
+    sessions_per_user: int = Field(
+        default=64, ge=1, description="sessions of one user's clients of the older protocol"
+    )
+
+
 class Config(Section):
     """Everything an operator can set."""
 
@@ -189,3 +214,4 @@ class Config(Section):
     sessions: SessionsConfig = SessionsConfig()
     output: OutputConfig = OutputConfig()
     serve: ServeConfig = ServeConfig()
+    http: HttpConfig = HttpConfig()

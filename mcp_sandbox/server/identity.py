@@ -3,16 +3,51 @@
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from mcp.server.mcpserver import Context
 
-from mcp_sandbox.models import ChatId
+from mcp_sandbox.errors import InvalidArgument
+from mcp_sandbox.models import ChatId, TokenGrant
 from mcp_sandbox.sessions.session import Session
 
 Request = Context[Any, Any]
 ChatOf = Callable[[Request], ChatId]
 SessionFor = Callable[[Request], Awaitable[Session]]
+
+CHAT_HEADER = "mcp-sandbox-chat"
+CALLER = "mcp_sandbox.caller"
+ANONYMOUS = TokenGrant("local", "")
+_NO_CHAT = (
+    "This sandbox server does not know which conversation is calling, so nothing was run. Ask the "
+    "user to add a line to this server's entry in .mcp.json, and to connect again: "
+    '"headers": {"Mcp-Sandbox-Chat": "my-project"} beside the "Authorization" that is there. Any '
+    "name will do; the same name finds the same files."
+)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who an HTTP request comes from, after its token; `chat` is None when it names none."""
+
+    user: str
+    chat: ChatId | None
+
+
+def http_or(other: ChatOf) -> ChatOf:
+    """The chat that an HTTP request names; requests that came in another way belong to `other`."""
+
+    def chat_of(request: Request) -> ChatId:
+        scope = getattr(request.request_context.request, "scope", None)
+        if scope is None:
+            return other(request)
+        caller: Caller = scope[CALLER]
+        if caller.chat is None:
+            raise InvalidArgument(_NO_CHAT)
+        return caller.chat
+
+    return chat_of
 
 
 _connected = ContextVar[ChatId]("chat of the connection")

@@ -9,6 +9,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.message import SessionMessage
 from mcp.types import CallToolResult, Icon, InputRequiredResult
 
@@ -63,6 +64,12 @@ class SandboxServer(MCPServer[dict[str, Any]]):
         """Serve one client until it closes its side; running calls are cancelled then."""
         core = self._lowlevel_server
         await core.run(read_stream, write_stream, core.create_initialization_options())
+
+    def http_sessions(self, *, max_body: int, idle_s: float) -> StreamableHTTPSessionManager:
+        """The SDK's Streamable HTTP on this server; who may reach it is not its concern."""
+        return StreamableHTTPSessionManager(
+            self._lowlevel_server, max_request_body_size=max_body, session_idle_timeout=idle_s
+        )
 
     async def call_tool(
         self,
