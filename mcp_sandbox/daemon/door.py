@@ -11,7 +11,7 @@ import socket
 import struct
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import anyio
 from anyio import to_thread
@@ -21,7 +21,7 @@ from mcp_sandbox.daemon import greeting
 from mcp_sandbox.daemon.connection import Connection
 from mcp_sandbox.daemon.greeting import ChatGreeting, ControlGreeting, parse_greeting
 from mcp_sandbox.daemon.listener import Listener
-from mcp_sandbox.errors import InvalidArgument
+from mcp_sandbox.errors import InvalidArgument, OperatorError
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ Welcome = Callable[[Connection, ChatGreeting | ControlGreeting], Awaitable[None]
 GREETING_S = 10.0
 MOST_UNPROVEN = 64
 _NO_MORE_FILES_S = 0.2
+_LOOK_S = 5.0
 _HUNG_UP = (
     anyio.BrokenResourceError,
     anyio.ClosedResourceError,
@@ -47,6 +48,7 @@ class Door:
         self._connected = 0
         self._unproven: OrderedDict[anyio.CancelScope, None] = OrderedDict()
         self._accepting = anyio.CancelScope()
+        self._staying = anyio.CancelScope()
         self._left = anyio.Event()
 
     @property
@@ -58,13 +60,16 @@ class Door:
         """Hand every connection to `welcome`, each in a task of its own, until `close`."""
         async with anyio.create_task_group() as tasks:
             with self._accepting:
+                tasks.start_soon(self._stay_in_place)
                 while True:
-                    await anyio.wait_readable(self._listener.socket)
-                    await self._accept(tasks, welcome)
+                    with suppress(anyio.ClosedResourceError):
+                        await anyio.wait_readable(self._listener.socket)
+                        await self._accept(tasks, welcome)
 
     async def close(self) -> None:
         """Let nobody in any more; who has said what it wants stays."""
         self._accepting.cancel()
+        self._staying.cancel()
         for scope in self._unproven:
             scope.cancel()
         await to_thread.run_sync(self._listener.close)
@@ -74,6 +79,24 @@ class Door:
         while self._connected:
             self._left = anyio.Event()
             await self._left.wait()
+
+    async def _stay_in_place(self) -> None:
+        """Come back when somebody takes the socket away, such as the end of a login session."""
+        with self._staying:
+            while True:
+                await anyio.sleep(_LOOK_S)
+                if not await to_thread.run_sync(self._listener.is_in_place):
+                    await self._come_back()
+
+    async def _come_back(self) -> None:
+        try:
+            before = await to_thread.run_sync(self._listener.renew)
+        except OperatorError as exc:
+            logger.warning("no client can find this daemon: %s", exc)
+            return
+        anyio.notify_closing(before)
+        before.close()
+        logger.warning("the socket was taken away; listening on %s again", self._listener.path)
 
     async def _accept(self, tasks: TaskGroup, welcome: Welcome) -> None:
         try:

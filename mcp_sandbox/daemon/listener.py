@@ -26,40 +26,26 @@ class Listener:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        _check_folder(path)
-        _check_place(path)
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            self._inode = self._bind()
-        except OSError as exc:
-            self.socket.close()
-            raise StorageUnavailable(
-                f"the socket {path} cannot be made: {exc.strerror}; name another with --socket"
-            ) from exc
-
-    def _bind(self) -> int:
-        """Appear at the path at once and complete: a stale socket there is replaced."""
-        new = self._path.with_name(f"{self._path.name}.new")
-        new.unlink(missing_ok=True)
-        self.socket.bind(str(new))
-        new.chmod(0o600)
-        self.socket.listen(_BACKLOG)
-        inode = new.lstat().st_ino
-        new.rename(self._path)
-        return inode
+        self.path = path
+        self.socket, self._inode = _bound(path)
 
     def is_in_place(self) -> bool:
         """Whether clients that look for the path find us."""
         try:
-            return self._path.lstat().st_ino == self._inode
+            return self.path.lstat().st_ino == self._inode
         except OSError:
             return False
+
+    def renew(self) -> socket.socket:
+        """Listen at the path again, and return the socket from before, which is to be closed."""
+        before = self.socket
+        self.socket, self._inode = _bound(self.path)
+        return before
 
     def close(self) -> None:
         """Listen no more, and leave no socket behind that leads nowhere."""
         if self.socket.fileno() >= 0 and self.is_in_place():
-            self._path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
         self.socket.close()
 
 
@@ -72,6 +58,27 @@ async def listening(path: Path) -> AsyncGenerator[Listener]:
     finally:
         with anyio.CancelScope(shield=True):
             await to_thread.run_sync(listener.close)
+
+
+def _bound(path: Path) -> tuple[socket.socket, int]:
+    """A listening socket and its inode; it appears at the path at once and complete."""
+    _check_folder(path)
+    _check_place(path)
+    new = path.with_name(f"{path.name}.new")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        new.unlink(missing_ok=True)
+        listener.bind(str(new))
+        new.chmod(0o600)
+        listener.listen(_BACKLOG)
+        inode = new.lstat().st_ino
+        new.rename(path)
+    except OSError as exc:
+        listener.close()
+        raise StorageUnavailable(
+            f"the socket {path} cannot be made: {exc.strerror}; name another with --socket"
+        ) from exc
+    return listener, inode
 
 
 def _check_folder(path: Path) -> None:

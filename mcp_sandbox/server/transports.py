@@ -36,6 +36,9 @@ from mcp_sandbox.server.stdio import claimed_stdio
 logger = logging.getLogger(__name__)
 
 _LEAVE = (signal.SIGINT, signal.SIGTERM)
+MOST_UNANSWERED = 256
+"""Requests of one client at a time; each may hold a result that the client does not take."""
+_TOO_MANY = -32000
 GRACE_S = 1.0
 """How long the requests of a client that closed its side may take to be answered still."""
 
@@ -116,7 +119,7 @@ class _Wire:
         async with to_server:
             while (line := await lines.next()) is not None:
                 message = await self._parsed(line)
-                if message is not None:
+                if message is not None and await self._has_room_for(message):
                     self._note_request(message)
                     await to_server.send(SessionMessage(message))
             # `printf … | mcp-sandbox stdio` closes its side before it has read the answers.
@@ -151,6 +154,14 @@ class _Wire:
                 problem = "not a JSON-RPC 2.0 message"
                 await self._refuse(find_request_id(line), INVALID_REQUEST, problem)
             return None
+
+    async def _has_room_for(self, message: JSONRPCMessage) -> bool:
+        """Refuse one request too many, which also waits for a client that does not read."""
+        if not isinstance(message, JSONRPCRequest) or len(self._unanswered) < MOST_UNANSWERED:
+            return True
+        problem = f"{MOST_UNANSWERED} requests are unanswered: wait for answers before you ask"
+        await self._refuse(message.id, _TOO_MANY, problem)
+        return False
 
     async def _refuse(self, request_id: RequestId | None, code: int, problem: str) -> None:
         logger.warning("refused a message of the client: %s", problem)

@@ -3,9 +3,9 @@
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import Any
@@ -30,6 +30,7 @@ class Place:
     socket: Path
     data: Path
     backend: str = "unsafe-local"
+    more: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def command(self, name: str, *arguments: str) -> list[str]:
         start = [sys.executable, "-m", "mcp_sandbox", name, "--socket", str(self.socket)]
@@ -39,11 +40,13 @@ class Place:
         known = {name: os.environ[name] for name in ("PATH", "DOCKER_HOST") if name in os.environ}
         # What a killed daemon leaves ends itself soon.
         ends = {"MCP_SANDBOX_SESSIONS__IDLE": "2s"}
-        return {**known, **ends, "HOME": str(self.home), "PYTHONPATH": str(ROOT)}
+        return {**known, **ends, **self.more, "HOME": str(self.home), "PYTHONPATH": str(ROOT)}
 
 
-def place(tmp_path: Path, backend: str = "unsafe-local") -> Place:
-    return Place(tmp_path, tmp_path / "s" / "mcp.sock", tmp_path / "data", backend)
+def place(
+    tmp_path: Path, backend: str = "unsafe-local", more: Mapping[str, str] | None = None
+) -> Place:
+    return Place(tmp_path, tmp_path / "s" / "mcp.sock", tmp_path / "data", backend, more or {})
 
 
 class Daemon:
