@@ -4,7 +4,7 @@ A backend knows no chats, no files and no tools. It refuses to create a sandbox 
 than the spec asks for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from anyio.abc import ByteStream
@@ -63,6 +63,15 @@ class Backend(Protocol):
 
         Raises:
             SandboxGone: it is not running.
+        """
+        ...
+
+    async def relabel(self, sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:
+        """Give a sandbox other labels than those that it was made with.
+
+        Raises:
+            SandboxGone: nothing is known of it.
+            StorageUnavailable: the data root cannot be written.
         """
         ...
 

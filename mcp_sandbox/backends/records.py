@@ -14,7 +14,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -104,6 +104,25 @@ class Records:
         path = self.directory(sandbox_id) / _STATE
         _write_private(path.with_suffix(".new"), json.dumps(asdict(record)))
         path.with_suffix(".new").rename(path)
+
+    def relabel(self, sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:
+        """Replace the labels of a sandbox.
+
+        Raises:
+            SandboxGone: there is no record of it.
+            StorageUnavailable: the record cannot be written.
+        """
+        record = self.find(sandbox_id)
+        if record is None:
+            raise SandboxGone(
+                f"sandbox {sandbox_id} is not there; the next call starts one on the same files"
+            )
+        try:
+            self.save(sandbox_id, replace(record, labels=dict(labels)))
+        except OSError as exc:
+            raise StorageUnavailable(
+                f"cannot write to {self._root} ({exc.strerror}): free space there or set data_dir"
+            ) from exc
 
     def find(self, sandbox_id: SandboxId) -> Record | None:
         """The record of a sandbox of this backend, or None."""

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,6 +97,15 @@ class UnsafeLocalBackend:
             SandboxGone: it is not running.
         """
         return await self._residents.attach(sandbox_id)
+
+    async def relabel(self, sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:
+        """Give a sandbox other labels than those that it was made with.
+
+        Raises:
+            SandboxGone: nothing is known of it.
+            StorageUnavailable: the data root cannot be written.
+        """
+        await to_thread.run_sync(self._records.relabel, sandbox_id, labels)
 
     async def running(self) -> Sequence[SandboxInfo]:
         """The sandboxes of this data root; what dead ones left is removed."""

@@ -55,3 +55,19 @@ async def test_destroying_twice_and_what_never_was_is_no_error(
         assert await backend.running() == []
         with pytest.raises(SandboxGone):
             await backend.attach(info.id)
+
+
+async def test_labels_can_be_changed_and_another_process_sees_it(
+    manager: SessionManager, config: Config
+) -> None:
+    await (await manager.session(ChatId("u", "before"))).exec("true")
+    assert config.backend != "auto"
+    async with open_backend(config.backend, config) as first:
+        (info,) = await first.running()
+        await first.relabel(info.id, {"user": "v", "chat": "after"})
+    async with open_backend(config.backend, config) as second:
+        assert [dict(each.labels) for each in await second.running()] == [
+            {"user": "v", "chat": "after"}
+        ]
+        with pytest.raises(SandboxGone):
+            await second.relabel(SandboxId("mcs-0123456789abcdef"), {})

@@ -45,6 +45,7 @@ class SlowBackend:
         self.name = inner.name
         self.probe, self.attach = inner.probe, inner.attach
         self.running, self.destroy = inner.running, inner.destroy
+        self.relabel = inner.relabel
         self.created = 0
         self.gate = anyio.Event()
 

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +99,15 @@ class BubblewrapBackend:
             SandboxGone: it is not running.
         """
         return await self._residents.attach(sandbox_id)
+
+    async def relabel(self, sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:
+        """Give a sandbox other labels than those that it was made with.
+
+        Raises:
+            SandboxGone: nothing is known of it.
+            StorageUnavailable: the data root cannot be written.
+        """
+        await to_thread.run_sync(self._records.relabel, sandbox_id, labels)
 
     async def running(self) -> Sequence[SandboxInfo]:
         """The sandboxes of this data root; what dead ones left is removed."""

@@ -9,7 +9,7 @@ where it does not, creation fails with a sentence that says so.
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,17 @@ class DockerBackend:
 
     async def running(self) -> Sequence[SandboxInfo]:
         """The sandboxes of this data root; also clears up after those that ended themselves."""
-        return [_info(row) for row in await self._sweep() if row["State"] in _PRESENT]
+        present = [row for row in await self._sweep() if row["State"] in _PRESENT]
+        return await to_thread.run_sync(lambda: [self._info(row) for row in present])
+
+    async def relabel(self, sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:
+        """Give a sandbox other labels than those that it was made with.
+
+        Raises:
+            SandboxGone: nothing is known of it.
+            StorageUnavailable: the data root cannot be written.
+        """
+        await to_thread.run_sync(self._record(sandbox_id).relabel, labels)
 
     async def destroy(self, sandbox_id: SandboxId) -> None:
         """Kill and remove it with everything of it; gone already is not an error."""
@@ -316,6 +326,10 @@ class DockerBackend:
         # Last: what is left of a container is found by its record.
         await to_thread.run_sync(record.remove)
 
+    def _info(self, row: dict[str, Any]) -> SandboxInfo:
+        labels = Record(self._folder / _name(row)).labels()
+        return SandboxInfo(SandboxId(_name(row)), labels or _labels(row))
+
     def _record(self, sandbox_id: SandboxId) -> Record:
         if not _ID.fullmatch(sandbox_id):
             raise SandboxGone(f"{sandbox_id!r} is no sandbox of this backend")
@@ -334,10 +348,9 @@ def _name(row: dict[str, Any]) -> str:
     return str(row["Names"][0]).lstrip("/") if row["Names"] else ""
 
 
-def _info(row: dict[str, Any]) -> SandboxInfo:
-    labels = {
+def _labels(row: dict[str, Any]) -> dict[str, str]:
+    return {
         name.removeprefix(LABEL_PREFIX): value
         for name, value in row["Labels"].items()
         if name.startswith(LABEL_PREFIX)
     }
-    return SandboxInfo(SandboxId(_name(row)), labels)

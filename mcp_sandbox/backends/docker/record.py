@@ -7,7 +7,7 @@ it. All functions block.
 import json
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from mcp_sandbox.models import Network, SandboxId
 _GRACE_S = 180.0
 # Other backends keep their records beside ours; this file tells them apart.
 _MARK = "container"
+_LABELS = "labels"
 _SANDBOX_UID = 10001
 
 
@@ -64,9 +65,38 @@ class Record:
         try:
             return bytes.fromhex((self.path / "token").read_text())
         except (FileNotFoundError, ValueError) as exc:
-            raise SandboxGone(
-                f"nothing is known of sandbox {self.id}; "
-                "the next call starts a new one on the same files"
+            raise self._unknown() from exc
+
+    def _unknown(self) -> SandboxGone:
+        return SandboxGone(
+            f"nothing is known of sandbox {self.id}; "
+            "the next call starts a new one on the same files"
+        )
+
+    def labels(self) -> dict[str, str] | None:
+        """The labels that were given after the container was made; None when none were."""
+        try:
+            found = json.loads((self.path / _LABELS).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return {str(name): str(found[name]) for name in found} if isinstance(found, dict) else None
+
+    def relabel(self, labels: Mapping[str, str]) -> None:
+        """Remember other labels than the container's own, which an engine never changes.
+
+        Raises:
+            SandboxGone: there is no record.
+            StorageUnavailable: it cannot be written.
+        """
+        new = self.path / f"{_LABELS}.new"
+        try:
+            new.write_text(json.dumps(dict(labels)))
+            new.rename(self.path / _LABELS)
+        except FileNotFoundError as exc:
+            raise self._unknown() from exc
+        except OSError as exc:
+            raise StorageUnavailable(
+                f"cannot write {self.path} ({exc.strerror}): free space, or set another data_dir"
             ) from exc
 
     def write(self, token: bytes, network: Network) -> None:
@@ -110,7 +140,7 @@ class Record:
         with suppress(FileNotFoundError):
             remove_tree(self.sockets)
         # The mark goes last: without it nobody would know whose directory this is.
-        for name in ("token", _MARK):
+        for name in ("token", _LABELS, f"{_LABELS}.new", _MARK):
             (self.path / name).unlink(missing_ok=True)
         with suppress(FileNotFoundError):
             self.path.rmdir()
