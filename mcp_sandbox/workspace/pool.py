@@ -53,6 +53,42 @@ class WarmTrees:
     directories: ChatDirectories
 
 
+class Abandoned:
+    """What killed processes left in the pool of a data root. Every call blocks on the disk."""
+
+    def __init__(self, data_root: Path) -> None:
+        self._data_root = data_root
+
+    def processes(self) -> frozenset[str]:
+        """The dead processes, as labels begin with them.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used.
+        """
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+            pool = layout.enter(stack, sandbox, "pool")
+            with os.scandir(pool) as entries:
+                names = [entry.name for entry in entries if _PROCESS.fullmatch(entry.name)]
+            return frozenset(name for name in names if _is_free(pool, name))
+
+    def keeps(self, label: str) -> bool:
+        """Whether the trees with this label are still in the pool, so that no chat has them."""
+        if not _LABEL.fullmatch(label):
+            return False
+        with layout.sandbox_directory(self._data_root) as sandbox:
+            places = (f"pool/{label}/workspace", f"pool/{label}/new/workspace")
+            return any(layout.exists(sandbox, place.encode()) for place in places)
+
+    def remove(self, process: str) -> None:
+        """Remove the folder of a dead process; no sandbox may be running on what is in it."""
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+            folder = layout.enter(stack, sandbox, "pool", process)
+            lock = _lock(folder)
+            if lock is not None:
+                stack.callback(os.close, lock)
+                _destroy(sandbox, process)
+
+
 class PoolFolder:
     """This process's part of the pool of a data root."""
 
@@ -67,6 +103,7 @@ class PoolFolder:
         """`owner` is the (uid, gid) that sandboxes run as."""
         self._data_root = data_root
         self._pool = data_root / "sandbox" / "pool"
+        self.abandoned = Abandoned(data_root)
         self._owner = owner
         self._settings = settings or WorkspaceConfig()
         self._rename = rename
@@ -80,12 +117,13 @@ class PoolFolder:
         return not any("{" in alias for alias in self._settings.aliases)
 
     async def open(self) -> None:
-        """Make the folder; it is ours until `aclose` or the end of this process.
+        """Make the folder unless it is open; it is ours until `aclose` or this process's end.
 
         Raises:
             StorageUnavailable: the data root cannot be used.
         """
-        await to_thread.run_sync(self._open, limiter=self._limiter)
+        if self._lock is None:
+            await to_thread.run_sync(self._open, limiter=self._limiter)
 
     async def aclose(self) -> None:
         """Remove the folder with all that is in it; no sandbox may be running on it."""
@@ -199,42 +237,6 @@ class PoolFolder:
     def _discard(self, warm: WarmTrees) -> None:
         with layout.sandbox_directory(self._data_root) as sandbox:
             _destroy(sandbox, warm.label)
-
-
-class Abandoned:
-    """What killed processes left in the pool of a data root. Every call blocks on the disk."""
-
-    def __init__(self, data_root: Path) -> None:
-        self._data_root = data_root
-
-    def processes(self) -> frozenset[str]:
-        """The dead processes, as labels begin with them.
-
-        Raises:
-            StorageUnavailable: the data root cannot be used.
-        """
-        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
-            pool = layout.enter(stack, sandbox, "pool")
-            with os.scandir(pool) as entries:
-                names = [entry.name for entry in entries if _PROCESS.fullmatch(entry.name)]
-            return frozenset(name for name in names if _is_free(pool, name))
-
-    def keeps(self, label: str) -> bool:
-        """Whether the trees with this label are still in the pool, so that no chat has them."""
-        if not _LABEL.fullmatch(label):
-            return False
-        with layout.sandbox_directory(self._data_root) as sandbox:
-            places = (f"pool/{label}/workspace", f"pool/{label}/new/workspace")
-            return any(layout.exists(sandbox, place.encode()) for place in places)
-
-    def remove(self, process: str) -> None:
-        """Remove the folder of a dead process; no sandbox may be running on what is in it."""
-        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
-            folder = layout.enter(stack, sandbox, "pool", process)
-            lock = _lock(folder)
-            if lock is not None:
-                stack.callback(os.close, lock)
-                _destroy(sandbox, process)
 
 
 def _is_free(pool: int, process: str) -> bool:
