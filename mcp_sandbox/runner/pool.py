@@ -14,6 +14,7 @@ from mcp_sandbox.runner.loop import READ
 from mcp_sandbox.runner.memory import Memory
 from mcp_sandbox.runner.native import Socket, pair, receive, send, signal
 from mcp_sandbox.runner.protocol import OpError
+from mcp_sandbox.runner.said import is_pid, makes_sense
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ _MOST_IDLE = 32
 # Longer ago than this, and a look at all processes is a new look.
 _LOOK_S = 0.002
 _TIDY_S = 0.005
-# The kernel's own bound of process numbers.
-_MOST_PID = 2**22
 
 
 class Worker:
@@ -170,11 +169,11 @@ class Pool:
         User code can speak for a seat, whose interpreter loads the chat's start-up files.
         """
         event = said.get("e") if isinstance(said, dict) else None
-        if event == "hello" and speaker.pid is None and _is_pid(said.get("pid")):
+        if event == "hello" and speaker.pid is None and is_pid(said.get("pid")):
             speaker.pid = said["pid"]
         elif event == "free" and speaker.listener is None and speaker in self._busy:
             self._release(speaker)
-        elif speaker.listener and _makes_sense(said):
+        elif speaker.listener and makes_sense(said):
             speaker.listener(said)
         else:
             self.kill(speaker)
@@ -366,32 +365,3 @@ class Pool:
         self._idle = {False: self._idle[False][:1], True: []}
         for one in unused:
             self._forget(one)
-
-
-def _is_pid(value: object) -> bool:
-    return isinstance(value, int) and 1 < value <= _MOST_PID and value != os.getpid()
-
-
-def _makes_sense(said: dict[str, Any]) -> bool:
-    """Whether a worker's word on its job has the form that its listener counts on."""
-    event = said.get("e")
-    if event == "begin":
-        return True
-    if event == "pid":
-        return _is_pid(said.get("pid"))
-    if event == "exit":
-        status = said.get("status")
-        return isinstance(status, int) and 0 <= status <= 0xFFFF and _are_names(said.get("changed"))
-    if event == "done":
-        return isinstance(said.get("result"), dict)
-    return event == "fail" and all(_is_short(said.get(key), 8000) for key in ("code", "message"))
-
-
-def _are_names(value: object) -> bool:
-    if value is None:
-        return True
-    return isinstance(value, list) and len(value) <= 20 and all(_is_short(n, 500) for n in value)
-
-
-def _is_short(value: object, most: int) -> bool:
-    return isinstance(value, str) and len(value) <= most
