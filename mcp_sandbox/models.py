@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Literal, NewType
 
@@ -110,6 +111,7 @@ class SandboxInfo:
 
     id: SandboxId
     labels: Mapping[str, str]
+    state: Literal["running", "paused"] = "running"
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,65 @@ class RunnerHello:
     python: str
     workspace_inode: int
     workspace_changed_ns: int
+
+
+@dataclass(frozen=True)
+class BackgroundProcess:
+    """What runs on in a sandbox though its command has ended; `command` may be cut or empty."""
+
+    pid: int
+    command: str
+
+
+@dataclass(frozen=True)
+class Background:
+    """The first of the processes in the background, and how many there are."""
+
+    processes: tuple[BackgroundProcess, ...] = ()
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class RunnerStatus:
+    """What a runner says of its use. `connections` counts the servers, the asking one included."""
+
+    connections: int
+    calls: int
+    background: Background
+    idle_s: float
+
+
+@dataclass(frozen=True)
+class SessionStatus:
+    """One chat as the operator sees it. Times are in UTC.
+
+    state: "warm" has files and no sandbox. `busy` counts its calls under way in this server,
+    `background` the processes that commands left running. `spec` is a digest of what its sandbox
+    was made from; it and `image` are empty where there is none.
+    """
+
+    id: str
+    chat: ChatId
+    state: SessionState
+    backend: BackendName
+    sandbox_id: SandboxId | None
+    created_at: datetime
+    last_used_at: datetime
+    image: str
+    spec: str
+    busy: int
+    background: int
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a server holds now; `queued` calls wait for one of `max_open` places."""
+
+    open: int
+    busy: int
+    queued: int
+    max_open: int
+    pool: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.reply import Reply
 
 # The command comes as a file on descriptor 3: argv has a size limit and shows in process lists.
-_BASH = 'IFS= read -r -d "" -u 3 __code; exec 3<&-; eval "unset __code; $__code"'
-_ARGV = {"bash": ["bash", "-c", _BASH], "javascript": ["node", "-"], "python": ["python3"]}
+BASH = 'IFS= read -r -d "" -u 3 __code; exec 3<&-; eval "unset __code; $__code"'
+_ARGV = {"bash": ["bash", "-c", BASH], "javascript": ["node", "-"], "python": ["python3"]}
 _LIVE_WINDOW = 256 * 1024
 # Longer than the pool takes a look at all processes for a fresh one.
 _SETTLE_S = 0.005

@@ -36,6 +36,8 @@ class Connection:
         self._calls: dict[int, Operation | Command] = {}
         self._owed: dict[int, int] = {}
         self.proved = False
+        # It will hang up soon, and does not count any more.
+        self.leaving = False
         sock.setblocking(False)
         self._watch(READ)
         self._deadline = self._loop.later(_HANDSHAKE_S, self.close)
@@ -97,7 +99,7 @@ class Connection:
         self._decoder.seal = protocol.Seal(token, "to-runner", nonces)
         self._seal = protocol.Seal(token, "to-host", nonces)
         self.proved = True
-        self._server.proved()
+        self._server.proved(self)
 
     def _call(self, number: int, header: dict[str, Any], payload: bytes) -> None:
         if number in self._calls:
@@ -109,7 +111,7 @@ class Connection:
         try:
             more = bool(header.get("more"))
             self._owed[number] = len(payload)
-            call = self._server.open_call(reply, header["op"], header["args"])
+            call = self._server.open_call(self, reply, header["op"], header["args"])
             if call:
                 self._calls[number] = call
                 self._server.start(call, header, payload, more=more)
@@ -148,8 +150,14 @@ class Connection:
         del self._out[:sent]
         self._watch(READ | WRITE if self._out else READ)
 
+    @property
+    def calls(self) -> int:
+        """How many calls are under way."""
+        return len(self._calls)
+
     def ended(self, number: int) -> None:
-        self._calls.pop(number, None)
+        if self._calls.pop(number, None):
+            self._server.used()
         self._owed.pop(number, None)
 
     def close(self) -> None:

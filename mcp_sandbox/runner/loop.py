@@ -34,6 +34,25 @@ class Timer:
         return self.when < other.when
 
 
+class Soon:
+    """An action that many may ask for, and that then happens once."""
+
+    def __init__(self, loop: Loop, delay_s: float, action: Callable[[], None]) -> None:
+        self._loop = loop
+        self._delay_s = delay_s
+        self._action = action
+        self._planned = False
+
+    def plan(self) -> None:
+        if not self._planned:
+            self._planned = True
+            self._loop.later(self._delay_s, self._run)
+
+    def _run(self) -> None:
+        self._planned = False
+        self._action()
+
+
 class Loop:
     """Waits for events and calls whoever watches for them."""
 

@@ -10,7 +10,7 @@ import os
 import time
 
 from mcp_sandbox.runner import interpreter, processes, worker
-from mcp_sandbox.runner.loop import READ
+from mcp_sandbox.runner.loop import READ, Soon
 from mcp_sandbox.runner.memory import Memory
 from mcp_sandbox.runner.native import Socket, pair, receive, send, signal
 from mcp_sandbox.runner.protocol import OpError
@@ -33,6 +33,8 @@ _MOST_IDLE = 32
 # Longer ago than this, and a look at all processes is a new look.
 _LOOK_S = 0.002
 _TIDY_S = 0.005
+# What was left running often ends together.
+_SOON_S = 0.02
 
 
 class Worker:
@@ -43,6 +45,8 @@ class Worker:
         self.control = control
         self.seat = seat
         self.listener: Listener | None = None
+        # Its command has ended and left something running.
+        self.lingers = False
 
     def give(self, job: dict[str, Any], fds: list[int]) -> None:
         send(self.control, job, fds)
@@ -63,9 +67,11 @@ class Pool:
         self._reaped: dict[int, int] = {}
         self._doomed: set[int] = set()
         self._looked_at = 0.0
-        self._tidying = False
+        self._tidying = Soon(loop, _TIDY_S, self._tidy_now)
+        self._looking = Soon(loop, _SOON_S, self._look)
         self.memory = Memory()
         self.on_quiet: Callable[[], None] = lambda: None
+        self.on_background: Callable[[], None] = lambda: None
         loop.on_signal(signal.SIGCHLD, self._reap)
 
     @property
@@ -73,9 +79,11 @@ class Pool:
         """Nothing of the user runs, not even in the background."""
         return not self._busy and not self._adopted
 
-    def has_background(self) -> bool:
-        """Something runs though no worker is its keeper: possible only without subreapers."""
-        return not self._lineage and bool(self._orphans())
+    def background(self) -> set[int]:
+        """What runs on though its command has ended."""
+        keepers = [one.pid for one in self._busy if one.pid and (one.lingers or not one.listener)]
+        found = processes.below(keepers, processes.parents()) if keepers else set()
+        return found if self._lineage else found.union(self._orphans())
 
     def start(
         self, job: dict[str, Any], fds: list[int], listener: Listener, *, seat: bool = False
@@ -174,6 +182,8 @@ class Pool:
         elif event == "free" and speaker.listener is None and speaker in self._busy:
             self._release(speaker)
         elif speaker.listener and makes_sense(said):
+            if said["e"] == "exit":
+                self._notice_background(speaker, stays=said["stays"])
             speaker.listener(said)
         else:
             self.kill(speaker)
@@ -182,12 +192,29 @@ class Pool:
     def _release(self, freed: Worker) -> None:
         self._busy.discard(freed)
         freed.listener = None
+        self._lingers_no_more(freed)
         if len(self._idle[freed.seat]) < _MOST_IDLE:
             self._idle[freed.seat].append(freed)
         else:
             self._forget(freed)
         self._cool_later()
         self.on_quiet()
+
+    def _notice_background(self, speaker: Worker, *, stays: bool) -> None:
+        if stays:
+            speaker.lingers = True
+            self.on_background()
+        if stays or not self._lineage:
+            # Who has just forked still shows the shell's command line for a moment.
+            self._looking.plan()
+
+    def _look(self) -> None:
+        self.on_background()
+
+    def _lingers_no_more(self, freed: Worker) -> None:
+        if freed.lingers:
+            freed.lingers = False
+            self._looking.plan()
 
     def _forget(self, gone: Worker) -> None:
         """Let it end: it leaves when its socket closes."""
@@ -198,6 +225,7 @@ class Pool:
         """Its process ended, killed by us or by the user's code."""
         self._forget(gone)
         self._busy.discard(gone)
+        self._lingers_no_more(gone)
         for idle in self._idle.values():
             if gone in idle:
                 idle.remove(gone)
@@ -235,12 +263,10 @@ class Pool:
 
     def _tidy(self) -> None:
         """A worker or an adopted command ended: what it leaves is nobody's, and is killed soon."""
-        if self._lineage and not self._tidying:
-            self._tidying = True
-            self._loop.later(_TIDY_S, self._tidy_now)
+        if self._lineage:
+            self._tidying.plan()
 
     def _tidy_now(self) -> None:
-        self._tidying = False
         if self.kill_orphans():
             self._tidy()
 
@@ -313,6 +339,8 @@ class Pool:
                 self._tidy()
             else:
                 self._remember(pid, status)
+                if not self._lineage:
+                    self._looking.plan()
 
     def _remember(self, pid: int, status: int) -> None:
         """An orphan's status may be asked for a moment later, when its worker's end is heard."""

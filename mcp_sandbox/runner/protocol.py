@@ -15,6 +15,7 @@ Runner to host:
     credit {id, n}              the runner took n bytes of this call's body
     done {id, result}           payload: captured output
     fail {id, code, message}
+    background {background, background_total}   unasked, when what commands left running changes
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-VERSION = "1"
+VERSION = "2"
 PREFIX = struct.Struct(">II")
 SEAL_BYTES = 16
 # A header travels on to a worker in one datagram, whose default limit is about 200 KiB.

@@ -25,11 +25,15 @@ def makes_sense(said: dict[str, Any]) -> bool:
     if event == "pid":
         return is_pid(said.get("pid"))
     if event == "exit":
-        status = said.get("status")
-        return isinstance(status, int) and 0 <= status <= 0xFFFF and _are_names(said.get("changed"))
+        known = _is_status(said.get("status")) and isinstance(said.get("stays"), bool)
+        return known and _are_names(said.get("changed"))
     if event == "done":
         return isinstance(said.get("result"), dict)
     return event == "fail" and all(_is_short(said.get(key), 8000) for key in ("code", "message"))
+
+
+def _is_status(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value <= 0xFFFF
 
 
 def _are_names(value: object) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
-from mcp_sandbox.runner import processes
+from mcp_sandbox.runner import background, processes
 from mcp_sandbox.runner.command import Command
 from mcp_sandbox.runner.connection import Connection
 from mcp_sandbox.runner.loop import READ, Loop
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _MOST_CONNECTIONS = 32
 _MOST_UNPROVED = 16
+# Who asked for the end gets its answer first, and then hangs up.
+_FAREWELL_S = 1.0
 
 
 class Server:
@@ -38,6 +41,10 @@ class Server:
         self._env = env
         self._pool = Pool(self.loop, env)
         self._pool.on_quiet = self._consider_idle
+        self._pool.on_background = self._tell_background
+        self._told: dict[str, Any] = background.described([])
+        self._used_at = time.monotonic()
+        self._retiring: Connection | None = None
         self._connections: set[Connection] = set()
         self._idle: Timer | None = None
         self._count = 0
@@ -79,14 +86,30 @@ class Server:
             return
         self._connections.add(Connection(self, sock))
 
-    def proved(self) -> None:
+    def proved(self, connection: Connection) -> None:
         """Somebody who may is connected and will call soon."""
+        if self._told["background_total"]:
+            connection.send({"t": "background", **self._told})
         self._pool.prepare()
         self._consider_idle()
 
     def closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        if connection is self._retiring:
+            self.loop.later(0, self.stop)
         self._consider_idle()
+
+    def used(self) -> None:
+        """A call has ended."""
+        self._used_at = time.monotonic()
+
+    def _tell_background(self) -> None:
+        """Let everybody know what commands have left running, when that has changed."""
+        told = background.described(self._pool.background())
+        if told != self._told:
+            self._told = told
+            for connection in [each for each in self._connections if each.proved]:
+                connection.send({"t": "background", **told})
 
     def _consider_idle(self) -> None:
         """Start the idle time when nobody who may is connected and nothing runs; else stop it."""
@@ -100,7 +123,7 @@ class Server:
 
     def _stop_if_idle(self) -> None:
         self._idle = None
-        if self._pool.has_background():
+        if self._pool.background():
             self._consider_idle()
         else:
             self.stop()
@@ -114,7 +137,9 @@ class Server:
             "workspace_changed_ns": workspace.st_ctime_ns,
         }
 
-    def open_call(self, reply: Reply, op: str, args: dict[str, Any]) -> Operation | Command | None:
+    def open_call(
+        self, connection: Connection, reply: Reply, op: str, args: dict[str, Any]
+    ) -> Operation | Command | None:
         """The call, not yet started; None when it has been answered already.
 
         Raises:
@@ -122,12 +147,53 @@ class Server:
         """
         if not isinstance(args, dict):
             raise ProtocolError("arguments are not an object")
-        if op == "ping":
-            reply.done({})
-            return None
+        if self._retiring:
+            raise OpError("retired", "the sandbox is about to end")
         if op == "run":
             return Command(self.loop, self._pool, reply, self._complete(args))
+        if op in ("ping", "status", "retire"):
+            reply.done(self._answer(connection, op, args))
+            return None
         return Operation(self.loop, self._pool, reply)
+
+    def _answer(self, asking: Connection, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        if op == "status":
+            return self._status()
+        if op == "retire":
+            why = self._retire(asking, background_too=bool(args.get("background_too")))
+            asking.leaving = bool(why and args.get("leaving"))
+            return {"retired": not why, "why": why}
+        return {}
+
+    def _users(self) -> list[Connection]:
+        return [each for each in self._connections if each.proved and not each.leaving]
+
+    def _status(self) -> dict[str, Any]:
+        calls = sum(each.calls for each in self._connections)
+        return {
+            "connections": len(self._users()),
+            "calls": calls,
+            "idle_s": 0.0 if calls else time.monotonic() - self._used_at,
+            **background.described(self._pool.background()),
+        }
+
+    def _retire(self, asking: Connection, *, background_too: bool) -> str:
+        """End ourselves unless somebody else needs us; why not, or nothing.
+
+        Nothing can come between the look and the deed: there is one thread.
+        """
+        others = [each for each in self._users() if each is not asking]
+        if others:
+            return "another server is connected"
+        if any(each.calls for each in self._connections):
+            return "a call is under way"
+        if not background_too and self._pool.background():
+            return "something runs in the background"
+        self._retiring = asking
+        self.loop.unwatch(self._listener.fileno())
+        self._listener.close()
+        self.loop.later(_FAREWELL_S, self.stop)
+        return ""
 
     def _complete(self, args: dict[str, Any]) -> dict[str, Any]:
         self._count += 1

@@ -17,7 +17,7 @@ from mcp_sandbox.runner.protocol import MAX_HEADER, OpError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any
 
     Starter = Callable[[dict[str, Any], list[int]], int]
@@ -87,9 +87,11 @@ class Worker:
         self._say(e="pid", pid=pid)
         _close(fds)
         _lower(pid, grow=job["grow"])
-        for status in _reap(pid):
-            changed = changed_since(since, job["workspace"])
-            self._say(e="exit", status=status, changed=changed)
+        status, stays = _await(pid)
+        changed = changed_since(since, job["workspace"])
+        self._say(e="exit", status=status, changed=changed, stays=stays)
+        if stays:
+            _await(None)
 
     def _file_operation(self, job: dict[str, Any], fds: list[int]) -> None:
         # Loaded at the first use: most sandboxes begin with a command.
@@ -117,15 +119,19 @@ def _close(fds: list[int]) -> None:
         os.close(fds.pop())
 
 
-def _reap(main: int) -> Iterator[int]:
-    """Yield the wait status of `main`; return when nothing is left below us."""
+def _await(main: int | None) -> tuple[int, bool]:
+    """Wait for the end of `main`, or of all; its wait status, and whether others run on."""
+    status, options = 0, 0
     while True:
         try:
-            pid, status = os.waitpid(-1, 0)
+            pid, ended = os.waitpid(-1, options)
         except ChildProcessError:
-            return
+            return status, False
+        if pid == 0:
+            return status, True
         if pid == main:
-            yield status
+            # Who ended together with it is collected, nobody is waited for.
+            status, options = ended, os.WNOHANG
 
 
 def _lower(pid: int, *, grow: bool) -> None:

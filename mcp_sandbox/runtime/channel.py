@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import ByteStream, TaskGroup
 
 from mcp_sandbox import errors
-from mcp_sandbox.models import RunnerHello
+from mcp_sandbox.models import Background, BackgroundProcess, RunnerHello
 from mcp_sandbox.runner import protocol
 
 JsonObject = dict[str, Any]
@@ -26,6 +26,7 @@ SEND_S = 10.0
 # How long a cancelled call may take to tell that everything it started is dead.
 CANCEL_S = 8.0
 MAX_BODY = 256 * 1024 * 1024
+_MOST_NAMED = 20
 
 _FAILURES: dict[str, type[errors.SandboxError]] = {
     "invalid": errors.InvalidArgument,
@@ -85,6 +86,7 @@ class Channel:
 
     def __init__(self, stream: ByteStream, token: bytes) -> None:
         self.hello = RunnerHello("", "", 0, 0)
+        self.background = Background()
         self._stream = stream
         self._token = token
         self._decoder = protocol.Decoder()
@@ -279,20 +281,22 @@ class Channel:
 
     async def _read(self) -> None:
         """Hand every frame to its call until the stream ends."""
+        # What has come together with the welcome is there already.
+        data = b""
         try:
             while True:
-                for header, payload in self._decoder.feed(await self._stream.receive(262144)):
+                for header, payload in self._decoder.feed(data):
                     self._take(header, payload)
+                data = await self._stream.receive(262144)
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._break("the sandbox ended")
         except (protocol.ProtocolError, KeyError, TypeError, ValueError, OverflowError) as exc:
             await self._break(f"the sandbox sent something that is not its protocol ({exc})")
 
     def _take(self, header: JsonObject, payload: bytes) -> None:
-        if header["t"] == "broken":
-            raise protocol.ProtocolError(str(header["message"])[:500])
-        call = self._calls.get(header["id"])
+        call = self._calls.get(header.get("id", 0))
         if call is None:
+            self._take_notice(header)
             return
         if header["t"] == "data":
             _collect(call, str(header["s"]), payload)
@@ -306,6 +310,22 @@ class Channel:
             call.error = failure(str(header["message"])[:8000])
             call.ended = True
         call.wake()
+
+    def _take_notice(self, header: JsonObject) -> None:
+        """What belongs to no call, or to one that has ended."""
+        if header["t"] == "broken":
+            raise protocol.ProtocolError(str(header["message"])[:500])
+        if header["t"] == "background":
+            self.background = background_of(header)
+
+
+def background_of(said: JsonObject) -> Background:
+    """What the runner says of processes in the background, bounded."""
+    named = said["background"][:_MOST_NAMED]
+    return Background(
+        tuple(BackgroundProcess(int(one["pid"]), str(one["command"])[:200]) for one in named),
+        int(said["background_total"]),
+    )
 
 
 def _collect(call: _Call, name: str, payload: bytes) -> None:

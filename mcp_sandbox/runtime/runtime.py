@@ -5,28 +5,33 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from mcp_sandbox.errors import SandboxGone
-from mcp_sandbox.models import ExecResult, Language, RunnerHello
-from mcp_sandbox.runtime.channel import Channel, JsonObject, Reply
+from mcp_sandbox.models import Background, ExecResult, Language, RunnerHello, RunnerStatus
+from mcp_sandbox.runtime.channel import Channel, JsonObject, Reply, background_of
 from mcp_sandbox.runtime.files import Files
 
 OnOutput = Callable[[str, bytes], Awaitable[None]]
 
 # The runner enforces the time limit; one that is this late is taken for dead.
 _LATE_S = 5.0
+_MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
 _WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
 
 
 class Runtime:
     """The runner of one sandbox, over one channel.
 
-    Unless `files_may_grow`, the kernel lets no file become longer that a new command writes to.
+    Unless files `may_grow`, the kernel lets none become longer that a command writes to.
     """
 
-    def __init__(self, channel: Channel, *, keep_bytes: int) -> None:
+    def __init__(self, channel: Channel, *, keep_bytes: int, may_grow: bool = True) -> None:
         self.files = Files(channel)
-        self.files_may_grow = True
         self._channel = channel
         self._keep_bytes = keep_bytes
+        self._may_grow = may_grow
+
+    def without_growth(self) -> "Runtime":
+        """The same runner for a full workspace: commands can read and delete, not write more."""
+        return Runtime(self._channel, keep_bytes=0, may_grow=False)
 
     @property
     def hello(self) -> RunnerHello:
@@ -44,13 +49,35 @@ class Runtime:
     async def aclose(self) -> None:
         await self._channel.aclose()
 
-    async def ping(self, *, timeout_s: float = _LATE_S) -> None:
-        """Return when the runner answers.
+    @property
+    def background(self) -> Background:
+        """What commands have left running, as the runner last said; it tells every change."""
+        return self._channel.background
+
+    async def status(self, *, timeout_s: float = _LATE_S) -> RunnerStatus:
+        """Who and what uses the sandbox now.
 
         Raises:
-            SandboxGone: it does not.
+            SandboxGone: it does not answer within `timeout_s`.
         """
-        await self._channel.call("ping", {}, timeout_s=timeout_s)
+        said = (await self._channel.call("status", {}, timeout_s=timeout_s)).result
+        try:
+            return _status(said)
+        except _MALFORMED as exc:
+            raise await self._nonsense(exc) from exc
+
+    async def retire(self, *, background_too: bool, leaving: bool = False) -> str:
+        """End the sandbox unless somebody else uses it; why not, or "" when it ends.
+
+        What runs in the background keeps it, too, unless `background_too`. With `leaving` we do
+        not count as its user any more either way: hang up then.
+
+        Raises:
+            SandboxGone: it does not answer.
+        """
+        args = {"background_too": background_too, "leaving": leaving}
+        said = (await self._channel.call("retire", args, timeout_s=_LATE_S)).result
+        return "" if said.get("retired") is True else str(said.get("why"))[:500]
 
     async def run_code(self, code: str, language: Language, *, timeout_s: float) -> ExecResult:
         """Run code in a fresh process of its language.
@@ -60,7 +87,7 @@ class Runtime:
             SandboxGone: the sandbox died under it.
         """
         args: JsonObject = {"language": language, "timeout_s": timeout_s}
-        return await self._run(args, code.encode(), b"", None)
+        return await self._run(args, code.encode())
 
     async def exec(
         self,
@@ -92,10 +119,14 @@ class Runtime:
         return await self._run(args, None, stdin, on_output)
 
     async def _run(
-        self, args: JsonObject, code: bytes | None, stdin: bytes, on_output: OnOutput | None
+        self,
+        args: JsonObject,
+        code: bytes | None,
+        stdin: bytes = b"",
+        on_output: OnOutput | None = None,
     ) -> ExecResult:
-        args["keep_bytes"] = self._keep_bytes if self.files_may_grow else 0
-        args["grow"] = self.files_may_grow
+        args["keep_bytes"] = self._keep_bytes
+        args["grow"] = self._may_grow
         args["live"] = on_output is not None
         if code is not None:
             args["code_bytes"] = len(code)
@@ -108,9 +139,22 @@ class Runtime:
         )
         try:
             return _result(reply)
-        except (KeyError, TypeError, ValueError, OverflowError) as exc:
-            await self._channel.aclose()
-            raise SandboxGone(f"the sandbox sent a result that makes no sense: {exc}") from exc
+        except _MALFORMED as exc:
+            raise await self._nonsense(exc) from exc
+
+    async def _nonsense(self, exc: Exception) -> SandboxGone:
+        """No runner of ours says such a thing: nothing of it is believed any more."""
+        await self._channel.aclose()
+        return SandboxGone(f"the sandbox sent a result that makes no sense: {exc}")
+
+
+def _status(said: JsonObject) -> RunnerStatus:
+    return RunnerStatus(
+        connections=int(said["connections"]),
+        calls=int(said["calls"]),
+        background=background_of(said),
+        idle_s=float(said["idle_s"]),
+    )
 
 
 def _result(reply: Reply) -> ExecResult:

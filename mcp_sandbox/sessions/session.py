@@ -166,12 +166,12 @@ class Session:
         """
         full = await self._hold.meter.problem()
         async with self._hold.call() as held:
-            held.runtime.files_may_grow = full is None
+            runtime = held.runtime if full is None else held.runtime.without_growth()
             changed = True
             try:
                 # In a full workspace it cannot write, and may be just the one that cleans up.
                 with held.guard.call(may_end=full is None):
-                    result = await run(held.runtime)
+                    result = await run(runtime)
                 changed = result.changed_files != ()
             finally:
                 self._hold.meter.note_change(grew=changed)

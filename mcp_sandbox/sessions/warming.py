@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 MakeSpec = Callable[[ChatDirectories, Mapping[str, str]], SandboxSpec]
 
 _LABEL = "pool"
-_PING_S = 1.0
+_ANSWER_S = 1.0
 # Ending a sandbox takes the engine up to some seconds; a stuck engine must not hold us longer.
 _DROP_S = 20.0
 
@@ -116,7 +116,7 @@ class Warmer:
         Raises:
             SandboxError: it does not answer, or the chat has files by now.
         """
-        await warm.runtime.ping(timeout_s=_PING_S)
+        await warm.runtime.status(timeout_s=_ANSWER_S)
         labels = {"user": chat.user, "chat": chat.chat, _LABEL: warm.trees.label}
         await self._backend.relabel(warm.sandbox.id, labels)
         return await self._folder.adopt(warm.trees, chat)

@@ -66,7 +66,7 @@ async def killed_while_writing(sandbox: Sandbox, runner: int) -> None:
         yield b"half of the new content"
         # Calls are taken in order: once these are answered, the write has its half.
         for _ in range(5):
-            await runtime.ping()
+            await runtime.status()
         os.kill(runner, signal.SIGKILL)
         await anyio.sleep_forever()
 
