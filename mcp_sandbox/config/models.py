@@ -1,9 +1,11 @@
 """Frozen models of every setting, one section per room. The help of a setting stands here."""
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
+from cronsim import CronSim, CronSimError
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -44,6 +46,14 @@ def _absolute(value: Path) -> Path:
     return value if value.is_absolute() else Path.cwd() / value
 
 
+def _schedule(value: str) -> str:
+    try:
+        next(CronSim(value, datetime.now(UTC)))
+    except (CronSimError, StopIteration):
+        raise ValueError("write when as cron does, such as 0 3 * * * for daily at 3") from None
+    return value
+
+
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 Size = Annotated[
     int, BeforeValidator(parse_size), PlainSerializer(show_size, return_type=str), Field(ge=0)
@@ -53,6 +63,7 @@ _Time = Annotated[
 ]
 Duration = Annotated[_Time, Field(gt=0, allow_inf_nan=False)]
 DurationOrZero = Annotated[_Time, Field(ge=0, allow_inf_nan=False)]
+Schedule = Annotated[str, AfterValidator(_schedule)]
 # Values may be secrets: what is printed or logged shows names only.
 Environment = Annotated[
     dict[str, str],
@@ -114,6 +125,16 @@ class WorkspaceConfig(Section):
     max_files: int = Field(default=1_000_000, ge=100, description="files and folders of one chat")
     min_free: Size = Field(
         default=GIB, description="free space that is kept on the data directory's disk"
+    )
+    user_quota: Size = Field(
+        default=0, description="files and homes of all chats of one user, allocated; 0 = no limit"
+    )
+    retention: DurationOrZero = Field(
+        default=7 * 86_400.0,
+        description="a chat that nobody used for so long goes to the trash; 0 = never",
+    )
+    cleanup: Schedule = Field(
+        default="0 3 * * *", description="when such chats are looked for, as cron writes it"
     )
     subdirectories: bool = Field(
         default=False,

@@ -11,9 +11,9 @@ Everything above a chat's trees is 0700 and the server's own.
 
 import os
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -22,7 +22,8 @@ from anyio import from_thread, to_thread
 from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
-from mcp_sandbox.workspace import aliases, layout, trash
+from mcp_sandbox.workspace import aliases, census, layout, trash
+from mcp_sandbox.workspace.beneath import open_directory
 from mcp_sandbox.workspace.meter import Meter
 from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage, free_space, measure
 
@@ -39,6 +40,16 @@ class ChatDirectories:
     home: Path
     workspace_inode: int
     aliases: tuple[Mount, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrashItem:
+    """Something discarded; `chat` is "user/chat" where that is known, times since the epoch."""
+
+    name: str
+    chat: str | None
+    discarded_at: float
+    allocated_bytes: int
 
 
 class Workspaces:
@@ -58,6 +69,7 @@ class Workspaces:
         self._owner = owner
         self._settings = settings or WorkspaceConfig()
         self._now = now
+        self._totals = census.UserTotals()
         self._layout_limiter = anyio.CapacityLimiter(4)
         # Few at a time: measuring and deleting must leave the machine to the sandboxes.
         self._walk_limiter = anyio.CapacityLimiter(2)
@@ -83,14 +95,52 @@ class Workspaces:
         """
         return await to_thread.run_sync(self._discard, chat, home, limiter=self._layout_limiter)
 
-    async def empty_trash(self, *, older_than_s: float = TRASH_KEPT_S) -> trash.TrashReport:
-        """Delete what was discarded at least `older_than_s` ago; cancelling stops it midway.
+    async def remove(self, chat: ChatId) -> None:
+        """Throw the chat's workspace and home into the trash; a chat without files is fine.
+
+        No sandbox of the chat may be running: it would go on in the discarded trees.
 
         Raises:
             StorageUnavailable: the data root cannot be used.
         """
+        await to_thread.run_sync(self._remove, chat, limiter=self._layout_limiter)
+
+    async def chats(self) -> Sequence[ChatId]:
+        """Every chat that has a workspace.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used.
+        """
+        return await to_thread.run_sync(self._chats, limiter=self._layout_limiter)
+
+    async def trashed(self) -> Sequence[TrashItem]:
+        """What the trash holds, and how much it is.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used.
+        """
+        return await to_thread.run_sync(self._trashed, limiter=self._trash_limiter)
+
+    async def empty_trash(
+        self,
+        *,
+        older_than_s: float = TRASH_KEPT_S,
+        is_due: Callable[[str], bool] | None = None,
+    ) -> trash.TrashReport:
+        """Delete the items that are due; cancelling stops it midway.
+
+        Unless `is_due` decides by an item's name, they are due `older_than_s` after they were
+        discarded.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used.
+        """
+
+        def by_the_clock(name: str) -> bool:
+            return trash.is_due(name, now=self._now(), older_than_s=older_than_s)
+
         return await to_thread.run_sync(
-            self._empty_trash, older_than_s, limiter=self._trash_limiter
+            self._empty_trash, is_due or by_the_clock, limiter=self._trash_limiter
         )
 
     async def free(self) -> FreeSpace:
@@ -139,12 +189,41 @@ class Workspaces:
             trash.drop_earlier(bin_, chat, thrown, from_thread.check_cancelled)
         return self._open(chat)
 
-    def _empty_trash(self, older_than_s: float) -> trash.TrashReport:
+    def _remove(self, chat: ChatId) -> None:
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+            users = {k: layout.enter(stack, sandbox, k, chat.user) for k in ("workspace", "home")}
+            trees: dict[str, tuple[int, bytes]] = {}
+            for kind, user in users.items():
+                if layout.exists(user, tree_name(chat)):
+                    # Opening first gives us back the rights that moving the tree needs.
+                    self._tree(stack, sandbox, kind, chat)
+                    trees[kind] = (user, tree_name(chat))
+            if trees:
+                bin_ = layout.enter(stack, sandbox, "trash")
+                trash.throw_away(bin_, trees, chat, self._now())
+
+    def _chats(self) -> Sequence[ChatId]:
+        with layout.sandbox_directory(self._data_root) as sandbox:
+            return census.chats(sandbox)
+
+    def _trashed(self) -> Sequence[TrashItem]:
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+            bin_ = layout.enter(stack, sandbox, "trash")
+            return [self._trash_item(bin_, *item) for item in trash.items(bin_).items()]
+
+    def _trash_item(self, bin_: int, name: str, discarded_at: float) -> TrashItem:
+        size = 0
+        with suppress(OSError), ExitStack() as stack:
+            item = open_directory(bin_, name.encode())
+            stack.callback(os.close, item)
+            size = measure([item], checkpoint=from_thread.check_cancelled).allocated_bytes
+        return TrashItem(name, trash.owner(bin_, name), discarded_at, size)
+
+    def _empty_trash(self, is_due: Callable[[str], bool]) -> trash.TrashReport:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             return trash.empty(
                 layout.enter(stack, sandbox, "trash"),
-                now=self._now(),
-                older_than_s=older_than_s,
+                is_due=is_due,
                 checkpoint=from_thread.check_cancelled,
             )
 
@@ -153,7 +232,22 @@ class Workspaces:
             return free_space(sandbox)
 
     def _measure(self, chat: ChatId, checkpoint: Checkpoint) -> tuple[Usage, FreeSpace]:
-        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+        with layout.sandbox_directory(self._data_root) as sandbox:
+            started = time.monotonic()
+            usage = self._usage(sandbox, chat, checkpoint)
+            free = free_space(sandbox)
+            if not self._settings.user_quota:
+                return usage, free
+            self._totals.note(chat, usage, time.monotonic() - started)
+            others = self._totals.others(
+                chat,
+                census.chats(sandbox, chat.user),
+                lambda sibling: self._usage(sandbox, sibling, checkpoint),
+            )
+            return usage, replace(free, allowed_bytes=self._settings.user_quota - others)
+
+    def _usage(self, sandbox: int, chat: ChatId, checkpoint: Checkpoint) -> Usage:
+        with ExitStack() as stack:
             roots = [
                 self._tree(stack, sandbox, kind, chat)[0]
                 for kind in ("workspace", "home")
@@ -161,7 +255,7 @@ class Workspaces:
             ]
             # Twice the limit: a chat that is over it still sees a figure it can work down from.
             most = 2 * self._settings.max_files
-            return measure(roots, checkpoint=checkpoint, max_entries=most), free_space(sandbox)
+            return measure(roots, checkpoint=checkpoint, max_entries=most)
 
     def _tree(self, stack: ExitStack, sandbox: int, kind: str, chat: ChatId) -> tuple[int, bool]:
         """Open one of the chat's trees; the flag says whether it is new."""

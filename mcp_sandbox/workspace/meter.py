@@ -41,6 +41,10 @@ def refusal(
     usage: Usage, free: FreeSpace, config: WorkspaceConfig, adding: int = 0
 ) -> SandboxError | None:
     """Why `adding` more bytes may not be written; None when they may."""
+    return _full_disk(free, config, adding) or _full_chat(usage, free, config, adding)
+
+
+def _full_disk(free: FreeSpace, config: WorkspaceConfig, adding: int) -> SandboxError | None:
     if free.free_bytes - adding < config.min_free:
         return StorageUnavailable(
             f"the disk of the data directory has {mib(free.free_bytes)} left and "
@@ -52,11 +56,25 @@ def refusal(
             f"the disk of the data directory has room for only {free.files} more files: "
             "delete files on the host"
         )
+    return None
+
+
+def _full_chat(
+    usage: Usage, free: FreeSpace, config: WorkspaceConfig, adding: int
+) -> SandboxError | None:
     if usage.allocated_bytes + adding > config.size_limit:
         return WorkspaceFull(
             f"the workspace is full: {mib(usage.allocated_bytes)} of "
             f"{mib(config.size_limit)} are used (workspace and home together): "
             "delete files you no longer need, then try again"
+        )
+    allowed = free.allowed_bytes
+    if allowed is not None and usage.allocated_bytes + adding > allowed:
+        others = config.user_quota - allowed
+        return WorkspaceFull(
+            f"all chats of this user together are full: {mib(usage.allocated_bytes + others)} of "
+            f"{mib(config.user_quota)} are used, {mib(usage.allocated_bytes)} of it by this chat: "
+            "delete files you no longer need, here or in another chat, then try again"
         )
     if usage.files > config.max_files:
         return WorkspaceFull(
@@ -116,10 +134,11 @@ class Meter:
         if self._changed:
             async with self._lock:
                 reading = await self._take()
-        usage = reading.usage
+        usage, allowed = reading.usage, reading.free.allowed_bytes
+        limit = self._config.size_limit
         return WorkspaceUsage(
             used_bytes=usage.allocated_bytes,
-            limit_bytes=self._config.size_limit,
+            limit_bytes=limit if allowed is None else max(0, min(limit, allowed)),
             files=usage.files,
             exact=usage.complete,
         )

@@ -87,13 +87,30 @@ def destroy(trash: int, parent: int, name: bytes, now: float) -> None:
     _delete_item(trash, item, lambda: None)
 
 
+def items(trash: int) -> dict[str, float]:
+    """When each item was discarded, by its name."""
+    with os.scandir(trash) as entries:
+        found = {entry.name: discarded_at(entry.name) for entry in entries}
+    return {name: when for name, when in sorted(found.items()) if when is not None}
+
+
+def owner(trash: int, name: str) -> str | None:
+    """Whose an item was, as "user/chat"; None when it does not say."""
+    try:
+        file = open_file(trash, f"{name}/chat".encode())
+    except OSError:
+        return None
+    with os.fdopen(file, "rb") as stream:
+        return stream.read(512).decode(errors="replace").rstrip()
+
+
 def empty(
-    trash: int, *, now: float, older_than_s: float, checkpoint: Callable[[], None]
+    trash: int, *, is_due: Callable[[str], bool], checkpoint: Callable[[], None]
 ) -> TrashReport:
-    """Delete the items that are old enough. Whatever `checkpoint` raises passes through."""
+    """Delete the items that are due. Whatever `checkpoint` raises passes through."""
     with os.scandir(trash) as entries:
         names = sorted(entry.name for entry in entries)
-    due = [name for name in names if is_due(name, now=now, older_than_s=older_than_s)]
+    due = [name for name in names if discarded_at(name) is not None and is_due(name)]
     stuck = [name for name in due if not _delete_item(trash, name.encode(), checkpoint)]
     return TrashReport(
         deleted=tuple(name for name in due if name not in stuck),
@@ -104,20 +121,9 @@ def empty(
 
 def drop_earlier(trash: int, chat: ChatId, keep: str, checkpoint: Callable[[], None]) -> None:
     """Delete what the chat discarded before `keep`: or resets would fill the disk for a day."""
-    with os.scandir(trash) as entries:
-        names = [entry.name for entry in entries if discarded_at(entry.name) is not None]
-    for name in names:
-        if name != keep and _owner(trash, name) == str(chat):
+    for name in items(trash):
+        if name != keep and owner(trash, name) == str(chat):
             _delete_item(trash, name.encode(), checkpoint)
-
-
-def _owner(trash: int, name: str) -> str | None:
-    try:
-        file = open_file(trash, f"{name}/chat".encode())
-    except OSError:
-        return None
-    with os.fdopen(file, "rb") as stream:
-        return stream.read(512).decode().rstrip()
 
 
 def _move(parent: int, tree: bytes, item: int, kind: bytes) -> None:

@@ -36,10 +36,14 @@ class Usage:
 
 @dataclass(frozen=True)
 class FreeSpace:
-    """What the file system has left; `files` is None where it sets no limit."""
+    """What the file system has left; `files` is None where it sets no limit.
+
+    `allowed_bytes` is what the chat may hold in all for its user to stay within the quota.
+    """
 
     free_bytes: int
     files: int | None
+    allowed_bytes: int | None = None
 
 
 def free_space(root: int) -> FreeSpace:

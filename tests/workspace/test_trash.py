@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,7 +34,11 @@ def discard(tmp_path: Path, bin_: int, now: float = NOON) -> str:
 
 
 def empty(bin_: int, now: float = NOON + DAY) -> trash.TrashReport:
-    return trash.empty(bin_, now=now, older_than_s=DAY, checkpoint=lambda: None)
+    return trash.empty(bin_, is_due=due_at(now), checkpoint=lambda: None)
+
+
+def due_at(now: float) -> Callable[[str], bool]:
+    return lambda name: trash.is_due(name, now=now, older_than_s=DAY)
 
 
 def test_a_name_carries_its_time() -> None:
@@ -126,7 +130,7 @@ def test_a_stopped_emptying_goes_on_the_next_time(tmp_path: Path, bin_: int) -> 
             left.pop()
 
         try:
-            report = trash.empty(bin_, now=NOON + DAY, older_than_s=DAY, checkpoint=stop)
+            report = trash.empty(bin_, is_due=due_at(NOON + DAY), checkpoint=stop)
         except Stop:
             stops += 1
             assert os.listdir(tmp_path / "trash") == [name]
@@ -146,7 +150,9 @@ def checkpoint():
     left -= 1
     if left == 0:
         os.kill(os.getpid(), 9)
-trash.empty(bin_, now=float(sys.argv[3]), older_than_s=0, checkpoint=checkpoint)
+def is_due(name):
+    return trash.is_due(name, now=float(sys.argv[3]), older_than_s=0)
+trash.empty(bin_, is_due=is_due, checkpoint=checkpoint)
 """
 
 

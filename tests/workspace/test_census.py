@@ -1,0 +1,92 @@
+"""Which chats have files, and what the chats of one user may hold together."""
+
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+
+from mcp_sandbox.config import WorkspaceConfig
+from mcp_sandbox.errors import WorkspaceFull
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.workspace.census import UserTotals
+from mcp_sandbox.workspace.directory import Workspaces
+from mcp_sandbox.workspace.usage import Usage
+
+OWNER = (os.geteuid(), os.getegid())
+MIB = 1024**2
+A, B, OTHERS = ChatId("ann", "a"), ChatId("ann", "b"), ChatId("bob", "a")
+
+
+async def test_every_chat_with_a_workspace_is_found_and_nothing_else(tmp_path: Path) -> None:
+    workspaces = Workspaces(tmp_path / "data", owner=OWNER)
+    assert await workspaces.chats() == []
+    for chat in (B, A, OTHERS):
+        await workspaces.open(chat)
+    root = tmp_path / "data" / "sandbox" / "workspace"
+    for name in ("ann/notes", "ann/chat-", "ann/chat-..", "-x/chat-a", "ann/chat-\n"):
+        (root / name).mkdir(parents=True)
+    (root / "file").touch()
+    (root / "ann" / "chat-file").touch()
+    (root / "ann" / "chat-link").symlink_to(tmp_path)
+    (root / "link").symlink_to(root / "ann")
+    assert await workspaces.chats() == [A, B, OTHERS]
+
+
+async def test_a_removed_chat_is_in_the_trash_and_makes_no_new_trees(tmp_path: Path) -> None:
+    workspaces = Workspaces(tmp_path / "data", owner=OWNER, now=lambda: 1_700_000_000.0)
+    found = await workspaces.open(A)
+    (found.workspace / "file").write_bytes(b"x" * 100_000)
+    (found.home / "history").write_text("mine")
+    found.workspace.chmod(0)
+    await workspaces.remove(A)
+    await workspaces.remove(A)
+    assert await workspaces.chats() == []
+    assert not found.home.exists()
+    (item,) = await workspaces.trashed()
+    assert (item.chat, item.discarded_at) == ("ann/a", 1_700_000_000.0)
+    assert item.allocated_bytes >= 100_000
+    kept = tmp_path / "data" / "sandbox" / "trash" / item.name
+    assert (kept / "home" / "history").read_text() == "mine"
+    assert (await workspaces.empty_trash(is_due=lambda name: False)).kept == (item.name,)
+    assert (await workspaces.empty_trash(is_due=lambda name: True)).deleted == (item.name,)
+
+
+async def test_the_chats_of_a_user_share_the_quota(tmp_path: Path) -> None:
+    settings = WorkspaceConfig(user_quota=2 * MIB, min_free=0)
+    workspaces = Workspaces(tmp_path / "data", owner=OWNER, settings=settings)
+    trees = {chat: await workspaces.open(chat) for chat in (A, B, OTHERS)}
+    for tree in trees.values():
+        (tree.workspace / "file").write_bytes(b"x" * 1_200_000)
+    with anyio.fail_after(10):
+        meter = workspaces.meter(A)
+        with pytest.raises(WorkspaceFull, match=r"this user together are full: 2 MiB of 2 MiB .*"):
+            await meter.check_room(10)
+        assert (await meter.usage()).limit_bytes < MIB
+        await workspaces.meter(OTHERS).check_room(10)
+        (trees[B].workspace / "file").unlink()
+        # The other chat's own meter sees it, and with it this one.
+        await workspaces.meter(B).read()
+        await workspaces.meter(A).check_room(10)
+
+
+def test_unknown_chats_are_measured_and_old_figures_one_at_a_time() -> None:
+    now = 0.0
+    totals = UserTotals(clock=lambda: now)
+    measured: list[ChatId] = []
+
+    def measure(chat: ChatId) -> Usage:
+        measured.append(chat)
+        return Usage(10, 1)
+
+    c = ChatId("ann", "c")
+    assert totals.others(A, [A, B, c], measure) == 20
+    assert totals.others(A, [A, B, c], measure) == 20
+    assert measured == [B, c]
+    now = 31.0
+    totals.note(B, Usage(50, 1), 0)
+    assert totals.others(A, [A, B, c], measure) == 60
+    assert measured == [B, c, c]
+    totals.note(B, Usage(3, 1, complete=False), 0)
+    assert totals.others(A, [A, B, c], measure) == 60
+    assert totals.others(A, [A, c], measure) == 10
