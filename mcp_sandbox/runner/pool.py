@@ -362,14 +362,16 @@ class Pool:
         return self._watch(Worker(None, mine, seat=True))
 
     def adopt_interpreter(self, pid: int, control: Socket) -> Worker:
-        """Take over a started interpreter."""
+        """Take over a started interpreter; it stays warm until the first call, however long."""
         self._interpreter = self._watch(Worker(pid, control, seat=False))
-        self._cool_later()
         return self._interpreter
 
     def _warm(self) -> Worker:
         """The warm interpreter, started when there is none."""
-        return self._interpreter or self.adopt_interpreter(*interpreter.start(self._env))
+        if self._interpreter:
+            return self._interpreter
+        self._cool_later()
+        return self.adopt_interpreter(*interpreter.start(self._env))
 
     def prepare_seat(self) -> None:
         """Have a seat ready before the first piece of Python asks for it."""
