@@ -5,7 +5,7 @@ from typing import Annotated
 import anyio
 import typer
 
-from mcp_sandbox import app
+from mcp_sandbox import serving
 from mcp_sandbox.cli.options import (
     BackendOption,
     ConfigFile,
@@ -37,4 +37,4 @@ def serve(
     """Serve the chats of all clients of this user; `connect` starts it when it is needed."""
     loaded = load(config, data, backend, idle_exit=idle_exit, log_format=log_format)
     logs.configure(loaded.config.serve.log_format)
-    anyio.run(app.serve, loaded.config, socket_path(socket))
+    anyio.run(serving.serve, loaded.config, socket_path(socket))

@@ -1,0 +1,106 @@
+"""What `mcp-sandbox serve` is made of: one MCP server, and the daemon that lets clients in to it.
+
+Imports late, as the composition root does, so that the socket is there before the MCP stack is.
+"""
+
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio import to_thread
+
+from mcp_sandbox.app import LateManager
+from mcp_sandbox.config import Config
+from mcp_sandbox.errors import Draining
+from mcp_sandbox.models import ChatId
+
+if TYPE_CHECKING:
+    from mcp_sandbox.daemon.connection import Connection
+    from mcp_sandbox.daemon.ending import Ending
+    from mcp_sandbox.daemon.greeting import ChatGreeting
+    from mcp_sandbox.server.server import SandboxServer
+    from mcp_sandbox.sessions.session import Session
+    from mcp_sandbox.telemetry.metrics import Metrics
+
+
+class _ChatServer:
+    """One MCP server for all connections to the daemon, each with its own chat."""
+
+    def __init__(self, config: Config, manager: LateManager, ending: "Ending") -> None:
+        self._config = config
+        self._manager = manager
+        self._ending = ending
+        self._built = anyio.Event()
+        self._server: SandboxServer | None = None
+        self.metrics: Metrics | None = None
+
+    async def build(self) -> None:
+        """Import and build it beside the event loop: that takes about a second."""
+        self._server = await to_thread.run_sync(self._build)
+        self._built.set()
+
+    def _build(self) -> "SandboxServer":
+        from mcp_sandbox.server.identity import chat_of_connection, sessions_by
+        from mcp_sandbox.server.server import build_server
+        from mcp_sandbox.telemetry.metrics import Metrics
+
+        self.metrics = Metrics()
+        return build_server(
+            sessions_by(chat_of_connection, self._session),
+            network=self._config.network,
+            isolated=self._config.backend != "unsafe-local",
+            counter=self.metrics,
+        )
+
+    def calls(self) -> list[dict[str, object]]:
+        """The calls by tool since the start, for `status`."""
+        return [asdict(each) for each in self.metrics.snapshot()] if self.metrics else []
+
+    async def _session(self, chat: ChatId) -> "Session":
+        if self._ending.begun.is_set():
+            raise Draining("the sandbox server is being stopped or replaced: call again shortly")
+        return await self._manager.session(chat)
+
+    async def serve(self, connection: "Connection", greeting: "ChatGreeting") -> None:
+        """Serve a client until it goes, or until the daemon ends."""
+        await self._built.wait()
+        assert self._server  # noqa: S101
+        from mcp_sandbox.server.identity import connected_as
+        from mcp_sandbox.server.transports import serve_lines
+
+        with connected_as(greeting.chat):
+            await serve_lines(self._server, connection, connection, leaving=self._ending.begun)
+
+
+async def serve(config: Config, socket: Path) -> None:
+    """Be the daemon of the configured data root, listening on `socket`, until it is to end.
+
+    Raises:
+        AlreadyServed: another daemon serves the data root or the socket.
+        StorageUnavailable: the socket cannot be made safely.
+    """
+    from mcp_sandbox.daemon.control import Control
+    from mcp_sandbox.daemon.daemon import Daemon, Patience
+    from mcp_sandbox.daemon.door import Door
+    from mcp_sandbox.daemon.ending import Ending, begun_by_signals
+    from mcp_sandbox.daemon.listener import listening
+    from mcp_sandbox.daemon.lock import claimed
+
+    ending = Ending()
+    async with (
+        begun_by_signals(ending),
+        claimed(config.data_dir, socket, version("mcp-sandbox")) as claim,
+        listening(socket) as listener,
+        anyio.create_task_group() as tasks,
+    ):
+        manager = LateManager(config, tasks)
+        server = _ChatServer(config, manager, ending)
+        tasks.start_soon(server.build)
+        tasks.start_soon(manager.open_early)
+        door = Door(listener, most=config.serve.max_connections)
+        patience = Patience(idle_exit_s=config.serve.idle_exit, grace_s=config.serve.grace)
+        daemon = Daemon(claim, door, ending, patience, in_use=lambda: False)
+        await daemon.run(server.serve, Control(ending, status=lambda: {"calls": server.calls()}))
+        tasks.cancel_scope.cancel()
