@@ -7,15 +7,16 @@ The names below are the public interface. They are imported when they are first 
 `import mcp_sandbox` costs nothing.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+# `typing` alone would take as long to import as the relay takes to connect.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from mcp_sandbox.app import open_session
     from mcp_sandbox.config import Config, load_config
     from mcp_sandbox.errors import CallerError, OperatorError, SandboxError, SandboxGone
     from mcp_sandbox.models import ChatId, ExecResult
     from mcp_sandbox.sessions.session import Session
+
+__version__ = "0.1.0"
 
 __all__ = [
     "CallerError",
@@ -40,6 +41,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
+    from importlib import import_module
+
     for home, names in _HOMES.items():
         if name in names:
             value: object = getattr(import_module(f"mcp_sandbox.{home}"), name)

@@ -1,5 +1,22 @@
 """`python -m mcp_sandbox` is `mcp-sandbox`."""
 
-from mcp_sandbox.cli import main
+import sys
 
-main()
+from mcp_sandbox import __version__
+
+
+def main() -> None:
+    """Run the command line; the relay, which clients wait for, without loading the rest of it."""
+    if sys.argv[1:2] == ["connect"]:
+        from mcp_sandbox.connect.command import parsed, run
+
+        options = parsed(sys.argv[2:])
+        if options is not None:
+            sys.exit(run(options, __version__))
+    from mcp_sandbox.cli import main as command_line
+
+    command_line()
+
+
+if __name__ == "__main__":
+    main()

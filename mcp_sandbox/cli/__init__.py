@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from mcp_sandbox.cli import images, init, local, serve, token
+from mcp_sandbox import __version__
+from mcp_sandbox.cli import connect, images, init, local, serve, token
 from mcp_sandbox.errors import SandboxError
 
 logger = logging.getLogger("mcp_sandbox")
@@ -22,6 +23,7 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 cli.command()(serve.serve)
+cli.command()(connect.connect)
 cli.command()(local.stdio)
 cli.command(name="config")(local.show_config)
 cli.command()(local.doctor)
@@ -54,9 +56,7 @@ def _fail(exc: BaseException) -> int:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(f"mcp-sandbox {version('mcp-sandbox')}")
+        print(f"mcp-sandbox {__version__}")
         raise typer.Exit
 
 

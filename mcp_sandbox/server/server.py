@@ -1,7 +1,6 @@
 """The MCP server: its face to clients and the tools it offers."""
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any
 from urllib.parse import quote
 
@@ -13,6 +12,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.message import SessionMessage
 from mcp.types import CallToolResult, Icon, InputRequiredResult
 
+from mcp_sandbox import __version__
 from mcp_sandbox.models import Network
 from mcp_sandbox.server.arguments import nearest
 from mcp_sandbox.server.identity import SessionFor
@@ -25,7 +25,6 @@ from mcp_sandbox.server.tools.sandbox import sandbox_tools
 # The SDK imports it whenever a server is made, which may be inside a running event loop.
 import_module("rich.logging")
 
-_VERSION = version("mcp-sandbox")
 _WHAT = (
     "Your own Linux computer for this conversation: run Python, bash and JavaScript, build, test, "
     "analyse data, keep files. Use it whenever running something beats guessing. Files in "
@@ -111,7 +110,7 @@ def build_server(
         title="Sandbox",
         description="Gives each chat its own Linux computer that remembers its files.",
         instructions=" ".join(about),
-        version=_VERSION,
+        version=__version__,
         icons=[Icon(src=f"data:image/svg+xml,{quote(_ICON)}", mime_type="image/svg+xml")],
         tools=[tool.observed_by(observer) for tool in tools],
         log_level="WARNING",

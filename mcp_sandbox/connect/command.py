@@ -1,0 +1,90 @@
+"""`mcp-sandbox connect`: from the first instruction to the copying of bytes."""
+
+import os
+import select
+
+from mcp_sandbox.connect.link import Link, NotRunning, Unavailable, dial
+from mcp_sandbox.connect.place import Options, Place, parsed, say
+
+__all__ = ["Options", "parsed", "run"]
+
+_FIRST_BYTES = 64 << 10
+
+
+def run(options: Options, version: str) -> int:
+    """Relay between stdin and stdout and the daemon; returns the exit code.
+
+    0: the client has gone. 1: there was never a daemon.
+    """
+    _occupy_standard_descriptors()
+    try:
+        return _run(Place(options, version))
+    except KeyboardInterrupt:
+        return 0
+
+
+def _run(place: Place) -> int:
+    try:
+        link = reach(place, replace=True)
+    except Unavailable as exc:
+        if place.may_start:
+            return _copying(place, None, failure=str(exc))
+        say(str(exc))
+        return 1
+    return _copying(place, link, early=_head_start(link))
+
+
+def _copying(place: Place, link: Link | None, *, early: bytes = b"", failure: str = "") -> int:
+    from mcp_sandbox.connect.copying import Copying
+
+    copying = Copying(lambda: reach(place), link)
+    if failure:
+        copying.note_failure(failure)
+    copying.note_sent(early)
+    return copying.run()
+
+
+def _occupy_standard_descriptors() -> None:
+    """One that a client left closed would become our socket."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+
+
+def reach(place: Place, *, replace: bool = False) -> Link:
+    """Return a connection to the daemon, starting one where there is none.
+
+    With `replace` one of another version is handed over. Only a relay that starts does that, so
+    that relays of two versions cannot go on replacing each other's daemon.
+
+    Raises:
+        Unavailable: there is none, and none could be started.
+    """
+    try:
+        link = dial(place)
+    except NotRunning as exc:
+        if not place.may_start:
+            raise NotRunning(
+                f"{exc}; start one with `mcp-sandbox serve`, or leave out --no-start"
+            ) from None
+    else:
+        if not (replace and place.may_start and link.version != place.version):
+            return link
+        link.close()
+    from mcp_sandbox.connect.starting import start
+
+    return start(place, replace=replace)
+
+
+def _head_start(link: Link) -> bytes:
+    """Pass on what the client has said already; the rest of the relay is loaded meanwhile."""
+    waiting = select.poll()
+    waiting.register(0, select.POLLIN)
+    if not waiting.poll(0):
+        return b""
+    data = os.read(0, _FIRST_BYTES)
+    try:
+        link.send_all(data[: data.rfind(b"\n") + 1])
+    except OSError:
+        return data  # The daemon has gone: Copying sees that and answers.
+    return data
