@@ -29,7 +29,7 @@ def run(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
 def test_help_names_every_command(tmp_path: Path) -> None:
     done = run("--help", home=tmp_path)
     assert done.returncode == 0
-    for command in ("stdio", "config", "doctor", "demo", "images", "token"):
+    for command in ("connect", "stdio", "config", "doctor", "demo", "images", "token"):
         assert command in done.stdout
 
 
@@ -99,7 +99,7 @@ def test_interrupt_before_the_server_listens_ends_it_without_a_traceback(tmp_pat
     assert (output, errors) == (b"", b"")
 
 
-@pytest.mark.parametrize("command", ["stdio", "config", "doctor", "demo", "images"])
+@pytest.mark.parametrize("command", ["connect", "stdio", "config", "doctor", "demo", "images"])
 def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(cli, [command, "--help"])
     assert result.exit_code == 0

@@ -3,6 +3,9 @@
 import os
 import select
 
+# What `signal` is made of: its enumerations would take longer to load than the daemon to answer.
+from _signal import SIGHUP, SIGINT, SIGTERM, signal  # type: ignore[import-not-found]
+
 from mcp_sandbox.connect.link import Link, NotRunning, Unavailable, dial
 from mcp_sandbox.connect.place import Options, Place, parsed, say
 
@@ -16,14 +19,11 @@ def run(options: Options, version: str) -> int:
 
     0: the client has gone. 1: there was never a daemon.
     """
+    for number in (SIGINT, SIGTERM, SIGHUP):
+        # The daemon sees the closed connection and cancels what this client has running.
+        signal(number, lambda *_: os._exit(0))
     _occupy_standard_descriptors()
-    try:
-        return _run(Place(options, version))
-    except KeyboardInterrupt:
-        return 0
-
-
-def _run(place: Place) -> int:
+    place = Place(options, version)
     try:
         link = reach(place, replace=True)
     except Unavailable as exc:

@@ -7,7 +7,6 @@ Reading waits for writing, so a slow reader slows the writer on the other side.
 
 import os
 import select
-import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -27,15 +26,6 @@ PAUSE_S = 2.0
 _WAITING_BYTES = 1 << 20
 # A pipe that is ready for writing takes this much without blocking.
 _ATOMIC_BYTES = 4096
-
-
-def leave_at_signals() -> None:
-    """From now on the process ends at once when it is told to.
-
-    The daemon sees the closed connection and cancels what this client has running.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: os._exit(0))
 
 
 class ClientGone(Exception):
@@ -72,7 +62,6 @@ class Copying:
 
     def run(self) -> int:
         """Copy until the client goes; returns the exit code."""
-        leave_at_signals()
         try:
             while self._step():
                 pass

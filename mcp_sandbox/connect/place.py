@@ -69,8 +69,14 @@ def state_folder() -> str:
     base = os.environ.get("XDG_STATE_HOME", "")
     # The XDG specification says that a relative path is to be ignored.
     if not base.startswith("/"):
-        base = os.path.join(os.path.expanduser("~"), ".local", "state")
+        base = os.path.join(os.environ.get("HOME") or _home_of_user(), ".local", "state")
     return os.path.join(base, STATE)
+
+
+def _home_of_user() -> str:
+    import pwd
+
+    return pwd.getpwuid(os.getuid()).pw_dir
 
 
 def _usual_socket() -> str:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from mcp_sandbox.connect.copying import leave_at_signals
 from mcp_sandbox.connect.link import Link, NotRunning, Unavailable, dial
 from mcp_sandbox.connect.place import Place, say, state_folder
 
@@ -32,7 +31,6 @@ def start(place: Place, *, replace: bool) -> Link:
     Raises:
         Unavailable: it did not start; the message quotes its log.
     """
-    leave_at_signals()
     try:
         os.makedirs(os.path.dirname(place.socket), mode=0o700, exist_ok=True)
         with _start_lock(place):

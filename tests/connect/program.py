@@ -1,4 +1,4 @@
-"""A daemon for tests of the relay: `program.py SOCKET [VERSION]` serves scripted calls.
+"""A daemon for tests of the relay: `program.py SOCKET VERSION` serves scripted calls.
 
 The first line and the server behind it are the real ones. `exec` with the command `forever` never
 ends; anything else is echoed. What
@@ -17,7 +17,6 @@ import anyio
 from anyio.abc import SocketListener, SocketStream, TaskGroup
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from mcp_sandbox import __version__
 from mcp_sandbox.models import ExecResult
 from mcp_sandbox.server.server import SandboxServer
 from mcp_sandbox.server.transports import serve_lines
@@ -25,7 +24,8 @@ from tests.server.scripted import ScriptedSession, server_of
 
 
 def note(**event: Any) -> None:
-    print(json.dumps(event), flush=True)
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
 
 
 async def answer(what: Any, *_: Any, **__: Any) -> ExecResult:
@@ -63,7 +63,7 @@ async def say(peer: SocketStream, **fields: Any) -> None:
     await peer.send(json.dumps(fields).encode() + b"\n")
 
 
-async def main(path: str, version: str = __version__) -> None:
+async def main(path: str, version: str) -> None:
     server = server_of(ScriptedSession(answer))
     async with await anyio.create_unix_listener(path) as door, anyio.create_task_group() as tasks:
         note(listening=path)
@@ -72,4 +72,4 @@ async def main(path: str, version: str = __version__) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    anyio.run(main, *sys.argv[1:])
+    anyio.run(main, sys.argv[1], sys.argv[2])
