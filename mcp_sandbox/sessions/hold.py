@@ -4,17 +4,20 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from mcp_sandbox.backends.base import Backend, Sandbox
-from mcp_sandbox.errors import OperatorError, SandboxGone
+from mcp_sandbox.errors import Draining, OperatorError, SandboxGone
 from mcp_sandbox.models import BackendName, ChatId, Mount, SandboxFacts, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Runtime
+from mcp_sandbox.sessions.drain import Drain
 from mcp_sandbox.sessions.growth import GrowthGuard
+from mcp_sandbox.sessions.listing import Use
 from mcp_sandbox.sessions.residence import Residence
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.sessions.slots import Slots
@@ -37,6 +40,7 @@ class Rooms:
     settings: SessionSettings
     slots: Slots
     tasks: TaskGroup
+    drain: Drain
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Hold:
         self._lock = anyio.Lock()
         self._held: Held | None = None
         self._calls = 0
+        self._used_at: datetime | None = None
 
     @property
     def backend(self) -> BackendName:
@@ -70,6 +75,17 @@ class Hold:
     @property
     def is_open(self) -> bool:
         return self._held is not None
+
+    def use(self) -> Use:
+        """What this server does with the chat now."""
+        held = self._held
+        return Use(
+            starting=held is None and self._lock.locked(),
+            calls=self._calls,
+            background=held.runtime.background.total if held else 0,
+            image=(held.facts.image or "") if held else "",
+            used_at=self._used_at,
+        )
 
     @property
     def user(self) -> str:
@@ -87,6 +103,8 @@ class Hold:
         Raises:
             OperatorError: no sandbox can be made.
         """
+        if self._rooms.drain.begun:
+            raise Draining("this sandbox server is about to end: call again in a moment")
         self._calls += 1
         self._rooms.slots.touch(self)
         try:
@@ -94,10 +112,12 @@ class Hold:
             try:
                 yield held
             except SandboxGone:
-                await self.let_go(held)
+                await self._let_go(held)
                 raise
         finally:
             self._calls -= 1
+            self._rooms.drain.note()
+            self._used_at = datetime.now(UTC)
             self._rooms.slots.rest(self)
 
     async def _open(self) -> Held:
@@ -155,7 +175,7 @@ class Hold:
             idle_s=settings.idle_s,
         )
 
-    async def let_go(self, held: Held) -> None:
+    async def _let_go(self, held: Held) -> None:
         """Remove this sandbox, unless another one has taken its place already."""
         with anyio.CancelScope(shield=True):
             async with self._lock:
@@ -170,6 +190,16 @@ class Hold:
                     await self._destroy(self._held)
                 await self._rooms.workspaces.discard(self.chat)
         self.meter.note_change()
+
+    async def remove(self) -> bool:
+        """End the sandbox and throw all files of the chat into the trash."""
+        with anyio.CancelScope(shield=True):
+            async with self._lock:
+                open_before = self._held is not None
+                if self._held:
+                    await self._destroy(self._held)
+                await self._rooms.workspaces.remove(self.chat)
+        return open_before
 
     async def yield_up(self) -> bool:
         """Make room for another chat's sandbox; files stay."""

@@ -1,6 +1,7 @@
 """All chats of one data root: one hold per chat, and at most so many open sandboxes."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -10,8 +11,10 @@ import anyio
 
 from mcp_sandbox.backends.base import Backend
 from mcp_sandbox.errors import StorageUnavailable
-from mcp_sandbox.models import ChatId
+from mcp_sandbox.models import ChatId, SessionStatus, Statistics
+from mcp_sandbox.sessions.drain import Drain
 from mcp_sandbox.sessions.hold import Hold, Rooms
+from mcp_sandbox.sessions.listing import statuses
 from mcp_sandbox.sessions.residence import Residence
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SessionSettings
@@ -43,6 +46,7 @@ class SessionManager:
             most_per_user=self._settings.max_per_user,
             wait_s=self._settings.queue_wait_s,
         )
+        self._drain = Drain()
         self._tasks = anyio.create_task_group()
         self._rooms: Rooms | None = None
         # A hold lives as long as a session has it or its sandbox is open (then it has a slot):
@@ -58,6 +62,7 @@ class SessionManager:
             settings=self._settings,
             slots=self._slots,
             tasks=self._tasks,
+            drain=self._drain,
         )
         self._tasks.start_soon(self._empty_trash)
         return self
@@ -94,10 +99,67 @@ class SessionManager:
             await anyio.sleep(_TRASH_INTERVAL_S)
 
     async def session(self, chat: ChatId) -> Session:
-        """The chat's session; its sandbox is made at the first call that needs it."""
+        """The chat's session; its sandbox is made at the first call that needs it.
+
+        Raises:
+            Draining: this server is about to end.
+        """
+        return Session(self._hold(chat))
+
+    def _hold(self, chat: ChatId) -> Hold:
         if self._rooms is None:
             raise RuntimeError("the manager is not open: use `async with`")
         hold = self._holds.get(chat)
         if hold is None:
             hold = self._holds[chat] = Hold(chat, self._rooms)
-        return Session(hold)
+        return hold
+
+    async def list(self, user: str | None = None) -> Sequence[SessionStatus]:
+        """Every known chat, or those of a user, the last used first.
+
+        Raises:
+            OperatorError: the data root or the engine cannot be used.
+        """
+        running = await self._backend.running()
+        holds = dict(self._holds)
+        known = {*holds, *await self._workspaces.chats()}
+        times = await self._residence.times(
+            chat for chat in known if user is None or chat.user == user
+        )
+        uses = {chat: hold.use() for chat, hold in holds.items()}
+        return statuses(times, running, uses, self._backend.name)
+
+    async def stop(self, chat: ChatId) -> bool:
+        """End the chat's sandbox and all that runs in it; files stay. False when none ran."""
+        hold = self._hold(chat)
+        ran = hold.is_open
+        await hold.close()
+        return ran
+
+    async def remove(self, chat: ChatId) -> None:
+        """End the chat's sandbox, and throw its files and its home into the trash.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used.
+        """
+        await self._hold(chat).remove()
+
+    def statistics(self) -> Statistics:
+        """What this server holds now."""
+        taken = self._slots.taken()
+        return Statistics(
+            open=len(taken),
+            busy=sum(slot.is_busy for slot in taken),
+            queued=self._slots.waiting,
+            max_open=self._settings.max_open,
+        )
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new call, and wait at most so long for those under way.
+
+        Who calls now gets Draining, an OperatorError.
+        """
+        self._drain.begun = True
+        with anyio.move_on_after(seconds):
+            while any(hold.use().calls for hold in list(self._holds.values())):
+                await self._drain.next_end()
