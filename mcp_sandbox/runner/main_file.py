@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import atexit
 import builtins
-import ctypes
 import gc
 import io
 import os
 import sys
 import types
 
+from mcp_sandbox.runner import libc
 from mcp_sandbox.runner.native import signal
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
@@ -81,7 +81,7 @@ def _end(code: int, main: types.ModuleType) -> None:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     # The C library's exit: what C code has buffered or registered gets its turn.
-    ctypes.CDLL(None).exit(code)
+    libc.function("exit")(code)
 
 
 def _flush(file: object) -> bool:

@@ -7,11 +7,10 @@ every child of ours that nobody knows is killed after it.
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import itertools
 import os
 
+from mcp_sandbox.runner import libc
 from mcp_sandbox.runner.native import signal
 
 TYPE_CHECKING = False
@@ -25,12 +24,12 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_call_prctl = libc.function("prctl")
 
 
 def _prctl(option: int, value: int | bytes) -> None:
-    if _libc.prctl(option, value, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
+    if _call_prctl(option, value, 0, 0, 0) != 0:
+        number = libc.last_error()
         raise OSError(number, f"prctl({option}) failed: {os.strerror(number)}")
 
 
@@ -92,16 +91,10 @@ def rename(name: str) -> None:
     # Fields 48 and 49 of proc(5): arg_start and arg_end; the list begins at 3.
     start, end = int(fields[45]), int(fields[46])
     if start < end:
-        ctypes.memset(start, 0, end - start)
-        ctypes.memmove(start, name.encode(), min(len(name), end - start - 1))
-    environ = ctypes.POINTER(ctypes.c_void_p).in_dll(_libc, "environ")
-    for index in itertools.count():
-        variable = environ[index]
-        if not variable:
-            break
-        ctypes.memset(variable, 0, len(ctypes.string_at(variable)))
-    # Emptied strings would be handed on as variables without a name.
-    environ[0] = None
+        libc.wipe(start, end - start)
+        shown = name.encode()[: end - start - 1]
+        libc.function("memcpy")(libc.Address(start), shown, libc.Address(len(shown)))
+    libc.wipe_environment()
 
 
 def parents() -> dict[int, int]:

@@ -8,6 +8,7 @@ import os.path
 import stat
 from typing import TYPE_CHECKING, Any
 
+from mcp_sandbox.runner import libc
 from mcp_sandbox.runner.files.copying import copy_tree
 from mcp_sandbox.runner.files.paths import TEMPORARY, protect, relative, resolve, show
 from mcp_sandbox.runner.files.removal import remove_tree
@@ -94,7 +95,7 @@ def _rename_new(source: str, destination: str) -> None:
     """Rename, failing when the destination exists by then."""
     try:
         failed = _renameat2(os.fsencode(source), os.fsencode(destination))
-    except (ImportError, AttributeError):
+    except AttributeError:
         failed = errno.ENOSYS
     if failed in _NOT_OFFERED:
         if os.path.lexists(destination):
@@ -106,12 +107,9 @@ def _rename_new(source: str, destination: str) -> None:
 
 def _renameat2(source: bytes, destination: bytes) -> int:
     """The kernel's rename that refuses to replace; returns 0 or its error number."""
-    # Costs some milliseconds, and only moves need it.
-    import ctypes  # noqa: PLC0415
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    done = libc.renameat2(_AT_FDCWD, source, _AT_FDCWD, destination, _NOREPLACE)
-    return 0 if done == 0 else ctypes.get_errno()
+    rename = libc.function("renameat2")
+    done = rename(_AT_FDCWD, source, _AT_FDCWD, destination, _NOREPLACE)
+    return 0 if done == 0 else libc.last_error()
 
 
 def _move_across(source: str, destination: str, *, overwrite: bool) -> None:
