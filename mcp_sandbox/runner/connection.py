@@ -38,6 +38,7 @@ class Connection:
         self.proved = False
         # It will hang up soon, and does not count any more.
         self.leaving = False
+        self._blocked = False
         sock.setblocking(False)
         self._watch(READ)
         self._deadline = self._loop.later(_HANDSHAKE_S, self.close)
@@ -148,7 +149,9 @@ class Connection:
             self.close()
             return
         del self._out[:sent]
-        self._watch(READ | WRITE if self._out else READ)
+        if bool(self._out) != self._blocked:
+            self._blocked = not self._blocked
+            self._watch(READ | WRITE if self._blocked else READ)
 
     @property
     def calls(self) -> int:

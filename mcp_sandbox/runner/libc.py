@@ -42,6 +42,11 @@ def function(name: str) -> _Function:
     return _Function((name, _program))  # type: ignore[arg-type]
 
 
+def room_for_int() -> object:
+    """An argument for a function that gives a number back through a pointer."""
+    return _ctypes.byref(_Int())
+
+
 def last_error() -> int:
     """Why the last call failed, as an errno."""
     return _ctypes.get_errno()

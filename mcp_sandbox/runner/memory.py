@@ -12,12 +12,19 @@ class Memory:
     """Counts how often the kernel has killed here."""
 
     def __init__(self) -> None:
-        self._path = next((path for path in _FILES if os.access(path, os.R_OK)), None)
+        self._file = next(filter(None, map(_open, _FILES)), None)
 
     def kills(self) -> int:
         """How often the kernel has killed for memory so far."""
-        if self._path is None:
+        if self._file is None:
             return 0
-        with open(self._path, "rb") as file:
-            counts = [line.split()[1] for line in file if line.startswith(b"oom_kill ")]
-        return int(counts[0]) if counts else 0
+        _, _, count = os.pread(self._file, 4096, 0).partition(b"oom_kill ")
+        return int(count.split()[0]) if count else 0
+
+
+def _open(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        # Another version of control groups, or none.
+        return None

@@ -182,9 +182,12 @@ class Pool:
         elif event == "free" and speaker.listener is None and speaker in self._busy:
             self._release(speaker)
         elif speaker.listener and makes_sense(said):
-            if said["e"] == "exit":
+            if event == "exit":
                 self._notice_background(speaker, stays=said["stays"])
             speaker.listener(said)
+            # With its command the whole job has ended, unless something of it stays.
+            if event == "exit" and not said["stays"] and speaker.pid not in self._doomed:
+                self._release(speaker)
         else:
             self.kill(speaker)
             self._lost(speaker)

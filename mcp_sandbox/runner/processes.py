@@ -55,7 +55,7 @@ def become_subreaper() -> bool:
             raise
         return False
     # Old gVisor says yes to pid 1 though it knows no subreapers, and does not know the question.
-    return bool(_libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(ctypes.c_int()), 0, 0, 0) == 0)
+    return bool(_call_prctl(_PR_GET_CHILD_SUBREAPER, libc.room_for_int(), 0, 0, 0) == 0)
 
 
 def die_with_parent() -> None:

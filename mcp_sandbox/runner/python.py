@@ -58,7 +58,12 @@ def _interpreter(control: Socket) -> None:
 def _seat(control: Socket) -> None:
     processes.die_with_parent()
     send(control, {"e": "hello", "pid": os.getpid()}, [])
-    worker.serve(control, _start)
+    try:
+        worker.serve(control, _start)
+    except _Run:
+        # Closed already; who found it unclosed would warn, and close what has its number now.
+        control.detach()
+        raise
 
 
 def _start(job: dict[str, Any], fds: list[int]) -> int:
@@ -110,8 +115,16 @@ def _become(job: dict[str, Any], fds: list[int]) -> None:
         import resource  # noqa: PLC0415 - only where the workspace is full
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    os.environ.clear()
-    os.environ.update(job["env"])
+    _put_into_environment(job["env"])
+
+
+def _put_into_environment(wanted: dict[str, str]) -> None:
+    """Nearly all of it is there already, and each change copies memory."""
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 if __name__ == "__main__":

@@ -60,27 +60,30 @@ class Worker:
         job, fds = receive(self._control, MAX_HEADER + 4096, 4)
         if job is None:
             return False
+        told = False
         try:
-            self._do(job, fds)
+            told = self._do(job, fds)
         except OpError as exc:
             self._say(e="fail", code=exc.code, message=exc.message)
         except MemoryError:
             self._say(e="fail", code="too_large", message="the call ran out of memory")
         finally:
             _close(fds)
-        self._say(e="free")
+        if not told:
+            self._say(e="free")
         return True
 
-    def _do(self, job: dict[str, Any], fds: list[int]) -> None:
+    def _do(self, job: dict[str, Any], fds: list[int]) -> bool:
+        """Whether its last message has told already that we are free."""
         if job["op"] == "command":
-            self._command(job, fds)
-        else:
-            self._file_operation(job, fds)
+            return self._command(job, fds)
+        self._file_operation(job, fds)
+        return False
 
     def _say(self, **message: object) -> None:
         send(self._control, message, [])
 
-    def _command(self, job: dict[str, Any], fds: list[int]) -> None:
+    def _command(self, job: dict[str, Any], fds: list[int]) -> bool:
         since = now_coarse()
         self._say(e="begin")
         pid = self._start(job, fds)
@@ -92,6 +95,7 @@ class Worker:
         self._say(e="exit", status=status, changed=changed, stays=stays)
         if stays:
             _await(None)
+        return not stays
 
     def _file_operation(self, job: dict[str, Any], fds: list[int]) -> None:
         # Loaded at the first use: most sandboxes begin with a command.
@@ -165,11 +169,14 @@ def _offer_again(pid: int) -> None:
 def offer_to_the_oom_killer(pid: int | str) -> None:
     """Let the kernel end this process before any of ours when memory runs out."""
     try:
-        with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
-            file.write(b"1000")
+        file = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         # Ended already, or a sandbox without this file.
         return
+    try:
+        os.write(file, b"1000")
+    finally:
+        os.close(file)
 
 
 def _wait(pid: int, most_ms: int) -> None:
