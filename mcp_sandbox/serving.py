@@ -87,6 +87,7 @@ async def serve(config: Config, socket: Path) -> None:
     from mcp_sandbox.daemon.ending import Ending, begun_by_signals
     from mcp_sandbox.daemon.listener import listening
     from mcp_sandbox.daemon.lock import claimed
+    from mcp_sandbox.daemon.recent_log import recent_log
 
     ending = Ending()
     async with (
@@ -102,5 +103,16 @@ async def serve(config: Config, socket: Path) -> None:
         door = Door(listener, most=config.serve.max_connections)
         patience = Patience(idle_exit_s=config.serve.idle_exit, grace_s=config.serve.grace)
         daemon = Daemon(claim, door, ending, patience, in_use=lambda: False)
-        await daemon.run(server.serve, Control(ending, status=lambda: {"calls": server.calls()}))
+
+        def status() -> dict[str, object]:
+            return {
+                **asdict(claim.holder),
+                "data": str(config.data_dir),
+                "backend": config.backend,
+                "clients": door.connected - 1,
+                "calls": server.calls(),
+            }
+
+        with recent_log() as log:
+            await daemon.run(server.serve, Control(ending, log, status=status, more={}))
         tasks.cancel_scope.cancel()

@@ -1,7 +1,7 @@
 """The command line: argv -> configuration -> one call. Knows no rooms, only what to start.
 
 stdout carries results only; everything else goes to stderr. Exit codes: 0 done, 1 failed,
-2 wrong usage.
+2 wrong usage, 3 no daemon runs.
 """
 
 import logging
@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from mcp_sandbox import __version__
-from mcp_sandbox.cli import connect, images, init, local, serve, token
-from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.cli import connect, daemon, images, init, local, serve, token
+from mcp_sandbox.errors import NoDaemon, SandboxError
 
 logger = logging.getLogger("mcp_sandbox")
 
@@ -24,6 +24,9 @@ cli = typer.Typer(
 )
 cli.command()(serve.serve)
 cli.command()(connect.connect)
+cli.command()(daemon.status)
+cli.command()(daemon.logs)
+cli.command()(daemon.shutdown)
 cli.command()(local.stdio)
 cli.command(name="config")(local.show_config)
 cli.command()(local.doctor)
@@ -51,7 +54,7 @@ def _fail(exc: BaseException) -> int:
         print(f"error: {exc}", file=sys.stderr)
     else:
         logger.error("this should not have happened; please report it", exc_info=exc)
-    return 1
+    return 3 if isinstance(exc, NoDaemon) else 1
 
 
 def _show_version(wanted: bool) -> None:

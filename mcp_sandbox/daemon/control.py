@@ -8,32 +8,51 @@ import anyio
 from mcp_sandbox.daemon.connection import Connection
 from mcp_sandbox.daemon.ending import Ending
 from mcp_sandbox.daemon.greeting import ControlGreeting
+from mcp_sandbox.daemon.recent_log import RecentLog
 from mcp_sandbox.errors import InvalidArgument, SandboxError
 
 JsonObject = Mapping[str, Any]
-Command = Callable[[JsonObject], Awaitable[JsonObject]]
+Tell = Callable[[JsonObject], Awaitable[None]]
+Command = Callable[[JsonObject, Tell], Awaitable[JsonObject]]
+"""Takes arguments and a way to tell events; returns the result."""
+
+_LOOK_S = 0.2
 
 
 class Control:
-    """Answers control connections."""
+    """Answers control connections: with `status`, `logs`, `shutdown`, `hand-over` and `more`."""
 
-    def __init__(self, ending: Ending, *, status: Callable[[], JsonObject]) -> None:
+    def __init__(
+        self,
+        ending: Ending,
+        log: RecentLog,
+        *,
+        status: Callable[[], JsonObject],
+        more: Mapping[str, Command],
+    ) -> None:
         self._ending = ending
+        self._log = log
         self._status = status
         self._commands: Mapping[str, Command] = {
             "status": self._tell_status,
+            "logs": self._logs,
             "shutdown": self._shut_down,
             "hand-over": self._hand_over,
+            **more,
         }
 
     async def answer(self, connection: Connection, said: ControlGreeting) -> None:
         """Do one command; a client that hangs up meanwhile wants it no more."""
+
+        async def tell(event: JsonObject) -> None:
+            await connection.tell({"event": event})
+
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_cancel_when_gone, connection, tasks.cancel_scope)
-            await connection.tell(await self._do(said))
+            await connection.tell(await self._do(said, tell))
             tasks.cancel_scope.cancel()
 
-    async def _do(self, said: ControlGreeting) -> JsonObject:
+    async def _do(self, said: ControlGreeting, tell: Tell) -> JsonObject:
         command = self._commands.get(said.command)
         try:
             if command is None:
@@ -41,18 +60,35 @@ class Control:
                     f"there is no command {said.command[:60]!r}: the daemon knows "
                     f"{', '.join(self._commands)}"
                 )
-            return {"result": await command(said.arguments)}
+            return {"result": await command(said.arguments, tell)}
         except SandboxError as exc:
             return {"error": str(exc)}
 
-    async def _tell_status(self, _arguments: JsonObject) -> JsonObject:
+    async def _tell_status(self, _arguments: JsonObject, _tell: Tell) -> JsonObject:
         return self._status()
 
-    async def _shut_down(self, _arguments: JsonObject) -> JsonObject:
+    async def _logs(self, arguments: JsonObject, tell: Tell) -> JsonObject:
+        """Tell the last `lines` lines, and with `follow` those that come until the ending."""
+        wanted = arguments.get("lines")
+        lines = self._log.after(0)
+        if isinstance(wanted, int) and wanted >= 0:
+            lines = lines[len(lines) - wanted :] if wanted < len(lines) else lines
+        seen = 0
+        while True:
+            for number, line in lines:
+                await tell({"line": line})
+                seen = number
+            if not arguments.get("follow") or self._ending.begun.is_set():
+                return {}
+            with anyio.move_on_after(_LOOK_S):
+                await self._ending.begun.wait()
+            lines = self._log.after(seen)
+
+    async def _shut_down(self, _arguments: JsonObject, _tell: Tell) -> JsonObject:
         self._ending.begin("shutdown")
         return {}
 
-    async def _hand_over(self, _arguments: JsonObject) -> JsonObject:
+    async def _hand_over(self, _arguments: JsonObject, _tell: Tell) -> JsonObject:
         """Return when another daemon may take the data root; what runs here goes on."""
         self._ending.begin("hand-over")
         await self._ending.claim_released.wait()

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 from anyio.abc import ByteStream, Process
@@ -41,6 +41,14 @@ class Place:
         # What a killed daemon leaves ends itself soon.
         ends = {"MCP_SANDBOX_SESSIONS__IDLE": "2s"}
         return {**known, **ends, **self.more, "HOME": str(self.home), "PYTHONPATH": str(ROOT)}
+
+
+class Done(NamedTuple):
+    """How a command line ended."""
+
+    code: int
+    out: str
+    err: str
 
 
 def place(
@@ -174,6 +182,19 @@ async def in_chat(place: Place, chat: str, **more: object) -> AsyncGenerator[Cli
         assert answer["ok"], answer
         await client.initialize()
         yield client
+
+
+async def command(place: Place, name: str, *arguments: str, stdin: bytes = b"") -> Done:
+    """Run a command line as a person would."""
+    with anyio.fail_after(40):
+        done = await anyio.run_process(
+            place.command(name, *arguments),
+            input=stdin,
+            check=False,
+            env=place.environment(),
+            cwd="/",
+        )
+    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 async def control(place: Place, command: str, **arguments: object) -> Any:

@@ -1,0 +1,76 @@
+"""`status`, `logs`, `shutdown`: the daemon itself."""
+
+import json
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from mcp_sandbox.cli.options import AsJson, Socket, console, socket_path
+from mcp_sandbox.cli.words import since
+from mcp_sandbox.config.environment import state_folder
+from mcp_sandbox.daemon.client import ask, shut_down
+from mcp_sandbox.errors import NoDaemon
+
+
+def status(as_json: AsJson = False, socket: Socket = None) -> None:
+    """Show the daemon, and how much it has to do."""
+    found = ask(socket_path(socket), "status")
+    if as_json:
+        print(json.dumps(found))
+        return
+    table = Table(box=None, show_header=False)
+    started = datetime.fromisoformat(found["started"])
+    table.add_row("daemon", f"pid {found['pid']}, version {found['version']}")
+    table.add_row("started", since(started, datetime.now(UTC)))
+    for name in ("socket", "data", "backend"):
+        table.add_row(name, str(found[name]))
+    table.add_row("clients", f"{found['clients']} connected")
+    console().print(table)
+    if found["calls"]:
+        console().print(_calls(found["calls"]))
+
+
+def _calls(calls: list[dict[str, Any]]) -> Table:
+    table = Table("tool", "calls", "failed", "mean", box=None)
+    for row in calls:
+        table.add_row(
+            row["tool"], str(row["calls"]), str(row["failed"]), f"{row['mean_ms']:.1f} ms"
+        )
+    return table
+
+
+def logs(
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
+    ] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", min=0, help="How many of the last lines.")
+    ] = 100,
+    socket: Socket = None,
+) -> None:
+    """Print the last lines of the daemon's log."""
+    try:
+        ask(
+            socket_path(socket),
+            "logs",
+            on_event=lambda event: print(event["line"], flush=follow),
+            follow=follow,
+            lines=lines,
+        )
+    except NoDaemon as exc:
+        file = state_folder() / "daemon.log"
+        raise NoDaemon(f"{exc}; the log of those before is in {file}") from exc
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+def shutdown(
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="How long to wait for its end.")
+    ] = 60.0,
+    socket: Socket = None,
+) -> None:
+    """End the daemon: running calls may finish, files stay."""
+    print(f"the daemon (pid {shut_down(socket_path(socket), timeout_s=timeout)}) has ended")

@@ -1,0 +1,133 @@
+"""The command line's side of the socket: one command to the daemon, its events and its result."""
+
+import json
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from mcp_sandbox.daemon.greeting import PROTOCOL
+from mcp_sandbox.errors import NoDaemon, OperatorError
+
+JsonObject = Mapping[str, Any]
+
+# A daemon that has just begun answers late; one that is stuck never does.
+_ANSWER_S = 30.0
+_MAX_LINE = 16 << 20
+
+
+class Conversation:
+    """A command under way. `daemon` is what the daemon says of itself."""
+
+    def __init__(self, connection: socket.socket, lines: BufferedReader) -> None:
+        self.connection = connection
+        self.lines = lines
+        self.daemon = self.receive()
+        if not self.daemon.get("ok"):
+            raise OperatorError(str(self.daemon.get("error")))
+
+    def receive(self) -> JsonObject:
+        """The next message.
+
+        Raises:
+            OperatorError: it is the word that the command failed.
+            NoDaemon: the daemon hung up.
+        """
+        line = self.lines.readline(_MAX_LINE)
+        if not line.endswith(b"\n"):
+            raise NoDaemon("the daemon ended before it had answered: look with `mcp-sandbox logs`")
+        message: JsonObject = json.loads(line)
+        if "error" in message:
+            raise OperatorError(str(message["error"]))
+        return message
+
+
+@contextmanager
+def conversation(path: Path, command: str, arguments: JsonObject) -> Generator[Conversation]:
+    """Give the daemon at `path` a command.
+
+    Raises:
+        NoDaemon: none answers there.
+        OperatorError: it refuses.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_ANSWER_S)
+        try:
+            connection.connect(str(path))
+            _check_peer(connection, path)
+            connection.sendall(_greeting(command, arguments))
+            with connection.makefile("rb") as lines:
+                begun = Conversation(connection, lines)
+                connection.settimeout(None)
+                yield begun
+        except TimeoutError as exc:
+            raise NoDaemon(
+                f"the daemon on {path} does not answer: end it with `kill`, and try again"
+            ) from exc
+        except (FileNotFoundError, ConnectionError) as exc:
+            raise NoDaemon(
+                f"no daemon runs here (none listens on {path}): start one with `mcp-sandbox "
+                "serve`, or it starts with your agent"
+            ) from exc
+        except OSError as exc:
+            raise NoDaemon(f"the socket {path} cannot be used: {exc.strerror or exc}") from exc
+
+
+def ask(
+    path: Path,
+    command: str,
+    *,
+    on_event: Callable[[JsonObject], None] = lambda _event: None,
+    **arguments: object,
+) -> JsonObject:
+    """Return the result of a command; `on_event` gets what comes before it.
+
+    Raises:
+        NoDaemon: none answers at `path`.
+        OperatorError: the command failed.
+    """
+    with conversation(path, command, arguments) as talk:
+        while "result" not in (message := talk.receive()):
+            on_event(message["event"])
+        result: JsonObject = message["result"]
+        return result
+
+
+def shut_down(path: Path, *, timeout_s: float) -> int:
+    """Ask the daemon to end, wait until it has, and return its process number.
+
+    Raises:
+        NoDaemon: none answers at `path`.
+        OperatorError: it has not ended within `timeout_s`.
+    """
+    with conversation(path, "shutdown", {}) as talk:
+        pid = int(talk.daemon["pid"])
+        process = os.pidfd_open(pid)
+        try:
+            talk.receive()
+            if not select.select([process], [], [], timeout_s)[0]:
+                raise OperatorError(
+                    f"the daemon (pid {pid}) has not ended within {timeout_s:g} s: end it with "
+                    f"`kill -9 {pid}`; no file is lost"
+                )
+        finally:
+            os.close(process)
+        return pid
+
+
+def _check_peer(connection: socket.socket, path: Path) -> None:
+    """Commands are for our own daemon only."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    uid = struct.unpack("3i", credentials)[1]
+    if os.geteuid() not in (0, uid):
+        raise OperatorError(f"{path} belongs to a daemon of the user with uid {uid}, not to yours")
+
+
+def _greeting(command: str, arguments: JsonObject) -> bytes:
+    said = {"mcp-sandbox": PROTOCOL, "role": "control", "command": command, "arguments": arguments}
+    return json.dumps(said).encode() + b"\n"

@@ -1,0 +1,103 @@
+"""The command line of a person, against a real daemon."""
+
+import json
+import signal
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+
+import anyio
+import pytest
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from tests.daemon.running import command, control, in_chat, place, running
+
+
+@pytest.mark.parametrize("name", ["status", "logs", "shutdown"])
+async def test_without_a_daemon_a_command_says_how_to_start_one(tmp_path: Path, name: str) -> None:
+    done = await command(place(tmp_path), name)
+    assert (done.code, done.out) == (3, "")
+    assert "mcp-sandbox serve" in done.err
+    assert "Traceback" not in done.err
+
+
+async def test_a_stale_socket_is_no_daemon(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    where.socket.parent.mkdir(mode=0o700)
+    async with await anyio.create_unix_listener(where.socket):
+        pass
+    done = await command(where, "status")
+    assert (done.code, done.out) == (3, "")
+
+
+async def test_status_tells_of_the_daemon_and_its_calls(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where) as daemon, in_chat(where, "a") as client:
+        await client.exec("true")
+        shown = await command(where, "status")
+        assert shown.code == 0
+        for text in (f"pid {daemon.process.pid}", str(where.data), "1 connected", "exec", "ago"):
+            assert text in shown.out.replace("just now", "ago")
+        told = json.loads((await command(where, "status", "--json")).out)
+        assert (told["pid"], told["clients"]) == (daemon.process.pid, 1)
+
+
+async def test_logs_show_the_last_lines(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where), in_chat(where, "named-chat") as client:
+        await client.exec("true")
+        shown = await command(where, "logs")
+        assert shown.code == 0
+        assert "named-chat" in shown.out
+        assert len((await command(where, "logs", "-n", "1")).out.splitlines()) == 1
+        assert (await command(where, "logs", "-n", "0")).out == ""
+
+
+async def test_logs_follow_until_interrupted(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where), in_chat(where, "early") as early:
+        await early.exec("true")
+        async with await anyio.open_process(
+            where.command("logs", "-f"),
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=where.environment(),
+        ) as process:
+            assert process.stdout
+            lines = BufferedByteReceiveStream(process.stdout)
+            while b"early" not in await lines.receive_until(b"\n", 10_000):
+                pass
+            async with in_chat(where, "late") as late:
+                await late.exec("true")
+            while b"late" not in await lines.receive_until(b"\n", 10_000):
+                pass
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() == 0
+
+
+async def test_following_the_log_ends_with_the_daemon(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where) as daemon:
+        async with await anyio.open_process(
+            where.command("logs", "-f"), stdin=DEVNULL, env=where.environment()
+        ) as process:
+            assert process.stdout
+            await process.stdout.receive()
+            daemon.process.terminate()
+            assert await process.wait() == 0
+            assert await daemon.end() == 0
+
+
+async def test_shutdown_returns_when_the_daemon_has_ended(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where) as daemon:
+        done = await command(where, "shutdown")
+        assert done.code == 0
+        assert f"pid {daemon.process.pid}" in done.out
+        assert await daemon.end() == 0
+
+
+async def test_a_command_that_the_daemon_does_not_know_is_answered(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where):
+        assert "status" in (await control(where, "nonsense"))["error"]
