@@ -44,10 +44,10 @@ class ChatDirectories:
 
 @dataclass(frozen=True)
 class TrashItem:
-    """Something discarded; `chat` is "user/chat" where that is known, times since the epoch."""
+    """Something discarded; whose it was, where that is known, and when, since the epoch."""
 
     name: str
-    chat: str | None
+    chat: ChatId | None
     discarded_at: float
     allocated_bytes: int
 
@@ -113,13 +113,13 @@ class Workspaces:
         """
         return await to_thread.run_sync(self._chats, limiter=self._layout_limiter)
 
-    async def trashed(self) -> Sequence[TrashItem]:
-        """What the trash holds, and how much it is.
+    async def trashed(self, *, measured: bool = True) -> Sequence[TrashItem]:
+        """What the trash holds; unless `measured`, without how much it is.
 
         Raises:
             StorageUnavailable: the data root cannot be used.
         """
-        return await to_thread.run_sync(self._trashed, limiter=self._trash_limiter)
+        return await to_thread.run_sync(self._trashed, measured, limiter=self._trash_limiter)
 
     async def empty_trash(
         self,
@@ -206,18 +206,18 @@ class Workspaces:
         with layout.sandbox_directory(self._data_root) as sandbox:
             return census.chats(sandbox)
 
-    def _trashed(self) -> Sequence[TrashItem]:
+    def _trashed(self, measured: bool) -> Sequence[TrashItem]:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             bin_ = layout.enter(stack, sandbox, "trash")
-            return [self._trash_item(bin_, *item) for item in trash.items(bin_).items()]
-
-    def _trash_item(self, bin_: int, name: str, discarded_at: float) -> TrashItem:
-        size = 0
-        with suppress(OSError), ExitStack() as stack:
-            item = open_directory(bin_, name.encode())
-            stack.callback(os.close, item)
-            size = measure([item], checkpoint=from_thread.check_cancelled).allocated_bytes
-        return TrashItem(name, trash.owner(bin_, name), discarded_at, size)
+            return [
+                TrashItem(
+                    name,
+                    trash.owner(bin_, name),
+                    discarded_at,
+                    _allocated_bytes(bin_, name) if measured else 0,
+                )
+                for name, discarded_at in trash.items(bin_).items()
+            ]
 
     def _empty_trash(self, is_due: Callable[[str], bool]) -> trash.TrashReport:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
@@ -275,6 +275,14 @@ class Workspaces:
 
     def _path(self, kind: str, chat: ChatId) -> Path:
         return self._data_root / "sandbox" / kind / chat.user / f"chat-{chat.chat}"
+
+
+def _allocated_bytes(bin_: int, name: str) -> int:
+    with suppress(OSError), ExitStack() as stack:
+        item = open_directory(bin_, name.encode())
+        stack.callback(os.close, item)
+        return measure([item], checkpoint=from_thread.check_cancelled).allocated_bytes
+    return 0
 
 
 def tree_name(chat: ChatId) -> bytes:

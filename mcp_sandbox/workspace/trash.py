@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.beneath import (
     create_file,
@@ -94,14 +95,18 @@ def items(trash: int) -> dict[str, float]:
     return {name: when for name, when in sorted(found.items()) if when is not None}
 
 
-def owner(trash: int, name: str) -> str | None:
-    """Whose an item was, as "user/chat"; None when it does not say."""
+def owner(trash: int, name: str) -> ChatId | None:
+    """Whose an item was; None when it does not say."""
     try:
         file = open_file(trash, f"{name}/chat".encode())
     except OSError:
         return None
     with os.fdopen(file, "rb") as stream:
-        return stream.read(512).decode(errors="replace").rstrip()
+        user, _, chat = stream.read(512).decode(errors="replace").rstrip().partition("/")
+    try:
+        return ChatId(user, chat)
+    except InvalidArgument:
+        return None
 
 
 def empty(
@@ -122,7 +127,7 @@ def empty(
 def drop_earlier(trash: int, chat: ChatId, keep: str, checkpoint: Callable[[], None]) -> None:
     """Delete what the chat discarded before `keep`: or resets would fill the disk for a day."""
     for name in items(trash):
-        if name != keep and owner(trash, name) == str(chat):
+        if name != keep and owner(trash, name) == chat:
             _delete_item(trash, name.encode(), checkpoint)
 
 

@@ -44,7 +44,7 @@ async def test_a_removed_chat_is_in_the_trash_and_makes_no_new_trees(tmp_path: P
     assert await workspaces.chats() == []
     assert not found.home.exists()
     (item,) = await workspaces.trashed()
-    assert (item.chat, item.discarded_at) == ("ann/a", 1_700_000_000.0)
+    assert (item.chat, item.discarded_at) == (A, 1_700_000_000.0)
     assert item.allocated_bytes >= 100_000
     kept = tmp_path / "data" / "sandbox" / "trash" / item.name
     assert (kept / "home" / "history").read_text() == "mine"

@@ -1,0 +1,175 @@
+"""Removes the files of chats that nobody used for long, through the trash, and empties the trash.
+
+What is due is decided in workspace.retention; this looks, and does it.
+"""
+
+import logging
+from collections.abc import Collection, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from anyio import to_thread
+
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.clock import Clock, recall, remember
+from mcp_sandbox.sessions.ledger import Ledger
+from mcp_sandbox.workspace.directory import TRASH_KEPT_S, Workspaces
+from mcp_sandbox.workspace.retention import Age, Ages, Due, Moment, due, in_words, outdated
+
+logger = logging.getLogger(__name__)
+
+
+class Guard(Protocol):
+    """What keeps files from being removed while somebody uses them."""
+
+    def lock(self, chat: ChatId) -> AbstractAsyncContextManager[object]:
+        """Nobody opens or removes the chat meanwhile, in no server of this data root."""
+        ...
+
+    async def in_use(self) -> Collection[ChatId]:
+        """The chats that have a sandbox, whoever opened it."""
+        ...
+
+
+@dataclass(frozen=True)
+class GcItem:
+    """Something that is, or would be, removed: a chat "user/chat", or an item of the trash."""
+
+    kind: Literal["workspace", "trash"]
+    what: str
+    why: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class GcReport:
+    """What was removed; after a dry run, what would be. A workspace goes to the trash first."""
+
+    dry_run: bool
+    items: tuple[GcItem, ...]
+
+
+class Cleaning:
+    """Looks again and again, so that it knows how old things are whatever a clock says."""
+
+    def __init__(
+        self,
+        workspaces: Workspaces,
+        ledger: Ledger,
+        *,
+        data_root: Path,
+        keep_s: float,
+        clock: Clock,
+        guard: Guard,
+    ) -> None:
+        """`keep_s` is the retention; 0 keeps everything."""
+        self._workspaces = workspaces
+        self._ledger = ledger
+        self._data_root = data_root
+        self._keep_s = keep_s
+        self._clock = clock
+        self._guard = guard
+        self._ages: _AllAges | None = None
+
+    async def look(self) -> None:
+        """Take in what there is; what is not seen twice is not removed on schedule.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used.
+        """
+        await self._look()
+
+    async def collect(self, *, dry_run: bool = False, watched_s: float = 0.0) -> GcReport:
+        """Remove what is due and was watched for so long, or with `dry_run` only say what is.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used.
+        """
+        seen = await self._look()
+        in_use = await self._guard.in_use()
+        found = due(seen.chats, keep_s=self._keep_s, in_use=in_use, watched_s=watched_s)
+        items = [item for one in found if (item := await self._take(one, dry_run))]
+        items += await self._empty_trash(seen, watched_s, dry_run)
+        return GcReport(dry_run, tuple(items))
+
+    async def _look(self) -> "_Seen":
+        now = self._clock()
+        if self._ages is None:
+            anchor = await to_thread.run_sync(recall, self._data_root, now)
+            self._ages = _AllAges(anchor, Ages(anchor), Ages(anchor))
+        # Before the directories: a record that comes in between has its directory.
+        await self._ledger.write()
+        await self._ledger.read()
+        known = self._ledger.all()
+        items = await self._workspaces.trashed(measured=False)
+        chats = await self._workspaces.chats()
+        self._ledger.add_missing(chats)
+        here = {*chats, *(item.chat for item in items)}
+        for record in known:
+            if record.chat not in here:
+                self._ledger.forget(record.chat)
+        stamps = {record.chat: record.last_used_at.timestamp() for record in self._ledger.all()}
+        await to_thread.run_sync(self._remember, now, self._ages.anchor)
+        return _Seen(
+            self._ages.chats.look({chat: stamps.get(chat) for chat in chats}, now),
+            self._ages.trash.look({item.name: item.discarded_at for item in items}, now),
+        )
+
+    def _remember(self, now: Moment, anchor: Moment) -> None:
+        try:
+            remember(self._data_root, now, anchor)
+        except OSError as exc:
+            logger.warning("the time could not be written down for the next server: %s", exc)
+
+    async def _take(self, one: Due, dry_run: bool) -> GcItem | None:
+        """Throw a chat's files into the trash, unless it was used since it was looked at."""
+        chat = one.chat
+        size = (await self._workspaces.meter(chat).usage()).used_bytes
+        if not dry_run and not await self._remove(chat):
+            return None
+        return GcItem("workspace", str(chat), one.why, size)
+
+    async def _remove(self, chat: ChatId) -> bool:
+        before = self._ledger.get(chat)
+        async with self._guard.lock(chat):
+            await self._ledger.read()
+            if chat in await self._guard.in_use() or self._ledger.get(chat) != before:
+                return False
+            await self._workspaces.remove(chat)
+        self._ledger.note(chat, "terminated")
+        logger.info("chat %s: its files are in the trash, nobody used it for long", chat)
+        return True
+
+    async def _empty_trash(self, seen: "_Seen", watched_s: float, dry_run: bool) -> list[GcItem]:
+        old = set(outdated(seen.trash, TRASH_KEPT_S, watched_s))
+        items = [item for item in await self._workspaces.trashed() if item.name in old]
+        if not dry_run:
+            report = await self._workspaces.empty_trash(is_due=old.__contains__)
+            if report.stuck:
+                logger.warning("the trash holds what cannot be deleted: %s", report.stuck)
+            items = [item for item in items if item.name in report.deleted]
+        return [
+            GcItem(
+                "trash",
+                str(item.chat or item.name),
+                f"discarded {in_words(seen.trash[item.name].idle_s)} ago; kept for "
+                f"{in_words(TRASH_KEPT_S)}",
+                item.allocated_bytes,
+            )
+            for item in items
+        ]
+
+
+@dataclass(frozen=True)
+class _AllAges:
+    anchor: Moment
+    chats: Ages[ChatId]
+    trash: Ages[str]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    chats: Mapping[ChatId, Age]
+    trash: Mapping[str, Age]

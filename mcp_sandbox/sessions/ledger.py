@@ -1,0 +1,165 @@
+"""What is known of every chat, kept in memory and written to the store behind the calls.
+
+The store may fail at any time: then what would have been written is kept, and tried again.
+"""
+
+import logging
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import anyio
+
+from mcp_sandbox.errors import StorageUnavailable
+from mcp_sandbox.models import BackendName, ChatId, SandboxId, SessionState
+from mcp_sandbox.sessions.clock import Clock
+from mcp_sandbox.sessions.store import SessionRecord, SessionStore
+
+logger = logging.getLogger(__name__)
+
+
+class Ledger:
+    """The records of one data root, as this process knows them."""
+
+    def __init__(self, store: SessionStore, backend: BackendName, clock: Clock) -> None:
+        self._store = store
+        self._backend = backend
+        self._clock = clock
+        self._records: dict[ChatId, SessionRecord] = {}
+        # To be written: whole records, times of use, and chats to forget.
+        self._changed: set[ChatId] = set()
+        self._used: dict[ChatId, float] = {}
+        self._removed: set[ChatId] = set()
+        self._used_at: dict[ChatId, float] = {}
+        self._failing = False
+        self.news = anyio.Event()
+
+    def get(self, chat: ChatId) -> SessionRecord | None:
+        """The chat's record, as far as this process knows."""
+        return self._records.get(chat)
+
+    def all(self, user: str | None = None) -> Sequence[SessionRecord]:
+        """Every record, or those of a user, the last used first."""
+        found = [record for record in self._records.values() if user in (None, record.chat.user)]
+        return sorted(found, key=lambda record: record.last_used_at, reverse=True)
+
+    def used(self, chat: ChatId) -> None:
+        """It is used just now. Costs nothing: it is written later."""
+        now = self._clock()
+        self._used_at[chat], self._used[chat] = now.steady_s, now.wall_s
+
+    def idle_s(self, chat: ChatId) -> float:
+        """How long ago this process used the chat last; 0 from when it is asked for first."""
+        now_s = self._clock().steady_s
+        return now_s - self._used_at.setdefault(chat, now_s)
+
+    def note(
+        self,
+        chat: ChatId,
+        state: SessionState,
+        *,
+        sandbox_id: SandboxId | None = None,
+        image: str | None = None,
+        spec: str | None = None,
+    ) -> None:
+        """Its state is another one. Without `image` and `spec` they stay what they were."""
+        known = self._records.get(chat) or self._new(chat)
+        self._records[chat] = replace(
+            known,
+            backend=self._backend,
+            state=state,
+            sandbox_id=sandbox_id,
+            image=known.image if image is None else image,
+            spec=known.spec if spec is None else spec,
+        )
+        self._changed.add(chat)
+        self._removed.discard(chat)
+        self.news.set()
+
+    def forget(self, chat: ChatId) -> None:
+        """It exists no longer."""
+        for known in (self._records, self._used, self._used_at):
+            known.pop(chat, None)
+        self._changed.discard(chat)
+        self._removed.add(chat)
+        self.news.set()
+
+    def add_missing(self, chats: Iterable[ChatId]) -> None:
+        """Know these chats, too; when they were used last nobody knows, so it counts as now."""
+        for chat in chats:
+            if chat not in self._records:
+                self.note(chat, "warm")
+
+    async def read(self) -> None:
+        """Take in what other processes wrote; a store that cannot be read changes nothing."""
+        try:
+            found = {record.chat: record for record in await self._store.all()}
+        except StorageUnavailable as exc:
+            self._fail(exc)
+            return
+        unwritten = {chat: self._records[chat] for chat in self._changed}
+        # What the store lost is still known here.
+        for chat in self._records.keys() - found.keys() - unwritten.keys():
+            if chat in self._used_at:
+                unwritten[chat] = self._records[chat]
+                self._changed.add(chat)
+        self._records = {**found, **unwritten}
+        for chat in self._removed:
+            self._records.pop(chat, None)
+
+    async def write(self) -> None:
+        """Write what there is to write; what cannot be written now stays for the next time."""
+        self.news = anyio.Event()
+        used, self._used = self._used, {}
+        changed, self._changed = self._changed, set()
+        removed, self._removed = self._removed, set()
+        times = {chat: datetime.fromtimestamp(when, UTC) for chat, when in used.items()}
+        for chat, when in times.items():
+            if record := self._records.get(chat):
+                self._records[chat] = replace(record, last_used_at=when)
+        written = False
+        try:
+            await self._write(changed, removed, times)
+            written, self._failing = True, False
+        except StorageUnavailable as exc:
+            self._fail(exc)
+        finally:
+            if not written:
+                self._used = {**used, **self._used}
+                self._changed |= changed - self._removed
+                self._removed |= removed - self._changed
+
+    async def _write(
+        self, changed: set[ChatId], removed: set[ChatId], used: Mapping[ChatId, datetime]
+    ) -> None:
+        for chat in removed:
+            await self._store.remove(chat)
+        for chat in changed:
+            if record := self._records.get(chat):
+                await self._store.put(record)
+        if used:
+            await self._store.touch(used)
+
+    def _new(self, chat: ChatId) -> SessionRecord:
+        now = self._now()
+        return SessionRecord(
+            id=secrets.token_hex(8),
+            chat=chat,
+            backend=self._backend,
+            sandbox_id=None,
+            state="warm",
+            created_at=now,
+            last_used_at=now,
+            image=None,
+            spec="",
+        )
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock().wall_s, UTC)
+
+    def _fail(self, problem: StorageUnavailable) -> None:
+        # Once: it is tried again every few seconds.
+        if not self._failing:
+            logger.warning("%s; trying again until it works", problem)
+        self._failing = True
