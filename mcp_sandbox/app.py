@@ -19,7 +19,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sandbox.backends.base import Backend
-from mcp_sandbox.config import Config, load_config
+from mcp_sandbox.config import Config, load_config, own_folders
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, OperatorError
 from mcp_sandbox.models import BackendName, ChatId
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.session import Session
     from mcp_sandbox.sessions.settings import SessionSettings
+    from mcp_sandbox.workspace.projects import ClientFolders, Projects
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +103,12 @@ async def _first_that_isolates(config: Config, stack: AsyncExitStack) -> Choice:
 
 
 @asynccontextmanager
-async def open_manager(config: Config) -> AsyncGenerator["SessionManager"]:
+async def open_manager(
+    config: Config, folders: "ClientFolders | None" = None
+) -> AsyncGenerator["SessionManager"]:
     """Open the manager of all chats of a data root; what it opened ends with the block.
+
+    `folders` says in which folders the clients of the chats work.
 
     Raises:
         OperatorError: no backend works here, or the data root cannot be used.
@@ -123,8 +128,24 @@ async def open_manager(config: Config) -> AsyncGenerator["SessionManager"]:
             workspaces,
             data_root=config.data_dir,
             settings=_session_settings(config),
+            projects=_projects(config, name, folders),
         ) as manager:
             yield manager
+
+
+def _projects(
+    config: Config, backend: BackendName, folders: "ClientFolders | None"
+) -> "Projects | None":
+    from mcp_sandbox.workspace.projects import Projects
+
+    if folders is None:
+        return None
+    return Projects(
+        config.project,
+        config.data_dir,
+        owner=_sandbox_user(backend),
+        folders=folders,
+    )
 
 
 def _session_settings(config: Config) -> "SessionSettings":
@@ -166,9 +187,12 @@ async def temporary_data() -> AsyncGenerator[Path]:
 class LateManager:
     """Opens the manager at the first call, so that a client gets its first answer at once."""
 
-    def __init__(self, config: Config, tasks: TaskGroup) -> None:
+    def __init__(
+        self, config: Config, tasks: TaskGroup, folders: "ClientFolders | None" = None
+    ) -> None:
         self._config = config
         self._tasks = tasks
+        self._folders = folders
         self._lock = anyio.Lock()
         self._manager: SessionManager | None = None
 
@@ -181,7 +205,7 @@ class LateManager:
         """Return the manager; after a failure to open it, the next call tries again."""
         async with self._lock:
             if self._manager is None:
-                self._manager = await self._tasks.start(_hold_open, self._config)
+                self._manager = await self._tasks.start(_hold_open, self._config, self._folders)
         return self._manager
 
     async def open_early(self) -> None:
@@ -196,23 +220,35 @@ class LateManager:
         return await (await self.open()).session(chat)
 
 
-async def _hold_open(config: Config, *, task_status: "TaskStatus[SessionManager]") -> None:
-    async with open_manager(config) as manager:
+async def _hold_open(
+    config: Config, folders: "ClientFolders | None", *, task_status: "TaskStatus[SessionManager]"
+) -> None:
+    async with open_manager(config, folders) as manager:
         task_status.started(manager)
         await anyio.sleep_forever()
 
 
-async def serve_stdio(config: Config, chat: ChatId) -> None:
-    """Serve one chat on stdin and stdout until the client goes or a signal comes."""
+async def serve_stdio(config: Config, chat: ChatId, project: Path | None = None) -> None:
+    """Serve one chat on stdin and stdout until the client goes or a signal comes.
+
+    `project` is the folder that the client works in.
+    """
     from mcp_sandbox.server import transports
     from mcp_sandbox.server.identity import one_chat, sessions_by
     from mcp_sandbox.server.server import build_server
+    from mcp_sandbox.workspace.projects import ClientFolders
 
+    folders = ClientFolders(own_folders())
     async with transports.stopped_by_signals(), anyio.create_task_group() as tasks:
-        session_for = sessions_by(one_chat(chat), LateManager(config, tasks).session)
-        isolated = config.backend != "unsafe-local"
-        server = build_server(session_for, network=config.network, isolated=isolated)
-        await transports.serve_stdio(server)
+        session_for = sessions_by(one_chat(chat), LateManager(config, tasks, folders).session)
+        server = build_server(
+            session_for,
+            network=config.network,
+            project=config.project.access,
+            isolated=config.backend != "unsafe-local",
+        )
+        with folders.brought(chat, project):
+            await transports.serve_stdio(server)
         tasks.cancel_scope.cancel()
 
 

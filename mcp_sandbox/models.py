@@ -12,6 +12,7 @@ from mcp_sandbox.errors import InvalidArgument
 SandboxId = NewType("SandboxId", str)
 BackendName = Literal["docker", "bubblewrap", "unsafe-local"]
 Network = Literal["none", "open"]
+ProjectAccess = Literal["none", "ro", "rw", "copy"]
 Language = Literal["python", "bash", "javascript"]
 SessionState = Literal["warm", "starting", "running", "paused", "terminated"]
 EntryKind = Literal["file", "directory", "link", "fifo", "socket", "device"]

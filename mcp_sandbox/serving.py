@@ -12,7 +12,7 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox.app import LateManager
-from mcp_sandbox.config import Config
+from mcp_sandbox.config import Config, own_folders
 from mcp_sandbox.errors import Draining
 from mcp_sandbox.models import ChatId
 
@@ -23,14 +23,18 @@ if TYPE_CHECKING:
     from mcp_sandbox.server.server import SandboxServer
     from mcp_sandbox.sessions.session import Session
     from mcp_sandbox.telemetry.metrics import Metrics
+    from mcp_sandbox.workspace.projects import ClientFolders
 
 
 class _ChatServer:
     """One MCP server for all connections to the daemon, each with its own chat."""
 
-    def __init__(self, config: Config, manager: LateManager, ending: "Ending") -> None:
+    def __init__(
+        self, config: Config, manager: LateManager, folders: "ClientFolders", ending: "Ending"
+    ) -> None:
         self._config = config
         self._manager = manager
+        self._folders = folders
         self._ending = ending
         self._built = anyio.Event()
         self._server: SandboxServer | None = None
@@ -50,6 +54,7 @@ class _ChatServer:
         return build_server(
             sessions_by(chat_of_connection, self._session),
             network=self._config.network,
+            project=self._config.project.access,
             isolated=self._config.backend != "unsafe-local",
             counter=self.metrics,
         )
@@ -70,7 +75,8 @@ class _ChatServer:
         from mcp_sandbox.server.identity import connected_as
         from mcp_sandbox.server.transports import serve_lines
 
-        with connected_as(greeting.chat):
+        project = self._folders.brought(greeting.chat, greeting.project)
+        with connected_as(greeting.chat), project:
             await serve_lines(self._server, connection, connection, leaving=self._ending.begun)
 
 
@@ -88,6 +94,7 @@ async def serve(config: Config, socket: Path) -> None:
     from mcp_sandbox.daemon.listener import listening
     from mcp_sandbox.daemon.lock import claimed
     from mcp_sandbox.daemon.recent_log import recent_log
+    from mcp_sandbox.workspace.projects import ClientFolders
 
     ending = Ending()
     async with (
@@ -96,8 +103,9 @@ async def serve(config: Config, socket: Path) -> None:
         listening(socket) as listener,
         anyio.create_task_group() as tasks,
     ):
-        manager = LateManager(config, tasks)
-        server = _ChatServer(config, manager, ending)
+        folders = ClientFolders((*own_folders(), socket.parent))
+        manager = LateManager(config, tasks, folders)
+        server = _ChatServer(config, manager, folders, ending)
         tasks.start_soon(server.build)
         tasks.start_soon(manager.open_early)
         door = Door(listener, most=config.serve.max_connections)

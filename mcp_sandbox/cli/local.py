@@ -2,6 +2,7 @@
 
 import json
 import signal
+from pathlib import Path
 from typing import Annotated
 
 import anyio
@@ -15,6 +16,7 @@ from mcp_sandbox.cli.options import (
     ConfigFile,
     Data,
     LogFormatOption,
+    ProjectAccessOption,
     console,
     load,
 )
@@ -24,8 +26,14 @@ from mcp_sandbox.telemetry import logs
 
 
 def stdio(
+    *,
     user: Annotated[str, typer.Option(metavar="USER", help="Whose chat it is.")] = "local",
     chat: Annotated[str, typer.Option(metavar="CHAT", help="Which chat to serve.")] = "default",
+    project: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The folder for --project-dir.", show_default="here"),
+    ] = None,
+    project_dir: ProjectAccessOption = None,
     log_format: LogFormatOption = None,
     data: Data = None,
     backend: BackendOption = None,
@@ -39,10 +47,10 @@ def stdio(
         chat_id = ChatId(user, chat)
     except InvalidArgument as exc:
         raise typer.BadParameter(str(exc)) from exc
-    loaded = load(config, data, backend, log_format=log_format)
+    loaded = load(config, data, backend, log_format=log_format, project_dir=project_dir)
     if log_format is not None:
         logs.configure(loaded.config.serve.log_format)
-    anyio.run(app.serve_stdio, loaded.config, chat_id)
+    anyio.run(app.serve_stdio, loaded.config, chat_id, (project or Path()).absolute())
 
 
 def show_config(

@@ -31,6 +31,15 @@ Socket = Annotated[
     Path | None,
     typer.Option("--socket", metavar="PATH", help="Where the daemon listens.", show_default=False),
 ]
+ProjectAccessOption = Annotated[
+    str | None,
+    typer.Option(
+        "--project-dir",
+        metavar="ACCESS",
+        help="Show the client's folder at /project: none, ro, rw or copy.",
+        show_default=False,
+    ),
+]
 LogFormatOption = Annotated[
     str | None,
     typer.Option(
@@ -50,6 +59,7 @@ def load(
     *,
     idle_exit: str | None = None,
     log_format: str | None = None,
+    project_dir: str | None = None,
 ) -> Loaded:
     """Load the configuration that the command line's options lead to."""
     flags = {
@@ -57,6 +67,7 @@ def load(
         "backend": backend,
         "serve.idle_exit": idle_exit,
         "serve.log_format": log_format,
+        "project.access": project_dir,
     }
     return load_config(config, flags)
 

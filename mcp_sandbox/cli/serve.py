@@ -11,6 +11,7 @@ from mcp_sandbox.cli.options import (
     ConfigFile,
     Data,
     LogFormatOption,
+    ProjectAccessOption,
     Socket,
     load,
     socket_path,
@@ -19,6 +20,7 @@ from mcp_sandbox.telemetry import logs
 
 
 def serve(
+    *,
     socket: Socket = None,
     idle_exit: Annotated[
         str | None,
@@ -29,12 +31,20 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    project_dir: ProjectAccessOption = None,
     log_format: LogFormatOption = None,
     data: Data = None,
     backend: BackendOption = None,
     config: ConfigFile = None,
 ) -> None:
     """Serve the chats of all clients of this user; `connect` starts it when it is needed."""
-    loaded = load(config, data, backend, idle_exit=idle_exit, log_format=log_format)
+    loaded = load(
+        config,
+        data,
+        backend,
+        idle_exit=idle_exit,
+        log_format=log_format,
+        project_dir=project_dir,
+    )
     logs.configure(loaded.config.serve.log_format)
     anyio.run(serving.serve, loaded.config, socket_path(socket))

@@ -57,6 +57,11 @@ def state_folder() -> Path:
     return _base_folder("XDG_STATE_HOME", ".local/state") / "mcp-sandbox"
 
 
+def own_folders() -> tuple[Path, ...]:
+    """Return the folders of this program beside its data: whoever changes them rules over it."""
+    return default_config_file().parent, state_folder(), default_socket().parent
+
+
 def client_folder(variable: str = "") -> Path:
     """Return where another program keeps its settings: as the variable says, else at home."""
     return Path(os.environ.get(variable) or home())

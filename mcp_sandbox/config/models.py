@@ -25,7 +25,7 @@ from mcp_sandbox.config.units import (
     show_duration,
     show_size,
 )
-from mcp_sandbox.models import Limits, Network
+from mcp_sandbox.models import Limits, Network, ProjectAccess
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -147,6 +147,18 @@ class WorkspaceConfig(Section):
     )
 
 
+class ProjectConfig(Section):
+    """The folder that a client works in, shown to its chat's sandbox at /project."""
+
+    access: ProjectAccess = Field(
+        default="none",
+        description="the client's own folder at /project: none, ro (read-only), rw, or copy (taken "
+        "at the first call, without what .gitignore names)",
+    )
+    max_size: Size = Field(default=256 * MIB, ge=MIB, description="largest project to copy")
+    max_files: int = Field(default=20_000, ge=1, description="most files and folders to copy")
+
+
 class SessionsConfig(Section):
     """How long chats hold sandboxes."""
 
@@ -232,6 +244,7 @@ class Config(Section):
     docker: DockerConfig = DockerConfig()
     limits: LimitsConfig = LimitsConfig()
     workspace: WorkspaceConfig = WorkspaceConfig()
+    project: ProjectConfig = ProjectConfig()
     sessions: SessionsConfig = SessionsConfig()
     output: OutputConfig = OutputConfig()
     serve: ServeConfig = ServeConfig()

@@ -1,5 +1,6 @@
 """The MCP server: its face to clients and the tools it offers."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +14,7 @@ from mcp.shared.message import SessionMessage
 from mcp.types import CallToolResult, Icon, InputRequiredResult
 
 from mcp_sandbox import __version__
-from mcp_sandbox.models import Network
+from mcp_sandbox.models import Network, ProjectAccess
 from mcp_sandbox.server.arguments import nearest
 from mcp_sandbox.server.identity import SessionFor
 from mcp_sandbox.server.observer import CallCounter, Observer
@@ -36,6 +37,15 @@ _APART = (
     "It is not the user's machine: it does not see the user's files, and nothing you do in it can "
     "harm them."
 )
+_PROJECT: Mapping[ProjectAccess, str] = {
+    "none": _APART,
+    "ro": "It is not the user's machine: of the user's files it sees the project folder alone, at "
+    "/project, read-only. Copy to /workspace what you want to change.",
+    "rw": "It is not the user's machine: of the user's files it sees the project folder alone, at "
+    "/project. What you change there is changed for the user.",
+    "copy": "It is not the user's machine: of the user's files it sees a copy of the project "
+    "folder, at /project. What you change there stays here.",
+}
 _UNSAFE = (
     "WARNING: isolation is switched off on this server. Code runs on the user's own machine, "
     "with the user's rights and files."
@@ -90,6 +100,7 @@ def build_server(
     session_for: SessionFor,
     *,
     network: Network = "none",
+    project: ProjectAccess = "none",
     isolated: bool = True,
     counter: CallCounter | None = None,
 ) -> SandboxServer:
@@ -97,7 +108,7 @@ def build_server(
 
     `counter` is told of every call that has ended.
     """
-    about = [_WHAT, _APART, _NETWORK[network]] if isolated else [_WHAT, _UNSAFE]
+    about = [_WHAT, _PROJECT[project], _NETWORK[network]] if isolated else [_WHAT, _UNSAFE]
     warning = "" if isolated else _UNSAFE
     observer = Observer(counter)
     tools = [

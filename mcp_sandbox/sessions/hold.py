@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 import anyio
 from anyio import to_thread
@@ -22,6 +23,7 @@ from mcp_sandbox.sessions.residence import Residence
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.sessions.slots import Slots
 from mcp_sandbox.workspace.directory import ChatDirectories, Workspaces
+from mcp_sandbox.workspace.projects import Projects
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ class Rooms:
 
     backend: Backend
     workspaces: Workspaces
+    projects: Projects
     residence: Residence
     settings: SessionSettings
     slots: Slots
@@ -50,6 +53,7 @@ class Held:
     sandbox: Sandbox
     runtime: Runtime
     guard: GrowthGuard
+    project: Path | None
 
     @property
     def facts(self) -> SandboxFacts:
@@ -122,12 +126,18 @@ class Hold:
 
     async def _open(self) -> Held:
         async with self._lock:
-            if self._held and self._held.runtime.broken:
+            if self._held and (self._held.runtime.broken or self._is_elsewhere(self._held)):
                 await self._destroy(self._held)
             if self._held is None:
                 await self._rooms.slots.take(self)
                 self._held = await self._create()
             return self._held
+
+    def _is_elsewhere(self, held: Held) -> bool:
+        """The client works in another folder now, and nothing runs beside the old one."""
+        project = self._rooms.projects.folder(self.chat)
+        moved = project not in (None, held.project)
+        return moved and self._calls == 1 and not held.runtime.background.total
 
     async def _create(self) -> Held:
         """A new sandbox. Half-made is worse than late: nobody would know of it."""
@@ -143,7 +153,9 @@ class Hold:
         rooms = self._rooms
         await rooms.residence.settle(self.chat, rooms.backend.name)
         directories = await rooms.workspaces.open(self.chat)
-        sandbox = await rooms.backend.create(self._spec(directories))
+        project = rooms.projects.folder(self.chat)
+        shown = await rooms.projects.mounts(self.chat)
+        sandbox = await rooms.backend.create(self._spec(directories, shown))
         try:
             runtime = await self._connect(sandbox)
             await _check(runtime, directories)
@@ -153,20 +165,21 @@ class Hold:
             await rooms.backend.destroy(sandbox.id)
             raise
         logger.info("chat %s: opened sandbox %s", self.chat, sandbox.id)
-        return Held(sandbox, runtime, guard)
+        return Held(sandbox, runtime, guard, project)
 
     async def _connect(self, sandbox: Sandbox) -> Runtime:
         channel = Channel(await sandbox.open_channel(), sandbox.token)
         await channel.open(self._rooms.tasks)
         return Runtime(channel, keep_bytes=self._rooms.settings.keep_bytes)
 
-    def _spec(self, directories: ChatDirectories) -> SandboxSpec:
+    def _spec(self, directories: ChatDirectories, shown: tuple[Mount, ...]) -> SandboxSpec:
         settings = self._rooms.settings
         return SandboxSpec(
             mounts=(
                 Mount(directories.workspace, "/workspace"),
                 Mount(directories.home, _HOME),
                 *directories.aliases,
+                *shown,
             ),
             limits=settings.limits,
             network=settings.network,

@@ -20,6 +20,7 @@ from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.sessions.slots import Slots
 from mcp_sandbox.workspace.directory import Workspaces
+from mcp_sandbox.workspace.projects import Projects, no_projects
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +37,11 @@ class SessionManager:
         *,
         data_root: Path,
         settings: SessionSettings | None = None,
+        projects: Projects | None = None,
     ) -> None:
         self._backend = backend
         self._workspaces = workspaces
+        self._projects = projects or no_projects(data_root)
         self._settings = settings or SessionSettings()
         self._residence = Residence(data_root, may_move=self._settings.may_move)
         self._slots = Slots(
@@ -58,6 +61,7 @@ class SessionManager:
         self._rooms = Rooms(
             backend=self._backend,
             workspaces=self._workspaces,
+            projects=self._projects,
             residence=self._residence,
             settings=self._settings,
             slots=self._slots,

@@ -1,0 +1,182 @@
+"""The user's project folder in a chat's sandbox, at /project, where the operator allows it.
+
+The folder is named by the client that connects, over a socket that only the same user reaches, or
+by the command line; never by the model. What of the host must stay out of every sandbox is
+refused, however it is named.
+
+    {data root}/sandbox/project/{user}/chat-{chat}/{digest of the folder's path}    a copy
+"""
+
+import hashlib
+import json
+import logging
+import os
+import stat
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from mcp_sandbox.config import ProjectConfig, home
+from mcp_sandbox.errors import ConfigError, InvalidArgument
+from mcp_sandbox.models import ChatId, Mount
+from mcp_sandbox.workspace import layout
+
+logger = logging.getLogger(__name__)
+
+TARGET = "/project"
+_COPY_S = 120.0
+_SYSTEM = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/usr", "/var/run", "/var/lib")
+
+
+class ClientFolders:
+    """The folder that each chat's client works in, for as long as the client is connected.
+
+    `private` are folders of ours that no sandbox may show.
+    """
+
+    def __init__(self, private: Sequence[Path] = ()) -> None:
+        self.private = private
+        self._brought: dict[ChatId, list[Path]] = {}
+
+    @contextmanager
+    def brought(self, chat: ChatId, folder: Path | None) -> Generator[None]:
+        """While the block runs the chat has this folder; of several clients the last one counts."""
+        if folder is None:
+            yield
+            return
+        folders = self._brought.setdefault(chat, [])
+        folders.append(folder)
+        try:
+            yield
+        finally:
+            folders.remove(folder)
+            if not folders:
+                self._brought.pop(chat, None)
+
+    def of(self, chat: ChatId) -> Path | None:
+        """Return the chat's folder; None if no client named one."""
+        folders = self._brought.get(chat)
+        return folders[-1] if folders else None
+
+
+class Projects:
+    """What the sandbox of a chat shows of its client's folder."""
+
+    def __init__(
+        self,
+        settings: ProjectConfig,
+        data_root: Path,
+        *,
+        owner: tuple[int, int],
+        folders: ClientFolders,
+    ) -> None:
+        """`owner` is the (uid, gid) that sandboxes run as."""
+        self._settings = settings
+        self._data_root = data_root
+        self._owner = owner
+        self._folders = folders
+        self._private = (data_root, *folders.private)
+
+    def folder(self, chat: ChatId) -> Path | None:
+        """Return what the chat's sandbox is to show, None if nothing."""
+        return None if self._settings.access == "none" else self._folders.of(chat)
+
+    async def mounts(self, chat: ChatId) -> tuple[Mount, ...]:
+        """Return the mount of the chat's folder; none if it has none, or one that is refused.
+
+        Raises:
+            ConfigError: the copy cannot be made; the message says what to change.
+            StorageUnavailable: the data root cannot be used.
+        """
+        named = self.folder(chat)
+        if named is None:
+            return ()
+        try:
+            folder = await to_thread.run_sync(check_folder, named, self._private)
+        except InvalidArgument as exc:
+            logger.warning("chat %s works without its folder: %s", chat, exc)
+            return ()
+        if self._settings.access == "copy":
+            return (Mount(await self._copy(chat, folder), TARGET),)
+        return (Mount(folder, TARGET, read_only=self._settings.access == "ro"),)
+
+    async def _copy(self, chat: ChatId, folder: Path) -> Path:
+        """Make the chat's copy at its first call; later ones find it as the chat left it."""
+        tree = await to_thread.run_sync(self._tree, chat)
+        copy = tree / hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+        if await to_thread.run_sync(copy.is_dir):
+            return copy
+        order = {
+            "source": os.fsdecode(folder),
+            "target": str(copy),
+            "owner": self._owner,
+            "max_bytes": self._settings.max_size,
+            "max_files": self._settings.max_files,
+        }
+        # In a process of its own: rules of a stranger's .gitignore may take for ever to match.
+        command = [sys.executable, "-I", "-m", "mcp_sandbox.workspace.project_copy"]
+        with anyio.move_on_after(_COPY_S) as limit:
+            done = await anyio.run_process(
+                command, input=json.dumps(order).encode(), check=False, env={}, cwd="/"
+            )
+        if limit.cancelled_caught:
+            raise _not_copied(folder, f"it took longer than {_COPY_S:g} s")
+        if done.returncode:
+            raise _not_copied(folder, done.stderr.decode(errors="replace")[-500:].strip())
+        logger.info("chat %s: copied its project, %s", chat, done.stdout.decode().strip())
+        return copy
+
+    def _tree(self, chat: ChatId) -> Path:
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+            user = layout.enter(stack, sandbox, "project", chat.user)
+            tree, _ = layout.make_tree(user, f"chat-{chat.chat}".encode(), self._owner)
+            os.close(tree)
+        return self._data_root / "sandbox" / "project" / chat.user / f"chat-{chat.chat}"
+
+
+def no_projects(data_root: Path) -> Projects:
+    """Show nothing of any client."""
+    return Projects(ProjectConfig(), data_root, owner=(0, 0), folders=ClientFolders())
+
+
+def check_folder(folder: Path, private: Sequence[Path]) -> Path:
+    """Return the folder without links on the way, if a sandbox may show it.
+
+    Raises:
+        InvalidArgument: it is no folder of this user's own, or holds or lies in what must stay out.
+    """
+    try:
+        real = folder.resolve(strict=True)
+        found = real.stat()
+    except (OSError, RuntimeError) as exc:
+        raise InvalidArgument(f"the project folder {folder} cannot be used: {exc}") from exc
+    if not stat.S_ISDIR(found.st_mode):
+        raise _refused(real, "it is not a folder")
+    if found.st_uid != os.geteuid():
+        raise _refused(real, f"it belongs to uid {found.st_uid}, and this is uid {os.geteuid()}")
+    if home().resolve().is_relative_to(real):
+        raise _refused(real, "it holds the whole home of the user")
+    if any(real == Path(system) or real.is_relative_to(system) for system in _SYSTEM):
+        raise _refused(real, "it is a part of the system")
+    for place in (each.resolve() for each in private):
+        if real.is_relative_to(place) or place.is_relative_to(real):
+            raise _refused(real, f"it holds or lies in {place}, which is the server's own")
+    return real
+
+
+def _refused(folder: Path, why: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"the project folder {folder} is not shown in a sandbox: {why}; start in another folder"
+    )
+
+
+def _not_copied(folder: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"the project folder {folder} cannot be copied into the sandbox: {why}. Add what is not "
+        "needed to its .gitignore, raise project.max_size or project.max_files, or choose another "
+        "project.access"
+    )

@@ -1,0 +1,102 @@
+"""The folder of a client in its chat's sandbox, as the operator allows it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.running import dialled, in_chat, place, running
+
+BACKENDS = [
+    pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
+    pytest.param("docker", marks=pytest.mark.docker),
+]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder that everybody may write to: the rights of files hold for sandboxes, too."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "main.py").write_text("print('hello')\n")
+    (folder / "main.py").chmod(0o666)
+    (folder / ".gitignore").write_text("*.log\n")
+    (folder / "a.log").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("access", ["none", "ro", "rw", "copy"])
+async def test_the_folder_is_shown_as_the_operator_allows(
+    access: str, backend: str, tmp_path: Path, project: Path
+) -> None:
+    where = place(tmp_path, backend)
+    async with running(where, "--project-dir", access):
+        async with in_chat(where, "c", project=str(project)) as client:
+            listed = await client.exec("ls -A /project 2>&1")
+            tried = await client.exec("(echo changed > /project/main.py) 2>&1; true")
+            seen = await client.exec("cat /project/main.py 2>&1")
+    on_host = (project / "main.py").read_text()
+    if access == "none":
+        assert "No such file" in listed
+    elif access == "ro":
+        assert listed.split() == [".gitignore", "a.log", "main.py"]
+        assert "Read-only file system" in tried
+        assert (seen, on_host) == ("print('hello')\n", "print('hello')\n")
+    elif access == "rw":
+        assert listed.split() == [".gitignore", "a.log", "main.py"]
+        assert (seen, on_host) == ("changed\n", "changed\n")
+    else:
+        assert listed.split() == [".gitignore", "main.py"]
+        assert (seen, on_host) == ("changed\n", "print('hello')\n")
+
+
+@pytest.mark.bubblewrap
+async def test_another_folder_is_another_sandbox_with_the_same_files(
+    tmp_path: Path, project: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "else.txt").touch()
+    where = place(tmp_path, "bubblewrap")
+    async with running(where, "--project-dir", "ro"):
+        async with in_chat(where, "c", project=str(project)) as client:
+            assert "main.py" in await client.exec("echo kept > note; ls /project")
+        async with in_chat(where, "c") as client:
+            assert "main.py" in await client.exec("ls /project")
+        async with in_chat(where, "c", project=str(other)) as client:
+            assert await client.exec("ls /project; cat note") == "else.txt\nkept\n"
+
+
+@pytest.mark.bubblewrap
+async def test_what_must_stay_out_is_not_shown_and_the_chat_works(tmp_path: Path) -> None:
+    where = place(tmp_path, "bubblewrap")
+    (tmp_path / ".config" / "mcp-sandbox").mkdir(parents=True)
+    async with running(where, "--project-dir", "rw") as daemon:
+        for number, folder in enumerate((tmp_path, where.data, where.socket.parent, Path("/"))):
+            async with in_chat(where, f"c{number}", project=str(folder)) as client:
+                assert await client.exec("ls -d /project 2>/dev/null || echo none") == "none\n"
+        await daemon.noted("works without its folder")
+
+
+@pytest.mark.bubblewrap
+async def test_the_agent_is_told_of_the_folder_and_cannot_name_another(
+    tmp_path: Path, project: Path
+) -> None:
+    where = place(tmp_path, "bubblewrap")
+    async with running(where, "--project-dir", "ro"), dialled(where) as client:
+        assert (await client.greet(role="chat", chat="c", project=str(project)))["ok"]
+        number = await client.request(
+            "initialize",
+            {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {},
+                "clientInfo": {"name": "raw", "version": "1"},
+            },
+        )
+        said = (await client.answer(number))["result"]["instructions"]
+        tools = (await client.answer(await client.request("tools/list", {})))["result"]["tools"]
+    assert "/project, read-only" in said
+    assert "does not see the user's files" not in said
+    named = {name for tool in tools for name in tool["inputSchema"].get("properties", {})}
+    assert not {"project", "mount", "image"} & named
