@@ -149,18 +149,25 @@ def _projects(
 
 
 def _session_settings(config: Config) -> "SessionSettings":
-    from mcp_sandbox.sessions.settings import SessionSettings
+    from mcp_sandbox.sessions.settings import Lifetimes, SessionSettings
 
     return SessionSettings(
         limits=config.limits.values(),
         network=config.network,
         env=config.env,
-        idle_s=config.sessions.idle,
+        idle_s=config.sessions.orphaned,
         max_open=config.sessions.max_open,
         max_per_user=config.sessions.max_per_user,
         queue_wait_s=config.sessions.queue_wait,
         keep_bytes=config.output.kept,
         may_move=config.backend != "auto",
+        lifetimes=Lifetimes(
+            pause_after_s=config.sessions.idle,
+            remove_after_s=config.sessions.remove_after,
+            lifetime_s=config.sessions.lifetime,
+            retention_s=config.workspace.retention,
+            cleanup=config.workspace.cleanup,
+        ),
     )
 
 

@@ -170,6 +170,17 @@ class SessionsConfig(Section):
         default=30.0, description="how long a call waits while all open sandboxes are in use"
     )
     idle: Duration = Field(
+        default=900.0,
+        description="a sandbox that nobody uses is paused after this, where the backend can",
+    )
+    remove_after: Duration = Field(
+        default=3600.0, description="a sandbox that nobody uses is removed after this; files stay"
+    )
+    lifetime: Duration = Field(
+        default=86_400.0,
+        description="a sandbox is replaced after this, with all that runs in it; files stay",
+    )
+    orphaned: Duration = Field(
         default=60.0,
         ge=1,
         description="a sandbox without a server and with nothing running ends itself after this",

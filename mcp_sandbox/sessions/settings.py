@@ -7,10 +7,28 @@ from mcp_sandbox.models import Limits, Network
 
 
 @dataclass(frozen=True)
-class SessionSettings:
-    """How sandboxes of chats are made and how many are open.
+class Lifetimes:
+    """How long a sandbox, and a chat's files, stay after their last use.
 
-    `queue_wait_s`: how long a call waits when so many are open and in use.
+    A sandbox is paused, and removed, so long after; `lifetime_s` after its start it is replaced,
+    whatever runs in it. `retention_s` is for files, looked at by the cron schedule `cleanup`;
+    with 0 they stay for ever.
+    """
+
+    pause_after_s: float = 900.0
+    remove_after_s: float = 3600.0
+    lifetime_s: float = 86_400.0
+    retention_s: float = 7 * 86_400.0
+    cleanup: str = "0 3 * * *"
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """How sandboxes of chats are made, how many are open and how long.
+
+    `idle_s`: how long one that no server is connected to, and in which nothing runs, waits for a
+    server before it ends itself. `queue_wait_s`: how long a call waits when so many are open and
+    in use.
 
     `keep_bytes`: how much output of one call is kept in a file. `may_move`: the operator named
     the backend, so that a chat may change to it; otherwise it stays where it is.
@@ -25,3 +43,4 @@ class SessionSettings:
     queue_wait_s: float = 30.0
     keep_bytes: int = 64 * 1024 * 1024
     may_move: bool = True
+    lifetimes: Lifetimes = field(default_factory=Lifetimes)

@@ -223,7 +223,7 @@ async def test_chats_do_not_see_each_other(manager: SessionManager, isolated: st
 
 
 async def test_a_sandbox_that_nobody_uses_ends_itself(config: Config) -> None:
-    short = config.sessions.model_copy(update={"idle": 1.0})
+    short = config.sessions.model_copy(update={"orphaned": 1.0})
     short_lived = config.model_copy(update={"sessions": short})
     assert config.backend != "auto"
     async with open_backend(config.backend, config) as backend:

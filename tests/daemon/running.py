@@ -39,7 +39,7 @@ class Place:
     def environment(self) -> dict[str, str]:
         known = {name: os.environ[name] for name in ("PATH", "DOCKER_HOST") if name in os.environ}
         # What a killed daemon leaves ends itself soon.
-        ends = {"MCP_SANDBOX_SESSIONS__IDLE": "2s"}
+        ends = {"MCP_SANDBOX_SESSIONS__ORPHANED": "2s"}
         return {**known, **ends, **self.more, "HOME": str(self.home), "PYTHONPATH": str(ROOT)}
 
 

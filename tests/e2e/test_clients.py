@@ -39,7 +39,7 @@ def backend_name(request: pytest.FixtureRequest) -> str:
 def server(backend_name: str, data_root: Path) -> StdioServerParameters:
     arguments = ["-m", "mcp_sandbox", "stdio", "--chat", "client"]
     arguments += ["--data", str(data_root), "--backend", backend_name]
-    settings = {"MCP_SANDBOX_SESSIONS__IDLE": f"{IDLE_S}s"}
+    settings = {"MCP_SANDBOX_SESSIONS__ORPHANED": f"{IDLE_S}s"}
     return StdioServerParameters(
         command=sys.executable, args=arguments, env={**server_variables(), **settings}, cwd=ROOT
     )

@@ -65,7 +65,7 @@ async def _watch(place: Place) -> None:
 
 def _chat(plan: Plan, name: str, tally: Tally, network: str = "none") -> Chat:
     settings = {
-        "MCP_SANDBOX_SESSIONS__IDLE": f"{IDLE_S}s",
+        "MCP_SANDBOX_SESSIONS__ORPHANED": f"{IDLE_S}s",
         "MCP_SANDBOX_NETWORK": network,
     }
     return Chat(name, plan.data, plan.backend, settings, tally)
