@@ -4,13 +4,13 @@ Imports late, as the composition root does, so that the socket is there before t
 """
 
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
 
+from mcp_sandbox import __version__
 from mcp_sandbox.app import LateManager
 from mcp_sandbox.config import Config, own_folders
 from mcp_sandbox.errors import Draining
@@ -99,7 +99,7 @@ async def serve(config: Config, socket: Path) -> None:
     ending = Ending()
     async with (
         begun_by_signals(ending),
-        claimed(config.data_dir, socket, version("mcp-sandbox")) as claim,
+        claimed(config.data_dir, socket, __version__) as claim,
         listening(socket) as listener,
         anyio.create_task_group() as tasks,
     ):

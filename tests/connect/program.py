@@ -1,9 +1,9 @@
-"""A daemon for tests of the relay: `program.py SOCKET VERSION` serves scripted calls.
+"""A daemon for tests of the relay: `program.py SOCKET VERSION [stays]` serves scripted calls.
 
 The first line and the server behind it are the real ones. `exec` with the command `forever` never
 ends; anything else is echoed. What
 happens is noted on stdout. It hands over by closing its door and leaving when its clients have
-gone.
+gone, unless it `stays`.
 """
 
 import json
@@ -39,13 +39,17 @@ async def answer(what: Any, *_: Any, **__: Any) -> ExecResult:
 
 
 async def greet(
-    server: SandboxServer, version: str, tasks: TaskGroup, door: SocketListener, peer: SocketStream
+    server: SandboxServer,
+    version: str,
+    tasks: TaskGroup,
+    door: SocketListener | None,
+    peer: SocketStream,
 ) -> None:
     async with peer:
         stream = BufferedByteReceiveStream(peer)
         first = json.loads(await stream.receive_until(b"\n", 8192))
         note(first=first)
-        chat = first["chat"]
+        chat = first.get("chat")
         if chat == "refused":
             await say(peer, ok=False, error="no such chat; give another")
             return
@@ -53,6 +57,8 @@ async def greet(
         if first["role"] == "chat":
             await serve_lines(server, stream, peer)
             note(gone=chat)
+        elif door is None:
+            await say(peer, error="there is no such command")
         elif first["command"] == "hand-over":
             await door.aclose()
             await say(peer, result={})
@@ -63,13 +69,13 @@ async def say(peer: SocketStream, **fields: Any) -> None:
     await peer.send(json.dumps(fields).encode() + b"\n")
 
 
-async def main(path: str, version: str) -> None:
+async def main(path: str, version: str, leaves: bool) -> None:
     server = server_of(ScriptedSession(answer))
     async with await anyio.create_unix_listener(path) as door, anyio.create_task_group() as tasks:
         note(listening=path)
-        await door.serve(partial(greet, server, version, tasks, door), tasks)
+        await door.serve(partial(greet, server, version, tasks, door if leaves else None), tasks)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    anyio.run(main, sys.argv[1], sys.argv[2])
+    anyio.run(main, sys.argv[1], sys.argv[2], "stays" not in sys.argv)

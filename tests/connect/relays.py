@@ -111,11 +111,13 @@ class Scripted:
 
 
 @asynccontextmanager
-async def scripted(place: Place, version: str = __version__) -> AsyncGenerator[Scripted]:
+async def scripted(
+    place: Place, version: str = __version__, *manner: str
+) -> AsyncGenerator[Scripted]:
     """A scripted daemon that listens; a stale socket is replaced."""
     place.socket.parent.mkdir(mode=0o700, exist_ok=True)
     place.socket.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "tests.connect.program", str(place.socket), version]
+    command = [sys.executable, "-m", "tests.connect.program", str(place.socket), version, *manner]
     async with await anyio.open_process(
         command, stdout=PIPE, stderr=None, cwd=ROOT, env=dict(os.environ)
     ) as process:
