@@ -9,7 +9,8 @@ import os
 import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,11 +105,12 @@ async def _first_that_isolates(config: Config, stack: AsyncExitStack) -> Choice:
 
 @asynccontextmanager
 async def open_manager(
-    config: Config, folders: "ClientFolders | None" = None
+    config: Config, folders: "ClientFolders | None" = None, *, for_many: bool = False
 ) -> AsyncGenerator["SessionManager"]:
     """Open the manager of all chats of a data root; what it opened ends with the block.
 
-    `folders` says in which folders the clients of the chats work.
+    `folders` says in which folders the clients of the chats work. `for_many` new chats it is
+    worth to start sandboxes early, unless the configuration says how many.
 
     Raises:
         OperatorError: no backend works here, or the data root cannot be used.
@@ -116,19 +118,20 @@ async def open_manager(
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.manager")
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.workspace.directory import Workspaces
+    from mcp_sandbox.workspace.pool import PoolFolder
 
     async with choose_backend(config) as choice:
         name = choice.backend.name
         logger.info("backend %s: %s", name, choice.reason)
-        workspaces = Workspaces(
-            config.data_dir, owner=_sandbox_user(name), settings=config.workspace
-        )
+        owner, size = _sandbox_user(name), _pool_size(config, name, for_many)
+        folder = PoolFolder(config.data_dir, owner=owner, settings=config.workspace)
         async with SessionManager(
             choice.backend,
-            workspaces,
+            Workspaces(config.data_dir, owner=owner, settings=config.workspace),
             data_root=config.data_dir,
-            settings=_session_settings(config),
+            settings=replace(_session_settings(config), pool_size=size),
             projects=_projects(config, name, folders),
+            pool=folder if size else None,
         ) as manager:
             yield manager
 
@@ -146,6 +149,15 @@ def _projects(
         owner=_sandbox_user(backend),
         folders=folders,
     )
+
+
+def _pool_size(config: Config, backend: BackendName, for_many: bool) -> int:
+    if backend == "unsafe-local":
+        # Its runner knows its directories by their paths, so no chat can adopt them.
+        return 0
+    if config.pool.size == "auto":
+        return 1 if for_many and backend == "docker" else 0
+    return config.pool.size
 
 
 def _session_settings(config: Config) -> "SessionSettings":
@@ -168,6 +180,7 @@ def _session_settings(config: Config) -> "SessionSettings":
             retention_s=config.workspace.retention,
             cleanup=config.workspace.cleanup,
         ),
+        pool_max_age_s=config.pool.max_age,
     )
 
 
@@ -195,9 +208,15 @@ class LateManager:
     """Opens the manager at the first call, so that a client gets its first answer at once."""
 
     def __init__(
-        self, config: Config, tasks: TaskGroup, folders: "ClientFolders | None" = None
+        self,
+        config: Config,
+        tasks: TaskGroup,
+        folders: "ClientFolders | None" = None,
+        *,
+        for_many: bool = False,
     ) -> None:
         self._config = config
+        self._for_many = for_many
         self._tasks = tasks
         self._folders = folders
         self._lock = anyio.Lock()
@@ -212,7 +231,8 @@ class LateManager:
         """Return the manager; after a failure to open it, the next call tries again."""
         async with self._lock:
             if self._manager is None:
-                self._manager = await self._tasks.start(_hold_open, self._config, self._folders)
+                open_it = partial(_hold_open, self._config, self._folders, self._for_many)
+                self._manager = await self._tasks.start(open_it)
         return self._manager
 
     async def open_early(self) -> None:
@@ -228,9 +248,13 @@ class LateManager:
 
 
 async def _hold_open(
-    config: Config, folders: "ClientFolders | None", *, task_status: "TaskStatus[SessionManager]"
+    config: Config,
+    folders: "ClientFolders | None",
+    for_many: bool,
+    *,
+    task_status: "TaskStatus[SessionManager]",
 ) -> None:
-    async with open_manager(config, folders) as manager:
+    async with open_manager(config, folders, for_many=for_many) as manager:
         task_status.started(manager)
         await anyio.sleep_forever()
 

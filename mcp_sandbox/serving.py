@@ -104,7 +104,7 @@ async def serve(config: Config, socket: Path) -> None:
         anyio.create_task_group() as tasks,
     ):
         folders = ClientFolders((*own_folders(), socket.parent))
-        manager = LateManager(config, tasks, folders)
+        manager = LateManager(config, tasks, folders, for_many=True)
         server = _ChatServer(config, manager, folders, ending)
         tasks.start_soon(server.build)
         tasks.start_soon(manager.open_early)

@@ -187,6 +187,18 @@ class SessionsConfig(Section):
     )
 
 
+class PoolConfig(Section):
+    """Sandboxes that are started before anybody asks, each for one new chat."""
+
+    size: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = Field(
+        default="auto",
+        description="sandboxes that wait for new chats; auto = 1 in the daemon with docker, else 0",
+    )
+    max_age: Duration = Field(
+        default=3600.0, ge=10, description="one that waited so long is replaced by a new one"
+    )
+
+
 class OutputConfig(Section):
     """What becomes of long output."""
 
@@ -257,6 +269,7 @@ class Config(Section):
     workspace: WorkspaceConfig = WorkspaceConfig()
     project: ProjectConfig = ProjectConfig()
     sessions: SessionsConfig = SessionsConfig()
+    pool: PoolConfig = PoolConfig()
     output: OutputConfig = OutputConfig()
     serve: ServeConfig = ServeConfig()
     http: HttpConfig = HttpConfig()

@@ -2,32 +2,31 @@
 
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
-from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from mcp_sandbox.backends.base import Backend, Sandbox
 from mcp_sandbox.errors import Draining, OperatorError, SandboxGone
-from mcp_sandbox.models import BackendName, ChatId, Mount, SandboxFacts, SandboxSpec
-from mcp_sandbox.runtime.channel import Channel
+from mcp_sandbox.models import BackendName, ChatId, Mount, SandboxFacts
 from mcp_sandbox.runtime.runtime import Runtime
+from mcp_sandbox.sessions.connect import connect
 from mcp_sandbox.sessions.drain import Drain
 from mcp_sandbox.sessions.growth import GrowthGuard
 from mcp_sandbox.sessions.listing import Use
 from mcp_sandbox.sessions.residence import Residence
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.sessions.slots import Slots
-from mcp_sandbox.workspace.directory import ChatDirectories, Workspaces
+from mcp_sandbox.sessions.warm import WarmPool
+from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.projects import Projects
 
 logger = logging.getLogger(__name__)
 
-_HOME = "/home/sandbox"
 # Ending a sandbox takes the engine up to some seconds; a stuck engine must not hold us longer.
 _DESTROY_S = 20.0
 
@@ -44,6 +43,7 @@ class Rooms:
     slots: Slots
     tasks: TaskGroup
     drain: Drain
+    pool: WarmPool | None = None
 
 
 @dataclass(frozen=True)
@@ -152,41 +152,26 @@ class Hold:
     async def _make(self) -> Held:
         rooms = self._rooms
         await rooms.residence.settle(self.chat, rooms.backend.name)
-        directories = await rooms.workspaces.open(self.chat)
         project = rooms.projects.folder(self.chat)
         shown = await rooms.projects.mounts(self.chat)
-        sandbox = await rooms.backend.create(self._spec(directories, shown))
-        try:
-            runtime = await self._connect(sandbox)
-            await _check(runtime, directories)
-            guard = GrowthGuard(self.meter, self.close)
-            rooms.tasks.start_soon(guard.run)
-        except BaseException:
-            await rooms.backend.destroy(sandbox.id)
-            raise
+        adopted = await rooms.pool.adopt(self.chat) if rooms.pool and not shown else None
+        with rooms.pool.foreground() if rooms.pool else nullcontext():
+            sandbox, runtime = adopted or await self._start(shown)
+        guard = GrowthGuard(self.meter, self.close)
+        rooms.tasks.start_soon(guard.run)
         logger.info("chat %s: opened sandbox %s", self.chat, sandbox.id)
         return Held(sandbox, runtime, guard, project)
 
-    async def _connect(self, sandbox: Sandbox) -> Runtime:
-        channel = Channel(await sandbox.open_channel(), sandbox.token)
-        await channel.open(self._rooms.tasks)
-        return Runtime(channel, keep_bytes=self._rooms.settings.keep_bytes)
-
-    def _spec(self, directories: ChatDirectories, shown: tuple[Mount, ...]) -> SandboxSpec:
-        settings = self._rooms.settings
-        return SandboxSpec(
-            mounts=(
-                Mount(directories.workspace, "/workspace"),
-                Mount(directories.home, _HOME),
-                *directories.aliases,
-                *shown,
-            ),
-            limits=settings.limits,
-            network=settings.network,
-            env=settings.env,
-            labels={"user": self.chat.user, "chat": self.chat.chat},
-            idle_s=settings.idle_s,
-        )
+    async def _start(self, shown: tuple[Mount, ...]) -> tuple[Sandbox, Runtime]:
+        rooms, labels = self._rooms, {"user": self.chat.user, "chat": self.chat.chat}
+        directories = await rooms.workspaces.open(self.chat)
+        sandbox = await rooms.backend.create(rooms.settings.spec(directories, labels, shown))
+        try:
+            keep_bytes = rooms.settings.keep_bytes
+            return sandbox, await connect(sandbox, directories, rooms.tasks, keep_bytes)
+        except BaseException:
+            await rooms.backend.destroy(sandbox.id)
+            raise
 
     async def _let_go(self, held: Held) -> None:
         """Remove this sandbox, unless another one has taken its place already."""
@@ -241,12 +226,3 @@ class Hold:
             logger.error("sandbox %s could not be removed in time", held.sandbox.id)
         else:
             logger.info("chat %s: removed sandbox %s", self.chat, held.sandbox.id)
-
-
-async def _check(runtime: Runtime, directories: ChatDirectories) -> None:
-    """The mount must show the chat's own directory, not what took its place meanwhile."""
-    hello = runtime.hello
-    if hello.workspace_inode != directories.workspace_inode:
-        found = await to_thread.run_sync(directories.workspace.lstat)
-        if hello.workspace_changed_ns != found.st_ctime_ns:
-            raise SandboxGone("the sandbox came up without this chat's workspace; try again")

@@ -19,7 +19,10 @@ from mcp_sandbox.sessions.residence import Residence
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.sessions.slots import Slots
+from mcp_sandbox.sessions.warm import WarmPool
+from mcp_sandbox.sessions.warming import Warmer
 from mcp_sandbox.workspace.directory import Workspaces
+from mcp_sandbox.workspace.pool import PoolFolder
 from mcp_sandbox.workspace.projects import Projects, no_projects
 
 logger = logging.getLogger(__name__)
@@ -38,7 +41,9 @@ class SessionManager:
         data_root: Path,
         settings: SessionSettings | None = None,
         projects: Projects | None = None,
+        pool: PoolFolder | None = None,
     ) -> None:
+        """`pool`: where trees wait for new chats; without it no sandbox is started early."""
         self._backend = backend
         self._workspaces = workspaces
         self._projects = projects or no_projects(data_root)
@@ -51,6 +56,7 @@ class SessionManager:
         )
         self._drain = Drain()
         self._tasks = anyio.create_task_group()
+        self._pool_folder = pool
         self._rooms: Rooms | None = None
         # A hold lives as long as a session has it or its sandbox is open (then it has a slot):
         # so a chat never has two, and what nobody uses takes no memory.
@@ -67,9 +73,23 @@ class SessionManager:
             slots=self._slots,
             tasks=self._tasks,
             drain=self._drain,
+            pool=self._make_pool(self._pool_folder) if self._pool_folder else None,
         )
+        if self._rooms.pool:
+            self._rooms.pool.start()
         self._tasks.start_soon(self._empty_trash)
         return self
+
+    def _make_pool(self, folder: PoolFolder) -> WarmPool:
+        settings = self._settings
+        warmer = Warmer(self._backend, folder, settings.spec, keep_bytes=settings.keep_bytes)
+        return WarmPool(
+            warmer,
+            self._tasks,
+            size=settings.pool_size,
+            max_age_s=settings.pool_max_age_s,
+            free=lambda: self._slots.free,
+        )
 
     async def __aexit__(
         self,
@@ -82,6 +102,8 @@ class SessionManager:
                 async with anyio.create_task_group() as closing:
                     for slot in self._slots.taken():
                         closing.start_soon(slot.close)
+                    if self._rooms and self._rooms.pool:
+                        closing.start_soon(self._rooms.pool.stop)
         finally:
             self._tasks.cancel_scope.cancel()
         # The group must see a cancellation; any other error of the block is the caller's own and
@@ -156,6 +178,7 @@ class SessionManager:
             busy=sum(slot.is_busy for slot in taken),
             queued=self._slots.waiting,
             max_open=self._settings.max_open,
+            pool=self._rooms.pool.statistics() if self._rooms and self._rooms.pool else {},
         )
 
     async def drain(self, seconds: float) -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mcp_sandbox.models import Limits, Network
+from mcp_sandbox.models import Limits, Mount, Network, SandboxSpec
+from mcp_sandbox.workspace.directory import ChatDirectories
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class SessionSettings:
     in use.
 
     `keep_bytes`: how much output of one call is kept in a file. `may_move`: the operator named
-    the backend, so that a chat may change to it; otherwise it stays where it is.
+    the backend, so that a chat may change to it; otherwise it stays where it is. `pool_size`: how
+    many sandboxes wait, warm, for new chats, each for `pool_max_age_s` at the most.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -44,3 +46,26 @@ class SessionSettings:
     keep_bytes: int = 64 * 1024 * 1024
     may_move: bool = True
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
+    pool_size: int = 0
+    pool_max_age_s: float = 3600.0
+
+    def spec(
+        self,
+        directories: ChatDirectories,
+        labels: Mapping[str, str],
+        further: tuple[Mount, ...] = (),
+    ) -> SandboxSpec:
+        """What to ask a backend for; `further` mounts are the chat's own."""
+        return SandboxSpec(
+            mounts=(
+                Mount(directories.workspace, "/workspace"),
+                Mount(directories.home, "/home/sandbox"),
+                *directories.aliases,
+                *further,
+            ),
+            limits=self.limits,
+            network=self.network,
+            env=self.env,
+            labels=labels,
+            idle_s=self.idle_s,
+        )

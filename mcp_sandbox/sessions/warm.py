@@ -8,7 +8,6 @@ begun for later.
 import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import anyio
 from anyio.abc import TaskGroup
@@ -18,7 +17,6 @@ from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.warming import Warm, Warmer
-from mcp_sandbox.workspace.directory import ChatDirectories
 
 logger = logging.getLogger(__name__)
 
@@ -28,15 +26,6 @@ _QUIET_S = 0.25
 _BACK_OFF_S = (1.0, 60.0)
 # Chats take and free places without telling us.
 _LOOK_S = 5.0
-
-
-@dataclass(frozen=True)
-class Adopted:
-    """What a new chat got."""
-
-    sandbox: Sandbox
-    runtime: Runtime
-    directories: ChatDirectories
 
 
 class WarmPool:
@@ -103,7 +92,7 @@ class WarmPool:
             self._foreground -= 1
             self._put_off(_QUIET_S)
 
-    async def adopt(self, chat: ChatId) -> Adopted | None:
+    async def adopt(self, chat: ChatId) -> tuple[Sandbox, Runtime] | None:
         """A warm sandbox that is the chat's from now on; None when there is none for it.
 
         Only a chat without files gets one. Whoever calls has the chat to itself.
@@ -115,7 +104,7 @@ class WarmPool:
             return None
         warm = next(iter(self._idle))
         self._idle.pop(warm).cancel()
-        with self._leave():
+        with self.foreground(), self._leave():
             return await self._give(warm, chat)
 
     @contextmanager
@@ -127,9 +116,9 @@ class WarmPool:
             self._leaving -= 1
             self._changed.set()
 
-    async def _give(self, warm: Warm, chat: ChatId) -> Adopted | None:
+    async def _give(self, warm: Warm, chat: ChatId) -> tuple[Sandbox, Runtime] | None:
         try:
-            directories = await self._warmer.adopt(warm, chat)
+            await self._warmer.adopt(warm, chat)
         except BaseException as exc:
             self._misses += 1
             await self._warmer.drop(warm)
@@ -139,7 +128,7 @@ class WarmPool:
             return None
         self._hits += 1
         self._tasks.start_soon(self._warmer.forget, warm)
-        return Adopted(warm.sandbox, warm.runtime, directories)
+        return warm.sandbox, warm.runtime
 
     async def _run(self, ended: anyio.Event) -> None:
         try:

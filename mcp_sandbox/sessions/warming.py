@@ -110,7 +110,7 @@ class Warmer:
         """Whether the chat has no files yet, so that it may adopt a warm sandbox."""
         return await self._folder.is_new(chat)
 
-    async def adopt(self, warm: Warm, chat: ChatId) -> ChatDirectories:
+    async def adopt(self, warm: Warm, chat: ChatId) -> None:
         """Make it the chat's; whoever calls has the chat to itself.
 
         Raises:
@@ -119,7 +119,7 @@ class Warmer:
         await warm.runtime.status(timeout_s=_ANSWER_S)
         labels = {"user": chat.user, "chat": chat.chat, _LABEL: warm.trees.label}
         await self._backend.relabel(warm.sandbox.id, labels)
-        return await self._folder.adopt(warm.trees, chat)
+        await self._folder.adopt(warm.trees, chat)
 
     async def forget(self, warm: Warm) -> None:
         """Remove what the pool has left of an adopted one."""

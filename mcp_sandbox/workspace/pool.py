@@ -155,13 +155,13 @@ class PoolFolder:
         """
         return await to_thread.run_sync(self._is_new, chat, limiter=self._limiter)
 
-    async def adopt(self, warm: WarmTrees, chat: ChatId) -> ChatDirectories:
+    async def adopt(self, warm: WarmTrees, chat: ChatId) -> None:
         """Make the trees the chat's.
 
         Raises:
             StorageUnavailable: they cannot be moved, or the chat has got trees meanwhile.
         """
-        return await to_thread.run_sync(self._adopt, warm, chat, limiter=self._limiter)
+        await to_thread.run_sync(self._adopt, warm, chat, limiter=self._limiter)
 
     async def discard(self, warm: WarmTrees) -> None:
         """Delete the trees, or what is left of them; no sandbox may be running on them."""
@@ -223,16 +223,12 @@ class PoolFolder:
             users = [layout.enter(stack, sandbox, kind, chat.user) for kind in _KINDS]
             return not any(layout.exists(user, tree_name(chat)) for user in users)
 
-    def _adopt(self, warm: WarmTrees, chat: ChatId) -> ChatDirectories:
+    def _adopt(self, warm: WarmTrees, chat: ChatId) -> None:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             folder = layout.enter(stack, sandbox, "pool", *warm.label.split("/"))
             for kind in _KINDS:
                 user = layout.enter(stack, sandbox, kind, chat.user)
                 self._rename(folder, kind.encode(), user, tree_name(chat))
-        home, workspace = (
-            self._pool.parent / kind / chat.user / os.fsdecode(tree_name(chat)) for kind in _KINDS
-        )
-        return self._directories(workspace, home, warm.directories.workspace_inode)
 
     def _discard(self, warm: WarmTrees) -> None:
         with layout.sandbox_directory(self._data_root) as sandbox:
