@@ -3,7 +3,12 @@
 Imports late, as the composition root does, so that the socket is there before the MCP stack is.
 """
 
-from dataclasses import asdict
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,17 +18,21 @@ from anyio import to_thread
 from mcp_sandbox import __version__
 from mcp_sandbox.app import LateManager
 from mcp_sandbox.config import Config, own_folders
-from mcp_sandbox.errors import Draining
+from mcp_sandbox.errors import ConfigError, Draining
 from mcp_sandbox.models import ChatId
 
 if TYPE_CHECKING:
     from mcp_sandbox.daemon.connection import Connection
     from mcp_sandbox.daemon.ending import Ending
     from mcp_sandbox.daemon.greeting import ChatGreeting
+    from mcp_sandbox.daemon.tokens import Tokens
+    from mcp_sandbox.server.http import Listener
     from mcp_sandbox.server.server import SandboxServer
     from mcp_sandbox.sessions.session import Session
     from mcp_sandbox.telemetry.metrics import Metrics
     from mcp_sandbox.workspace.projects import ClientFolders
+
+logger = logging.getLogger(__name__)
 
 
 class _ChatServer:
@@ -46,13 +55,13 @@ class _ChatServer:
         self._built.set()
 
     def _build(self) -> "SandboxServer":
-        from mcp_sandbox.server.identity import chat_of_connection, sessions_by
+        from mcp_sandbox.server.identity import chat_of_connection, http_or, sessions_by
         from mcp_sandbox.server.server import build_server
         from mcp_sandbox.telemetry.metrics import Metrics
 
         self.metrics = Metrics()
         return build_server(
-            sessions_by(chat_of_connection, self._session),
+            sessions_by(http_or(chat_of_connection), self._session),
             network=self._config.network,
             project=self._config.project.access,
             isolated=self._config.backend != "unsafe-local",
@@ -79,13 +88,65 @@ class _ChatServer:
         with connected_as(greeting.chat), project:
             await serve_lines(self._server, connection, connection, leaving=self._ending.begun)
 
+    async def serve_http(self, web: "_Web") -> None:
+        """Serve HTTP clients until the daemon ends, and their calls for the time that is left."""
+        await self._built.wait()
+        assert self._server  # noqa: S101
+        assert self.metrics  # noqa: S101
+        from mcp_sandbox.server.http import open_http
+        from mcp_sandbox.telemetry.metrics import metrics_text
 
-async def serve(config: Config, socket: Path) -> None:
+        async with open_http(
+            self._server,
+            web.listener,
+            self._config.http,
+            tokens=web.tokens,
+            anonymous=web.anonymous,
+            metrics=partial(metrics_text, self.metrics.registry),
+        ) as door:
+            logger.info("MCP over HTTP at %s", door.url)
+            await self._ending.begun.wait()
+            await self._ending.in_time(door.drain, self._config.serve.grace)
+
+
+@dataclass(frozen=True)
+class _Web:
+    """Where HTTP is served, and to whom."""
+
+    listener: "Listener"
+    tokens: "Tokens"
+    anonymous: bool
+
+
+@asynccontextmanager
+async def _web(config: Config, *, anonymous: bool) -> AsyncGenerator[_Web | None]:
+    """Take the address of HTTP when one is configured, before anything else is begun."""
+    if config.serve.http is None:
+        if anonymous:
+            raise ConfigError("--allow-anonymous-loopback is about --http HOST:PORT: give both")
+        yield None
+        return
+    await to_thread.run_sync(import_module, "mcp_sandbox.server.http")
+    from mcp_sandbox.daemon.tokens import Tokens
+    from mcp_sandbox.server.http import listen
+
+    tokens = Tokens(config.data_dir)
+    if not anonymous and not await tokens.exist():
+        logger.warning("nobody has a token yet: `mcp-sandbox token add USER` makes one")
+    listener = await listen(config.serve.http, anonymous=anonymous)
+    with closing(listener.socket):
+        yield _Web(listener, tokens, anonymous)
+
+
+async def serve(config: Config, socket: Path, *, anonymous_http: bool = False) -> None:
     """Be the daemon of the configured data root, listening on `socket`, until it is to end.
+
+    `anonymous_http`: HTTP clients without a token are served, if they come over loopback.
 
     Raises:
         AlreadyServed: another daemon serves the data root or the socket.
         StorageUnavailable: the socket cannot be made safely.
+        ConfigError: HTTP cannot be served as it is configured.
     """
     from mcp_sandbox.daemon.control import Control
     from mcp_sandbox.daemon.daemon import Daemon, Patience
@@ -100,6 +161,7 @@ async def serve(config: Config, socket: Path) -> None:
     async with (
         begun_by_signals(ending),
         claimed(config.data_dir, socket, __version__) as claim,
+        _web(config, anonymous=anonymous_http) as web,
         listening(socket) as listener,
         anyio.create_task_group() as tasks,
     ):
@@ -110,17 +172,21 @@ async def serve(config: Config, socket: Path) -> None:
         tasks.start_soon(manager.open_early)
         door = Door(listener, most=config.serve.max_connections)
         patience = Patience(idle_exit_s=config.serve.idle_exit, grace_s=config.serve.grace)
-        daemon = Daemon(claim, door, ending, patience, in_use=lambda: False)
+        daemon = Daemon(claim, door, ending, patience, in_use=lambda: web is not None)
 
         def status() -> dict[str, object]:
             return {
                 **asdict(claim.holder),
                 "data": str(config.data_dir),
                 "backend": config.backend,
+                "http": web and web.listener.url,
                 "clients": door.connected - 1,
                 "calls": server.calls(),
             }
 
         with recent_log() as log:
-            await daemon.run(server.serve, Control(ending, log, status=status, more={}))
+            async with anyio.create_task_group() as doors:
+                if web is not None:
+                    doors.start_soon(server.serve_http, web)
+                await daemon.run(server.serve, Control(ending, log, status=status, more={}))
         tasks.cancel_scope.cancel()

@@ -60,6 +60,7 @@ def load(
     idle_exit: str | None = None,
     log_format: str | None = None,
     project_dir: str | None = None,
+    http: str | None = None,
 ) -> Loaded:
     """Load the configuration that the command line's options lead to."""
     flags = {
@@ -68,6 +69,7 @@ def load(
         "serve.idle_exit": idle_exit,
         "serve.log_format": log_format,
         "project.access": project_dir,
+        "serve.http": http,
     }
     return load_config(config, flags)
 

@@ -1,5 +1,6 @@
 """`serve`: be the daemon."""
 
+from functools import partial
 from typing import Annotated
 
 import anyio
@@ -27,11 +28,27 @@ def serve(
         typer.Option(
             "--idle-exit",
             metavar="TIME",
-            help="End without client and open sandbox after this; 0 = never.",
+            help="End without client and open sandbox after this; 0 and with --http = never.",
             show_default=False,
         ),
     ] = None,
     project_dir: ProjectAccessOption = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            "--http",
+            metavar="HOST:PORT",
+            help="Serve MCP over HTTP too, to users with a token.",
+            show_default=False,
+        ),
+    ] = None,
+    allow_anonymous_loopback: Annotated[
+        bool,
+        typer.Option(
+            "--allow-anonymous-loopback",
+            help="Over HTTP on a loopback address, let every program of this machine in.",
+        ),
+    ] = False,
     log_format: LogFormatOption = None,
     data: Data = None,
     backend: BackendOption = None,
@@ -45,6 +62,8 @@ def serve(
         idle_exit=idle_exit,
         log_format=log_format,
         project_dir=project_dir,
+        http=http,
     )
     logs.configure(loaded.config.serve.log_format)
-    anyio.run(serving.serve, loaded.config, socket_path(socket))
+    work = partial(serving.serve, anonymous_http=allow_anonymous_loopback)
+    anyio.run(work, loaded.config, socket_path(socket))

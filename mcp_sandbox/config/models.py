@@ -212,6 +212,9 @@ class OutputConfig(Section):
 class ServeConfig(Section):
     """The daemon, `mcp-sandbox serve`."""
 
+    http: str | None = Field(
+        default=None, description="HOST:PORT on which MCP is served over HTTP too; empty = nowhere"
+    )
     idle_exit: DurationOrZero = Field(
         default=1800.0, description="ends without client and open sandbox after this; 0 = never"
     )

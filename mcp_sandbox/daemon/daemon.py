@@ -10,14 +10,12 @@ from anyio import to_thread
 from mcp_sandbox.daemon.connection import Connection
 from mcp_sandbox.daemon.control import Control
 from mcp_sandbox.daemon.door import Door
-from mcp_sandbox.daemon.ending import Ending
+from mcp_sandbox.daemon.ending import HAND_OVER_S, Ending
 from mcp_sandbox.daemon.greeting import ChatGreeting, ControlGreeting
 from mcp_sandbox.daemon.lock import Claim
 
 ServeChat = Callable[[Connection, ChatGreeting], Awaitable[None]]
 
-# Beside the daemon of another version that takes over, the longest calls may finish.
-_HAND_OVER_S = 3600.0
 _LOOK_S = 30.0
 
 
@@ -88,7 +86,7 @@ class Daemon:
         if self._ending.reason == "hand-over":
             await to_thread.run_sync(self._claim.release)
             self._ending.claim_released.set()
-            time_left = _HAND_OVER_S
+            time_left = HAND_OVER_S
         with anyio.move_on_after(time_left) as limit:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._hurry, limit)

@@ -2,7 +2,7 @@
 
 import logging
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Literal
 
@@ -13,6 +13,8 @@ logger = logging.getLogger(__name__)
 
 Reason = Literal["signal", "shutdown", "idle", "hand-over"]
 
+# Beside the daemon of another version that takes over, the longest calls may finish.
+HAND_OVER_S = 3600.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -32,6 +34,17 @@ class Ending:
             self.begun.set()
         elif reason in ("signal", "shutdown"):
             self.urgent.set()
+
+    async def in_time(self, finish: Callable[[float], Awaitable[object]], grace_s: float) -> None:
+        """Let calls finish within the seconds that the reason gives them, unless it gets urgent."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._hurry, tasks.cancel_scope)
+            await finish(HAND_OVER_S if self.reason == "hand-over" else grace_s)
+            tasks.cancel_scope.cancel()
+
+    async def _hurry(self, scope: anyio.CancelScope) -> None:
+        await self.urgent.wait()
+        scope.cancel()
 
 
 @asynccontextmanager

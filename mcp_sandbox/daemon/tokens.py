@@ -196,6 +196,15 @@ class Tokens:
         same = [token for token in tokens if token.id == token_id]
         return _granted(same, time.time()) is not None
 
+    async def exist(self) -> bool:
+        """Say whether anybody has a token, expired or not.
+
+        Raises:
+            ConfigError: the file is damaged, or others may change it.
+            StorageUnavailable: it cannot be read.
+        """
+        return bool(await to_thread.run_sync(self._current))
+
     def _current(self) -> Sequence[Token]:
         signature = self._file.signature()
         last = self._last

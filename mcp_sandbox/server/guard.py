@@ -6,7 +6,7 @@ the body; tells the rest which user and chat a request belongs to. Knows no tool
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -29,6 +29,7 @@ from mcp_sandbox.server.identity import ANONYMOUS, CALLER, CHAT_HEADER, Caller
 from mcp_sandbox.server.limits import AtOnce, Rate
 from mcp_sandbox.server.older import SESSION_HEADER, OlderSessions
 from mcp_sandbox.server.refusal import Refused, too_many
+from mcp_sandbox.telemetry.metrics import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +54,16 @@ class TokenBook(Protocol):
 
 @dataclass(frozen=True)
 class Rules:
-    """What a guard goes by. `anonymous`: a request without a token is the user `local`."""
+    """What a guard goes by.
+
+    `anonymous`: a request without a token is the user `local`. `metrics`: the text of /metrics.
+    """
 
     settings: HttpConfig
     hosts: AllowedHosts
     tokens: TokenBook
     anonymous: bool = False
+    metrics: Callable[[], bytes] | None = None
 
 
 class Guard:
@@ -80,11 +85,21 @@ class Guard:
             if scope["path"] == PATH:
                 await self._admit(await self._granted(headers), scope, receive, send)
             else:
-                await _answer_elsewhere(scope, send)
+                kind, text = await self._page(scope, headers)
+                await _show(kind, text, send)
         except Refused as refused:
             await refused.answer(send)
         except Gone:
             logger.debug("a client left before its request had come")
+
+    async def _page(self, scope: Scope, headers: Headers) -> tuple[str, bytes]:
+        if scope["method"] in ("GET", "HEAD"):
+            if scope["path"] == "/health":
+                return "text/plain", b"ok\n"
+            if scope["path"] == "/metrics" and self._rules.metrics is not None:
+                await self._granted(headers)
+                return CONTENT_TYPE, self._rules.metrics()
+        raise Refused(HTTPStatus.NOT_FOUND, f"there is nothing here: MCP is at {PATH}")
 
     async def watch(self) -> None:
         """End what is served to tokens that are revoked or expired meanwhile; never returns."""
@@ -205,9 +220,7 @@ def _unauthorized(detail: str = "") -> Refused:
     )
 
 
-async def _answer_elsewhere(scope: Scope, send: Send) -> None:
-    if scope["path"] != "/health" or scope["method"] not in ("GET", "HEAD"):
-        raise Refused(HTTPStatus.NOT_FOUND, f"there is nothing here: MCP is at {PATH}")
-    headers: Sequence[tuple[bytes, bytes]] = [(b"content-type", b"text/plain")]
+async def _show(kind: str, text: bytes, send: Send) -> None:
+    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(text)).encode())]
     await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
-    await send({"type": "http.response.body", "body": b"ok\n"})
+    await send({"type": "http.response.body", "body": text})

@@ -6,13 +6,11 @@ TLS, where it is wanted, is the work of a proxy in front.
 import errno
 import ipaddress
 import socket
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
-import uvicorn
-from anyio.abc import TaskStatus
 
 from mcp_sandbox.config import HttpConfig
 from mcp_sandbox.errors import ConfigError
@@ -20,7 +18,7 @@ from mcp_sandbox.server.flow import Flow
 from mcp_sandbox.server.guard import PATH, Guard, Rules, TokenBook
 from mcp_sandbox.server.hosts import AllowedHosts
 from mcp_sandbox.server.older import SESSION_IDLE_S
-from mcp_sandbox.server.peers import HttpSettings
+from mcp_sandbox.server.peers import HttpServer, HttpSettings
 from mcp_sandbox.server.server import SandboxServer
 
 _BACKLOG = 128
@@ -45,11 +43,13 @@ class HttpDoor:
     """An open HTTP server."""
 
     url: str
-    flow: Flow
+    _flow: Flow
+    _server: HttpServer
 
     async def drain(self, grace_s: float) -> None:
-        """Take no further request, and wait so long for the running calls to finish."""
-        await self.flow.drain(grace_s)
+        """Listen no more, and wait so long for the running calls to finish."""
+        self._server.stop_listening()
+        await self._flow.drain(grace_s)
 
 
 async def listen(address: str, *, anonymous: bool = False) -> Listener:
@@ -101,9 +101,10 @@ async def open_http(
     server: SandboxServer,
     listener: Listener,
     settings: HttpConfig,
-    tokens: TokenBook,
     *,
+    tokens: TokenBook,
     anonymous: bool = False,
+    metrics: Callable[[], bytes] | None = None,
 ) -> AsyncGenerator[HttpDoor]:
     """Serve HTTP while the block runs; what is still served at its end is cancelled and answered.
 
@@ -112,56 +113,20 @@ async def open_http(
     Raises:
         ConfigError: an allowed host is no host name.
     """
-    own = f"{listener.host}:{listener.port}"
-    rules = Rules(settings, AllowedHosts(own, settings.allowed_hosts), tokens, anonymous)
+    hosts = AllowedHosts(f"{listener.host}:{listener.port}", settings.allowed_hosts)
     sessions = server.http_sessions(max_body=settings.max_body, idle_s=SESSION_IDLE_S)
-    guard = Guard(sessions.handle_request, rules)
+    guard = Guard(
+        sessions.handle_request,
+        Rules(settings, hosts, tokens, anonymous=anonymous, metrics=metrics),
+    )
     async with sessions.run(), anyio.create_task_group() as tasks:
-        uvicorn_server = _Uvicorn(HttpSettings(guard, settings))
+        uvicorn_server = HttpServer(HttpSettings(guard, settings))
         await tasks.start(uvicorn_server.run_on, [listener.socket])
         tasks.start_soon(guard.watch)
         try:
-            yield HttpDoor(listener.url, guard.flow)
+            yield HttpDoor(listener.url, guard.flow, uvicorn_server)
         finally:
             with anyio.CancelScope(shield=True):
                 await guard.flow.close()
                 await uvicorn_server.leave()
             tasks.cancel_scope.cancel()
-
-
-class _Uvicorn(uvicorn.Server):
-    """Uvicorn as a task among others: it leaves signals alone, and tells when it has begun."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._ready = anyio.Event()
-        self._ended = anyio.Event()
-
-    async def run_on(
-        self,
-        sockets: Sequence[socket.socket],
-        *,
-        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
-    ) -> None:
-        """Serve until `leave` is called, whatever happens around."""
-        self._started = task_status
-        try:
-            with anyio.CancelScope(shield=True):
-                await self.serve([*sockets])
-        finally:
-            for connection in [*self.server_state.connections]:
-                connection.transport.abort()
-            self._ended.set()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        self._started.started()
-
-    async def leave(self) -> None:
-        """Close the listener and the connections; returns when it has."""
-        self.should_exit = True
-        await self._ended.wait()
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield

@@ -1,11 +1,16 @@
-"""The connections of HTTP clients: only so many, and none that waits without asking.
+"""Uvicorn as a part of our program: it bounds its connections and leaves signals alone.
 
-Uvicorn bounds neither: a peer that connects and says nothing would stay for ever.
+By itself it bounds neither their number nor how long a peer may say nothing.
 """
 
+import socket
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
+import anyio
 import uvicorn
+from anyio.abc import TaskStatus
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -80,3 +85,46 @@ class BoundedProtocol(H11Protocol):
         if len(alive) > self.config.connections:
             idle = [peer for peer in alive if not peer._is_answering]  # noqa: SLF001  its own class
             min(idle, key=lambda peer: peer._since).transport.abort()  # noqa: SLF001
+
+
+class HttpServer(uvicorn.Server):
+    """Uvicorn as a task among others: it leaves signals alone, and tells when it has begun."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ready = anyio.Event()
+        self._ended = anyio.Event()
+
+    async def run_on(
+        self,
+        sockets: Sequence[socket.socket],
+        *,
+        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve until `leave` is called, whatever happens around."""
+        self._started = task_status
+        try:
+            with anyio.CancelScope(shield=True):
+                await self.serve([*sockets])
+        finally:
+            for connection in [*self.server_state.connections]:
+                connection.transport.abort()
+            self._ended.set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self._started.started()
+
+    def stop_listening(self) -> None:
+        """Free the address; connections that are open stay so."""
+        for server in self.servers:
+            server.close()
+
+    async def leave(self) -> None:
+        """Close the listener and the connections; returns when it has."""
+        self.should_exit = True
+        await self._ended.wait()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield

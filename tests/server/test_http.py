@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
+import httpx2
 import pytest
 
 from mcp_sandbox.models import ChatId
 from tests.server.scripted import text_of
 from tests.server.test_tools import TABLE
-from tests.server.web import LEGACY, MODERN, call, initialize, served
+from tests.server.web import JSON, LEGACY, MODERN, call, initialize, ping, served
 
 ERAS = pytest.mark.parametrize(("mode", "spoken"), [("auto", MODERN), ("legacy", LEGACY)])
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -149,11 +151,14 @@ async def test_draining_lets_calls_finish_and_takes_no_new_one(data_root: Path, 
 
             tasks.start_soon(long_call)
             await web.computers.begun.wait()
-            tasks.start_soon(web.door.drain, 20)
-            refused = await web.post(headers)
-            while refused.status_code != 503:
-                refused = await web.post(headers)
-            assert refused.headers["retry-after"] == "1"
+            async with httpx2.AsyncClient() as kept:
+                assert (await kept.get(f"{web.origin}/health")).text == "ok\n"
+                tasks.start_soon(web.door.drain, 20)
+                await anyio.lowlevel.checkpoint()
+                refused = await kept.post(web.door.url, headers={**JSON, **headers}, json=ping())
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            with pytest.raises(httpx2.ConnectError):
+                await web.post(headers)
             web.computers.release.set()
     assert told == ["alice/work\n"]
 

@@ -146,7 +146,7 @@ async def served(
             server,
             await listen(address, anonymous=anonymous),
             HttpConfig(**settings),
-            Tokens(data_root),
+            tokens=Tokens(data_root),
             anonymous=anonymous,
         ) as door:
             yield Web(door, computers, data_root)
