@@ -65,14 +65,15 @@ async def listen(address: str, *, anonymous: bool = False) -> Listener:
     except OSError as exc:
         raise ConfigError(f"--http {address}: there is no such host ({exc})") from exc
     # Clients try 127.0.0.1 for localhost everywhere, but ::1 not everywhere.
-    family, kind, _, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    family, kind, protocol, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     if anonymous and not ipaddress.ip_address(place[0].partition("%")[0]).is_loopback:
         raise ConfigError(
             f"--http {address} can be reached from other machines, and "
             "--allow-anonymous-loopback would let everybody in without a token: "
             "listen on 127.0.0.1, or leave that flag out"
         )
-    opened = socket.socket(family, kind)
+    # Without the protocol's number asyncio does not know TCP, and answers wait for Nagle: 40 ms.
+    opened = socket.socket(family, kind, protocol)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(place)
