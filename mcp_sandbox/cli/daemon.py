@@ -27,6 +27,7 @@ def status(as_json: AsJson = False, socket: Socket = None) -> None:
     for name in ("socket", "data", "backend"):
         table.add_row(name, str(found[name]))
     table.add_row("clients", f"{found['clients']} connected")
+    table.add_row("http", found["http"] or "-")
     console().print(table)
     if found["calls"]:
         console().print(_calls(found["calls"]))
