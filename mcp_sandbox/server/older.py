@@ -42,14 +42,14 @@ class OlderSessions:
         held = self._sessions.begin(user, session_id, anyio.current_time())
         if held is None:
             raise too_many(f"{self._limit} sessions of this user are open: end one", 60)
-        seen = _Seen(receive, send)
+        seen = _Seen(send)
         try:
-            await self._app(scope, seen.receive, seen.send)
+            await self._app(scope, receive, seen.send)
         finally:
             if session_id is not None and _ends_session(scope["method"], seen.status):
                 self._sessions.forget(user, session_id)
             self._sessions.end(held, anyio.current_time(), seen.session_id)
-            if seen.left_early and session_id is not None:
+            if session_id is not None and not seen.answered:
                 await self._cancel(scope, find_request_id(body))
 
     async def _cancel(self, scope: Scope, request_id: str | int | None) -> None:
@@ -63,24 +63,12 @@ class OlderSessions:
 
 @dataclass
 class _Seen:
-    """What passes between a client and the application."""
+    """What the application answers."""
 
-    _receive: Receive
     _send: Send
     status: int = 0
     session_id: str | None = None
-    gone: bool = False
     answered: bool = False
-
-    @property
-    def left_early(self) -> bool:
-        return self.gone and not self.answered
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            self.gone = True
-        return message
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,7 +1,7 @@
 """An HTTP server of ours on a free port, and clients that speak to it."""
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,11 +142,14 @@ async def served(
     computers = Computers()
     server = build_server(sessions_by(http_or(other), computers.session))
     with anyio.fail_after(30):
-        async with open_http(
-            server,
-            await listen(address, anonymous=anonymous),
-            HttpConfig(**settings),
-            tokens=Tokens(data_root),
-            anonymous=anonymous,
-        ) as door:
-            yield Web(door, computers, data_root)
+        listener = await listen(address, anonymous=anonymous)
+        with closing(listener.socket):
+            async with open_http(
+                server,
+                listener,
+                HttpConfig(**settings),
+                tokens=Tokens(data_root),
+                anonymous=anonymous,
+                metrics=lambda: b"figures 1\n",
+            ) as door:
+                yield Web(door, computers, data_root)
