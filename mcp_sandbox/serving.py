@@ -60,6 +60,7 @@ class _ChatServer:
         from mcp_sandbox.telemetry.metrics import Metrics
 
         self.metrics = Metrics()
+        self.metrics.watch(self._figures)
         return build_server(
             sessions_by(http_or(chat_of_connection), self._session),
             network=self._config.network,
@@ -71,6 +72,19 @@ class _ChatServer:
     def calls(self) -> list[dict[str, object]]:
         """The calls by tool since the start, for `status`."""
         return [asdict(each) for each in self.metrics.snapshot()] if self.metrics else []
+
+    def _figures(self) -> dict[str, float]:
+        """What the sessions hold now, for `/metrics`."""
+        if self._manager.opened is None:
+            return {}
+        held = self._manager.opened.statistics()
+        return {
+            "sandboxes_open": held.open,
+            "sandboxes_busy": held.busy,
+            "sandboxes_max": held.max_open,
+            "calls_queued": held.queued,
+            **{f"pool_{name}": value for name, value in held.pool.items()},
+        }
 
     async def _session(self, chat: ChatId) -> "Session":
         if self._ending.begun.is_set():

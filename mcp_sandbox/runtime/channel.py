@@ -16,6 +16,7 @@ from anyio.abc import ByteStream, TaskGroup
 from mcp_sandbox import errors
 from mcp_sandbox.models import Background, BackgroundProcess, RunnerHello
 from mcp_sandbox.runner import protocol
+from mcp_sandbox.telemetry.spans import span
 
 JsonObject = dict[str, Any]
 Sink = Callable[[str, bytes], Awaitable[None]]
@@ -151,7 +152,7 @@ class Channel:
         number, call = self._last_id, _Call(sink, max_body)
         self._calls[number] = call
         try:
-            with anyio.fail_after(timeout_s):
+            with span(f"runtime {op}"), anyio.fail_after(timeout_s):
                 return await self._converse(number, call, {"op": op, "args": args}, body)
         except errors.TooLarge:
             # Nothing of it was sent, or it has been answered.

@@ -8,6 +8,7 @@ from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import Background, ExecResult, Language, RunnerHello, RunnerStatus
 from mcp_sandbox.runtime.channel import Channel, JsonObject, Reply, background_of
 from mcp_sandbox.runtime.files import Files
+from mcp_sandbox.telemetry.spans import ended_span
 
 OnOutput = Callable[[str, bytes], Awaitable[None]]
 
@@ -138,9 +139,11 @@ class Runtime:
             sink=on_output,
         )
         try:
-            return _result(reply)
+            result = _result(reply)
         except _MALFORMED as exc:
             raise await self._nonsense(exc) from exc
+        ended_span("runner run", result.duration_ms)
+        return result
 
     async def _nonsense(self, exc: Exception) -> SandboxGone:
         """No runner of ours says such a thing: nothing of it is believed any more."""

@@ -22,6 +22,8 @@ from mcp_sandbox.sessions.residence import Residence
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.sessions.slots import Slots
 from mcp_sandbox.sessions.warm import WarmPool
+from mcp_sandbox.telemetry.logs import event
+from mcp_sandbox.telemetry.spans import span
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.projects import Projects
 
@@ -112,12 +114,13 @@ class Hold:
         self._calls += 1
         self._rooms.slots.touch(self)
         try:
-            held = await self._open()
-            try:
-                yield held
-            except SandboxGone:
-                await self._let_go(held)
-                raise
+            with span("session", chat=str(self.chat), backend=self.backend):
+                held = await self._open()
+                try:
+                    yield held
+                except SandboxGone:
+                    await self._let_go(held)
+                    raise
         finally:
             self._calls -= 1
             self._rooms.drain.note()
@@ -142,7 +145,7 @@ class Hold:
     async def _create(self) -> Held:
         """A new sandbox. Half-made is worse than late: nobody would know of it."""
         try:
-            with anyio.CancelScope(shield=True):
+            with span("session open"), anyio.CancelScope(shield=True):
                 made = await self._make()
         except BaseException:
             self._rooms.slots.release(self)
@@ -159,7 +162,7 @@ class Hold:
             sandbox, runtime = adopted or await self._start(shown)
         guard = GrowthGuard(self.meter, self.close)
         rooms.tasks.start_soon(guard.run)
-        logger.info("chat %s: opened sandbox %s", self.chat, sandbox.id)
+        self._tell("sandbox opened", sandbox)
         return Held(sandbox, runtime, guard, project)
 
     async def _start(self, shown: tuple[Mount, ...]) -> tuple[Sandbox, Runtime]:
@@ -225,4 +228,7 @@ class Hold:
         if limit.cancelled_caught:
             logger.error("sandbox %s could not be removed in time", held.sandbox.id)
         else:
-            logger.info("chat %s: removed sandbox %s", self.chat, held.sandbox.id)
+            self._tell("sandbox removed", held.sandbox)
+
+    def _tell(self, what: str, sandbox: Sandbox) -> None:
+        event(logger, what, chat=str(self.chat), backend=self.backend, sandbox=sandbox.id)
