@@ -14,7 +14,10 @@ BackendName = Literal["docker", "bubblewrap", "unsafe-local"]
 Network = Literal["none", "open"]
 ProjectAccess = Literal["none", "ro", "rw", "copy"]
 Language = Literal["python", "bash", "javascript"]
+SandboxState = Literal["running", "paused"]
 SessionState = Literal["warm", "starting", "running", "paused", "terminated"]
+# What a sandbox died of. "lost": the place where it ran knows nothing of it any more.
+Ending = Literal["memory", "killed", "failed", "ended", "lost"]
 EntryKind = Literal["file", "directory", "link", "fifo", "socket", "device"]
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -112,7 +115,7 @@ class SandboxInfo:
 
     id: SandboxId
     labels: Mapping[str, str]
-    state: Literal["running", "paused"] = "running"
+    state: SandboxState = "running"
 
 
 @dataclass(frozen=True)

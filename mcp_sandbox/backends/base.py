@@ -9,7 +9,14 @@ from typing import Protocol
 
 from anyio.abc import ByteStream
 
-from mcp_sandbox.models import BackendName, SandboxFacts, SandboxId, SandboxInfo, SandboxSpec
+from mcp_sandbox.models import (
+    BackendName,
+    Ending,
+    SandboxFacts,
+    SandboxId,
+    SandboxInfo,
+    SandboxSpec,
+)
 
 
 class Sandbox(Protocol):
@@ -24,12 +31,35 @@ class Sandbox(Protocol):
 
     @property
     def facts(self) -> SandboxFacts: ...
+    @property
+    def labels(self) -> Mapping[str, str]: ...
     async def open_channel(self) -> ByteStream:
         """Connect to the runner inside.
 
         Raises:
             SandboxGone: it is not running, or its runner does not listen.
         """
+        ...
+
+    async def pause(self) -> bool:
+        """Stop all that runs in it until `resume`; False where that would save nothing.
+
+        Raises:
+            SandboxGone: it does not run.
+            BackendUnavailable: it cannot be done now.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Let it go on; one that is not paused is fine.
+
+        Raises:
+            SandboxGone: it does not run.
+        """
+        ...
+
+    async def ending(self, *, within_s: float = 0.0) -> Ending | None:
+        """What it ended of; None if it still runs after `within_s`."""
         ...
 
 
@@ -48,6 +78,14 @@ class Backend(Protocol):
         """
         ...
 
+    async def origin(self) -> str:
+        """What sandboxes are made from now, beside their spec: image, programs, versions.
+
+        Raises:
+            OperatorError: none can be made.
+        """
+        ...
+
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Make and start a sandbox; returns once its runner accepts connections.
 
@@ -59,7 +97,7 @@ class Backend(Protocol):
         ...
 
     async def attach(self, sandbox_id: SandboxId) -> Sandbox:
-        """Find a running sandbox that this or another process made.
+        """Find a running sandbox that this or another process made; a paused one goes on.
 
         Raises:
             SandboxGone: it is not running.

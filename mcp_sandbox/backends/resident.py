@@ -5,7 +5,7 @@ dead. How it is isolated and how it is ended is each backend's own.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +15,10 @@ from anyio import to_thread
 from anyio.abc import ByteStream
 
 from mcp_sandbox.backends import local_socket
-from mcp_sandbox.backends.process import ProcessId, has_ended, hold, reap
+from mcp_sandbox.backends.process import ProcessId, end, has_ended, hold, is_alive, reap
 from mcp_sandbox.backends.records import Record, Records
 from mcp_sandbox.errors import SandboxGone
-from mcp_sandbox.models import SandboxFacts, SandboxId, SandboxInfo, SandboxSpec
+from mcp_sandbox.models import Ending, SandboxFacts, SandboxId, SandboxInfo, SandboxSpec
 
 _CONNECT_LIMIT_S = 10.0
 _START_LIMIT_S = 30.0
@@ -31,8 +31,10 @@ class ProcessSandbox:
     id: SandboxId
     token: bytes
     facts: SandboxFacts
+    labels: Mapping[str, str]
     process: ProcessId
     sockets: Path
+    cgroups: tuple[str, ...] = ()
 
     async def open_channel(self) -> ByteStream:
         """Connect to the runner inside.
@@ -47,6 +49,35 @@ class ProcessSandbox:
                 deadline_s=_CONNECT_LIMIT_S,
                 has_ended=lambda: watched is None or has_ended(watched),
             )
+
+    async def pause(self) -> bool:
+        """Nothing is done: processes that wait use no processor, and a stop frees no memory."""
+        return False
+
+    async def resume(self) -> None:
+        """It is never paused."""
+
+    async def ending(self, *, within_s: float = 0.0) -> Ending | None:
+        """What it ended of; None if it still runs after `within_s`."""
+        await end(self.process, None, limit_s=within_s)
+        return await to_thread.run_sync(self._ending)
+
+    def _ending(self) -> Ending | None:
+        if is_alive(self.process):
+            return None
+        return "memory" if any(map(memory_kills, self.cgroups)) else "killed"
+
+
+def memory_kills(group: str) -> int:
+    """How often the kernel has killed in a control group because its memory was used up."""
+    for name in ("memory.events", "memory.oom_control"):
+        try:
+            lines = (Path(group) / name).read_text().splitlines()
+        except OSError:
+            # Another hierarchy's group, or it has been removed.
+            continue
+        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return 0
 
 
 def environment(spec: SandboxSpec, token: bytes, path: str, home: str) -> dict[str, str]:
@@ -105,7 +136,15 @@ class Residents:
         if record.process is None:
             raise SandboxGone(f"sandbox {sandbox_id} was never started; try again")
         sockets = self._records.socket_directory(sandbox_id)
-        return ProcessSandbox(sandbox_id, token, record.facts, record.process, sockets)
+        return ProcessSandbox(
+            sandbox_id,
+            token,
+            record.facts,
+            record.labels,
+            record.process,
+            sockets,
+            record.cgroups,
+        )
 
     async def running(self) -> list[SandboxInfo]:
         """The sandboxes that run now."""

@@ -59,6 +59,14 @@ class UnsafeLocalBackend:
         await to_thread.run_sync(self._install)
         return f"unsafe-local runs code on this host with {sys.executable} and NO isolation"
 
+    async def origin(self) -> str:
+        """The runner and its Python.
+
+        Raises:
+            BackendUnavailable: this Python cannot run the runner.
+        """
+        return (await to_thread.run_sync(self._install)).name
+
     async def create(self, spec: SandboxSpec) -> ProcessSandbox:
         """Start a runner; returns once it has made its socket.
 

@@ -11,8 +11,9 @@ import docker
 from anyio.abc import ByteStream, UNIXSocketStream
 from anyio.streams.tls import TLSListener
 
-from mcp_sandbox.backends.docker.backend import DockerBackend, DockerSandbox
+from mcp_sandbox.backends.docker.backend import DockerBackend
 from mcp_sandbox.backends.docker.record import sandbox_user
+from mcp_sandbox.backends.docker.sandbox import DockerSandbox
 from mcp_sandbox.backends.docker.spec import instance_of
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.models import Mount, SandboxSpec

@@ -46,6 +46,7 @@ class SlowBackend:
         self.probe, self.attach = inner.probe, inner.attach
         self.running, self.destroy = inner.running, inner.destroy
         self.relabel = inner.relabel
+        self.origin = inner.origin
         self.created = 0
         self.gate = anyio.Event()
 

@@ -68,6 +68,15 @@ class BubblewrapBackend:
         bounded = ", ".join(sorted(host.cgroups.controllers)) or "nothing"
         return f"{host.program.version} works with {host.python}; control groups bound {bounded}"
 
+    async def origin(self) -> str:
+        """The runner with its Python, and bubblewrap.
+
+        Raises:
+            BackendUnavailable: one of them is missing.
+        """
+        host = await to_thread.run_sync(self._look)
+        return f"{host.runner.name} {host.program.version}"
+
     async def create(self, spec: SandboxSpec) -> ProcessSandbox:
         """Make and start a sandbox; returns once its runner has made its socket.
 

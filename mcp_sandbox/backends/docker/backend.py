@@ -23,6 +23,7 @@ from mcp_sandbox.backends.docker.complaints import build_again
 from mcp_sandbox.backends.docker.engine import find_engine
 from mcp_sandbox.backends.docker.exec_stream import open_exec
 from mcp_sandbox.backends.docker.facts import facts_of
+from mcp_sandbox.backends.docker.life import Life
 from mcp_sandbox.backends.docker.live import first_process_problems
 from mcp_sandbox.backends.docker.machine import (
     has_apparmor,
@@ -32,6 +33,7 @@ from mcp_sandbox.backends.docker.machine import (
     shares_sockets,
 )
 from mcp_sandbox.backends.docker.record import Record, sandbox_user, stale_records
+from mcp_sandbox.backends.docker.sandbox import DockerSandbox
 from mcp_sandbox.backends.docker.spec import (
     APP,
     INSTANCE_LABEL,
@@ -56,6 +58,7 @@ from mcp_sandbox.models import (
     SandboxId,
     SandboxInfo,
     SandboxSpec,
+    SandboxState,
 )
 
 _START_S = 60.0
@@ -64,30 +67,6 @@ _CONNECT_S = 10.0
 _IMAGE_FRESH_S = 10.0
 _PRESENT = ("created", "running", "paused", "restarting")
 _ID = re.compile(r"mcs-[0-9a-f]{16}")
-
-
-class DockerSandbox:
-    """A container, seen from the host."""
-
-    def __init__(
-        self, backend: "DockerBackend", record: Record, token: bytes, facts: SandboxFacts
-    ) -> None:
-        self._backend = backend
-        self._record = record
-        self.token = token
-        self.facts = facts
-
-    @property
-    def id(self) -> SandboxId:
-        return self._record.id
-
-    async def open_channel(self) -> ByteStream:
-        """Connect to the runner.
-
-        Raises:
-            SandboxGone: it does not run or does not listen.
-        """
-        return await self._backend.connect(self._record, deadline_s=_CONNECT_S)
 
 
 class DockerBackend:
@@ -100,6 +79,7 @@ class DockerBackend:
         self._connection = Connection(lambda: find_engine(config.host, docker_variables(), home()))
         self._containers = Containers(self._connection)
         self._images = Images(self._connection)
+        self._life = Life(self._connection)
         self._image: tuple[float, Image] | None = None
         self._swept = False
 
@@ -132,6 +112,17 @@ class DockerBackend:
         runtime = self._config.runtime or info.get("DefaultRuntime", "default runtime")
         return f"Docker {info.get('ServerVersion')} with {runtime} runs {self._config.image}"
 
+    async def origin(self) -> str:
+        """The image, by its content, and the runtime.
+
+        Raises:
+            BackendUnavailable: the engine does not answer.
+            ImageMissing: the image is absent or outdated.
+        """
+        info = await self._connection.info()
+        runtime = self._config.runtime or info.get("DefaultRuntime", "")
+        return f"{(await self._current_image()).id} {runtime}"
+
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
         """Make and start a container; returns once its runner accepts connections.
 
@@ -151,10 +142,10 @@ class DockerBackend:
         except BaseException:
             await self.destroy(record.id)
             raise
-        return DockerSandbox(self, record, token, facts)
+        return self._sandbox(record, token, facts, spec.labels)
 
     async def attach(self, sandbox_id: SandboxId) -> DockerSandbox:
-        """Find a running sandbox that this or another process made.
+        """Find a running sandbox that this or another process made; a paused one goes on.
 
         Raises:
             SandboxGone: it is not running.
@@ -163,13 +154,16 @@ class DockerBackend:
         token = await to_thread.run_sync(record.token)
         inspected = await self._containers.inspect(sandbox_id)
         state = inspected["State"]
-        if state["Status"] != "running":
+        if state["Status"] == "paused":
+            await self._life.resume(sandbox_id)
+        elif state["Status"] != "running":
             raise SandboxGone(
                 f"sandbox {sandbox_id} is {state['Status']}; "
                 "the next call starts a new one on the same files"
             )
         facts = facts_of(self._config.image, inspected, await self._connection.info())
-        return DockerSandbox(self, record, token, facts)
+        labels = await to_thread.run_sync(record.labels)
+        return self._sandbox(record, token, facts, labels or _labels(inspected["Config"]))
 
     async def running(self) -> Sequence[SandboxInfo]:
         """The sandboxes of this data root; also clears up after those that ended themselves."""
@@ -328,7 +322,14 @@ class DockerBackend:
 
     def _info(self, row: dict[str, Any]) -> SandboxInfo:
         labels = Record(self._folder / _name(row)).labels()
-        return SandboxInfo(SandboxId(_name(row)), labels or _labels(row))
+        state: SandboxState = "paused" if row["State"] == "paused" else "running"
+        return SandboxInfo(SandboxId(_name(row)), labels or _labels(row), state)
+
+    def _sandbox(
+        self, record: Record, token: bytes, facts: SandboxFacts, labels: Mapping[str, str]
+    ) -> DockerSandbox:
+        dial = partial(self.connect, record, deadline_s=_CONNECT_S)
+        return DockerSandbox(record.id, token, facts, labels, self._life, dial)
 
     def _record(self, sandbox_id: SandboxId) -> Record:
         if not _ID.fullmatch(sandbox_id):

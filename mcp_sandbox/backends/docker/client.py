@@ -1,4 +1,4 @@
-"""The only file that talks through Docker's library: calls in threads, errors translated once.
+"""Talks through Docker's library, alone but for life.py: in threads, errors translated once.
 
 Every call has a time limit. What an absent thing means is said per method; any other failure of
 the engine becomes an error of ours with a remedy.
