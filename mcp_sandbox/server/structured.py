@@ -65,6 +65,7 @@ class SandboxInfoReport(BaseModel):
     limits: dict[str, str]
     programs: dict[str, str]
     workspace: WorkspaceReport
+    project: str
     versions: dict[str, str]
 
 
@@ -124,6 +125,7 @@ def sandbox_report(report: SandboxReport) -> CallToolResult:
                 clip(show_name(name), 60): clip(show_name(version), 60)
                 for name, version in [*report.programs.items()][:50]
             },
+            project=report.project,
             workspace=WorkspaceReport(
                 path=report.workspace,
                 used_bytes=usage.used_bytes,

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
@@ -25,7 +24,7 @@ from mcp_sandbox.sessions.warm import WarmPool
 from mcp_sandbox.telemetry.logs import event
 from mcp_sandbox.telemetry.spans import span
 from mcp_sandbox.workspace.directory import Workspaces
-from mcp_sandbox.workspace.projects import Projects
+from mcp_sandbox.workspace.projects import Projects, Shown
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ class Held:
     sandbox: Sandbox
     runtime: Runtime
     guard: GrowthGuard
-    project: Path | None
+    shown: Shown
 
     @property
     def facts(self) -> SandboxFacts:
@@ -139,7 +138,7 @@ class Hold:
     def _is_elsewhere(self, held: Held) -> bool:
         """The client works in another folder now, and nothing runs beside the old one."""
         project = self._rooms.projects.folder(self.chat)
-        moved = project not in (None, held.project)
+        moved = project not in (None, held.shown.folder)
         return moved and self._calls == 1 and not held.runtime.background.total
 
     async def _create(self) -> Held:
@@ -155,15 +154,14 @@ class Hold:
     async def _make(self) -> Held:
         rooms = self._rooms
         await rooms.residence.settle(self.chat, rooms.backend.name)
-        project = rooms.projects.folder(self.chat)
-        shown = await rooms.projects.mounts(self.chat)
-        adopted = await rooms.pool.adopt(self.chat) if rooms.pool and not shown else None
+        shown = await rooms.projects.show(self.chat)
+        adopted = await rooms.pool.adopt(self.chat) if rooms.pool and not shown.mounts else None
         with rooms.pool.foreground() if rooms.pool else nullcontext():
-            sandbox, runtime = adopted or await self._start(shown)
+            sandbox, runtime = adopted or await self._start(shown.mounts)
         guard = GrowthGuard(self.meter, self.close)
         rooms.tasks.start_soon(guard.run)
         self._tell("sandbox opened", sandbox)
-        return Held(sandbox, runtime, guard, project)
+        return Held(sandbox, runtime, guard, shown)
 
     async def _start(self, shown: tuple[Mount, ...]) -> tuple[Sandbox, Runtime]:
         rooms, labels = self._rooms, {"user": self.chat.user, "chat": self.chat.chat}

@@ -24,7 +24,10 @@ wait
 
 @dataclass(frozen=True)
 class SandboxReport:
-    """The answer of `sandbox_info`. `programs` maps a name to its version."""
+    """The answer of `sandbox_info`. `programs` maps a name to its version.
+
+    `project` says whether and how the folder of the chat's client is shown.
+    """
 
     chat: ChatId
     backend: BackendName
@@ -35,6 +38,7 @@ class SandboxReport:
     network: str
     programs: Mapping[str, str]
     workspace: str
+    project: str
     usage: WorkspaceUsage
     versions: Mapping[str, str]
 
@@ -61,6 +65,7 @@ def report_on(
         network=facts.network,
         programs=programs,
         workspace="/workspace",
+        project=held.shown.said,
         usage=usage,
         versions={"runner": VERSION, "python": held.runtime.hello.python},
     )

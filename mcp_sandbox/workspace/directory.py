@@ -2,6 +2,7 @@
 
     {data root}/sandbox/workspace/{user}/chat-{chat}/   0700, the sandbox user's
                         home/{user}/chat-{chat}/        0700, the sandbox user's
+                        project/{user}/chat-{chat}/     0700, the sandbox user's, see projects
                         alias/{digest}/                 read-only links, see aliases
                         trash/{time}-{random}/
                         pool/                           trees that wait for a chat, see pool
@@ -28,6 +29,8 @@ from mcp_sandbox.workspace.meter import Meter
 from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage, free_space, measure
 
 TRASH_KEPT_S = 24 * 3600.0
+# What a chat has on disk; `projects` makes the last one.
+_KINDS = ("workspace", "home", "project")
 # Another process may discard a tree between our mkdir and our open, again and again.
 _ATTEMPTS = 20
 
@@ -84,7 +87,7 @@ class Workspaces:
         return await to_thread.run_sync(self._open, chat, limiter=self._layout_limiter)
 
     async def discard(self, chat: ChatId, *, home: bool = False) -> ChatDirectories:
-        """Throw the chat's workspace (and home) into the trash and begin with an empty one.
+        """Throw the chat's workspace (with `home` all its files) away and begin with an empty one.
 
         What the chat had discarded before is deleted.
 
@@ -96,7 +99,7 @@ class Workspaces:
         return await to_thread.run_sync(self._discard, chat, home, limiter=self._layout_limiter)
 
     async def remove(self, chat: ChatId) -> None:
-        """Throw the chat's workspace and home into the trash; a chat without files is fine.
+        """Throw all files of the chat into the trash; a chat without files is fine.
 
         No sandbox of the chat may be running: it would go on in the discarded trees.
 
@@ -152,7 +155,7 @@ class Workspaces:
         return await to_thread.run_sync(self._free, limiter=self._layout_limiter)
 
     def meter(self, chat: ChatId) -> Meter:
-        """A new meter for the chat's workspace and home together; keep one per open chat."""
+        """A new meter for all files of the chat together; keep one per open chat."""
 
         def measure_chat(checkpoint: Checkpoint) -> tuple[Usage, FreeSpace]:
             return self._measure(chat, checkpoint)
@@ -176,7 +179,7 @@ class Workspaces:
             )
 
     def _discard(self, chat: ChatId, home: bool) -> ChatDirectories:
-        kinds = ("workspace", "home") if home else ("workspace",)
+        kinds = _KINDS if home else ("workspace",)
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             trees: dict[str, tuple[int, bytes]] = {}
             for kind in kinds:
@@ -191,7 +194,7 @@ class Workspaces:
 
     def _remove(self, chat: ChatId) -> None:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
-            users = {k: layout.enter(stack, sandbox, k, chat.user) for k in ("workspace", "home")}
+            users = {k: layout.enter(stack, sandbox, k, chat.user) for k in _KINDS}
             trees: dict[str, tuple[int, bytes]] = {}
             for kind, user in users.items():
                 if layout.exists(user, tree_name(chat)):
@@ -250,7 +253,7 @@ class Workspaces:
         with ExitStack() as stack:
             roots = [
                 self._tree(stack, sandbox, kind, chat)[0]
-                for kind in ("workspace", "home")
+                for kind in _KINDS
                 if layout.exists(layout.enter(stack, sandbox, kind, chat.user), tree_name(chat))
             ]
             # Twice the limit: a chat that is over it still sees a figure it can work down from.

@@ -13,8 +13,9 @@ import logging
 import os
 import stat
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -22,14 +23,28 @@ from anyio import to_thread
 
 from mcp_sandbox.config import ProjectConfig, home
 from mcp_sandbox.errors import ConfigError, InvalidArgument
-from mcp_sandbox.models import ChatId, Mount
+from mcp_sandbox.models import ChatId, Mount, ProjectAccess
 from mcp_sandbox.workspace import layout
 
 logger = logging.getLogger(__name__)
 
 TARGET = "/project"
 _COPY_S = 120.0
+_SAID: Mapping[ProjectAccess, str] = {
+    "ro": "the user's folder, read-only",
+    "rw": "the user's folder; changes are the user's own",
+    "copy": "a copy of the user's folder",
+}
 _SYSTEM = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/usr", "/var/run", "/var/lib")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a sandbox shows of `folder`; `said` tells it to the agent, without paths of the host."""
+
+    folder: Path | None
+    mounts: tuple[Mount, ...] = ()
+    said: str = ""
 
 
 class ClientFolders:
@@ -85,24 +100,27 @@ class Projects:
         """Return what the chat's sandbox is to show, None if nothing."""
         return None if self._settings.access == "none" else self._folders.of(chat)
 
-    async def mounts(self, chat: ChatId) -> tuple[Mount, ...]:
+    async def show(self, chat: ChatId) -> Shown:
         """Return the mount of the chat's folder; none if it has none, or one that is refused.
 
         Raises:
             ConfigError: the copy cannot be made; the message says what to change.
             StorageUnavailable: the data root cannot be used.
         """
-        named = self.folder(chat)
+        access, named = self._settings.access, self.folder(chat)
+        if access == "none":
+            return Shown(None, said="none: the operator allows none (project.access)")
         if named is None:
-            return ()
+            return Shown(None, said="none: the client named no folder")
         try:
             folder = await to_thread.run_sync(check_folder, named, self._private)
         except InvalidArgument as exc:
             logger.warning("chat %s works without its folder: %s", chat, exc)
-            return ()
-        if self._settings.access == "copy":
-            return (Mount(await self._copy(chat, folder), TARGET),)
-        return (Mount(folder, TARGET, read_only=self._settings.access == "ro"),)
+            said = "none: the client's folder may not be shown; the server's log says why"
+            return Shown(named, said=said)
+        source = await self._copy(chat, folder) if access == "copy" else folder
+        mount = Mount(source, TARGET, read_only=access == "ro")
+        return Shown(named, (mount,), said=f"{TARGET}: {_SAID[access]}")
 
     async def _copy(self, chat: ChatId, folder: Path) -> Path:
         """Make the chat's copy at its first call; later ones find it as the chat left it."""

@@ -36,6 +36,8 @@ async def test_the_folder_is_shown_as_the_operator_allows(
             listed = await client.exec("ls -A /project 2>&1")
             tried = await client.exec("(echo changed > /project/main.py) 2>&1; true")
             seen = await client.exec("cat /project/main.py 2>&1")
+            said = (await client.call("sandbox_info"))["structuredContent"]["project"]
+    assert said.startswith("none: " if access == "none" else "/project: ")
     on_host = (project / "main.py").read_text()
     if access == "none":
         assert "No such file" in listed

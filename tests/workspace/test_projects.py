@@ -11,6 +11,7 @@ import pytest
 from mcp_sandbox.config import ProjectConfig
 from mcp_sandbox.errors import ConfigError, InvalidArgument
 from mcp_sandbox.models import ChatId, Mount
+from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.projects import ClientFolders, Projects, check_folder
 
 CHAT = ChatId("me", "work")
@@ -33,7 +34,7 @@ def projects(tmp_path: Path, folders: ClientFolders, **settings: object) -> Proj
 async def mounts(tmp_path: Path, folder: Path, **settings: object) -> tuple[Mount, ...]:
     folders = ClientFolders()
     with anyio.fail_after(20), folders.brought(CHAT, folder):
-        return await projects(tmp_path, folders, **settings).mounts(CHAT)
+        return (await projects(tmp_path, folders, **settings).show(CHAT)).mounts
 
 
 async def copied(tmp_path: Path, project: Path, **settings: object) -> Path:
@@ -71,9 +72,9 @@ async def test_a_folder_is_shown_to_its_chat_while_its_client_is_there(
     folders = ClientFolders()
     known = projects(tmp_path, folders, access="ro")
     with folders.brought(CHAT, project):
-        assert await known.mounts(CHAT)
-        assert await known.mounts(ChatId("me", "other")) == ()
-    assert await known.mounts(CHAT) == ()
+        assert (await known.show(CHAT)).mounts
+        assert (await known.show(ChatId("me", "other"))).mounts == ()
+    assert (await known.show(CHAT)).mounts == ()
 
 
 def test_of_several_clients_the_last_one_that_is_there_counts() -> None:
@@ -232,3 +233,13 @@ async def test_what_a_killed_copier_left_is_removed(tmp_path: Path, project: Pat
     copy.rmdir()
     assert await copied(tmp_path, project) == copy
     assert not left.exists()
+
+
+async def test_a_copy_counts_as_the_chats_and_goes_with_it(tmp_path: Path, project: Path) -> None:
+    (project / "big").write_bytes(os.urandom(500_000))
+    copy = await copied(tmp_path, project)
+    workspaces = Workspaces(tmp_path / "data", owner=ME)
+    await workspaces.open(CHAT)
+    assert (await workspaces.meter(CHAT).usage()).used_bytes > 500_000
+    await workspaces.remove(CHAT)
+    assert not copy.parent.exists()
