@@ -13,6 +13,7 @@ from shutil import copytree
 from subprocess import DEVNULL, PIPE
 from typing import Any, cast
 
+import anyio
 import docker
 from docker.errors import NotFound
 
@@ -25,8 +26,9 @@ from mcp_sandbox.backends.bubblewrap.host import Host
 from mcp_sandbox.backends.docker.machine import has_apparmor
 from mcp_sandbox.backends.docker.record import sandbox_user
 from mcp_sandbox.backends.docker.spec import PYTHON, Placement, container_body, instance_of
-from mcp_sandbox.config import Config
+from mcp_sandbox.config import Config, PoolConfig
 from mcp_sandbox.models import BackendName, ChatId, Mount, SandboxId, SandboxSpec
+from mcp_sandbox.sessions.manager import SessionManager
 
 _CODE = "print(1)"
 _PRINTED = b"1\n"
@@ -34,23 +36,42 @@ _REST_S = 0.1
 
 
 @asynccontextmanager
-async def _new_chats(name: BackendName) -> AsyncGenerator[Side]:
-    """Each turn is a chat that never was: its directories, its sandbox, its first result."""
+async def _new_chats(name: BackendName, *, warm: int = 0) -> AsyncGenerator[Side]:
+    """Each turn is a chat that never was: its directories, its sandbox, its first result.
+
+    With `warm` sandboxes that wait for it, a turn ends when as many wait for the next.
+    """
     numbers = count()
-    async with (
-        temporary_data() as folder,
-        open_manager(await configured(folder, name)) as manager,
-    ):
+    async with temporary_data() as folder:
+        config = await configured(folder, name)
+        pooled = config.model_copy(update={"pool": PoolConfig(size=warm)})
+        async with open_manager(pooled) as manager:
+            await _filled(manager)
 
-        async def side() -> float:
-            session = await manager.session(ChatId("benchmark", f"new-{next(numbers)}"))
-            started = time.perf_counter()
-            checked(await session.run_code(_CODE), _PRINTED.decode())
-            taken = time.perf_counter() - started
-            await session.reset()
-            return taken
+            async def side() -> float:
+                session = await manager.session(ChatId("benchmark", f"new-{next(numbers)}"))
+                started = time.perf_counter()
+                checked(await session.run_code(_CODE), _PRINTED.decode())
+                taken = time.perf_counter() - started
+                await session.reset()
+                await _filled(manager)
+                return taken
 
-        yield side
+            yield side
+
+
+async def _filled(manager: SessionManager) -> None:
+    """Return when as many sandboxes wait as should."""
+    while True:
+        pool = manager.statistics().pool
+        if not pool or pool["idle"] == pool["max"]:
+            return
+        await anyio.sleep(0.01)
+
+
+async def _warm_docker_start(pairs: int) -> Measured:
+    async with _new_chats("docker", warm=1) as ours, _new_chats("docker") as theirs:
+        return await times_slower(rested(ours, _REST_S), rested(theirs, _REST_S), pairs)
 
 
 async def _docker_start(pairs: int) -> Measured:
@@ -172,6 +193,13 @@ ROWS = (
         "docker-py: create, start, first print of such a container",
         Goal(1.2),
         _docker_start,
+    ),
+    Row(
+        "start-warm",
+        "new chat to the result of run_code print(1), docker, a warm sandbox waiting",
+        "the same without a warm sandbox",
+        Goal(0.05),
+        _warm_docker_start,
     ),
     Row(
         "start-bubblewrap",
