@@ -50,6 +50,8 @@ class WarmPool:
         self._free = free
         # Oldest first; cancelling the scope ends the wait for its death or old age.
         self._idle: dict[Warm, anyio.CancelScope] = {}
+        # Given to chats; what they leave in the pool is removed when nobody waits.
+        self._given: list[Warm] = []
         self._starting = self._leaving = self._foreground = 0
         self._hits = self._misses = 0
         self._failures = 0
@@ -127,7 +129,7 @@ class WarmPool:
             logger.warning("chat %s gets no warm sandbox: %s", chat, exc)
             return None
         self._hits += 1
-        self._tasks.start_soon(self._warmer.forget, warm)
+        self._given.append(warm)
         return warm.sandbox, warm.runtime
 
     async def _run(self, ended: anyio.Event) -> None:
@@ -147,6 +149,8 @@ class WarmPool:
         while not await self._opened():
             await self._next_change()
         while True:
+            while self._given and self._may_begin():
+                await self._warmer.forget(self._given.pop())
             room = min(self._size, self._free())
             for scope in list(self._idle.values())[: max(0, len(self._idle) - room)]:
                 scope.cancel()
@@ -195,7 +199,7 @@ class WarmPool:
         self._failures = 0
         try:
             with anyio.move_on_after(self._max_age_s) as self._idle[warm]:
-                await warm.runtime.wait_broken()
+                await self._warmer.stay_with(warm)
         finally:
             if self._idle.pop(warm, None):
                 with self._leave():

@@ -15,7 +15,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from mcp_sandbox.backends.base import Backend, Sandbox
-from mcp_sandbox.errors import OperatorError, SandboxError
+from mcp_sandbox.errors import OperatorError, SandboxError, SandboxGone
 from mcp_sandbox.models import ChatId, SandboxId, SandboxSpec
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.connect import connect
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 MakeSpec = Callable[[ChatDirectories, Mapping[str, str]], SandboxSpec]
 
 _LABEL = "pool"
+_LOOK_S = 10.0
 _ANSWER_S = 1.0
 # Ending a sandbox takes the engine up to some seconds; a stuck engine must not hold us longer.
 _DROP_S = 20.0
@@ -114,12 +115,21 @@ class Warmer:
         """Make it the chat's; whoever calls has the chat to itself.
 
         Raises:
-            SandboxError: it does not answer, or the chat has files by now.
+            SandboxError: it is gone, or the chat has files by now.
         """
-        await warm.runtime.status(timeout_s=_ANSWER_S)
         labels = {"user": chat.user, "chat": chat.chat, _LABEL: warm.trees.label}
         await self._backend.relabel(warm.sandbox.id, labels)
         await self._folder.adopt(warm.trees, chat)
+
+    async def stay_with(self, warm: Warm) -> None:
+        """Return when it is of no more use: its runner has ended, or does not answer."""
+        while not warm.runtime.broken:
+            with anyio.move_on_after(_LOOK_S):
+                await warm.runtime.wait_broken()
+            try:
+                await warm.runtime.status(timeout_s=_ANSWER_S)
+            except SandboxGone as exc:
+                logger.warning("warm sandbox %s is lost: %s", warm.sandbox.id, exc)
 
     async def forget(self, warm: Warm) -> None:
         """Remove what the pool has left of an adopted one."""
