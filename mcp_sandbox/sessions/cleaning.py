@@ -73,13 +73,14 @@ class Cleaning:
         self._guard = guard
         self._ages: _AllAges | None = None
 
-    async def look(self) -> None:
-        """Take in what there is; what is not seen twice is not removed on schedule.
+    async def tidy(self, *, watched_s: float = 0.0) -> None:
+        """Take in what there is, and empty the trash of what is due.
 
         Raises:
             StorageUnavailable: the data root cannot be used.
         """
-        await self._look()
+        seen = await self._look()
+        await self._empty_trash(seen, watched_s, dry_run=False)
 
     async def collect(self, *, dry_run: bool = False, watched_s: float = 0.0) -> GcReport:
         """Remove what is due and was watched for so long, or with `dry_run` only say what is.
@@ -144,6 +145,8 @@ class Cleaning:
 
     async def _empty_trash(self, seen: "_Seen", watched_s: float, dry_run: bool) -> list[GcItem]:
         old = set(outdated(seen.trash, TRASH_KEPT_S, watched_s))
+        if not old:
+            return []
         items = [item for item in await self._workspaces.trashed() if item.name in old]
         if not dry_run:
             report = await self._workspaces.empty_trash(is_due=old.__contains__)

@@ -33,7 +33,7 @@ class Ledger:
         self._removed: set[ChatId] = set()
         self._used_at: dict[ChatId, float] = {}
         self._failing = False
-        self.news = anyio.Event()
+        self._news = anyio.Event()
 
     def get(self, chat: ChatId) -> SessionRecord | None:
         """The chat's record, as far as this process knows."""
@@ -43,6 +43,11 @@ class Ledger:
         """Every record, or those of a user, the last used first."""
         found = [record for record in self._records.values() if user in (None, record.chat.user)]
         return sorted(found, key=lambda record: record.last_used_at, reverse=True)
+
+    async def news(self) -> None:
+        """Return when something was noted since the last time; for one who waits."""
+        await self._news.wait()
+        self._news = anyio.Event()
 
     def used(self, chat: ChatId) -> None:
         """It is used just now. Costs nothing: it is written later."""
@@ -75,7 +80,7 @@ class Ledger:
         )
         self._changed.add(chat)
         self._removed.discard(chat)
-        self.news.set()
+        self._news.set()
 
     def forget(self, chat: ChatId) -> None:
         """It exists no longer."""
@@ -83,7 +88,7 @@ class Ledger:
             known.pop(chat, None)
         self._changed.discard(chat)
         self._removed.add(chat)
-        self.news.set()
+        self._news.set()
 
     def add_missing(self, chats: Iterable[ChatId]) -> None:
         """Know these chats, too; when they were used last nobody knows, so it counts as now."""
@@ -110,7 +115,6 @@ class Ledger:
 
     async def write(self) -> None:
         """Write what there is to write; what cannot be written now stays for the next time."""
-        self.news = anyio.Event()
         used, self._used = self._used, {}
         changed, self._changed = self._changed, set()
         removed, self._removed = self._removed, set()

@@ -92,7 +92,7 @@ async def test_unused_chats_go_to_the_trash_and_from_there_a_day_later(
         assert await server.scheduled() == []
         clock.pass_(WATCHED_S)
         assert await server.scheduled() == ["trash ann/old"]
-        await server.cleaning.look()
+        await server.cleaning.tidy()
         assert [record.chat for record in server.ledger.all()] == [NEW]
         assert list((tmp_path / "data" / "sandbox" / "trash").iterdir()) == []
 
@@ -163,14 +163,14 @@ async def test_a_jump_of_the_clock_removes_nothing(
         file = await server.use(OLD)
         await server.use(NEW)
         await server.workspaces.discard(NEW)
-        await server.cleaning.look()
+        await server.cleaning.tidy()
         clock.jump(jump)
         clock.pass_(WATCHED_S)
         assert await server.scheduled() == []
         assert (await server.cleaning.collect()).items == ()
     # The next server begins under the wrong clock.
     async with served(tmp_path, clock) as server:
-        await server.cleaning.look()
+        await server.cleaning.tidy()
         clock.pass_(WATCHED_S)
         assert await server.scheduled() == []
         assert (await server.cleaning.collect()).items == ()
@@ -184,7 +184,7 @@ async def test_a_server_that_just_began_removes_nothing_by_itself(
 ) -> None:
     async with served(tmp_path, clock) as server:
         file = await server.use(OLD)
-        await server.cleaning.look()
+        await server.cleaning.tidy()
     clock.pass_(8 * DAY_S)
     async with served(tmp_path, clock) as server:
         assert await server.scheduled() == []
@@ -196,11 +196,11 @@ async def test_a_server_that_just_began_removes_nothing_by_itself(
 async def test_a_lost_store_is_no_reason_to_remove_files(tmp_path: Path, clock: SetClock) -> None:
     async with served(tmp_path, clock) as server:
         file = await server.use(OLD)
-        await server.cleaning.look()
+        await server.cleaning.tidy()
     clock.pass_(8 * DAY_S)
     (tmp_path / "data" / "sandbox" / "sessions.sqlite").write_bytes(b"garbage" * 9999)
     async with served(tmp_path, clock) as server:
-        await server.cleaning.look()
+        await server.cleaning.tidy()
         clock.pass_(6 * DAY_S)
         assert await server.scheduled() == []
         assert [record.state for record in server.ledger.all()] == ["warm"]
@@ -214,5 +214,5 @@ async def test_a_chat_whose_files_are_gone_is_forgotten(tmp_path: Path, clock: S
         await server.use(OLD)
         await server.workspaces.remove(OLD)
         await server.workspaces.empty_trash(older_than_s=0)
-        await server.cleaning.look()
+        await server.cleaning.tidy()
         assert server.ledger.all() == []

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
 
+import anyio
 import pytest
 
 from mcp_sandbox.models import ChatId, SandboxId
@@ -45,14 +46,14 @@ async def test_what_is_noted_is_known_at_once_and_written_later(
     ledger: Ledger, store: SqliteStore
 ) -> None:
     ledger.note(ANN, "running", sandbox_id=SandboxId("mcs-1"), image="base", spec="d1")
-    assert ledger.news.is_set()
+    with anyio.fail_after(1):
+        await ledger.news()
     noted = ledger.get(ANN)
     assert noted is not None
     assert (noted.state, noted.image, noted.created_at) == ("running", "base", at(0))
     assert await store.all() == []
     await ledger.write()
     assert await store.all() == [noted]
-    assert not ledger.news.is_set()
 
 
 async def test_a_chat_keeps_its_id_its_birth_and_what_it_was_made_from(
