@@ -25,6 +25,7 @@ from mcp_sandbox.errors import BackendUnavailable, ImageMissing, OperatorError
 from mcp_sandbox.models import BackendName, ChatId
 
 if TYPE_CHECKING:
+    from mcp_sandbox.sessions.clock import Clock
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.session import Session
     from mcp_sandbox.sessions.settings import SessionSettings
@@ -105,22 +106,31 @@ async def _first_that_isolates(config: Config, stack: AsyncExitStack) -> Choice:
 
 @asynccontextmanager
 async def open_manager(
-    config: Config, folders: "ClientFolders | None" = None, *, for_many: bool = False
+    config: Config,
+    folders: "ClientFolders | None" = None,
+    *,
+    for_many: bool = False,
+    clock: "Clock | None" = None,
 ) -> AsyncGenerator["SessionManager"]:
     """Open the manager of all chats of a data root; what it opened ends with the block.
 
     `folders` says in which folders the clients of the chats work. `for_many` new chats it is
-    worth to start sandboxes early, unless the configuration says how many.
+    worth to start sandboxes early, unless the configuration says how many. Without `clock`, the
+    time is the machine's.
 
     Raises:
         OperatorError: no backend works here, or the data root cannot be used.
     """
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.manager")
+    from mcp_sandbox.sessions.clock import system_clock
+    from mcp_sandbox.sessions.ledger import Ledger
     from mcp_sandbox.sessions.manager import SessionManager
+    from mcp_sandbox.sessions.store_sqlite import SqliteStore
     from mcp_sandbox.workspace.directory import Workspaces
     from mcp_sandbox.workspace.pool import PoolFolder
 
-    async with choose_backend(config) as choice:
+    store = SqliteStore(config.data_dir / "sandbox" / "sessions.sqlite")
+    async with choose_backend(config) as choice, aclosing(store):
         name = choice.backend.name
         logger.info("backend %s: %s", name, choice.reason)
         owner, size = _sandbox_user(name), _pool_size(config, name, for_many)
@@ -128,7 +138,7 @@ async def open_manager(
         async with SessionManager(
             choice.backend,
             Workspaces(config.data_dir, owner=owner, settings=config.workspace),
-            data_root=config.data_dir,
+            ledger=Ledger(store, name, clock or system_clock),
             settings=replace(_session_settings(config), pool_size=size),
             projects=_projects(config, name, folders),
             pool=folder if size else None,

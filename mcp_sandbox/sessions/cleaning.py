@@ -7,13 +7,12 @@ import logging
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Protocol
 
 from anyio import to_thread
 
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.clock import Clock, recall, remember
+from mcp_sandbox.sessions.clock import recall, remember
 from mcp_sandbox.sessions.ledger import Ledger
 from mcp_sandbox.workspace.directory import TRASH_KEPT_S, Workspaces
 from mcp_sandbox.workspace.retention import Age, Ages, Due, Moment, due, in_words, outdated
@@ -59,17 +58,13 @@ class Cleaning:
         workspaces: Workspaces,
         ledger: Ledger,
         *,
-        data_root: Path,
         keep_s: float,
-        clock: Clock,
         guard: Guard,
     ) -> None:
         """`keep_s` is the retention; 0 keeps everything."""
         self._workspaces = workspaces
         self._ledger = ledger
-        self._data_root = data_root
         self._keep_s = keep_s
-        self._clock = clock
         self._guard = guard
         self._ages: _AllAges | None = None
 
@@ -96,9 +91,9 @@ class Cleaning:
         return GcReport(dry_run, tuple(items))
 
     async def _look(self) -> "_Seen":
-        now = self._clock()
+        now = self._ledger.clock()
         if self._ages is None:
-            anchor = await to_thread.run_sync(recall, self._data_root, now)
+            anchor = await to_thread.run_sync(recall, self._workspaces.data_root, now)
             self._ages = _AllAges(anchor, Ages(anchor), Ages(anchor))
         # Before the directories: a record that comes in between has its directory.
         await self._ledger.write()
@@ -106,7 +101,10 @@ class Cleaning:
         known = self._ledger.all()
         items = await self._workspaces.trashed(measured=False)
         chats = await self._workspaces.chats()
-        self._ledger.add_missing(chats)
+        for chat in chats:
+            if self._ledger.get(chat) is None:
+                # When it was used last nobody knows: that counts as now.
+                self._ledger.note(chat, "warm")
         here = {*chats, *(item.chat for item in items)}
         for record in known:
             if record.chat not in here:
@@ -120,7 +118,7 @@ class Cleaning:
 
     def _remember(self, now: Moment, anchor: Moment) -> None:
         try:
-            remember(self._data_root, now, anchor)
+            remember(self._workspaces.data_root, now, anchor)
         except OSError as exc:
             logger.warning("the time could not be written down for the next server: %s", exc)
 

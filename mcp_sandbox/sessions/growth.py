@@ -25,7 +25,7 @@ class GrowthGuard:
     ended.
     """
 
-    def __init__(self, meter: Meter, end_sandbox: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, meter: Meter, end_sandbox: Callable[[], Awaitable[object]]) -> None:
         self._meter = meter
         self._end_sandbox = end_sandbox
         self._calls: set[anyio.CancelScope] = set()

@@ -1,8 +1,8 @@
 """One chat's hold on its sandbox: makes it at the first call, replaces it when it has died."""
 
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -16,6 +16,7 @@ from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.connect import connect
 from mcp_sandbox.sessions.drain import Drain
 from mcp_sandbox.sessions.growth import GrowthGuard
+from mcp_sandbox.sessions.ledger import Ledger
 from mcp_sandbox.sessions.listing import Use
 from mcp_sandbox.sessions.residence import Residence
 from mcp_sandbox.sessions.settings import SessionSettings
@@ -42,6 +43,7 @@ class Rooms:
     residence: Residence
     settings: SessionSettings
     slots: Slots
+    ledger: Ledger
     tasks: TaskGroup
     drain: Drain
     pool: WarmPool | None = None
@@ -55,6 +57,7 @@ class Held:
     runtime: Runtime
     guard: GrowthGuard
     shown: Shown
+    started_s: float
 
     @property
     def facts(self) -> SandboxFacts:
@@ -71,22 +74,24 @@ class Hold:
         self._lock = anyio.Lock()
         self._held: Held | None = None
         self._calls = 0
+        # Of these, how many are past the opening, and use the sandbox.
+        self._inside = 0
+        self._left = anyio.Event()
         self._used_at: datetime | None = None
 
     @property
     def backend(self) -> BackendName:
         return self._rooms.backend.name
 
-    @property
-    def is_open(self) -> bool:
-        return self._held is not None
-
     def use(self) -> Use:
         """What this server does with the chat now."""
         held = self._held
         return Use(
             starting=held is None and self._lock.locked(),
+            open=held is not None,
             calls=self._calls,
+            dead=held is not None and held.runtime.broken,
+            age_s=self._rooms.ledger.clock().steady_s - held.started_s if held else 0.0,
             background=held.runtime.background.total if held else 0,
             image=(held.facts.image or "") if held else "",
             used_at=self._used_at,
@@ -112,28 +117,51 @@ class Hold:
             raise Draining("this sandbox server is about to end: call again in a moment")
         self._calls += 1
         self._rooms.slots.touch(self)
+        self._rooms.ledger.used(self.chat)
         try:
             with span("session", chat=str(self.chat), backend=self.backend):
                 held = await self._open()
                 try:
-                    yield held
+                    with self._within():
+                        yield held
                 except SandboxGone:
                     await self._let_go(held)
                     raise
         finally:
             self._calls -= 1
+            self._rooms.ledger.used(self.chat)
             self._rooms.drain.note()
             self._used_at = datetime.now(UTC)
             self._rooms.slots.rest(self)
 
+    @contextmanager
+    def _within(self) -> Generator[None]:
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            self._left.set()
+
     async def _open(self) -> Held:
         async with self._lock:
+            await self._replace_expired()
             if self._held and (self._held.runtime.broken or self._is_elsewhere(self._held)):
                 await self._destroy(self._held)
             if self._held is None:
                 await self._rooms.slots.take(self)
                 self._held = await self._create()
             return self._held
+
+    async def _replace_expired(self) -> None:
+        """End a sandbox that is too old, once the calls in it have ended; new ones wait."""
+        lifetime_s = self._rooms.settings.lifetimes.lifetime_s
+        while self._held and self.use().age_s >= lifetime_s:
+            if not self._inside:
+                await self._retire(self._held, background_too=True, leaving=True)
+                return
+            self._left = anyio.Event()
+            await self._left.wait()
 
     def _is_elsewhere(self, held: Held) -> bool:
         """The client works in another folder now, and nothing runs beside the old one."""
@@ -161,7 +189,8 @@ class Hold:
         guard = GrowthGuard(self.meter, self.close)
         rooms.tasks.start_soon(guard.run)
         self._tell("sandbox opened", sandbox)
-        return Held(sandbox, runtime, guard, shown)
+        rooms.ledger.note(self.chat, "running", sandbox_id=sandbox.id, image=sandbox.facts.image)
+        return Held(sandbox, runtime, guard, shown, rooms.ledger.clock().steady_s)
 
     async def _start(self, shown: tuple[Mount, ...]) -> tuple[Sandbox, Runtime]:
         rooms, labels = self._rooms, {"user": self.chat.user, "chat": self.chat.chat}
@@ -190,31 +219,67 @@ class Hold:
                 await self._rooms.workspaces.discard(self.chat)
         self.meter.note_change()
 
-    async def remove(self) -> bool:
+    async def remove(self) -> None:
         """End the sandbox and throw all files of the chat into the trash."""
         with anyio.CancelScope(shield=True):
             async with self._lock:
-                open_before = self._held is not None
                 if self._held:
                     await self._destroy(self._held)
                 await self._rooms.workspaces.remove(self.chat)
-        return open_before
+                self._rooms.ledger.note(self.chat, "terminated")
 
     async def yield_up(self) -> bool:
-        """Make room for another chat's sandbox; files stay."""
-        await self.close()
-        return True
+        """Make room for another chat's sandbox, unless somebody uses this one; files stay."""
+        return await self.retire()
 
-    async def close(self) -> None:
-        """Remove the sandbox if there is one; files stay."""
+    async def retire(self, *, background_too: bool = False, leaving: bool = False) -> bool:
+        """End the sandbox unless somebody uses it; with `leaving` let go of it in any case.
+
+        Work in the background keeps it, too, unless `background_too`. Says whether this server
+        holds none now. Files stay.
+        """
+        if self.is_busy:
+            return False
         with anyio.CancelScope(shield=True):
             async with self._lock:
-                if self._held:
-                    await self._destroy(self._held)
+                held, ended = self._held, True
+                if held:
+                    ended = await self._retire(held, background_too=background_too, leaving=leaving)
+        return ended
+
+    async def _retire(self, held: Held, *, background_too: bool, leaving: bool) -> bool:
+        try:
+            used = await held.runtime.retire(background_too=background_too, leaving=leaving)
+        except SandboxGone:
+            used = ""
+        if not used:
+            await self._destroy(held)
+        elif leaving:
+            await self._hang_up(held)
+            logger.info("chat %s: left sandbox %s: %s", self.chat, held.sandbox.id, used)
+        return not used or leaving
+
+    async def close(self) -> bool:
+        """Remove the sandbox, whoever uses it; files stay. False when there was none."""
+        with anyio.CancelScope(shield=True):
+            async with self._lock:
+                held = self._held
+                if held:
+                    await self._destroy(held)
+        return held is not None
+
+    async def _hang_up(self, held: Held) -> None:
+        self._held = None
+        self._rooms.slots.release(self)
+        self._rooms.ledger.note(self.chat, "warm")
+        held.guard.stop()
+        with anyio.move_on_after(_DESTROY_S, shield=True):
+            await held.runtime.aclose()
 
     async def _destroy(self, held: Held) -> None:
         self._held = None
         self._rooms.slots.release(self)
+        self._rooms.ledger.note(self.chat, "warm")
         held.guard.stop()
         with anyio.move_on_after(_DESTROY_S, shield=True) as limit:
             await held.runtime.aclose()

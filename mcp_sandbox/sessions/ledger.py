@@ -4,8 +4,7 @@ The store may fail at any time: then what would have been written is kept, and t
 """
 
 import logging
-import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -14,6 +13,7 @@ import anyio
 from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import BackendName, ChatId, SandboxId, SessionState
 from mcp_sandbox.sessions.clock import Clock
+from mcp_sandbox.sessions.listing import Times, session_id
 from mcp_sandbox.sessions.store import SessionRecord, SessionStore
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Ledger:
     def __init__(self, store: SessionStore, backend: BackendName, clock: Clock) -> None:
         self._store = store
         self._backend = backend
-        self._clock = clock
+        self.clock = clock
         self._records: dict[ChatId, SessionRecord] = {}
         # To be written: whole records, times of use, and chats to forget.
         self._changed: set[ChatId] = set()
@@ -39,6 +39,13 @@ class Ledger:
         """The chat's record, as far as this process knows."""
         return self._records.get(chat)
 
+    def times(self, chat: ChatId) -> Times:
+        """When it began and was used last; now, where nobody knows."""
+        known = self._records.get(chat) or self._new(chat)
+        used = self._used.get(chat)
+        last = known.last_used_at if used is None else datetime.fromtimestamp(used, UTC)
+        return Times(known.created_at, last)
+
     def all(self, user: str | None = None) -> Sequence[SessionRecord]:
         """Every record, or those of a user, the last used first."""
         found = [record for record in self._records.values() if user in (None, record.chat.user)]
@@ -51,12 +58,12 @@ class Ledger:
 
     def used(self, chat: ChatId) -> None:
         """It is used just now. Costs nothing: it is written later."""
-        now = self._clock()
+        now = self.clock()
         self._used_at[chat], self._used[chat] = now.steady_s, now.wall_s
 
     def idle_s(self, chat: ChatId) -> float:
         """How long ago this process used the chat last; 0 from when it is asked for first."""
-        now_s = self._clock().steady_s
+        now_s = self.clock().steady_s
         return now_s - self._used_at.setdefault(chat, now_s)
 
     def note(
@@ -89,12 +96,6 @@ class Ledger:
         self._changed.discard(chat)
         self._removed.add(chat)
         self._news.set()
-
-    def add_missing(self, chats: Iterable[ChatId]) -> None:
-        """Know these chats, too; when they were used last nobody knows, so it counts as now."""
-        for chat in chats:
-            if chat not in self._records:
-                self.note(chat, "warm")
 
     async def read(self) -> None:
         """Take in what other processes wrote; a store that cannot be read changes nothing."""
@@ -148,7 +149,7 @@ class Ledger:
     def _new(self, chat: ChatId) -> SessionRecord:
         now = self._now()
         return SessionRecord(
-            id=secrets.token_hex(8),
+            id=session_id(chat),
             chat=chat,
             backend=self._backend,
             sandbox_id=None,
@@ -160,7 +161,7 @@ class Ledger:
         )
 
     def _now(self) -> datetime:
-        return datetime.fromtimestamp(self._clock().wall_s, UTC)
+        return datetime.fromtimestamp(self.clock().wall_s, UTC)
 
     def _fail(self, problem: StorageUnavailable) -> None:
         # Once: it is tried again every few seconds.

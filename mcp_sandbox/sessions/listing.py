@@ -10,10 +10,16 @@ from mcp_sandbox.models import BackendName, ChatId, SandboxInfo, SessionState, S
 
 @dataclass(frozen=True)
 class Use:
-    """What this server does with a chat now; `starting`: its sandbox is just being made."""
+    """What this server does with a chat now; `starting`: its sandbox is just being made.
+
+    `age_s`: how long ago its sandbox was started; `dead`: it was found to have ended.
+    """
 
     starting: bool = False
+    open: bool = False
     calls: int = 0
+    dead: bool = False
+    age_s: float = 0.0
     background: int = 0
     image: str = ""
     used_at: datetime | None = None

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
@@ -10,15 +9,19 @@ from weakref import WeakValueDictionary
 import anyio
 
 from mcp_sandbox.backends.base import Backend
-from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId, SessionStatus, Statistics
+from mcp_sandbox.sessions.chat_lock import ChatLocks
+from mcp_sandbox.sessions.cleaning import Cleaning, GcReport
 from mcp_sandbox.sessions.drain import Drain
 from mcp_sandbox.sessions.hold import Hold, Rooms
+from mcp_sandbox.sessions.ledger import Ledger
 from mcp_sandbox.sessions.listing import statuses
+from mcp_sandbox.sessions.reaper import Reaper
 from mcp_sandbox.sessions.residence import Residence
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.sessions.slots import Slots
+from mcp_sandbox.sessions.wards import Wards
 from mcp_sandbox.sessions.warm import WarmPool
 from mcp_sandbox.sessions.warming import Warmer
 from mcp_sandbox.workspace.directory import Workspaces
@@ -27,7 +30,8 @@ from mcp_sandbox.workspace.projects import Projects, no_projects
 
 logger = logging.getLogger(__name__)
 
-_TRASH_INTERVAL_S = 3600.0
+# A store that does not answer is not waited for at the end: it is a cache.
+_LAST_WORDS_S = 10.0
 
 
 class SessionManager:
@@ -38,12 +42,13 @@ class SessionManager:
         backend: Backend,
         workspaces: Workspaces,
         *,
-        data_root: Path,
+        ledger: Ledger,
         settings: SessionSettings | None = None,
         projects: Projects | None = None,
         pool: PoolFolder | None = None,
     ) -> None:
         """`pool`: where trees wait for new chats; without it no sandbox is started early."""
+        data_root = workspaces.data_root
         self._backend = backend
         self._workspaces = workspaces
         self._projects = projects or no_projects(data_root)
@@ -54,6 +59,15 @@ class SessionManager:
             most_per_user=self._settings.max_per_user,
             wait_s=self._settings.queue_wait_s,
         )
+        self._ledger = ledger
+        lifetimes = self._settings.lifetimes
+        self._cleaning = Cleaning(
+            workspaces,
+            ledger,
+            keep_s=lifetimes.retention_s,
+            guard=Wards(ChatLocks(data_root), backend, self._own_chats),
+        )
+        self._reaper = Reaper(self._open_holds, ledger, self._cleaning, lifetimes)
         self._drain = Drain()
         self._tasks = anyio.create_task_group()
         self._pool_folder = pool
@@ -71,13 +85,14 @@ class SessionManager:
             residence=self._residence,
             settings=self._settings,
             slots=self._slots,
+            ledger=self._ledger,
             tasks=self._tasks,
             drain=self._drain,
             pool=self._make_pool(self._pool_folder) if self._pool_folder else None,
         )
         if self._rooms.pool:
             self._rooms.pool.start()
-        self._tasks.start_soon(self._empty_trash)
+        self._tasks.start_soon(self._reaper.run)
         return self
 
     def _make_pool(self, folder: PoolFolder) -> WarmPool:
@@ -104,6 +119,8 @@ class SessionManager:
                         closing.start_soon(slot.close)
                     if self._rooms and self._rooms.pool:
                         closing.start_soon(self._rooms.pool.stop)
+                with anyio.move_on_after(_LAST_WORDS_S):
+                    await self._ledger.write()
         finally:
             self._tasks.cancel_scope.cancel()
         # The group must see a cancellation; any other error of the block is the caller's own and
@@ -113,16 +130,13 @@ class SessionManager:
         await self._tasks.__aexit__(None, None, None)
         return None
 
-    async def _empty_trash(self) -> None:
-        """Delete what was discarded a day ago, now and every hour."""
-        while True:
-            try:
-                report = await self._workspaces.empty_trash()
-                if report.stuck:
-                    logger.warning("the trash holds what cannot be deleted: %s", report.stuck)
-            except StorageUnavailable:
-                logger.exception("the trash could not be emptied")
-            await anyio.sleep(_TRASH_INTERVAL_S)
+    def _open_holds(self) -> Sequence[Hold]:
+        open_ones = set(self._slots.taken())
+        return [hold for hold in self._holds.values() if hold in open_ones]
+
+    def _own_chats(self) -> set[ChatId]:
+        """The chats that this server uses, or is about to."""
+        return {hold.chat for hold in [*self._holds.values()] if hold.is_busy or hold.use().open}
 
     async def session(self, chat: ChatId) -> Session:
         """The chat's session; its sandbox is made at the first call that needs it.
@@ -149,18 +163,14 @@ class SessionManager:
         running = await self._backend.running()
         holds = dict(self._holds)
         known = {*holds, *await self._workspaces.chats()}
-        times = await self._residence.times(
-            chat for chat in known if user is None or chat.user == user
-        )
+        await self._ledger.read()
+        times = {chat: self._ledger.times(chat) for chat in known if user in (None, chat.user)}
         uses = {chat: hold.use() for chat, hold in holds.items()}
         return statuses(times, running, uses, self._backend.name)
 
     async def stop(self, chat: ChatId) -> bool:
         """End the chat's sandbox and all that runs in it; files stay. False when none ran."""
-        hold = self._hold(chat)
-        ran = hold.is_open
-        await hold.close()
-        return ran
+        return await self._hold(chat).close()
 
     async def remove(self, chat: ChatId) -> None:
         """End the chat's sandbox, and throw its files and its home into the trash.
@@ -169,6 +179,16 @@ class SessionManager:
             StorageUnavailable: the data root cannot be used.
         """
         await self._hold(chat).remove()
+
+    async def collect(self, *, dry_run: bool = False) -> GcReport:
+        """Remove what is due now: chats that nobody used for long, and the trash of yesterday.
+
+        With `dry_run` it only says what, and why.
+
+        Raises:
+            OperatorError: the data root or the engine cannot be used.
+        """
+        return await self._cleaning.collect(dry_run=dry_run)
 
     def statistics(self) -> Statistics:
         """What this server holds now."""

@@ -13,14 +13,14 @@ import anyio
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.cleaning import Cleaning
-from mcp_sandbox.sessions.clock import Clock
 from mcp_sandbox.sessions.ledger import Ledger
+from mcp_sandbox.sessions.listing import Use
 from mcp_sandbox.sessions.settings import Lifetimes
 from mcp_sandbox.workspace.retention import WATCHED_S, Moment, is_time
 
 logger = logging.getLogger(__name__)
 
-Step = Literal["bury", "expire", "remove", "pause"]
+Step = Literal["bury", "expire", "remove"]
 
 _LOOK_S = 15.0
 _LOOK_LEAST_S = 0.5
@@ -33,50 +33,25 @@ class Kept(Protocol):
 
     @property
     def chat(self) -> ChatId: ...
-    @property
-    def is_busy(self) -> bool: ...
-    @property
-    def is_paused(self) -> bool: ...
-    @property
-    def is_dead(self) -> bool: ...
-    @property
-    def in_background(self) -> bool:
-        """Something that a command left behind runs on in it."""
-        ...
+    def use(self) -> Use: ...
+    async def retire(self, *, background_too: bool = False, leaving: bool = False) -> bool:
+        """End it, unless somebody uses it; with `leaving` let go of it in any case.
 
-    @property
-    def age_s(self) -> float:
-        """How long ago the sandbox was started."""
-        ...
-
-    async def bury(self) -> None:
-        """Remove what is left of a dead one."""
-        ...
-
-    async def expire(self) -> None:
-        """Have it replaced as soon as no call is under way in it."""
-        ...
-
-    async def leave(self) -> None:
-        """Remove it, or only let go of it where another server uses it, or something runs."""
-        ...
-
-    async def pause(self) -> None:
-        """Pause it where the backend can, unless somebody uses it."""
+        Work in the background keeps it, too, unless `background_too`. Says whether this server
+        holds it no longer.
+        """
         ...
 
 
-def next_step(kept: Kept, idle_s: float, lifetimes: Lifetimes) -> Step | None:
+def next_step(use: Use, idle_s: float, lifetimes: Lifetimes) -> Step | None:
     """What is to be done with an open sandbox that this server has not used for `idle_s`."""
-    if kept.age_s >= lifetimes.lifetime_s:
-        return "expire"
-    if kept.is_busy:
+    if use.starting or use.calls:
         return None
-    if kept.is_dead:
+    if use.dead:
         return "bury"
-    if idle_s >= lifetimes.remove_after_s:
-        return "remove"
-    return "pause" if idle_s >= lifetimes.pause_after_s and not kept.is_paused else None
+    if use.age_s >= lifetimes.lifetime_s:
+        return "expire"
+    return "remove" if idle_s >= lifetimes.remove_after_s else None
 
 
 class Reaper:
@@ -88,14 +63,12 @@ class Reaper:
         ledger: Ledger,
         cleaning: Cleaning,
         lifetimes: Lifetimes,
-        clock: Clock,
     ) -> None:
         self._open_ones = open_ones
         self._ledger = ledger
         self._cleaning = cleaning
         self._lifetimes = lifetimes
-        self._clock = clock
-        self._files = _FilesTimetable(clock(), lifetimes.cleanup)
+        self._files = _FilesTimetable(ledger.clock(), lifetimes.cleanup)
         shortest = min(lifetimes.pause_after_s, lifetimes.remove_after_s, lifetimes.lifetime_s)
         self._interval_s = min(_LOOK_S, max(_LOOK_LEAST_S, shortest / 4))
 
@@ -118,7 +91,7 @@ class Reaper:
 
     async def look_at_files(self) -> None:
         """Do for old files what is to be done now; this may take long."""
-        turn = self._files.turn(self._clock())
+        turn = self._files.turn(self._ledger.clock())
         try:
             if turn == "collect":
                 await self._cleaning.collect(watched_s=WATCHED_S)
@@ -133,18 +106,15 @@ class Reaper:
             await anyio.sleep(_FILES_S)
 
     async def _care(self, kept: Kept) -> None:
-        if kept.in_background or kept.is_busy:
+        use = kept.use()
+        if use.calls or use.background:
             self._ledger.used(kept.chat)
         try:
-            match next_step(kept, self._ledger.idle_s(kept.chat), self._lifetimes):
-                case "bury":
-                    await kept.bury()
+            match next_step(use, self._ledger.idle_s(kept.chat), self._lifetimes):
+                case "bury" | "remove":
+                    await kept.retire(leaving=True)
                 case "expire":
-                    await kept.expire()
-                case "remove":
-                    await kept.leave()
-                case "pause":
-                    await kept.pause()
+                    await kept.retire(background_too=True, leaving=True)
                 case None:
                     pass
         except SandboxError:

@@ -5,15 +5,12 @@
 A lost file is no harm: the next sandbox writes it again.
 """
 
-from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 
 from anyio import to_thread
 
 from mcp_sandbox.errors import BackendUnavailable, StorageUnavailable
 from mcp_sandbox.models import BackendName, ChatId
-from mcp_sandbox.sessions.listing import Times
 
 
 class Residence:
@@ -31,18 +28,6 @@ class Residence:
             StorageUnavailable: the record cannot be written.
         """
         await to_thread.run_sync(self._settle, chat, backend)
-
-    async def times(self, chats: Iterable[ChatId]) -> dict[ChatId, Times]:
-        """When each chat began and was last settled; now, where nothing tells."""
-        return await to_thread.run_sync(lambda: {chat: self._times(chat) for chat in chats})
-
-    def _times(self, chat: ChatId) -> Times:
-        now = datetime.now(UTC)
-        try:
-            seen = datetime.fromtimestamp(self._record(chat).stat().st_mtime, UTC)
-        except OSError:
-            seen = now
-        return Times(min(seen, now), min(seen, now))
 
     def _record(self, chat: ChatId) -> Path:
         return self._folder / chat.user / f"chat-{chat.chat}"

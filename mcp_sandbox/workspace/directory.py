@@ -67,7 +67,7 @@ class Workspaces:
         now: Callable[[], float] = time.time,
     ) -> None:
         """`owner` is the (uid, gid) that sandboxes run as; `now` gives seconds since the epoch."""
-        self._data_root = data_root
+        self.data_root = data_root
         aliases.parse_aliases(settings.aliases if settings else ())
         self._owner = owner
         self._settings = settings or WorkspaceConfig()
@@ -163,14 +163,14 @@ class Workspaces:
         return Meter(measure_chat, self._settings, limiter=self._walk_limiter)
 
     def _open(self, chat: ChatId) -> ChatDirectories:
-        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+        with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
             workspace, created = self._tree(stack, sandbox, "workspace", chat)
             self._tree(stack, sandbox, "home", chat)
             if created and self._settings.subdirectories:
                 layout.seed(workspace, self._owner)
             planned = aliases.plan(chat, self._settings.aliases)
             layout.make_aliases(sandbox, workspace, planned, self._owner)
-            source, links = self._path("workspace", chat), self._data_root / "sandbox" / "alias"
+            source, links = self._path("workspace", chat), self.data_root / "sandbox" / "alias"
             return ChatDirectories(
                 workspace=source,
                 home=self._path("home", chat),
@@ -180,7 +180,7 @@ class Workspaces:
 
     def _discard(self, chat: ChatId, home: bool) -> ChatDirectories:
         kinds = _KINDS if home else ("workspace",)
-        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+        with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
             trees: dict[str, tuple[int, bytes]] = {}
             for kind in kinds:
                 # Opening first gives us back the rights that moving the tree needs.
@@ -193,7 +193,7 @@ class Workspaces:
         return self._open(chat)
 
     def _remove(self, chat: ChatId) -> None:
-        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+        with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
             users = {k: layout.enter(stack, sandbox, k, chat.user) for k in _KINDS}
             trees: dict[str, tuple[int, bytes]] = {}
             for kind, user in users.items():
@@ -206,11 +206,11 @@ class Workspaces:
                 trash.throw_away(bin_, trees, chat, self._now())
 
     def _chats(self) -> Sequence[ChatId]:
-        with layout.sandbox_directory(self._data_root) as sandbox:
+        with layout.sandbox_directory(self.data_root) as sandbox:
             return census.chats(sandbox)
 
     def _trashed(self, measured: bool) -> Sequence[TrashItem]:
-        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+        with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
             bin_ = layout.enter(stack, sandbox, "trash")
             return [
                 TrashItem(
@@ -223,7 +223,7 @@ class Workspaces:
             ]
 
     def _empty_trash(self, is_due: Callable[[str], bool]) -> trash.TrashReport:
-        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+        with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
             return trash.empty(
                 layout.enter(stack, sandbox, "trash"),
                 is_due=is_due,
@@ -231,11 +231,11 @@ class Workspaces:
             )
 
     def _free(self) -> FreeSpace:
-        with layout.sandbox_directory(self._data_root) as sandbox:
+        with layout.sandbox_directory(self.data_root) as sandbox:
             return free_space(sandbox)
 
     def _measure(self, chat: ChatId, checkpoint: Checkpoint) -> tuple[Usage, FreeSpace]:
-        with layout.sandbox_directory(self._data_root) as sandbox:
+        with layout.sandbox_directory(self.data_root) as sandbox:
             started = time.monotonic()
             usage = self._usage(sandbox, chat, checkpoint)
             free = free_space(sandbox)
@@ -277,7 +277,7 @@ class Workspaces:
         )
 
     def _path(self, kind: str, chat: ChatId) -> Path:
-        return self._data_root / "sandbox" / kind / chat.user / f"chat-{chat.chat}"
+        return self.data_root / "sandbox" / kind / chat.user / f"chat-{chat.chat}"
 
 
 def _allocated_bytes(bin_: int, name: str) -> int:

@@ -61,7 +61,7 @@ async def test_eight_callers_share_one_sandbox_of_a_slow_backend_too(config: Con
     async with open_backend(config.backend, config) as inner, open_manager(config) as opened:
         slow = SlowBackend(inner)
         workspaces: Workspaces = opened._workspaces
-        async with SessionManager(slow, workspaces, data_root=config.data_dir) as manager:
+        async with SessionManager(slow, workspaces, ledger=opened._ledger) as manager:
             answers: list[str] = []
 
             async def ask(number: int) -> None:

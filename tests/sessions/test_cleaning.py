@@ -31,9 +31,7 @@ class Server:
         self.cleaning = Cleaning(
             self.workspaces,
             self.ledger,
-            data_root=data_root,
             keep_s=keep_s,
-            clock=clock,
             guard=self,
         )
 

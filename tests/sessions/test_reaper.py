@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
@@ -12,6 +11,7 @@ import pytest
 
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.listing import Use
 from mcp_sandbox.sessions.reaper import Reaper, next_step
 from mcp_sandbox.sessions.settings import Lifetimes
 from mcp_sandbox.sessions.store_sqlite import SqliteStore
@@ -23,48 +23,39 @@ LIFETIMES = Lifetimes(pause_after_s=100, remove_after_s=400, lifetime_s=1000)
 CHAT = ChatId("ann", "one")
 
 
-@dataclass
 class Sandbox:
     """An open sandbox in any state, which notes what is done with it."""
 
-    chat: ChatId = CHAT
-    is_busy: bool = False
-    is_paused: bool = False
-    is_dead: bool = False
-    in_background: bool = False
-    age_s: float = 0.0
-    done: list[str] = field(default_factory=list)
+    def __init__(self, name: str = "one", **use: object) -> None:
+        self.chat = ChatId("ann", name)
+        self.now = Use(open=True, **use)  # type: ignore[arg-type]
+        self.done: list[str] = []
 
-    async def bury(self) -> None:
-        self.done.append("bury")
+    def use(self) -> Use:
+        return self.now
 
-    async def expire(self) -> None:
-        self.done.append("expire")
-
-    async def leave(self) -> None:
-        self.done.append("leave")
-
-    async def pause(self) -> None:
-        self.done.append("pause")
+    async def retire(self, *, background_too: bool = False, leaving: bool = False) -> bool:
+        self.done.append("end with its background" if background_too else "end")
+        return leaving
 
 
 @pytest.mark.parametrize(
-    ("sandbox", "idle_s", "expected"),
+    ("use", "idle_s", "expected"),
     [
-        (Sandbox(), 99, None),
-        (Sandbox(), 100, "pause"),
-        (Sandbox(is_paused=True), 100, None),
-        (Sandbox(is_paused=True), 400, "remove"),
-        (Sandbox(is_busy=True), 400, None),
-        (Sandbox(is_dead=True), 0, "bury"),
-        (Sandbox(is_dead=True, is_busy=True), 0, None),
-        (Sandbox(age_s=999), 0, None),
-        (Sandbox(age_s=1000), 0, "expire"),
-        (Sandbox(age_s=1000, is_busy=True), 0, "expire"),
+        (Use(), 399, None),
+        (Use(), 400, "remove"),
+        (Use(calls=1), 400, None),
+        (Use(starting=True), 400, None),
+        (Use(dead=True), 0, "bury"),
+        (Use(dead=True, calls=1), 0, None),
+        (Use(age_s=999), 0, None),
+        (Use(age_s=1000), 0, "expire"),
+        (Use(age_s=1000, background=3), 0, "expire"),
+        (Use(age_s=1000, calls=1), 0, None),
     ],
 )
-def test_each_step_has_its_time(sandbox: Sandbox, idle_s: float, expected: str | None) -> None:
-    assert next_step(sandbox, idle_s, LIFETIMES) == expected
+def test_each_step_has_its_time(use: Use, idle_s: float, expected: str | None) -> None:
+    assert next_step(use, idle_s, LIFETIMES) == expected
 
 
 @pytest.fixture
@@ -78,45 +69,53 @@ async def server(tmp_path: Path, clock: SetClock) -> AsyncGenerator[Server]:
         yield opened
 
 
-def reaper_of(server: Server, clock: SetClock, *sandboxes: Sandbox) -> Reaper:
-    return Reaper(lambda: sandboxes, server.ledger, server.cleaning, LIFETIMES, clock)
+def reaper_of(server: Server, *sandboxes: Sandbox) -> Reaper:
+    return Reaper(lambda: sandboxes, server.ledger, server.cleaning, LIFETIMES)
 
 
-async def test_a_sandbox_is_paused_and_then_removed_as_time_passes(
+async def test_a_sandbox_is_removed_when_nobody_used_it_for_long(
     server: Server, clock: SetClock
 ) -> None:
     sandbox = Sandbox()
     server.ledger.used(CHAT)
-    reaper = reaper_of(server, clock, sandbox)
-    for _ in range(5):
+    reaper = reaper_of(server, sandbox)
+    for _ in range(4):
         clock.pass_(99)
         await reaper.look()
-        sandbox.is_paused = "pause" in sandbox.done
-    assert sandbox.done == ["pause", "leave"]
+    assert sandbox.done == []
+    clock.pass_(4)
+    await reaper.look()
+    assert sandbox.done == ["end"]
+
+
+async def test_an_old_one_is_ended_with_its_background(server: Server, clock: SetClock) -> None:
+    sandbox = Sandbox(age_s=1000.0, background=1)
+    await reaper_of(server, sandbox).look()
+    assert sandbox.done == ["end with its background"]
 
 
 async def test_background_work_and_calls_keep_it_as_if_it_were_used(
     server: Server, clock: SetClock
 ) -> None:
-    working, busy = Sandbox(in_background=True), Sandbox(ChatId("ann", "two"), is_busy=True)
-    reaper = reaper_of(server, clock, working, busy)
+    working, busy = Sandbox(background=1), Sandbox("two", calls=1)
+    reaper = reaper_of(server, working, busy)
     for _ in range(9):
-        clock.pass_(90)
+        clock.pass_(390)
         await reaper.look()
-    working.in_background = busy.is_busy = False
-    clock.pass_(99)
+    working.now = busy.now = Use(open=True)
+    clock.pass_(399)
     await reaper.look()
     assert working.done == busy.done == []
     clock.pass_(1)
     await reaper.look()
-    assert working.done == busy.done == ["pause"]
+    assert working.done == busy.done == ["end"]
 
 
-async def test_a_jump_of_the_clock_pauses_nothing(server: Server, clock: SetClock) -> None:
+async def test_a_jump_of_the_clock_ends_nothing(server: Server, clock: SetClock) -> None:
     sandbox = Sandbox()
     server.ledger.used(CHAT)
     clock.jump(365 * DAY_S)
-    await reaper_of(server, clock, sandbox).look()
+    await reaper_of(server, sandbox).look()
     assert sandbox.done == []
 
 
@@ -126,20 +125,21 @@ async def test_one_that_fails_or_hangs_holds_up_no_other(
     stuck = anyio.Event()
 
     class Failing(Sandbox):
-        async def bury(self) -> None:
+        async def retire(self, *, background_too: bool = False, leaving: bool = False) -> bool:
             raise BackendUnavailable("the engine does not answer")
 
     class Hanging(Sandbox):
-        async def bury(self) -> None:
+        async def retire(self, *, background_too: bool = False, leaving: bool = False) -> bool:
             await stuck.wait()
+            return True
 
-    well = Sandbox(is_dead=True)
-    reaper = reaper_of(server, clock, Failing(is_dead=True), Hanging(is_dead=True), well)
+    well = Sandbox(dead=True)
+    reaper = reaper_of(server, Failing(dead=True), Hanging(dead=True), well)
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(reaper.look)
             await anyio.wait_all_tasks_blocked()
-            assert well.done == ["bury"]
+            assert well.done == ["end"]
             stuck.set()
     assert "could not be looked after" in caplog.text
 
@@ -151,7 +151,7 @@ async def test_news_of_the_ledger_are_written_at_once(
     await server.workspaces.open(CHAT)
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks, aclosing(SqliteStore(path)) as reading:
-            tasks.start_soon(reaper_of(server, clock).run)
+            tasks.start_soon(reaper_of(server).run)
             await anyio.wait_all_tasks_blocked()
             server.ledger.note(CHAT, "running")
             while [record.state for record in await reading.all()] != ["running"]:
@@ -165,11 +165,11 @@ async def test_old_files_go_soon_after_the_start_and_then_on_schedule(
     # The clock begins at 22:13.
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    reaper = reaper_of(server, clock)
+    reaper = reaper_of(server)
     gone: list[float] = []
     files = {await server.use(ChatId("u", "a")): 0, await server.use(ChatId("u", "b")): 0}
     clock.pass_(8 * DAY_S)
-    reaper = reaper_of(server, clock)
+    reaper = reaper_of(server)
     first, second = files
     second_chat = ChatId("u", "b")
     server.sandboxes.add(second_chat)
@@ -189,7 +189,7 @@ async def test_old_files_go_soon_after_the_start_and_then_on_schedule(
 async def test_a_data_root_that_fails_is_looked_at_again(
     tmp_path: Path, server: Server, clock: SetClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reaper = reaper_of(server, clock)
+    reaper = reaper_of(server)
     (tmp_path / "data").mkdir(exist_ok=True)
     os.chmod(tmp_path / "data", 0o777)
     await reaper.look_at_files()

@@ -1,0 +1,210 @@
+"""How long sandboxes and files stay, on every backend, by a clock that the test sets."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import anyio
+import pytest
+
+from mcp_sandbox.app import open_backend, open_manager
+from mcp_sandbox.config import Config
+from mcp_sandbox.errors import CapacityReached
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.manager import SessionManager
+from mcp_sandbox.sessions.session import Session
+from tests.sessions.clocks import SetClock
+
+HOUR_S, DAY_S = 3600.0, 24 * 3600.0
+A, B = ChatId("u", "a"), ChatId("u", "b")
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+@pytest.fixture
+async def manager(config: Config, clock: SetClock) -> AsyncGenerator[SessionManager]:
+    async with open_manager(config, clock=clock) as opened:
+        yield opened
+
+
+async def running(config: Config) -> list[str]:
+    assert config.backend != "auto"
+    async with open_backend(config.backend, config) as backend:
+        return sorted(info.labels["chat"] for info in await backend.running())
+
+
+async def in_a_call(session: Session, meanwhile: Callable[[], Awaitable[None]]) -> str:
+    """Do something while a call is under way; what the call said in the end."""
+    started = anyio.Event()
+    said: list[str] = []
+
+    async def note(_name: str, _data: bytes) -> None:
+        started.set()
+
+    async def work() -> None:
+        wait = "echo started; until [ -e stop ]; do sleep 0.01; done; rm stop; cat /proc/1/stat"
+        said.append((await session.exec(wait, on_output=note)).stdout)
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(work)
+            await started.wait()
+            await meanwhile()
+            await session.write_file("stop", b"")
+    return said[0]
+
+
+async def test_a_sandbox_that_nobody_uses_is_removed_and_its_files_stay(
+    manager: SessionManager, config: Config, clock: SetClock
+) -> None:
+    session = await manager.session(A)
+    await session.exec("echo kept > file")
+    clock.pass_(HOUR_S - 1)
+    await manager._reaper.look()
+    assert await running(config) == ["a"]
+    clock.pass_(1)
+    await manager._reaper.look()
+    assert await running(config) == []
+    assert (await session.exec("cat file")).stdout == "kept\n"
+
+
+async def test_a_call_under_way_and_background_work_keep_a_sandbox(
+    manager: SessionManager, config: Config, clock: SetClock
+) -> None:
+    session = await manager.session(A)
+
+    async def long_after() -> None:
+        clock.pass_(2 * HOUR_S)
+        await manager._reaper.look()
+
+    assert (await in_a_call(session, long_after)).startswith("started")
+    await session.exec("sleep 86395 & echo $! > pid")
+    await long_after()
+    assert await running(config) == ["a"]
+    await session.exec("kill $(cat pid)")
+    with anyio.fail_after(10):
+        while (await manager.list())[0].background:
+            await anyio.sleep(0.01)
+    await long_after()
+    assert await running(config) == []
+
+
+async def test_a_sandbox_of_the_highest_age_is_replaced_with_all_that_runs_in_it(
+    manager: SessionManager, config: Config, clock: SetClock
+) -> None:
+    session = await manager.session(A)
+    await session.exec("sleep 86394 & echo kept > file")
+    clock.pass_(DAY_S)
+    await manager._reaper.look()
+    assert await running(config) == []
+    result = await session.exec("cat file; ps -eo args | grep -c '[s]leep 86394'")
+    assert result.stdout == "kept\n0\n"
+
+
+async def test_the_highest_age_waits_for_the_end_of_a_call_and_new_calls_for_the_new_sandbox(
+    manager: SessionManager, clock: SetClock, config: Config
+) -> None:
+    session = await manager.session(A)
+    later: list[str] = []
+    await session.exec("sleep 86393 &")
+
+    async def call() -> None:
+        later.append((await session.exec("ps -eo args | grep -c '[s]leep 86393'")).stdout)
+
+    async with anyio.create_task_group() as tasks:
+
+        async def meanwhile() -> None:
+            clock.pass_(DAY_S - 1)
+            await session.write_file("seen", b"")
+            clock.pass_(1)
+            await manager._reaper.look()
+            tasks.start_soon(call)
+            await anyio.wait_all_tasks_blocked()
+            assert later == []
+            (config.data_dir / "sandbox/workspace/u/chat-a/stop").touch()
+
+        with anyio.fail_after(30):
+            started = anyio.Event()
+
+            async def note(_name: str, _data: bytes) -> None:
+                started.set()
+
+            async def work() -> None:
+                wait = "echo started; until [ -e stop ]; do sleep 0.01; done; echo whole"
+                assert (await session.exec(wait, on_output=note)).stdout.endswith("whole\n")
+
+            tasks.start_soon(work)
+            await started.wait()
+            await meanwhile()
+    assert later == ["0\n"]
+
+
+async def test_background_work_is_not_ended_to_make_room(config: Config) -> None:
+    few = config.sessions.model_copy(update={"max_open": 1, "queue_wait": 0.0})
+    async with open_manager(config.model_copy(update={"sessions": few})) as manager:
+        worker, other = await manager.session(A), await manager.session(B)
+        await worker.exec("sleep 86392 & echo $! > pid")
+        with pytest.raises(CapacityReached, match="background"):
+            await other.exec("true")
+        await worker.exec("kill $(cat pid)")
+        with anyio.fail_after(10):
+            while (await manager.list())[0].background:
+                await anyio.sleep(0.01)
+        assert (await other.exec("echo now")).stdout == "now\n"
+        assert await running(config) == ["b"]
+
+
+async def test_files_that_nobody_used_go_to_the_trash_unless_their_sandbox_runs(
+    manager: SessionManager, config: Config, clock: SetClock
+) -> None:
+    await (await manager.session(A)).exec("echo old > file")
+    await (await manager.session(B)).exec("echo busy > file; sleep 86391 &")
+    await manager.stop(A)
+    clock.pass_(8 * DAY_S)
+    report = await manager.collect(dry_run=True)
+    assert [(item.kind, item.what) for item in report.items] == [("workspace", "u/a")]
+    assert {row.chat for row in await manager.list()} == {A, B}
+    assert (await manager.collect()).items == report.items
+    assert [row.chat for row in await manager.list()] == [B]
+    trash = config.data_dir / "sandbox" / "trash"
+    (kept,) = trash.glob("*/workspace/file")
+    assert kept.read_text() == "old\n"
+    assert (await (await manager.session(A)).list_files()).total == 0
+    assert (await (await manager.session(B)).exec("cat file")).stdout == "busy\n"
+
+
+async def test_the_next_server_knows_when_a_chat_began_and_was_used(
+    config: Config, clock: SetClock
+) -> None:
+    async with open_manager(config, clock=clock) as manager:
+        await (await manager.session(A)).exec("true")
+        clock.pass_(DAY_S)
+        await (await manager.session(A)).exec("true")
+        (before,) = await manager.list()
+    clock.pass_(5 * DAY_S)
+    async with open_manager(config, clock=clock) as manager:
+        (after,) = await manager.list()
+    assert (after.last_used_at - after.created_at).total_seconds() == DAY_S
+    assert (after.id, after.created_at) == (before.id, before.created_at)
+    assert after.state == "warm"
+
+
+async def test_a_lost_store_costs_nothing_but_the_times_of_use(
+    config: Config, clock: SetClock
+) -> None:
+    async with open_manager(config, clock=clock) as manager:
+        session = await manager.session(A)
+        await session.exec("echo kept > file")
+        store = config.data_dir / "sandbox" / "sessions.sqlite"
+        for ruin in (store.unlink, lambda: store.write_bytes(b"garbage" * 10_000)):
+            ruin()
+            assert (await session.exec("cat file")).stdout == "kept\n"
+            assert [row.chat for row in await manager.list()] == [A]
+            await manager._ledger.write()
+    store.unlink()
+    clock.pass_(30 * DAY_S)
+    async with open_manager(config, clock=clock) as manager:
+        assert [row.chat for row in await manager.list()] == [A]
+        assert (await manager.collect()).items == ()
+        assert (await (await manager.session(A)).exec("cat file")).stdout == "kept\n"
