@@ -171,11 +171,12 @@ class _BareBubblewrap:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         opened.callback(os.close, null)
         files = {path: _file(opened, data) for path, data in self._etc.files.items()}
-        numbers = Descriptors(_file(opened, host.filter), status=null, block=null, etc=files)
+        filter_ = _file(opened, host.filter)
+        numbers = Descriptors(filter_, status=null, block=null, token=null, etc=files)
         words = arguments(self._inside, host.system, self._etc.bound, numbers, self._reach)
         program = str(host.program.root / host.program.inner)
         command = [program, *words, "--", str(host.python), "-c", _CODE]
-        return command, (null, numbers.seccomp, *files.values())
+        return command, (null, filter_, *files.values())
 
 
 def _file(opened: ExitStack, data: bytes) -> int:

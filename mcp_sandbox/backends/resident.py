@@ -80,11 +80,9 @@ def memory_kills(group: str) -> int:
     return 0
 
 
-def environment(spec: SandboxSpec, token: bytes, path: str, home: str) -> dict[str, str]:
-    """The environment that a runner starts with; nothing of the server's own is in it."""
-    own = {"MCP_SANDBOX_TOKEN": token.hex(), "MCP_SANDBOX_IDLE_S": f"{spec.idle_s:g}"}
-    usual = {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "TZ": "UTC"}
-    return {**usual, **spec.env, **own}
+def environment(spec: SandboxSpec, path: str, home: str) -> dict[str, str]:
+    """The environment of commands; nothing of the server's own is in it."""
+    return {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "TZ": "UTC", **spec.env}
 
 
 @contextmanager

@@ -159,6 +159,8 @@ class UnsafeLocalBackend:
         places = {mount.target: str(mount.source) for mount in spec.mounts}
         runner = self._install()
         own = {
+            "MCP_SANDBOX_TOKEN": token.hex(),
+            "MCP_SANDBOX_IDLE_S": f"{spec.idle_s:g}",
             "MCP_SANDBOX_WORKSPACE": places["/workspace"],
             "MCP_SANDBOX_HOME": places["/home/sandbox"],
             # Beside where it starts: a whole path may be longer than a socket address holds.
@@ -169,7 +171,7 @@ class UnsafeLocalBackend:
             pid = start(
                 Start(
                     runner_copy.start_command(sys.executable, str(runner)),
-                    env=environment(spec, token, path, places["/home/sandbox"]) | own,
+                    env=environment(spec, path, places["/home/sandbox"]) | own,
                     stderr=log.fileno(),
                     directory=str(self._records.socket_directory(sandbox_id)),
                 )

@@ -1,8 +1,12 @@
-"""Start of the runner: `python3 -I -S .../mcp_sandbox/runner/__main__.py`, settings by environment.
+"""Start of the runner: `python3 .../mcp_sandbox/runner/__main__.py`, settings by environment.
 
 MCP_SANDBOX_TOKEN, MCP_SANDBOX_SOCKET, MCP_SANDBOX_WORKSPACE, MCP_SANDBOX_HOME, MCP_SANDBOX_IDLE_S,
 MCP_SANDBOX_LIMITS and MCP_SANDBOX_OOM_SCORE are ours; the rest of the environment is what commands
-will see.
+will see, MCP_SANDBOX_ENV_NAME too, as NAME. Python must be started with `-I -S` where others than
+ourselves say what is in its environment.
+
+Otherwise the token may come as a file, its number in MCP_SANDBOX_TOKEN_FD. Then this process is an
+ordinary Python without a secret, of which a fork becomes the warm interpreter: half the time.
 """
 
 from __future__ import annotations
@@ -11,32 +15,58 @@ import os
 import sys
 
 _PREFIX = "MCP_SANDBOX_"
+_FOR_COMMANDS = "ENV_"
 _KEPT = ("WORKSPACE", "HOME")
+# What the C library or Python looks at when a program starts, and not later.
+_STEERING = ("PYTHON", "LD_", "GLIBC_", "MALLOC_")
+_MOST_TOKEN = 1024
 
 
 def main() -> None:
     """Hide, take the settings out of the environment, serve."""
+    if not sys.flags.isolated:
+        del sys.path[0]
     sys.path.insert(0, os.path.abspath(__file__).rsplit("/", 3)[0])
     from mcp_sandbox.runner import processes  # noqa: PLC0415
 
-    everything = dict(os.environ)
-    settings = {k[len(_PREFIX) :]: v for k, v in everything.items() if k.startswith(_PREFIX)}
+    settings, env = _divide(dict(os.environ))
     processes.limit(settings.get("LIMITS", ""), settings.get("OOM_SCORE"))
     # Before anything of the user runs: nobody of our own user may look into this process.
     processes.hide_memory()
     processes.rename("mcp-sandbox")
-    env = {k: v for k, v in everything.items() if not k.startswith(_PREFIX)}
     # Set anew: the kernel's copy, to which the C library still points, is wiped.
     os.environ.clear()
     os.environ.update(env)
     os.environ.update({_PREFIX + k: v for k, v in settings.items() if k in _KEPT})
-    # It starts while we load the rest.
-    from mcp_sandbox.runner import interpreter  # noqa: PLC0415
+    from mcp_sandbox.runner import interpreter, native  # noqa: PLC0415
 
-    warm = interpreter.start(env)
+    # Who connects waits until we have loaded the rest; meanwhile the interpreter starts.
+    listener = native.listen(settings.get("SOCKET", "/run/mcp-sandbox/runner.sock"))
+    told_by_file = settings.pop("TOKEN_FD", None)
+    if told_by_file and not any(name.startswith(_STEERING) for name in env):
+        warm = interpreter.fork(env)
+    else:
+        warm = interpreter.start(env)
+    if told_by_file:
+        settings["TOKEN"] = os.read(int(told_by_file), _MOST_TOKEN).decode()
+        os.close(int(told_by_file))
     from mcp_sandbox.runner.server import Server  # noqa: PLC0415
 
-    Server(settings, env, warm).run()
+    Server(settings, env, listener, warm).run()
+
+
+def _divide(everything: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Our settings, and the environment of commands."""
+    settings: dict[str, str] = {}
+    env: dict[str, str] = {}
+    for name, value in everything.items():
+        if not name.startswith(_PREFIX):
+            env.setdefault(name, value)
+        elif name.startswith(_PREFIX + _FOR_COMMANDS):
+            env[name[len(_PREFIX + _FOR_COMMANDS) :]] = value
+        else:
+            settings[name[len(_PREFIX) :]] = value
+    return settings, env
 
 
 main()

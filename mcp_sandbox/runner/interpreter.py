@@ -1,4 +1,4 @@
-"""Starts the warm interpreter (python.py) from pid 1."""
+"""Starts the warm interpreter (python.py) from pid 1, as a program or as a fork."""
 
 from __future__ import annotations
 
@@ -8,6 +8,23 @@ import sys
 from mcp_sandbox.runner.native import Socket, pair, signal
 
 CONTROL_FD = 3
+
+
+def fork(env: dict[str, str]) -> tuple[int, Socket]:
+    """Like `start`, from an ordinary Python that holds no secret yet: without starting another.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    mine, theirs = pair()
+    pid = os.fork()
+    if pid == 0:
+        from mcp_sandbox.runner import python  # noqa: PLC0415
+
+        mine.detach()
+        python.become(theirs, env)
+    theirs.close()
+    return pid, mine
 
 
 def start(env: dict[str, str]) -> tuple[int, Socket]:

@@ -1,8 +1,9 @@
 """The warm interpreter: an ordinary Python that forks a fresh `__main__` for each piece of code.
 
-Started as a program of its own, without the runner's flags and memory: what runs here is user
-code, with the site-packages, the environment and the flags that `python3 file.py` would have. The
-interpreter forks seats (workers in their own right); a seat forks the process that runs the code.
+Started as a program of its own, or as a fork of pid 1 before that knows anything: what runs here
+is user code, with the site-packages, the environment and the flags that `python3 file.py` would
+have. The interpreter forks seats (workers in their own right); a seat forks the process that runs
+the code.
 """
 
 from __future__ import annotations
@@ -127,10 +128,51 @@ def _put_into_environment(wanted: dict[str, str]) -> None:
             os.environ[name] = value
 
 
-if __name__ == "__main__":
+def become(control: Socket, env: dict[str, str]) -> None:
+    """Turn a fork of pid 1 into the interpreter that `start` would have started; never returns.
+
+    What the chat's start-up files print goes nowhere, least of all to the host.
+    """
     try:
-        _interpreter(Socket(fileno=_CONTROL_FD))
+        os.setsid()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(nowhere, number)
+        os.dup2(control.detach(), _CONTROL_FD)
+        os.closerange(_CONTROL_FD + 1, _MOST_FDS)
+        _put_into_environment(env)
+        _add_user_site()
+        _run(Socket(fileno=_CONTROL_FD))
+    finally:
+        os._exit(1)
+
+
+def _add_user_site() -> None:
+    """What Python does for the packages of its user at its start, when HOME was not yet theirs."""
+    import site  # noqa: PLC0415 - in every ordinary Python it is there already
+
+    site.USER_BASE = site.USER_SITE = None
+    known = site.removeduppaths()
+    before = list(sys.path)
+    site.addusersitepackages(known)
+    added = [path for path in sys.path if path not in before]
+    # They come before those of the system.
+    system = site.getsitepackages()
+    first = next((i for i, path in enumerate(before) if path in system), len(before))
+    sys.path[:] = [*before[:first], *added, *before[first:]]
+    if site.ENABLE_USER_SITE:
+        site.execusercustomize()
+
+
+def _run(control: Socket) -> None:
+    """Be the interpreter. Returns in no process."""
+    try:
+        _interpreter(control)
         os._exit(0)
     except _Run as request:
-        _path = request.path
-    main_file.run(_path)
+        path = request.path
+    main_file.run(path)
+
+
+if __name__ == "__main__":
+    _run(Socket(fileno=_CONTROL_FD))

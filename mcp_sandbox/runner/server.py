@@ -10,7 +10,7 @@ from mcp_sandbox.runner import background, processes
 from mcp_sandbox.runner.command import Command
 from mcp_sandbox.runner.connection import Connection
 from mcp_sandbox.runner.loop import READ, Loop
-from mcp_sandbox.runner.native import Socket, accept, listen, signal
+from mcp_sandbox.runner.native import Socket, accept, signal
 from mcp_sandbox.runner.operation import Operation
 from mcp_sandbox.runner.pool import Pool
 from mcp_sandbox.runner.protocol import OpError, ProtocolError
@@ -32,7 +32,11 @@ class Server:
     """Everything pid 1 does."""
 
     def __init__(
-        self, settings: dict[str, str], env: dict[str, str], warm: tuple[int, Socket]
+        self,
+        settings: dict[str, str],
+        env: dict[str, str],
+        listener: Socket,
+        warm: tuple[int, Socket],
     ) -> None:
         self.token = bytes.fromhex(settings["TOKEN"])
         self.loop = Loop()
@@ -48,7 +52,8 @@ class Server:
         self._connections: set[Connection] = set()
         self._idle: Timer | None = None
         self._count = 0
-        self._listener = self._listen(settings.get("SOCKET", "/run/mcp-sandbox/runner.sock"))
+        self._listener = listener
+        self.loop.watch(listener.fileno(), READ, self._accept)
         if os.getpid() == 1:
             # Only user code could send it: engines end a sandbox by SIGKILL from outside.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -56,11 +61,6 @@ class Server:
             self.loop.on_signal(signal.SIGTERM, self.stop)
         self._pool.adopt_interpreter(*warm)
         self._pool.prepare_seat()
-
-    def _listen(self, path: str) -> Socket:
-        listener = listen(path)
-        self.loop.watch(listener.fileno(), READ, self._accept)
-        return listener
 
     def run(self) -> None:
         self._consider_idle()

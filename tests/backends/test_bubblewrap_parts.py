@@ -108,7 +108,7 @@ def words(network: Network = "none", mounts: tuple[Mount, ...] = ()) -> list[str
     reach = {name: f"/reach/{name}" for name in sources(inside, Path("r"), Path("s"))}
     system = System({"/bin": "usr/bin"}, ("/usr",), ("/proc/keys",))
     return arguments(
-        inside, system, ("/etc/alternatives",), Descriptors(5, 6, 7, {"/etc/x": 8}), reach
+        inside, system, ("/etc/alternatives",), Descriptors(5, 6, 7, 9, {"/etc/x": 8}), reach
     )
 
 

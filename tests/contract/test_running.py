@@ -103,6 +103,30 @@ async def test_python_imports_what_lies_in_the_workspace(session: Session) -> No
     assert (await session.run_code("import helper; print(helper.answer)")).stdout == "42\n"
 
 
+_PLANT = """
+folder=$(python3 -m site --user-site) && mkdir -p "$folder/beside"
+echo "import sys; sys.planted = ['pth']" > "$folder/planted.pth"
+echo "$folder/beside" >> "$folder/planted.pth"
+echo "import sys; sys.planted.append(sys.path[-1])" > "$folder/usercustomize.py"
+"""
+_SHOW = """
+import site, sys
+print(sys.flags, sys.path, sys.prefix, sys.executable)
+print(getattr(sys, "planted", "nothing"), site.ENABLE_USER_SITE, site.USER_BASE, site.USER_SITE)
+print([(file.encoding, file.errors) for file in (sys.stdin, sys.stdout, sys.stderr)])
+"""
+
+
+async def test_python_code_runs_in_the_python_that_a_shell_would_start(session: Session) -> None:
+    await session.write_file("show.py", _SHOW.encode())
+    for prepare in ("true", _PLANT):
+        await session.exec(prepare)
+        await session.reset()
+        by_shell = await session.exec("python3 show.py")
+        assert by_shell.success, by_shell.stderr
+        assert (await session.run_code(_SHOW)).stdout == by_shell.stdout
+
+
 async def test_nothing_of_one_python_call_is_left_for_the_next(session: Session) -> None:
     await session.run_code("import builtins, os\nbuiltins.spy = 1\nos.environ['SPY'] = '1'")
     result = await session.run_code(

@@ -29,6 +29,8 @@ from mcp_sandbox.models import (
 
 _HOME = "/home/sandbox"
 _PATH = f"{_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin"
+_SHARED = ("LANG", "LC_", "TZ")
+_NOWHERE = "/nonexistent"
 _LAUNCHER_LIMIT_S = 2.0
 
 
@@ -176,8 +178,8 @@ class BubblewrapBackend:
             self._records.save(sandbox_id, started)
             return started, told
 
-        inside = host.inside(spec, environment(spec, token, _PATH, _HOME), sandbox_id)
-        order = host.order(inside, sandbox_id, self._records.directory(sandbox_id))
+        inside = host.inside(spec, _runner_environment(spec), sandbox_id)
+        order = host.order(inside, sandbox_id, self._records.directory(sandbox_id), token)
         try:
             return launch(order, admit)
         except NotStarted as exc:
@@ -212,6 +214,17 @@ class BubblewrapBackend:
 
     def _failed(self, sandbox_id: SandboxId) -> BackendUnavailable:
         return BackendUnavailable(explain(self._records.log(sandbox_id), look()))
+
+
+def _runner_environment(spec: SandboxSpec) -> dict[str, str]:
+    """Variables of commands go under names of ours, so that they do not steer pid 1.
+
+    Its language and time zone are theirs; its home is nowhere, for it loads packages from there.
+    """
+    given = environment(spec, _PATH, _HOME)
+    shared = {name: value for name, value in given.items() if name.startswith(_SHARED)}
+    renamed = {f"MCP_SANDBOX_ENV_{name}": value for name, value in given.items()}
+    return {**shared, "HOME": _NOWHERE, **renamed, "MCP_SANDBOX_IDLE_S": f"{spec.idle_s:g}"}
 
 
 @asynccontextmanager

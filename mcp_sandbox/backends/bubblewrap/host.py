@@ -79,15 +79,17 @@ class Host:
             memory_group=self.cgroups.memory_view(sandbox_id),
         )
 
-    def order(self, inside: Inside, sandbox_id: SandboxId, directory: Path) -> Order:
+    def order(self, inside: Inside, sandbox_id: SandboxId, directory: Path, token: bytes) -> Order:
         """How to start it, with its run directory. Blocks on the disk."""
         return Order(
             program=self.program,
-            command=runner_copy.start_command(str(self.python), _RUNNER),
+            # An ordinary Python, whose environment is ours alone: see the runner's __main__.
+            command=(str(self.python), f"{_RUNNER}/{runner_copy.MAIN}"),
             inside=inside,
             system=self.system,
             etc=etc(self.uid, self.gid, inside.network),
             filter=self.filter,
+            token=token.hex().encode(),
             sources=sources(inside, self.runner, directory / "sock"),
             user=self.user,
             joined=self.cgroups.joinable(sandbox_id) if self.user is not None else (),

@@ -35,6 +35,7 @@ class NotStarted(Exception):
 class Order:
     """Everything that one start needs. `user` is whom bwrap runs as; None leaves it our own.
 
+    `token` is as the runner reads it.
     `joined` are control groups that bwrap itself is started in.
     """
 
@@ -44,6 +45,7 @@ class Order:
     system: System
     etc: Etc
     filter: bytes
+    token: bytes
     sources: Mapping[str, Path]
     user: int | None
     joined: tuple[str, ...]
@@ -99,16 +101,17 @@ def _start(order: Order, reach: Mapping[str, str], ends: tuple[int, int, int]) -
     status, block, log = ends
     with ExitStack() as opened:
         etc = {path: _memory_file(opened, data) for path, data in order.etc.files.items()}
-        numbers = Descriptors(_memory_file(opened, order.filter), status, block, etc)
+        filter_, token = _memory_file(opened, order.filter), _memory_file(opened, order.token)
+        numbers = Descriptors(filter_, status, block, token, etc)
         words = arguments(order.inside, order.system, order.etc.bound, numbers, reach)
-        # The environment, with the token in it, goes this way: arguments are public.
+        # The environment goes this way: arguments are public.
         given = _memory_file(opened, b"".join(os.fsencode(word) + b"\0" for word in words))
         program = f"{reach['program']}/{order.program.inner}"
         return process.start(
             process.Start(
                 (program, "--args", str(given), "--", *order.command),
                 env={},
-                descriptors=(given, numbers.seccomp, status, block, *etc.values()),
+                descriptors=(given, filter_, status, block, token, *etc.values()),
                 stderr=log,
             )
         )
