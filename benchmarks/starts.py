@@ -172,7 +172,7 @@ class _BareBubblewrap:
         opened.callback(os.close, null)
         files = {path: _file(opened, data) for path, data in self._etc.files.items()}
         filter_ = _file(opened, host.filter)
-        numbers = Descriptors(filter_, status=null, block=null, token=null, etc=files)
+        numbers = Descriptors(filter_, status=null, block=null, starter=null, etc=files)
         words = arguments(self._inside, host.system, self._etc.bound, numbers, self._reach)
         program = str(host.program.root / host.program.inner)
         command = [program, *words, "--", str(host.python), "-c", _CODE]

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ class Stat(NamedTuple):
     started: int
 
 
+@cache
 def boot_id() -> str:
     """The id of this boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -71,18 +71,25 @@ class Records:
         return self._root / sandbox_id / "sock"
 
     def open(
-        self, facts: SandboxFacts, labels: Mapping[str, str], user: int | None
+        self,
+        facts: SandboxFacts,
+        labels: Mapping[str, str],
+        user: int | None,
+        *,
+        cgroups: Callable[[SandboxId], tuple[str, ...]] = lambda _: (),
     ) -> tuple[SandboxId, Record, bytes]:
         """Make the directory of a new sandbox; returns its id, record and token.
 
-        `user` owns the socket directory; None leaves it to the server's own user.
+        `user` owns the socket directory; None leaves it to the server's own user. `cgroups` are
+        those that a sandbox of that id will have.
 
         Raises:
             StorageUnavailable: the data root cannot be written.
         """
         sandbox_id = SandboxId(f"mcs-{secrets.token_hex(8)}")
         token = secrets.token_bytes(32)
-        record = Record(self._backend, ourselves(), facts, dict(labels))
+        groups = cgroups(sandbox_id)
+        record = Record(self._backend, ourselves(), facts, dict(labels), cgroups=groups)
         directory = self.directory(sandbox_id)
         try:
             make_private(self._root)
@@ -180,6 +187,8 @@ class Records:
 
 def make_private(directory: Path) -> None:
     """Make a directory and what is missing above it, for this user only."""
+    if directory.is_dir():
+        return
     for path in (*reversed(directory.parents), directory):
         if not path.is_dir():
             path.mkdir(mode=0o700, exist_ok=True)

@@ -5,8 +5,9 @@ MCP_SANDBOX_LIMITS and MCP_SANDBOX_OOM_SCORE are ours; the rest of the environme
 will see, MCP_SANDBOX_ENV_NAME too, as NAME. Python must be started with `-I -S` where others than
 ourselves say what is in its environment.
 
-Otherwise the token may come as a file, its number in MCP_SANDBOX_TOKEN_FD. Then this process is an
-ordinary Python without a secret, of which a fork becomes the warm interpreter: half the time.
+Otherwise the token comes through a socket whose number is in MCP_SANDBOX_STARTER, and a byte goes
+back when we listen. Then this process is an ordinary Python that begins without a secret, of which
+a fork becomes the warm interpreter: half the time.
 """
 
 from __future__ import annotations
@@ -42,14 +43,16 @@ def main() -> None:
 
     # Who connects waits until we have loaded the rest; meanwhile the interpreter starts.
     listener = native.listen(settings.get("SOCKET", "/run/mcp-sandbox/runner.sock"))
-    told_by_file = settings.pop("TOKEN_FD", None)
-    if told_by_file and not any(name.startswith(_STEERING) for name in env):
+    starter = int(settings.pop("STARTER", -1))
+    if starter >= 0:
+        os.write(starter, b"1")
+    if starter >= 0 and not any(name.startswith(_STEERING) for name in env):
         warm = interpreter.fork(env)
     else:
         warm = interpreter.start(env)
-    if told_by_file:
-        settings["TOKEN"] = os.read(int(told_by_file), _MOST_TOKEN).decode()
-        os.close(int(told_by_file))
+    if starter >= 0:
+        settings["TOKEN"] = os.read(starter, _MOST_TOKEN).decode()
+        os.close(starter)
     from mcp_sandbox.runner.server import Server  # noqa: PLC0415
 
     Server(settings, env, listener, warm).run()

@@ -35,7 +35,7 @@ class Descriptors:
     seccomp: int
     status: int
     block: int
-    token: int
+    starter: int
     etc: Mapping[str, int]
 
 
@@ -87,7 +87,7 @@ def arguments(
         *("--seccomp", str(descriptors.seccomp)),
         *("--json-status-fd", str(descriptors.status), "--block-fd", str(descriptors.block)),
         *(word for pair in inside.environment.items() for word in ("--setenv", *pair)),
-        *("--setenv", "MCP_SANDBOX_TOKEN_FD", str(descriptors.token)),
+        *("--setenv", "MCP_SANDBOX_STARTER", str(descriptors.starter)),
     ]
 
 

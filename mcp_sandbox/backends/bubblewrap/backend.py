@@ -1,9 +1,10 @@
 """The bubblewrap backend: a sandbox is a tree of unprivileged processes in its own namespaces."""
 
 import os
+import socket
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ _PATH = f"{_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin"
 _SHARED = ("LANG", "LC_", "TZ")
 _NOWHERE = "/nonexistent"
 _LAUNCHER_LIMIT_S = 2.0
+_START_LIMIT_S = 30.0
 
 
 class BubblewrapBackend:
@@ -87,16 +89,12 @@ class BubblewrapBackend:
             InsecureSandbox: it came out weaker than asked for.
             StorageUnavailable: the data root cannot be written.
         """
-        host = await to_thread.run_sync(self._look)
-        spec = replace(spec, limits=host.possible(spec.limits))
-        made = facts(host, spec)
-        opened = await to_thread.run_sync(self._records.open, made, spec.labels, host.user)
-        sandbox_id, record, token = opened
+        host, spec, (sandbox_id, record, token) = await to_thread.run_sync(self._open, spec)
         try:
-            record, told = await to_thread.run_sync(
+            record, told, line = await to_thread.run_sync(
                 self._launch, host, spec, sandbox_id, record, token
             )
-            await self._settle(host, spec, sandbox_id, record, told)
+            await self._settle(host, spec, sandbox_id, record, told, line)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.destroy(sandbox_id)
@@ -163,12 +161,18 @@ class BubblewrapBackend:
             self._host = Host.look(self._root)
         return self._host
 
+    def _open(self, spec: SandboxSpec) -> tuple[Host, SandboxSpec, tuple[SandboxId, Record, bytes]]:
+        """What the sandbox can be here, and its new record with its id and its token."""
+        host = self._look()
+        spec = replace(spec, limits=host.possible(spec.limits))
+        made = facts(host, spec)
+        opened = self._records.open(made, spec.labels, host.user, cgroups=host.cgroups.paths)
+        return host, spec, opened
+
     def _launch(
         self, host: Host, spec: SandboxSpec, sandbox_id: SandboxId, record: Record, token: bytes
-    ) -> tuple[Record, Told]:
-        """Start it under its limits, and remember its process."""
-        record = replace(record, cgroups=host.cgroups.paths(sandbox_id))
-        self._records.save(sandbox_id, record)
+    ) -> tuple[Record, Told, socket.socket]:
+        """Start it under its limits, and remember its process; the line on which it speaks."""
         host.cgroups.create(sandbox_id, spec.limits)
 
         def admit(told: Told) -> tuple[Record, Told]:
@@ -179,9 +183,14 @@ class BubblewrapBackend:
             return started, told
 
         inside = host.inside(spec, _runner_environment(spec), sandbox_id)
-        order = host.order(inside, sandbox_id, self._records.directory(sandbox_id), token)
+        directory = self._records.directory(sandbox_id)
         try:
-            return launch(order, admit)
+            with ExitStack() as opened:
+                line, starter = map(opened.enter_context, socket.socketpair())
+                line.sendall(token.hex().encode())
+                order = host.order(inside, sandbox_id, directory, starter.fileno())
+                record, told = launch(order, admit)
+                return record, told, socket.socket(fileno=line.detach())
         except NotStarted as exc:
             raise self._failed(sandbox_id) from exc
         except OSError as exc:
@@ -192,10 +201,16 @@ class BubblewrapBackend:
             ) from exc
 
     async def _settle(
-        self, host: Host, spec: SandboxSpec, sandbox_id: SandboxId, record: Record, told: Told
+        self,
+        host: Host,
+        spec: SandboxSpec,
+        sandbox_id: SandboxId,
+        record: Record,
+        told: Told,
+        line: socket.socket,
     ) -> None:
         """Wait for the runner, look whether every wall stands, and take its directory away."""
-        if record.process is None or not await self._residents.started(sandbox_id, record.process):
+        if not await _listens(line):
             raise await to_thread.run_sync(self._failed, sandbox_id)
 
         def look_and_close() -> None:
@@ -214,6 +229,16 @@ class BubblewrapBackend:
 
     def _failed(self, sandbox_id: SandboxId) -> BackendUnavailable:
         return BackendUnavailable(explain(self._records.log(sandbox_id), look()))
+
+
+async def _listens(line: socket.socket) -> bool:
+    """Wait until the runner says that it listens; False when it has ended or takes too long."""
+    # Reset: it has ended before it took its token.
+    with line, suppress(ConnectionResetError), anyio.move_on_after(_START_LIMIT_S):
+        line.setblocking(False)
+        await anyio.wait_readable(line)
+        return bool(line.recv(1))
+    return False
 
 
 def _runner_environment(spec: SandboxSpec) -> dict[str, str]:

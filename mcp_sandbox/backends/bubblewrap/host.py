@@ -79,7 +79,7 @@ class Host:
             memory_group=self.cgroups.memory_view(sandbox_id),
         )
 
-    def order(self, inside: Inside, sandbox_id: SandboxId, directory: Path, token: bytes) -> Order:
+    def order(self, inside: Inside, sandbox_id: SandboxId, directory: Path, starter: int) -> Order:
         """How to start it, with its run directory. Blocks on the disk."""
         return Order(
             program=self.program,
@@ -89,7 +89,7 @@ class Host:
             system=self.system,
             etc=etc(self.uid, self.gid, inside.network),
             filter=self.filter,
-            token=token.hex().encode(),
+            starter=starter,
             sources=sources(inside, self.runner, directory / "sock"),
             user=self.user,
             joined=self.cgroups.joinable(sandbox_id) if self.user is not None else (),

@@ -35,7 +35,7 @@ class NotStarted(Exception):
 class Order:
     """Everything that one start needs. `user` is whom bwrap runs as; None leaves it our own.
 
-    `token` is as the runner reads it.
+    `starter` is the descriptor through which the runner gets its token and says that it listens.
     `joined` are control groups that bwrap itself is started in.
     """
 
@@ -45,7 +45,7 @@ class Order:
     system: System
     etc: Etc
     filter: bytes
-    token: bytes
+    starter: int
     sources: Mapping[str, Path]
     user: int | None
     joined: tuple[str, ...]
@@ -101,8 +101,8 @@ def _start(order: Order, reach: Mapping[str, str], ends: tuple[int, int, int]) -
     status, block, log = ends
     with ExitStack() as opened:
         etc = {path: _memory_file(opened, data) for path, data in order.etc.files.items()}
-        filter_, token = _memory_file(opened, order.filter), _memory_file(opened, order.token)
-        numbers = Descriptors(filter_, status, block, token, etc)
+        filter_ = _memory_file(opened, order.filter)
+        numbers = Descriptors(filter_, status, block, order.starter, etc)
         words = arguments(order.inside, order.system, order.etc.bound, numbers, reach)
         # The environment goes this way: arguments are public.
         given = _memory_file(opened, b"".join(os.fsencode(word) + b"\0" for word in words))
@@ -111,7 +111,7 @@ def _start(order: Order, reach: Mapping[str, str], ends: tuple[int, int, int]) -
             process.Start(
                 (program, "--args", str(given), "--", *order.command),
                 env={},
-                descriptors=(given, filter_, status, block, token, *etc.values()),
+                descriptors=(given, filter_, status, block, order.starter, *etc.values()),
                 stderr=log,
             )
         )
