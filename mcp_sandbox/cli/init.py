@@ -22,6 +22,10 @@ group = typer.Typer(
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Undo = Annotated[bool, typer.Option("--undo", help="Take back what this command wrote.")]
 Print = Annotated[bool, typer.Option("--print", help="Only print what belongs into the file.")]
+Http = Annotated[
+    str | None,
+    typer.Option("--http", metavar="URL", help="Use a server at this address.", show_default=False),
+]
 NoCheck = Annotated[bool, typer.Option("--no-check", help="Make no first call.")]
 
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
@@ -29,44 +33,75 @@ _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 @group.command(name="claude")
 def init_claude(
+    *,
     for_user: Annotated[
         bool,
         typer.Option("--user/--project", help="For all your projects, or for this folder."),
     ] = False,
+    http: Http = None,
     yes: Yes = False,
     undo: Undo = False,
     only_print: Print = False,
     no_check: NoCheck = False,
 ) -> None:
     """Connect Claude Code: each conversation gets a computer of its own."""
-    target = claude.for_user() if for_user else claude.in_project(Path.cwd())
+    if for_user and http:
+        raise typer.BadParameter("--http names one chat, so it belongs to a project, not to --user")
+    target = claude.for_user() if for_user else claude.in_project(Path.cwd(), http)
     _connect(target, yes=yes, undo=undo, only_print=only_print, check=not no_check)
 
 
 @group.command(name="cursor")
 def init_cursor(
-    yes: Yes = False, undo: Undo = False, only_print: Print = False, no_check: NoCheck = False
+    *,
+    http: Http = None,
+    yes: Yes = False,
+    undo: Undo = False,
+    only_print: Print = False,
+    no_check: NoCheck = False,
 ) -> None:
     """Connect Cursor: this folder gets a computer."""
-    target = cursor.in_project(Path.cwd())
-    _connect(target, yes=yes, undo=undo, only_print=only_print, check=not no_check)
+    _connect(
+        cursor.in_project(Path.cwd(), http),
+        yes=yes,
+        undo=undo,
+        only_print=only_print,
+        check=not no_check,
+    )
 
 
 @group.command(name="vscode")
 def init_vscode(
-    yes: Yes = False, undo: Undo = False, only_print: Print = False, no_check: NoCheck = False
+    *,
+    http: Http = None,
+    yes: Yes = False,
+    undo: Undo = False,
+    only_print: Print = False,
+    no_check: NoCheck = False,
 ) -> None:
     """Connect Visual Studio Code: this folder gets a computer."""
-    target = vscode.in_project(Path.cwd())
-    _connect(target, yes=yes, undo=undo, only_print=only_print, check=not no_check)
+    _connect(
+        vscode.in_project(Path.cwd(), http),
+        yes=yes,
+        undo=undo,
+        only_print=only_print,
+        check=not no_check,
+    )
 
 
 @group.command(name="inspector")
 def init_inspector(
-    yes: Yes = False, undo: Undo = False, only_print: Print = False, no_check: NoCheck = False
+    *,
+    http: Http = None,
+    yes: Yes = False,
+    undo: Undo = False,
+    only_print: Print = False,
+    no_check: NoCheck = False,
 ) -> None:
     """Connect MCP Inspector: it gets a computer to look at."""
-    _connect(inspector.for_user(), yes=yes, undo=undo, only_print=only_print, check=not no_check)
+    _connect(
+        inspector.for_user(http), yes=yes, undo=undo, only_print=only_print, check=not no_check
+    )
 
 
 def _connect(target: Target, *, yes: bool, undo: bool, only_print: bool, check: bool) -> None:

@@ -4,9 +4,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from mcp_sandbox.errors import ConfigError
 
 NAME = "sandbox"
 """How the server is called in every client; its tools are then `mcp__sandbox__exec` and so on."""
+
+TOKEN_VARIABLE = "SANDBOX_TOKEN"  # noqa: S105 - its name
+"""Where clients find the token of `mcp-sandbox token add`: files of a project must not hold it."""
 
 Entry = Mapping[str, object]
 
@@ -40,3 +46,19 @@ def stdio_entry(*options: str) -> Entry:
     """Return the entry of a server that the client starts and speaks to on stdin and stdout."""
     program, *arguments = relay_command()
     return {"type": "stdio", "command": program, "args": [*arguments, *options]}
+
+
+def http_entry(address: str, *, chat: str, token: str | None) -> Entry:
+    """Return the entry of a server at an address; `token` is how the client fills the token in.
+
+    Raises:
+        ConfigError: it is not an address of a server, or holds a secret.
+    """
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{address!r} is no address: give one like http://127.0.0.1:8080/mcp")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ConfigError("give the address alone: the token belongs into " + TOKEN_VARIABLE)
+    url = urlunsplit(parts._replace(path=parts.path if parts.path not in ("", "/") else "/mcp"))
+    sent = {"Authorization": f"Bearer {token}"} if token else {}
+    return {"type": "http", "url": url, "headers": {**sent, "Mcp-Sandbox-Chat": chat}}

@@ -1,17 +1,25 @@
 """MCP Inspector: the list of servers that its web page, terminal and command line share."""
 
-from mcp_sandbox.clients.entry import Target, stdio_entry
+from mcp_sandbox.clients.entry import TOKEN_VARIABLE, Target, http_entry, stdio_entry
 from mcp_sandbox.config import client_folder
 
-_COMMAND = "npx @modelcontextprotocol/inspector@2.12.0"
+_COMMAND = "npx @modelcontextprotocol/inspector@2.12.0 --cli --server sandbox --method tools/list"
+_CHAT = "inspector"
 
 
-def for_user() -> Target:
-    """Return the place for this user; the Inspector's calls all belong to one chat."""
+def for_user(address: str | None = None) -> Target:
+    """Return the place for this user; the Inspector's calls all belong to one chat.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+    # It fills no variables in, so the token is given on its command line.
+    by_http = address and http_entry(address, chat=_CHAT, token=None)
+    token = f' --header "Authorization: Bearer ${TOKEN_VARIABLE}"' if address else ""
     return Target(
         path=client_folder() / ".mcp-inspector" / "mcp.json",
         section="mcpServers",
-        entry={**stdio_entry("--chat", "inspector"), "protocolEra": "auto"},
-        next_step=f"Run `{_COMMAND} --cli --server sandbox --method tools/list`.",
+        entry={**(by_http or stdio_entry("--chat", _CHAT)), "protocolEra": "auto"},
+        next_step=f"Run `{_COMMAND}{token}`.",
         private=True,
     )

@@ -7,6 +7,7 @@ the process environment. Another room gets its own section, never the whole `Con
 
 from mcp_sandbox.config.environment import (
     client_folder,
+    client_variable,
     docker_variables,
     home,
     own_folders,
@@ -40,6 +41,7 @@ __all__ = [
     "SessionsConfig",
     "WorkspaceConfig",
     "client_folder",
+    "client_variable",
     "docker_variables",
     "home",
     "load_config",

@@ -67,6 +67,11 @@ def client_folder(variable: str = "") -> Path:
     return Path(os.environ.get(variable) or home())
 
 
+def client_variable(name: str) -> str:
+    """Return a variable that clients of the server are given, "" if it is not set."""
+    return os.environ.get(name, "")
+
+
 def default_socket() -> Path:
     """Return where the daemon listens: the same place for whoever looks for it."""
     named = os.environ.get("MCP_SANDBOX_SOCKET", "")

@@ -67,12 +67,12 @@ def _chat(said: Mapping[str, Any]) -> ChatId:
         named = _text(said, "session")
     if named is None:
         project = _project(said)
-        named = _chat_of_project(project) if project else _fresh(said)
+        named = chat_of_project(project) if project else _fresh(said)
     return ChatId(_DEFAULT_USER if user is None else user, named)
 
 
-def _chat_of_project(project: Path) -> str:
-    """A chat of a folder's own: the hash keeps folders apart, the name is for people."""
+def chat_of_project(project: Path) -> str:
+    """Name a chat of a folder's own: the hash keeps folders apart, the name is for people."""
     shown = _UNUSUAL.sub("-", project.name)[:_SHOWN_CHARS]
     digest = hashlib.sha256(str(project).encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"dir-{shown}-{digest}"
