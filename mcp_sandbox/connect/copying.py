@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from mcp_sandbox.connect.ledger import Ledger, refusal
 from mcp_sandbox.connect.lines import Lines, Message, TooLong, messages
-from mcp_sandbox.connect.link import CHUNK_BYTES, Link, Unavailable
+from mcp_sandbox.connect.link import CHUNK_BYTES, Link, NotRunning, Unavailable
 from mcp_sandbox.connect.place import say
 
 # The server refuses a line of 32 MiB by itself, and needs no more of it for that.
@@ -183,9 +183,9 @@ class Copying:
         self._link = None
         self._sent_bytes = 0
         self._from_server = Lines(LONGEST_FROM_SERVER)
-        told = self._ledger.end()
         if not self._ended or self._unsent:
-            self._output += told
+            self._unsent.extendleft(reversed(self._ledger.repeatable()))
+            self._output += self._ledger.end()
         self._unsent = deque(message for message in self._unsent if not message.is_answer)
         self._keep_what_needs_a_server()
 
@@ -204,7 +204,7 @@ class Copying:
         """Find a daemon for the unsent messages, or answer them with why there is none."""
         if time.monotonic() >= self._failed_at + PAUSE_S:
             try:
-                self._link = self._introduced(self._reach())
+                self._link = self._introduced()
             except Unavailable as exc:
                 self.note_failure(str(exc))
             else:
@@ -215,29 +215,36 @@ class Copying:
                 self._output += refusal(message, self._failure)
         self._unsent.clear()
 
-    def _introduced(self, link: Link) -> Link:
+    def _introduced(self) -> Link:
+        """Return a link on which the client can go on where it is."""
+        try:
+            return self._repeat_handshake(self._reach())
+        except NotRunning:
+            # It ended in that moment. The next one may live longer; a third is not tried.
+            return self._repeat_handshake(self._reach())
+
+    def _repeat_handshake(self, link: Link) -> Link:
         """Repeat the older era's handshake, of which the client has its answer already."""
         handshake, confirmation = self._ledger.handshake, self._ledger.confirmation
         if handshake is None:
             return link
         try:
             link.send_all(handshake.line)
-            while True:
-                line = link.receive_line()
-                message = Message(line)
-                if message.is_answer and message.id == handshake.id:
-                    break
-                self._output += line
+            answer = self._answer_to(handshake, link)
             if confirmation is not None:
                 link.send_all(confirmation.line)
         except (OSError, EOFError) as exc:
             link.close()
-            raise Unavailable(
-                "the sandbox server ended again at once; see `mcp-sandbox logs`"
-            ) from exc
-        if message.failed:
+            raise NotRunning("the sandbox server ended again at once; see its log") from exc
+        if answer.failed:
             link.close()
-            raise Unavailable(
-                f"the sandbox server refused to go on: {line[:500].decode(errors='replace')}"
-            )
+            said = answer.line[:500].decode(errors="replace").rstrip()
+            raise Unavailable(f"the sandbox server takes no client of this kind: {said}")
         return link
+
+    def _answer_to(self, request: Message, link: Link) -> Message:
+        while True:
+            message = Message(link.receive_line())
+            if message.is_answer and message.id == request.id:
+                return message
+            self._output += message.line

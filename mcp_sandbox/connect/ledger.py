@@ -5,6 +5,16 @@ import json
 from mcp_sandbox.connect.lines import Id, Message
 
 SERVER_ERROR = -32000
+# They only ask, so another daemon may be asked once more; a client would give up without them.
+_HARMLESS = {
+    "initialize",
+    "ping",
+    "prompts/list",
+    "resources/list",
+    "resources/templates/list",
+    "server/discover",
+    "tools/list",
+}
 _ENDED = (
     "the sandbox server ended during this call; files are kept; the call may or may not have run. "
     "Look what is there before you repeat it: the next call finds or starts another server"
@@ -15,7 +25,7 @@ class Ledger:
     """Open requests of both sides, and the handshake of a client of the older era."""
 
     def __init__(self) -> None:
-        self._open = dict[Id, None]()
+        self._open = dict[Id, Message | None]()
         self._asked = dict[Id, None]()
         self._opening: Message | None = None
         self.handshake: Message | None = None
@@ -24,7 +34,8 @@ class Ledger:
     def note_sent(self, message: Message) -> None:
         """Remember a message of the client that the daemon has got whole."""
         if message.is_request and message.id is not None:
-            self._open[message.id] = None
+            may_repeat = message.method in _HARMLESS and not message.repeated
+            self._open[message.id] = message if may_repeat else None
             if message.method == "initialize":
                 self._opening = message
         elif message.method == "notifications/initialized":
@@ -52,6 +63,14 @@ class Ledger:
         del self._asked[message.id]
         return True
 
+    def repeatable(self) -> list[Message]:
+        """Take out the open requests that another daemon may get; each only once."""
+        taken = {number: message for number, message in self._open.items() if message}
+        for number, message in taken.items():
+            message.repeated = True
+            del self._open[number]
+        return list(taken.values())
+
     def end(self) -> bytes:
         """Forget what was under way with a daemon that has gone; returns what to say to clients."""
         lines = [_error(number, SERVER_ERROR, _ENDED) for number in self._open]
@@ -64,7 +83,7 @@ class Ledger:
 
 def refusal(message: Message, reason: str) -> bytes:
     """The answer to a request that was not passed on."""
-    return _error(message.id, SERVER_ERROR, reason)
+    return _error(message.id, SERVER_ERROR, f"this was not passed on, so nothing ran: {reason}")
 
 
 def _error(number: Id | None, code: int, reason: str) -> bytes:

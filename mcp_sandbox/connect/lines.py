@@ -59,6 +59,7 @@ class Message:
         self.method: str | None = None
         self.cancels: Id | None = None
         self.failed = False
+        self.repeated = False
         self.is_answer = False
         fields = _top_level(line)
         if fields is not None:

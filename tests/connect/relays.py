@@ -156,8 +156,8 @@ def line_from(connection: socket.socket) -> bytes:
     """The next line. Blocks."""
     line = bytearray()
     while not line.endswith(b"\n"):
-        byte = connection.recv(1 << 20)
-        if not byte:
+        seen = connection.recv(1 << 16, socket.MSG_PEEK)
+        if not seen:
             raise EOFError(bytes(line))
-        line += byte
+        line += connection.recv(seen.find(b"\n") + 1 or len(seen))
     return bytes(line)

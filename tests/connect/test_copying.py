@@ -26,7 +26,8 @@ from tests.connect.relays import (
 )
 from tests.daemon.running import Place, place
 
-PING = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": META}}
+CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"_meta": META}}
+LIST = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {"_meta": META}}
 
 
 @pytest.fixture
@@ -197,15 +198,31 @@ async def test_a_line_that_the_daemon_left_half_written_never_reaches_the_client
         async with relayed(here) as relay:
             connection = await to_thread.run_sync(accepted, server)
             with connection:
-                await relay.send(PING)
+                await relay.send(CALL)
                 await to_thread.run_sync(line_from, connection)
                 connection.sendall(b'{"jsonrpc":"2.0","method":"x"}\n{"jsonrpc":"2.0","id":1,"re')
             assert (await relay.receive())["method"] == "x"
             assert "ended during this call" in said_of(await relay.receive())
 
 
+async def test_an_open_question_for_the_tools_is_put_to_the_next_daemon_once(here: Place) -> None:
+    with bare_server(here) as server:
+        async with relayed(here) as relay:
+            await relay.send(CALL)
+            await relay.send(LIST)
+            with await to_thread.run_sync(accepted, server) as first:
+                for message in (CALL, LIST):
+                    assert json.loads(await to_thread.run_sync(line_from, first)) == message
+            assert said_of(answer := await relay.receive())
+            assert answer["id"] == CALL["id"]
+            with await to_thread.run_sync(accepted, server) as second:
+                assert json.loads(await to_thread.run_sync(line_from, second)) == LIST
+            assert said_of(answer := await relay.receive())
+            assert answer["id"] == LIST["id"]
+
+
 async def test_a_call_that_had_not_gone_out_whole_goes_to_the_next_daemon(here: Place) -> None:
-    message = {**PING, "filler": "x" * (4 << 20)}
+    message = {**CALL, "filler": "x" * (4 << 20)}
     with bare_server(here) as server:
         async with relayed(here) as relay:
             connection = await to_thread.run_sync(accepted, server)
@@ -269,9 +286,9 @@ async def test_a_question_of_a_daemon_that_has_gone_is_withdrawn_and_its_answer_
             assert withdrawn["method"] == "notifications/cancelled"
             assert withdrawn["params"]["requestId"] == 7
             await relay.send(answer)
-            await relay.send(PING)
+            await relay.send(CALL)
             with await to_thread.run_sync(accepted, server) as second:
-                assert json.loads(await to_thread.run_sync(line_from, second)) == PING
+                assert json.loads(await to_thread.run_sync(line_from, second)) == CALL
 
 
 async def test_a_notification_alone_wakes_no_daemon(here: Place) -> None:
