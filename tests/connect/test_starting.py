@@ -101,6 +101,23 @@ async def test_relays_at_once_start_one_daemon(here: Place) -> None:
             assert holder["pid"] == await daemon_pid(here)
 
 
+async def test_a_relay_that_is_told_to_leave_leaves_at_once_while_the_daemon_goes_on_starting(
+    here: Place,
+) -> None:
+    async with relayed(here) as relay:
+        while not here.socket.with_name("mcp.sock.start").exists():
+            await anyio.sleep(0.01)
+        log = here.home / ".local/state/mcp-sandbox/daemon.log"
+        while not log.exists():
+            await anyio.sleep(0.01)
+        relay.process.send_signal(signal.SIGTERM)
+        assert await relay.process.wait() == 0
+    async with relayed(here) as second:
+        assert await listed(second)
+        async with ending(here):
+            pass
+
+
 async def test_killed_in_the_middle_of_a_call_the_daemon_is_replaced_and_files_are_there(
     here: Place,
 ) -> None:
