@@ -101,9 +101,9 @@ async def starting(place: Place, *options: str) -> AsyncGenerator[Daemon]:
 
 
 @asynccontextmanager
-async def running(place: Place, *options: str) -> AsyncGenerator[Daemon]:
+async def running(place: Place, *options: str, limit_s: float = 50) -> AsyncGenerator[Daemon]:
     """A daemon that listens; asked to end at the end, which it must do well."""
-    with anyio.fail_after(50):
+    with anyio.fail_after(limit_s):
         async with starting(place, *options) as daemon:
             await listening(place)
             yield daemon

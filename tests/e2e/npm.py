@@ -11,6 +11,7 @@ from pathlib import Path
 NODE = "node@22.23.3"
 PACKAGES: Mapping[str, str] = {
     "inspector": "@modelcontextprotocol/inspector@2.12.0",
+    "conformance": "@modelcontextprotocol/conformance@0.2.0-alpha.12",
     "claude": "@anthropic-ai/claude-code@2.1.328",
 }
 # Half a gigabyte: nobody should get it by running all tests.
