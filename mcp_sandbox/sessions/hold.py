@@ -158,7 +158,7 @@ class Hold:
         lifetime_s = self._rooms.settings.lifetimes.lifetime_s
         while self._held and self.use().age_s >= lifetime_s:
             if not self._inside:
-                await self._retire(self._held, background_too=True, leaving=True)
+                await self._retire(self._held, background_too=True)
                 return
             self._left = anyio.Event()
             await self._left.wait()
@@ -228,15 +228,11 @@ class Hold:
                 await self._rooms.workspaces.remove(self.chat)
                 self._rooms.ledger.note(self.chat, "terminated")
 
-    async def yield_up(self) -> bool:
-        """Make room for another chat's sandbox, unless somebody uses this one; files stay."""
-        return await self.retire()
+    async def yield_up(self, *, background_too: bool = False) -> bool:
+        """End the sandbox unless it is used; what other servers use is left to them.
 
-    async def retire(self, *, background_too: bool = False, leaving: bool = False) -> bool:
-        """End the sandbox unless somebody uses it; with `leaving` let go of it in any case.
-
-        Work in the background keeps it, too, unless `background_too`. Says whether this server
-        holds none now. Files stay.
+        What runs in the background is a use, too, unless `background_too`. False: it is still
+        open. Files stay.
         """
         if self.is_busy:
             return False
@@ -244,20 +240,20 @@ class Hold:
             async with self._lock:
                 held, ended = self._held, True
                 if held:
-                    ended = await self._retire(held, background_too=background_too, leaving=leaving)
+                    ended = await self._retire(held, background_too=background_too)
         return ended
 
-    async def _retire(self, held: Held, *, background_too: bool, leaving: bool) -> bool:
+    async def _retire(self, held: Held, *, background_too: bool) -> bool:
         try:
-            used = await held.runtime.retire(background_too=background_too, leaving=leaving)
+            used = await held.runtime.retire(background_too=background_too)
+            if used and (await held.runtime.status()).connections > 1:
+                await self._hang_up(held)
+                return True
         except SandboxGone:
             used = ""
         if not used:
             await self._destroy(held)
-        elif leaving:
-            await self._hang_up(held)
-            logger.info("chat %s: left sandbox %s: %s", self.chat, held.sandbox.id, used)
-        return not used or leaving
+        return not used
 
     async def close(self) -> bool:
         """Remove the sandbox, whoever uses it; files stay. False when there was none."""

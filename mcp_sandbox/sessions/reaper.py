@@ -34,11 +34,10 @@ class Kept(Protocol):
     @property
     def chat(self) -> ChatId: ...
     def use(self) -> Use: ...
-    async def retire(self, *, background_too: bool = False, leaving: bool = False) -> bool:
-        """End it, unless somebody uses it; with `leaving` let go of it in any case.
+    async def yield_up(self, *, background_too: bool = False) -> bool:
+        """End it unless it is used; what other servers use is left to them.
 
-        Work in the background keeps it, too, unless `background_too`. Says whether this server
-        holds it no longer.
+        What runs in the background is a use, too, unless `background_too`. False: it is still open.
         """
         ...
 
@@ -112,9 +111,10 @@ class Reaper:
         try:
             match next_step(use, self._ledger.idle_s(kept.chat), self._lifetimes):
                 case "bury" | "remove":
-                    await kept.retire(leaving=True)
+                    if not await kept.yield_up():
+                        self._ledger.used(kept.chat)
                 case "expire":
-                    await kept.retire(background_too=True, leaving=True)
+                    await kept.yield_up(background_too=True)
                 case None:
                     pass
         except SandboxError:

@@ -34,9 +34,9 @@ class Sandbox:
     def use(self) -> Use:
         return self.now
 
-    async def retire(self, *, background_too: bool = False, leaving: bool = False) -> bool:
+    async def yield_up(self, *, background_too: bool = False) -> bool:
         self.done.append("end with its background" if background_too else "end")
-        return leaving
+        return True
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,11 @@ async def test_one_that_fails_or_hangs_holds_up_no_other(
     stuck = anyio.Event()
 
     class Failing(Sandbox):
-        async def retire(self, *, background_too: bool = False, leaving: bool = False) -> bool:
+        async def yield_up(self, *, background_too: bool = False) -> bool:
             raise BackendUnavailable("the engine does not answer")
 
     class Hanging(Sandbox):
-        async def retire(self, *, background_too: bool = False, leaving: bool = False) -> bool:
+        async def yield_up(self, *, background_too: bool = False) -> bool:
             await stuck.wait()
             return True
 
