@@ -1,15 +1,18 @@
-"""The MCP Inspector as a client: in both protocol eras it lists the tools and calls them."""
+"""The MCP Inspector as a client, over stdio and HTTP: in both protocol eras it uses the tools."""
 
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from tests.daemon.http import serving
+from tests.daemon.running import place
 from tests.e2e import npm
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER
 from tests.server.test_tools import TABLE
@@ -21,14 +24,12 @@ pytestmark = [pytest.mark.inspector, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 class Inspector:
-    """Starts the Inspector's command line, which starts our server, for one request each."""
+    """Starts the Inspector's command line for one request each, to a server that `target` names."""
 
-    def __init__(self, programs: Path, backend: str, era: str, folder: Path) -> None:
+    def __init__(self, programs: Path, era: str, target: Sequence[str], home: Path) -> None:
         self._command = [str(programs / "node"), str(programs / "mcp-inspector")]
-        self._command += ["--cli", "--format", "json", "-q", "--protocol-era", era]
-        self._command += [sys.executable, "-m", "mcp_sandbox", "stdio", "--chat", "inspected"]
-        self._command += ["--data", str(folder / "data"), "--backend", backend]
-        self._env = {**os.environ, "HOME": str(folder)}
+        self._command += ["--cli", "--format", "json", "-q", "--protocol-era", era, *target]
+        self._env = {**os.environ, "HOME": str(home)}
 
     async def ask(self, *options: str, code: int = 0) -> Any:
         """The result that the Inspector prints; it must end with this exit code."""
@@ -47,16 +48,44 @@ class Inspector:
         return text
 
 
+@asynccontextmanager
+async def over_stdio(backend: str, folder: Path) -> AsyncGenerator[list[str]]:
+    """The Inspector starts a server of its own for each request."""
+    target = [sys.executable, "-m", "mcp_sandbox", "stdio", "--chat", "inspected"]
+    yield [*target, "--data", str(folder / "data"), "--backend", backend]
+
+
+@asynccontextmanager
+async def over_http(backend: str, folder: Path) -> AsyncGenerator[list[str]]:
+    """A daemon serves all requests, which bring a token."""
+    async with serving(place(folder, backend), limit_s=300) as served:
+        _, secret = await served.token("inspector")
+        target = ["--server-url", served.url, "--header", f"Authorization: Bearer {secret}"]
+        yield [*target, "--header", "Mcp-Sandbox-Chat: inspected"]
+
+
 @pytest.fixture(
     params=[
-        pytest.param(("bubblewrap", "legacy"), marks=BUBBLEWRAP.marks, id="bubblewrap-legacy"),
-        pytest.param(("bubblewrap", "modern"), marks=BUBBLEWRAP.marks, id="bubblewrap-modern"),
-        pytest.param(("docker", "modern"), marks=DOCKER.marks, id="docker-modern"),
+        pytest.param(
+            (over_stdio, "bubblewrap", "legacy"), marks=BUBBLEWRAP.marks, id="stdio-legacy"
+        ),
+        pytest.param(
+            (over_stdio, "bubblewrap", "modern"), marks=BUBBLEWRAP.marks, id="stdio-modern"
+        ),
+        pytest.param(
+            (over_stdio, "docker", "modern"), marks=DOCKER.marks, id="stdio-docker-modern"
+        ),
+        pytest.param((over_http, "bubblewrap", "legacy"), marks=BUBBLEWRAP.marks, id="http-legacy"),
+        pytest.param((over_http, "bubblewrap", "modern"), marks=BUBBLEWRAP.marks, id="http-modern"),
     ]
 )
-def inspector(request: pytest.FixtureRequest, npm_cache: Path, tmp_path: Path) -> Inspector:
-    backend, era = request.param
-    return Inspector(npm.installed("inspector", npm_cache), backend, era, tmp_path)
+async def inspector(
+    request: pytest.FixtureRequest, npm_cache: Path, tmp_path: Path
+) -> AsyncGenerator[Inspector]:
+    reach, backend, era = request.param
+    programs = npm.installed("inspector", npm_cache)
+    async with reach(backend, tmp_path) as target:
+        yield Inspector(programs, era, target, tmp_path)
 
 
 async def test_the_tools_are_listed_and_their_schemas_are_portable(inspector: Inspector) -> None:
