@@ -11,13 +11,21 @@ from docker.errors import DockerException
 from mcp import MCPError
 from rich.console import Console
 
-from benchmarks import client, commands, memory, relays, starts, transfer
+from benchmarks import client, commands, memory, relays, starts, transfer, web
 from benchmarks.measure import Outcome, Row
 from benchmarks.places import Failed
 from benchmarks.report import as_json, table
 from mcp_sandbox.errors import SandboxError
 
-ROWS = (*commands.ROWS, *starts.ROWS, *relays.ROWS, *client.ROWS, *transfer.ROWS, *memory.ROWS)
+ROWS = (
+    *commands.ROWS,
+    *starts.ROWS,
+    *relays.ROWS,
+    *client.ROWS,
+    *web.ROWS,
+    *transfer.ROWS,
+    *memory.ROWS,
+)
 _QUICK_PAIRS = 5
 
 

@@ -1,4 +1,9 @@
-"""An SDK server with a tool that does nothing: what a tool call costs at least."""
+"""An SDK server with a tool that does nothing: what a tool call costs at least.
+
+On stdin and stdout, or over HTTP on the port that is given.
+"""
+
+import sys
 
 from mcp.server import MCPServer
 
@@ -12,4 +17,7 @@ async def noop(command: str) -> str:
 
 
 if __name__ == "__main__":
-    server.run("stdio")
+    if len(sys.argv) > 1:
+        server.run("streamable-http", port=int(sys.argv[1]))
+    else:
+        server.run("stdio")
