@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
+from urllib.parse import urljoin
 
+import httpx2
 import pytest
 
 from tests.daemon.running import control, in_chat, place, running, starting
@@ -46,3 +48,17 @@ async def test_an_unknown_form_is_refused(tmp_path: Path) -> None:
     async with starting(where, "--log-format", "xml") as daemon:
         assert await daemon.end() == 1
     assert "'text' or 'json'" in daemon.log
+
+
+async def test_prometheus_reads_calls_and_sandboxes(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where, "--http", "127.0.0.1:0", "--allow-anonymous-loopback"):
+        address = (await control(where, "status"))["result"]["http"]
+        async with in_chat(where, "told") as client:
+            await client.exec("true")
+            async with httpx2.AsyncClient() as http:
+                text = (await http.get(urljoin(address, "/metrics"))).text
+    assert 'mcp_sandbox_calls_total{outcome="ok",tool="exec"} 1.0' in text
+    assert 'mcp_sandbox_call_seconds_count{tool="exec"} 1.0' in text
+    assert "mcp_sandbox_sandboxes_open 1.0" in text
+    assert "mcp_sandbox_calls_queued 0.0" in text
