@@ -21,8 +21,10 @@ from typer.testing import CliRunner
 from mcp_sandbox.cli import cli
 from mcp_sandbox.config import Config, DockerConfig, load_config
 from mcp_sandbox.config.sources import KNOWN, Loaded
+from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.aliases import parse_aliases
 from tests.server.scripted import answering, server_of
+from tests.server.web import served
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -166,12 +168,25 @@ def test_the_shown_client_files_are_what_init_writes() -> None:
         json.loads(CliRunner().invoke(cli, ["init", client, "--print"]).stdout)
         for client in ("claude", "cursor", "vscode", "inspector")
     ]
-    for block in blocks("json"):
-        shown = json.loads(block)
+    examples = [json.loads(block) for block in blocks("json") if '"command"' in block]
+    assert examples
+    for shown in examples:
         for servers in shown.values():
             assert Path(servers["sandbox"]["command"]).name == "mcp-sandbox"
             servers["sandbox"]["command"] = next(iter(written[0].values()))["sandbox"]["command"]
         assert shown in written
+
+
+async def test_the_http_example_reaches_the_chat_that_it_names(tmp_path: Path) -> None:
+    (block,) = [block for block in blocks("json") if '"url"' in block]
+    entry = json.loads(block)["mcpServers"]["sandbox"]
+    assert entry["url"] == "http://127.0.0.1:8080/mcp"
+    async with served(tmp_path / "data") as web:
+        _, secret = await web.token("alice")
+        token = entry["headers"]["Authorization"].replace("${SANDBOX_TOKEN}", secret)
+        async with web.client("auto", {**entry["headers"], "Authorization": token}) as client:
+            await client.call_tool("exec", {"command": "echo"})
+    assert web.computers.chats == [ChatId("alice", "my-project")]
 
 
 @pytest.mark.bubblewrap
