@@ -78,12 +78,14 @@ class _ChatServer:
         if self._manager.opened is None:
             return {}
         held = self._manager.opened.statistics()
+        pool = held.pool
         return {
-            "sandboxes_open": held.open,
-            "sandboxes_busy": held.busy,
+            "sandboxes/busy": held.busy,
+            "sandboxes/idle": held.open - held.busy,
             "sandboxes_max": held.max_open,
             "calls_queued": held.queued,
-            **{f"pool_{name}": value for name, value in held.pool.items()},
+            **{f"pool/{state}": pool[state] for state in ("busy", "idle") if state in pool},
+            **{f"pool_{name}_total": pool[name] for name in ("hits", "misses") if name in pool},
         }
 
     async def _session(self, chat: ChatId) -> "Session":

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 Figures = Callable[[], dict[str, float]]
-"""Gives what the sessions hold now: sandboxes, queue, pool."""
+"""Gives what the sessions hold now. "name/state" is one state of several; "…_total" only grows."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Metrics:
 
     def watch(self, figures: Figures) -> None:
         """Show these figures too, asked anew at each reading; once per server."""
-        self.registry.register(_Gauges(figures))
+        self.registry.register(_Others(figures))
 
     def snapshot(self) -> list[ToolFigures]:
         """Return the calls by tool, for people."""
@@ -75,15 +75,25 @@ def metrics_text(registry: CollectorRegistry) -> bytes:
     return generate_latest(registry)
 
 
-class _Gauges(Collector):
+class _Others(Collector):
     """Figures that somebody else keeps."""
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
-        for name, value in self._figures().items():
-            yield GaugeMetricFamily(f"mcp_sandbox_{name}", name.replace("_", " "), value=value)
+        families: dict[str, Metric] = {}
+        for key, value in self._figures().items():
+            base, _, state = key.partition("/")
+            name, text = f"mcp_sandbox_{base}", base.replace("_", " ")
+            if base.endswith("_total"):
+                families[name] = CounterMetricFamily(name, text, value=value)
+            elif not state:
+                families[name] = GaugeMetricFamily(name, text, value=value)
+            else:
+                family = families.setdefault(name, GaugeMetricFamily(name, text, labels=["state"]))
+                family.add_sample(name, {"state": state}, value)
+        yield from families.values()
 
 
 def _samples(registry: CollectorRegistry) -> Iterator[Any]:

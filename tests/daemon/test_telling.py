@@ -60,5 +60,5 @@ async def test_prometheus_reads_calls_and_sandboxes(tmp_path: Path) -> None:
                 text = (await http.get(urljoin(address, "/metrics"))).text
     assert 'mcp_sandbox_calls_total{outcome="ok",tool="exec"} 1.0' in text
     assert 'mcp_sandbox_call_seconds_count{tool="exec"} 1.0' in text
-    assert "mcp_sandbox_sandboxes_open 1.0" in text
+    assert 'mcp_sandbox_sandboxes{state="idle"} 1.0' in text
     assert "mcp_sandbox_calls_queued 0.0" in text

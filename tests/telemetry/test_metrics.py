@@ -28,11 +28,17 @@ def test_calls_are_counted_by_tool_and_outcome() -> None:
 
 
 def test_figures_of_others_are_asked_at_each_reading() -> None:
-    metrics, figures = Metrics(), {"sandboxes_open": 1.0}
-    metrics.watch(lambda: figures)
-    assert samples(metrics)["mcp_sandbox_sandboxes_open",] == 1
-    figures["sandboxes_open"] = 5.0
-    assert samples(metrics)["mcp_sandbox_sandboxes_open",] == 5
+    metrics = Metrics()
+    figures = {"sandboxes/busy": 1.0, "sandboxes/idle": 2.0, "calls_queued": 0.0}
+    metrics.watch(lambda: figures | {"pool_hits_total": 4.0})
+    assert samples(metrics) == {
+        ("mcp_sandbox_sandboxes", "busy"): 1,
+        ("mcp_sandbox_sandboxes", "idle"): 2,
+        ("mcp_sandbox_calls_queued",): 0,
+        ("mcp_sandbox_pool_hits_total",): 4,
+    }
+    figures["calls_queued"] = 5.0
+    assert samples(metrics)["mcp_sandbox_calls_queued",] == 5
 
 
 def test_two_servers_in_one_process_count_apart() -> None:
