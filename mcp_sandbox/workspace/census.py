@@ -1,5 +1,6 @@
 """Which chats have files, and how much the chats of one user have together. Blocking."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -48,8 +49,7 @@ def _directories(directory: int) -> list[str]:
 @dataclass(frozen=True)
 class _Figure:
     allocated_bytes: int
-    taken_at: float
-    good_for_s: float
+    good_until: float
 
 
 class UserTotals:
@@ -62,34 +62,35 @@ class UserTotals:
         self._clock = clock
         self._figures: dict[ChatId, _Figure] = {}
 
-    def note(self, chat: ChatId, usage: Usage, cost_s: float) -> None:
-        """Remember a measurement that took `cost_s`."""
-        good_for_s = max(_GOOD_FOR_S, _GOOD_FOR_PER_COST * cost_s)
-        known = self._figures.get(chat)
+    def measure(
+        self, chat: ChatId, siblings: Iterable[ChatId], measure: Callable[[ChatId], Usage]
+    ) -> tuple[Usage, int]:
+        """The usage of a chat, and the bytes of its user's other chats.
+
+        Of these, those are measured that are not known, or else the one with the oldest figure.
+        """
+        own = self._take(chat, measure)
+        others = [sibling for sibling in siblings if sibling != chat]
+        for known in list(self._figures):
+            if known.user == chat.user and known not in (chat, *others):
+                self._figures.pop(known, None)
+        unknown = [one for one in others if one not in self._figures]
+        for sibling in unknown or self._oldest(others):
+            self._take(sibling, measure)
+        figures = (self._figures.get(one) for one in others)
+        return own, sum(figure.allocated_bytes for figure in figures if figure)
+
+    def _oldest(self, chats: Iterable[ChatId]) -> list[ChatId]:
+        times = [(figure.good_until, one) for one in chats if (figure := self._figures.get(one))]
+        until, oldest = min(times, key=lambda time_: time_[0], default=(math.inf, None))
+        return [oldest] if oldest and until < self._clock() else []
+
+    def _take(self, chat: ChatId, measure: Callable[[ChatId], Usage]) -> Usage:
+        started, known = self._clock(), self._figures.get(chat)
+        usage = measure(chat)
+        ended = self._clock()
+        good_for_s = max(_GOOD_FOR_S, _GOOD_FOR_PER_COST * (ended - started))
         # Where there was too much to count, it is no less than what was counted before.
         least = known.allocated_bytes if known and not usage.complete else 0
-        size = max(usage.allocated_bytes, least)
-        self._figures[chat] = _Figure(size, self._clock(), good_for_s)
-
-    def others(
-        self, chat: ChatId, siblings: Iterable[ChatId], measure: Callable[[ChatId], Usage]
-    ) -> int:
-        """The bytes of the user's other chats; those not known are measured, and one old one."""
-        others = [sibling for sibling in siblings if sibling != chat]
-        for gone in [c for c in list(self._figures) if c.user == chat.user and c not in others]:
-            if gone != chat:
-                self._figures.pop(gone, None)
-        for sibling in [one for one in others if one not in self._figures]:
-            self._measure(sibling, measure)
-        oldest = min(others, key=self._good_until, default=None)
-        if oldest is not None and self._good_until(oldest) < self._clock():
-            self._measure(oldest, measure)
-        return sum(self._figures[one].allocated_bytes for one in others if one in self._figures)
-
-    def _good_until(self, chat: ChatId) -> float:
-        figure = self._figures.get(chat)
-        return figure.taken_at + figure.good_for_s if figure else self._clock()
-
-    def _measure(self, chat: ChatId, measure: Callable[[ChatId], Usage]) -> None:
-        started = self._clock()
-        self.note(chat, measure(chat), self._clock() - started)
+        self._figures[chat] = _Figure(max(usage.allocated_bytes, least), ended + good_for_s)
+        return usage

@@ -236,18 +236,15 @@ class Workspaces:
 
     def _measure(self, chat: ChatId, checkpoint: Checkpoint) -> tuple[Usage, FreeSpace]:
         with layout.sandbox_directory(self.data_root) as sandbox:
-            started = time.monotonic()
-            usage = self._usage(sandbox, chat, checkpoint)
-            free = free_space(sandbox)
             if not self._settings.user_quota:
-                return usage, free
-            self._totals.note(chat, usage, time.monotonic() - started)
-            others = self._totals.others(
+                return self._usage(sandbox, chat, checkpoint), free_space(sandbox)
+            own, others = self._totals.measure(
                 chat,
                 census.chats(sandbox, chat.user),
-                lambda sibling: self._usage(sandbox, sibling, checkpoint),
+                lambda one: self._usage(sandbox, one, checkpoint),
             )
-            return usage, replace(free, allowed_bytes=self._settings.user_quota - others)
+            free = free_space(sandbox)
+            return own, replace(free, allowed_bytes=self._settings.user_quota - others)
 
     def _usage(self, sandbox: int, chat: ChatId, checkpoint: Checkpoint) -> Usage:
         with ExitStack() as stack:

@@ -7,7 +7,7 @@ import pytest
 
 from mcp_sandbox.app import open_backend, open_manager
 from mcp_sandbox.config import Config
-from mcp_sandbox.errors import CapacityReached
+from mcp_sandbox.errors import CapacityReached, WorkspaceFull
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
@@ -208,3 +208,19 @@ async def test_a_lost_store_costs_nothing_but_the_times_of_use(
         assert [row.chat for row in await manager.list()] == [A]
         assert (await manager.collect()).items == ()
         assert (await (await manager.session(A)).exec("cat file")).stdout == "kept\n"
+
+
+async def test_the_chats_of_a_user_share_a_quota(config: Config) -> None:
+    small = config.workspace.model_copy(update={"user_quota": 4 * 1024**2, "min_free": 0})
+    async with open_manager(config.model_copy(update={"workspace": small})) as manager:
+        first, second = await manager.session(A), await manager.session(B)
+        await first.write_file("big", bytes(3_000_000))
+        with anyio.fail_after(20):
+            while (await second.info()).usage.limit_bytes > 2_000_000:
+                await anyio.sleep(0.1)
+        with pytest.raises(WorkspaceFull, match="all chats of this user together are full"):
+            await second.write_file("big", bytes(2_000_000))
+        with pytest.raises(WorkspaceFull, match="the call was ended: all chats of this user"):
+            await second.exec("head -c 2000000 /dev/zero > big; sleep 40", timeout_s=50)
+        await first.delete_file("big")
+        await (await manager.session(ChatId("v", "a"))).write_file("big", bytes(3_000_000))

@@ -65,7 +65,7 @@ async def test_the_chats_of_a_user_share_the_quota(tmp_path: Path) -> None:
         assert (await meter.usage()).limit_bytes < MIB
         await workspaces.meter(OTHERS).check_room(10)
         (trees[B].workspace / "file").unlink()
-        # The other chat's own meter sees it, and with it this one.
+        # The other chat's own meter sees it, and with it every other one.
         await workspaces.meter(B).read()
         await workspaces.meter(A).check_room(10)
 
@@ -74,19 +74,37 @@ def test_unknown_chats_are_measured_and_old_figures_one_at_a_time() -> None:
     now = 0.0
     totals = UserTotals(clock=lambda: now)
     measured: list[ChatId] = []
+    sizes: dict[ChatId, int] = {}
 
     def measure(chat: ChatId) -> Usage:
         measured.append(chat)
-        return Usage(10, 1)
+        return Usage(sizes.get(chat, 10), 1)
 
-    c = ChatId("ann", "c")
-    assert totals.others(A, [A, B, c], measure) == 20
-    assert totals.others(A, [A, B, c], measure) == 20
-    assert measured == [B, c]
+    def others(*siblings: ChatId) -> int:
+        measured.clear()
+        own, size = totals.measure(A, siblings, measure)
+        assert own == Usage(10, 1)
+        assert measured.pop(0) == A
+        return size
+
+    c, d = ChatId("ann", "c"), ChatId("ann", "d")
+    assert others(A, B, c, d) == 30
+    assert measured == [B, c, d]
+    assert others(A, B, c, d) == 30
+    assert measured == []
     now = 31.0
-    totals.note(B, Usage(50, 1), 0)
-    assert totals.others(A, [A, B, c], measure) == 60
-    assert measured == [B, c, c]
-    totals.note(B, Usage(3, 1, complete=False), 0)
-    assert totals.others(A, [A, B, c], measure) == 60
-    assert totals.others(A, [A, c], measure) == 10
+    assert others(A, B, c, d) == 30
+    assert measured == [B]
+    assert others(A, B, c, d) == 30
+    assert measured == [c]
+    assert others(A, d) == 10
+    sizes[c] = 50
+    assert others(A, c) == 50
+
+
+def test_what_could_not_be_counted_whole_is_no_less_than_before() -> None:
+    now = 0.0
+    totals = UserTotals(clock=lambda: now)
+    totals.measure(A, [A, B], lambda chat: Usage(50, 1))
+    now = 31.0
+    assert totals.measure(A, [A, B], lambda chat: Usage(3, 1, complete=False))[1] == 50
