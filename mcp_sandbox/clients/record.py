@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mcp_sandbox.clients import files
 from mcp_sandbox.config import state_folder
+from mcp_sandbox.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,22 @@ class Record:
 
 
 def load(path: Path) -> Record | None:
-    """Return what is remembered of this file."""
+    """Return what is remembered of this file.
+
+    Raises:
+        ConfigError: the record is damaged.
+    """
     text = files.read(_place(path))
     if text is None:
         return None
-    kept = json.loads(text)
-    return Record(kept["path"], kept["before"], kept["after"], tuple(kept["made"]))
+    try:
+        kept = json.loads(text)
+        return Record(kept["path"], kept["before"], kept["after"], tuple(kept["made"]))
+    except (ValueError, KeyError, TypeError) as exc:
+        raise ConfigError(
+            f"{_place(path)} is damaged, which says what {path} was before: look into both, then "
+            "remove it"
+        ) from exc
 
 
 def save(path: Path, record: Record) -> None:

@@ -229,3 +229,15 @@ def test_what_a_stranger_hid_in_the_file_does_not_reach_the_terminal(
     done = init("claude", "--yes")
     assert done.exit_code == 0
     assert not {"\x9b", "\u202e"} & set(done.output)
+
+
+def test_what_it_remembers_is_private_and_damage_to_it_is_told(init: Init, project: Path) -> None:
+    (project / ".mcp.json").write_text(OTHERS)
+    assert init("claude", "--yes").exit_code == 0
+    folder = project.parent / "home" / ".local" / "state" / "mcp-sandbox" / "init"
+    (kept,) = folder.iterdir()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, kept)] == [0o700, 0o600]
+    kept.write_text("{}")
+    before = (project / ".mcp.json").read_text()
+    assert "is damaged" in str(init("claude", "--undo", "--yes").exception)
+    assert (project / ".mcp.json").read_text() == before
