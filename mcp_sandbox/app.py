@@ -121,7 +121,8 @@ async def open_manager(
     Raises:
         OperatorError: no backend works here, or the data root cannot be used.
     """
-    await to_thread.run_sync(import_module, "mcp_sandbox.sessions.manager")
+    for room in ("mcp_sandbox.sessions.manager", "mcp_sandbox.sessions.store_sqlite"):
+        await to_thread.run_sync(import_module, room)
     from mcp_sandbox.sessions.clock import system_clock
     from mcp_sandbox.sessions.ledger import Ledger
     from mcp_sandbox.sessions.manager import SessionManager

@@ -110,7 +110,7 @@ class Ledger:
             if chat in self._used_at:
                 unwritten[chat] = self._records[chat]
                 self._changed.add(chat)
-        self._records = {**found, **unwritten}
+        self._records = {**found, **{c: _joined(found.get(c), r) for c, r in unwritten.items()}}
         for chat in self._removed:
             self._records.pop(chat, None)
 
@@ -168,3 +168,14 @@ class Ledger:
         if not self._failing:
             logger.warning("%s; trying again until it works", problem)
         self._failing = True
+
+
+def _joined(stored: SessionRecord | None, ours: SessionRecord) -> SessionRecord:
+    """What the store will hold when it is given our record."""
+    if stored is None:
+        return ours
+    return replace(
+        ours,
+        created_at=min(stored.created_at, ours.created_at),
+        last_used_at=max(stored.last_used_at, ours.last_used_at),
+    )

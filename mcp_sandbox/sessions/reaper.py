@@ -101,8 +101,9 @@ class Reaper:
 
     async def _run_files(self) -> None:
         while True:
-            await self.look_at_files()
+            # Not at once: the first call comes first.
             await anyio.sleep(_FILES_S)
+            await self.look_at_files()
 
     async def _care(self, kept: Kept) -> None:
         use = kept.use()

@@ -39,7 +39,10 @@ class SessionStore(Protocol):
 
     async def get(self, chat: ChatId) -> SessionRecord | None: ...
     async def put(self, record: SessionRecord) -> None:
-        """Write a record, in place of the chat's earlier one."""
+        """Write a record, in place of the chat's earlier one.
+
+        Of two births the earlier counts, of two uses the later: another process may know better.
+        """
         ...
 
     async def touch(self, used: Mapping[ChatId, datetime]) -> None:

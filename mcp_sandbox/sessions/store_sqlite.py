@@ -35,8 +35,13 @@ _MIGRATIONS = (
 _GET = "SELECT * FROM session WHERE user = ? AND chat = ?"
 _ALL = "SELECT * FROM session WHERE ? IN ('', user) ORDER BY last_used_at DESC"
 _PUT = """
-    INSERT OR REPLACE INTO session VALUES (:user, :chat, :id, :backend, :sandbox_id, :state,
+    INSERT INTO session VALUES (:user, :chat, :id, :backend, :sandbox_id, :state,
     :created_at, :last_used_at, :image, :spec)
+    ON CONFLICT (user, chat) DO UPDATE SET
+    id = excluded.id, backend = excluded.backend, sandbox_id = excluded.sandbox_id,
+    state = excluded.state, image = excluded.image, spec = excluded.spec,
+    created_at = min(created_at, excluded.created_at),
+    last_used_at = max(last_used_at, excluded.last_used_at)
 """
 _TOUCH = """
     UPDATE session SET last_used_at = max(last_used_at, :when)

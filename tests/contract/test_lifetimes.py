@@ -185,6 +185,10 @@ async def test_the_next_server_knows_when_a_chat_began_and_was_used(
     clock.pass_(5 * DAY_S)
     async with open_manager(config, clock=clock) as manager:
         (after,) = await manager.list()
+    async with open_manager(config, clock=clock) as manager:
+        await (await manager.session(A)).exec("true")
+        (again,) = await manager.list()
+    assert again.created_at == before.created_at
     assert (after.last_used_at - after.created_at).total_seconds() == DAY_S
     assert (after.id, after.created_at) == (before.id, before.created_at)
     assert after.state == "warm"

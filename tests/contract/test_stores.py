@@ -66,6 +66,14 @@ async def test_a_second_record_of_a_chat_replaces_the_first(store: SessionStore)
     assert await store.all() == [later]
 
 
+async def test_the_earlier_birth_and_the_later_use_count(store: SessionStore) -> None:
+    first = record(ANN)
+    await store.put(first)
+    hour = timedelta(hours=1)
+    await store.put(replace(first, created_at=first.created_at + hour, last_used_at=NOON - hour))
+    assert await store.all() == [first]
+
+
 async def test_the_last_used_comes_first_and_users_are_kept_apart(store: SessionStore) -> None:
     old, new = record(ANN), record(BOB, NOON + timedelta(hours=1))
     other = record(ChatId("ann", "two"), NOON + timedelta(hours=2))
