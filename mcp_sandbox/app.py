@@ -238,6 +238,11 @@ class LateManager:
         """The manager, if it is open already."""
         return self._manager
 
+    def is_in_use(self) -> bool:
+        """Whether a call is under way or something runs in the background."""
+        now = self._manager and self._manager.statistics()
+        return bool(now and (now.busy or now.queued or now.background))
+
     async def open(self) -> "SessionManager":
         """Return the manager; after a failure to open it, the next call tries again."""
         async with self._lock:

@@ -182,13 +182,25 @@ class SessionStatus:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a server holds now; `queued` calls wait for one of `max_open` places."""
+    """What a server holds now; `queued` calls wait for one of `max_open` places.
+
+    `background` counts the processes that commands left running.
+    """
 
     open: int
     busy: int
     queued: int
     max_open: int
+    background: int = 0
     pool: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True)
+class TerminalEnd:
+    """How a person's shell ended: its exit code or signal, or neither when the person hung up."""
+
+    exit_code: int | None
+    signal: int | None
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ Imports late, as the composition root does, so that the socket is there before t
 """
 
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
@@ -23,8 +23,11 @@ from mcp_sandbox.models import ChatId
 
 if TYPE_CHECKING:
     from mcp_sandbox.daemon.connection import Connection
+    from mcp_sandbox.daemon.control import Control
+    from mcp_sandbox.daemon.door import Door
     from mcp_sandbox.daemon.ending import Ending
     from mcp_sandbox.daemon.greeting import ChatGreeting
+    from mcp_sandbox.daemon.lock import Claim
     from mcp_sandbox.daemon.tokens import Tokens
     from mcp_sandbox.server.http import Listener
     from mcp_sandbox.server.server import SandboxServer
@@ -154,6 +157,42 @@ async def _web(config: Config, *, anonymous: bool) -> AsyncGenerator[_Web | None
         yield _Web(listener, tokens, anonymous)
 
 
+def _status(
+    config: Config,
+    claim: "Claim",
+    door: "Door",
+    manager: LateManager,
+    server: _ChatServer,
+    web: _Web | None,
+) -> dict[str, object]:
+    """What `mcp-sandbox status` tells; the connection that asks is not a client."""
+    return {
+        **asdict(claim.holder),
+        "data": str(config.data_dir),
+        "backend": config.backend,
+        "http": web and web.listener.url,
+        "clients": door.connected - 1,
+        "sandboxes": asdict(manager.opened.statistics()) if manager.opened else None,
+        "calls": server.calls(),
+    }
+
+
+@contextmanager
+def _control(
+    ending: "Ending", manager: LateManager, status: Callable[[], dict[str, object]]
+) -> Generator["Control"]:
+    """What people may ask for; the log is kept for them meanwhile."""
+    from mcp_sandbox.daemon.chats import Chats
+    from mcp_sandbox.daemon.control import Control
+    from mcp_sandbox.daemon.recent_log import recent_log
+    from mcp_sandbox.daemon.terminal import Shells
+
+    chats = Chats(manager.open)
+    shells = {"shell": Shells(chats.session).open}
+    with recent_log() as log:
+        yield Control(ending, log, status=status, more=chats.commands, conversations=shells)
+
+
 async def serve(config: Config, socket: Path, *, anonymous_http: bool = False) -> None:
     """Be the daemon of the configured data root, listening on `socket`, until it is to end.
 
@@ -164,13 +203,11 @@ async def serve(config: Config, socket: Path, *, anonymous_http: bool = False) -
         StorageUnavailable: the socket cannot be made safely.
         ConfigError: HTTP cannot be served as it is configured.
     """
-    from mcp_sandbox.daemon.control import Control
     from mcp_sandbox.daemon.daemon import Daemon, Patience
     from mcp_sandbox.daemon.door import Door
     from mcp_sandbox.daemon.ending import Ending, begun_by_signals
     from mcp_sandbox.daemon.listener import listening
     from mcp_sandbox.daemon.lock import claimed
-    from mcp_sandbox.daemon.recent_log import recent_log
     from mcp_sandbox.workspace.projects import ClientFolders
 
     ending = Ending()
@@ -188,21 +225,17 @@ async def serve(config: Config, socket: Path, *, anonymous_http: bool = False) -
         tasks.start_soon(manager.open_early)
         door = Door(listener, most=config.serve.max_connections)
         patience = Patience(idle_exit_s=config.serve.idle_exit, grace_s=config.serve.grace)
-        daemon = Daemon(claim, door, ending, patience, in_use=lambda: web is not None)
-
-        def status() -> dict[str, object]:
-            return {
-                **asdict(claim.holder),
-                "data": str(config.data_dir),
-                "backend": config.backend,
-                "http": web and web.listener.url,
-                "clients": door.connected - 1,
-                "calls": server.calls(),
-            }
-
-        with recent_log() as log:
+        daemon = Daemon(
+            claim,
+            door,
+            ending,
+            patience,
+            in_use=lambda: web is not None or manager.is_in_use(),
+        )
+        status = partial(_status, config, claim, door, manager, server, web)
+        with _control(ending, manager, status) as control:
             async with anyio.create_task_group() as doors:
                 if web is not None:
                     doors.start_soon(server.serve_http, web)
-                await daemon.run(server.serve, Control(ending, log, status=status, more={}))
+                await daemon.run(server.serve, control)
         tasks.cancel_scope.cancel()

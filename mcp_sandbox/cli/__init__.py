@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mcp_sandbox import __version__
-from mcp_sandbox.cli import connect, daemon, images, init, local, serve, token
+from mcp_sandbox.cli import chats, connect, daemon, images, init, local, serve, shell, token
 from mcp_sandbox.errors import NoDaemon, SandboxError
 
 logger = logging.getLogger("mcp_sandbox")
@@ -25,6 +25,10 @@ cli = typer.Typer(
 cli.command()(serve.serve)
 cli.command()(connect.connect)
 cli.command()(daemon.status)
+cli.command()(chats.ls)
+cli.command()(chats.stop)
+cli.command()(chats.rm)
+cli.command()(shell.shell)
 cli.command()(daemon.logs)
 cli.command()(daemon.shutdown)
 cli.command()(local.stdio)

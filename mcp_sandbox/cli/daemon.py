@@ -1,6 +1,7 @@
 """`status`, `logs`, `shutdown`: the daemon itself."""
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -28,9 +29,26 @@ def status(as_json: AsJson = False, socket: Socket = None) -> None:
         table.add_row(name, str(found[name]))
     table.add_row("clients", f"{found['clients']} connected")
     table.add_row("http", found["http"] or "-")
+    for name, text in _figures(found):
+        table.add_row(name, text)
     console().print(table)
     if found["calls"]:
         console().print(_calls(found["calls"]))
+
+
+def _figures(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    chats = found["sandboxes"]
+    if chats is None:
+        return [("sandboxes", "none can be made now: see `mcp-sandbox logs`")]
+    rows = [
+        (
+            "sandboxes",
+            f"{chats['open']} open (at most {chats['max_open']}), {chats['busy']} busy, "
+            f"{chats['background']} processes in the background, {chats['queued']} calls wait",
+        )
+    ]
+    pool = ", ".join(f"{name} {number}" for name, number in chats["pool"].items())
+    return [*rows, ("warm pool", pool)] if pool else rows
 
 
 def _calls(calls: list[dict[str, Any]]) -> Table:

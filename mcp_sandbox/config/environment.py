@@ -72,6 +72,11 @@ def client_variable(name: str) -> str:
     return os.environ.get(name, "")
 
 
+def terminal_type() -> str:
+    """Return TERM, the kind of the terminal that this process runs in."""
+    return os.environ.get("TERM", "")
+
+
 def default_socket() -> Path:
     """Return where the daemon listens: the same place for whoever looks for it."""
     named = os.environ.get("MCP_SANDBOX_SOCKET", "")

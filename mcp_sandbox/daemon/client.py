@@ -7,7 +7,6 @@ import socket
 import struct
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,16 @@ JsonObject = Mapping[str, Any]
 # A daemon that has just begun answers late; one that is stuck never does.
 _ANSWER_S = 30.0
 _MAX_LINE = 16 << 20
+_PIECE = 64 * 1024
 
 
 class Conversation:
     """A command under way. `daemon` is what the daemon says of itself."""
 
-    def __init__(self, connection: socket.socket, lines: BufferedReader) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.lines = lines
+        self.rest = bytearray()
+        """What has come after the last message."""
         self.daemon = self.receive()
         if not self.daemon.get("ok"):
             raise OperatorError(str(self.daemon.get("error")))
@@ -38,10 +39,13 @@ class Conversation:
             OperatorError: it is the word that the command failed.
             NoDaemon: the daemon hung up.
         """
-        line = self.lines.readline(_MAX_LINE)
-        if not line.endswith(b"\n"):
-            raise NoDaemon("the daemon ended before it had answered: look with `mcp-sandbox logs`")
-        message: JsonObject = json.loads(line)
+        while (end := self.rest.find(b"\n")) < 0:
+            data = self.connection.recv(_PIECE)
+            if not data or len(self.rest) > _MAX_LINE:
+                raise NoDaemon("the daemon ended before it had answered: see `mcp-sandbox logs`")
+            self.rest += data
+        message: JsonObject = json.loads(self.rest[:end])
+        del self.rest[: end + 1]
         if "error" in message:
             raise OperatorError(str(message["error"]))
         return message
@@ -61,10 +65,9 @@ def conversation(path: Path, command: str, arguments: JsonObject) -> Generator[C
             connection.connect(str(path))
             _check_peer(connection, path)
             connection.sendall(_greeting(command, arguments))
-            with connection.makefile("rb") as lines:
-                begun = Conversation(connection, lines)
-                connection.settimeout(None)
-                yield begun
+            begun = Conversation(connection)
+            connection.settimeout(None)
+            yield begun
         except TimeoutError as exc:
             raise NoDaemon(
                 f"the daemon on {path} does not answer: end it with `kill`, and try again"

@@ -15,6 +15,8 @@ JsonObject = Mapping[str, Any]
 Tell = Callable[[JsonObject], Awaitable[None]]
 Command = Callable[[JsonObject, Tell], Awaitable[JsonObject]]
 """Takes arguments and a way to tell events; returns the result."""
+Conversation = Callable[[JsonObject, Connection], Awaitable[None]]
+"""Takes arguments and the connection, which is its own from then on."""
 
 _LOOK_S = 0.2
 
@@ -29,10 +31,12 @@ class Control:
         *,
         status: Callable[[], JsonObject],
         more: Mapping[str, Command],
+        conversations: Mapping[str, Conversation],
     ) -> None:
         self._ending = ending
         self._log = log
         self._status = status
+        self._conversations = conversations
         self._commands: Mapping[str, Command] = {
             "status": self._tell_status,
             "logs": self._logs,
@@ -43,6 +47,9 @@ class Control:
 
     async def answer(self, connection: Connection, said: ControlGreeting) -> None:
         """Do one command; a client that hangs up meanwhile wants it no more."""
+        if conversation := self._conversations.get(said.command):
+            await _converse(conversation, said, connection)
+            return
 
         async def tell(event: JsonObject) -> None:
             await connection.tell({"event": event})
@@ -93,6 +100,15 @@ class Control:
         self._ending.begin("hand-over")
         await self._ending.claim_released.wait()
         return {}
+
+
+async def _converse(
+    conversation: Conversation, said: ControlGreeting, connection: Connection
+) -> None:
+    try:
+        await conversation(said.arguments, connection)
+    except SandboxError as exc:
+        await connection.tell({"error": str(exc)})
 
 
 async def _cancel_when_gone(connection: Connection, scope: anyio.CancelScope) -> None:

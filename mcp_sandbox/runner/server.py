@@ -218,7 +218,9 @@ class Server:
             OpError: it cannot be started.
         """
         if isinstance(call, Operation):
-            call.start(header["op"], header["args"], body, more=more)
+            op, args = header["op"], header["args"]
+            args = self._complete(args) if op == "terminal" else args
+            call.start(op, args, body, more=more)
             return
         size = header["args"].get("code_bytes")
         if size is None:

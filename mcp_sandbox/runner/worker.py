@@ -69,6 +69,9 @@ class Worker:
             self._say(e="fail", code="too_large", message="the call ran out of memory")
         finally:
             _close(fds)
+        if job["op"] == "terminal":
+            # What a person left running in it ends with us.
+            return False
         if not told:
             self._say(e="free")
         return True
@@ -77,7 +80,7 @@ class Worker:
         """Whether its last message has told already that we are free."""
         if job["op"] == "command":
             return self._command(job, fds)
-        self._file_operation(job, fds)
+        self._operation(job, fds)
         return False
 
     def _say(self, **message: object) -> None:
@@ -89,7 +92,7 @@ class Worker:
         pid = self._start(job, fds)
         self._say(e="pid", pid=pid)
         _close(fds)
-        _lower(pid, grow=job["grow"])
+        lower(pid, grow=job["grow"])
         status, stays = _await(pid)
         changed = changed_since(since, job["workspace"])
         self._say(e="exit", status=status, changed=changed, stays=stays)
@@ -97,14 +100,12 @@ class Worker:
             _await(None)
         return not stays
 
-    def _file_operation(self, job: dict[str, Any], fds: list[int]) -> None:
-        # Loaded at the first use: most sandboxes begin with a command.
-        from mcp_sandbox.runner.files.operations import OPS  # noqa: PLC0415
-
+    def _operation(self, job: dict[str, Any], fds: list[int]) -> None:
+        operate = _operation(job["op"])
         signal.signal(signal.SIGTERM, _abort)
         try:
             self._say(e="begin")
-            result = OPS[job["op"]](job["args"], fds[0], fds[1], bytes.fromhex(job["end"]))
+            result = operate(job["args"], fds[0], fds[1], bytes.fromhex(job["end"]))
             self._say(e="done", result=result)
         except SystemExit as exc:
             raise OpError("cancelled", "the call was cancelled") from exc
@@ -112,6 +113,17 @@ class Worker:
             raise OpError("cancelled", "nobody takes the result") from exc
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _operation(op: str) -> Callable[..., dict[str, Any]]:
+    """What an operation does; loaded at the first use: most sandboxes begin with a command."""
+    if op == "terminal":
+        from mcp_sandbox.runner import terminal  # noqa: PLC0415
+
+        return terminal.run
+    from mcp_sandbox.runner.files.operations import OPS  # noqa: PLC0415
+
+    return OPS[op]
 
 
 def _abort(_number: int, _frame: object) -> None:
@@ -138,7 +150,7 @@ def _await(main: int | None) -> tuple[int, bool]:
             status, options = ended, os.WNOHANG
 
 
-def _lower(pid: int, *, grow: bool) -> None:
+def lower(pid: int, *, grow: bool) -> None:
     """Under pressure the user's processes give way first: to the OOM killer and the scheduler.
 
     Unless it may `grow` files, the kernel lets no file that it writes to become longer.

@@ -176,12 +176,12 @@ class Channel:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._send_body, number, call, header, body)
-                await call.end()
+                reply = await self._result(number, call)
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            # Only the sender can fail here: its error is the call's.
+            # Who fails first, to send or to take, says what became of the call.
             raise group.exceptions[0] from None
-        return await self._result(number, call)
+        return reply
 
     async def _send_body(
         self, number: int, call: _Call, header: JsonObject, body: bytes | AsyncIterable[bytes]

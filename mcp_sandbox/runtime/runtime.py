@@ -8,6 +8,7 @@ from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import Background, ExecResult, Language, RunnerHello, RunnerStatus
 from mcp_sandbox.runtime.channel import Channel, JsonObject, Reply, background_of
 from mcp_sandbox.runtime.files import Files
+from mcp_sandbox.runtime.terminal import Terminal
 from mcp_sandbox.telemetry.spans import ended_span
 
 OnOutput = Callable[[str, bytes], Awaitable[None]]
@@ -26,6 +27,7 @@ class Runtime:
 
     def __init__(self, channel: Channel, *, keep_bytes: int, may_grow: bool = True) -> None:
         self.files = Files(channel)
+        self.terminal = Terminal(channel, may_grow=may_grow)
         self._channel = channel
         self._keep_bytes = keep_bytes
         self._may_grow = may_grow

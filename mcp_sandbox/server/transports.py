@@ -70,9 +70,11 @@ async def serve_lines(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wire.read, Lines(receive), to_server)
             tasks.start_soon(wire.write, from_server)
-            if leaving:
-                tasks.start_soon(wire.leave, leaving, tasks.cancel_scope)
-            await server.serve(from_client, to_client)
+            async with anyio.create_task_group() as serving:
+                if leaving:
+                    serving.start_soon(wire.leave, leaving, tasks.cancel_scope)
+                await server.serve(from_client, to_client)
+                serving.cancel_scope.cancel()
             # A client that does not read must not keep the server from ending.
             tasks.cancel_scope.deadline = anyio.current_time() + GRACE_S
 

@@ -198,6 +198,7 @@ class SessionManager:
             busy=sum(slot.is_busy for slot in taken),
             queued=self._slots.waiting,
             max_open=self._settings.max_open,
+            background=sum(hold.use().background for hold in list(self._holds.values())),
             pool=self._rooms.pool.statistics() if self._rooms and self._rooms.pool else {},
         )
 

@@ -22,6 +22,7 @@ from mcp_sandbox.runtime.files import Files
 from mcp_sandbox.runtime.runtime import OnOutput, Runtime
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.report import SandboxReport, ask_programs, report_on
+from mcp_sandbox.sessions.shell import Shell
 
 
 class Session:
@@ -33,6 +34,7 @@ class Session:
 
     def __init__(self, hold: Hold) -> None:
         self._hold = hold
+        self.shell = Shell(hold)
 
     @property
     def chat(self) -> ChatId:

@@ -1,0 +1,161 @@
+"""`shell`: this terminal becomes one of a chat's sandbox."""
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import termios
+import tty
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from mcp_sandbox.cli.options import Socket, socket_path
+from mcp_sandbox.config.environment import terminal_type
+from mcp_sandbox.daemon.client import conversation
+from mcp_sandbox.errors import NoDaemon, OperatorError
+from mcp_sandbox.runner.frames import DATA, END, ERROR, Frames, frames, size
+
+_PIECE = 64 * 1024
+_END_OF_INPUT = b"\x04"
+
+
+def shell(
+    chat: Annotated[
+        str,
+        typer.Argument(metavar="CHAT", help="A chat: its id, user/id, or how one of them begins."),
+    ],
+    path: Socket = None,
+) -> None:
+    """Open a shell in the sandbox of a chat; its exit code is the shell's."""
+    columns, rows = shutil.get_terminal_size()
+    arguments = {"chat": chat, "rows": rows, "columns": columns, "term": terminal_type()}
+    with conversation(socket_path(path), "shell", arguments) as talk:
+        talk.receive()
+        with _signals() as woken, _raw_terminal():
+            code = _Joined(talk.connection, woken).run(bytes(talk.rest))
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _raw_terminal() -> Generator[None]:
+    """Hand every key on as it is; the terminal is as it was before, however this ends."""
+    if not os.isatty(0):
+        yield
+        return
+    before = termios.tcgetattr(0)
+    try:
+        # What was typed meanwhile is kept.
+        tty.setraw(0, termios.TCSADRAIN)
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def _signals() -> Generator[int]:
+    """A descriptor that wakes at a change of the terminal's size; being ended runs clean-ups."""
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    handlers = {
+        signal.SIGWINCH: lambda _number, _frame: None,
+        signal.SIGTERM: _leave,
+        signal.SIGHUP: _leave,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    waking = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield reading
+    finally:
+        signal.set_wakeup_fd(waking)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reading)
+        os.close(writing)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+class _Joined:
+    """This terminal and the daemon, neither waiting for the other to take what it is sent."""
+
+    def __init__(self, daemon: socket.socket, woken: int) -> None:
+        self._daemon = daemon
+        self._woken = woken
+        self._frames = Frames()
+        self._to_daemon = bytearray()
+        self._typing = True
+
+    def run(self, already: bytes) -> int:
+        """Return the exit code of the shell.
+
+        Raises:
+            OperatorError: the sandbox or the daemon says why it ended otherwise.
+            NoDaemon: the daemon ended.
+        """
+        self._daemon.setblocking(False)
+        code = self._show(already)
+        while code is None:
+            daemon = self._daemon.fileno()
+            typing = [0] if self._typing and not self._to_daemon else []
+            sending = [daemon] if self._to_daemon else []
+            ready, _, _ = select.select([daemon, self._woken, *typing], sending, [])
+            if self._woken in ready:
+                os.read(self._woken, _PIECE)
+                columns, rows = shutil.get_terminal_size()
+                self._to_daemon += size(rows, columns)
+            if 0 in ready:
+                self._take_typed()
+            self._send()
+            if daemon in ready:
+                code = self._show(self._receive())
+        return code
+
+    def _take_typed(self) -> None:
+        data = os.read(0, _PIECE)
+        if not data:
+            self._typing = False
+        self._to_daemon += b"".join(frames(data or _END_OF_INPUT))
+
+    def _send(self) -> None:
+        try:
+            sent = self._daemon.send(self._to_daemon) if self._to_daemon else 0
+        except (BlockingIOError, ConnectionError):
+            # A daemon that is gone is met when we read.
+            return
+        del self._to_daemon[:sent]
+
+    def _receive(self) -> bytes:
+        try:
+            data = self._daemon.recv(_PIECE)
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise NoDaemon("the daemon ended, and the shell with it; files are kept")
+        return data
+
+    def _show(self, data: bytes) -> int | None:
+        """Show what came; the exit code, if it was the end."""
+        for kind, content in self._frames.feed(data):
+            if kind == DATA:
+                _write(content)
+            elif kind == ERROR:
+                raise OperatorError(content.decode("utf-8", "replace"))
+            elif kind == END:
+                ended = json.loads(content)
+                code: int = 128 + ended["signal"] if ended["signal"] else ended["exit_code"] or 0
+                return code
+        return None
+
+
+def _write(data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(1, rest) :]

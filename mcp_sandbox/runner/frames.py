@@ -1,0 +1,80 @@
+"""The frames of a terminal, the same from a person's keyboard to the shell: kind, length, bytes.
+
+    d   what was typed, or what is to be shown
+    r   the size: rows and columns, two big-endian 16-bit numbers
+    x   the end: a JSON object
+    e   the end by an error: its text
+
+Standard library only, Python 3.9 or newer.
+"""
+
+from __future__ import annotations
+
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DATA, SIZE, END, ERROR = b"d", b"r", b"x", b"e"
+MAX_BYTES = 64 * 1024
+_HEAD = struct.Struct(">cI")
+_SIZE = struct.Struct(">HH")
+
+
+class FrameError(Exception):
+    """What came is no frame."""
+
+
+def frame(kind: bytes, data: bytes) -> bytes:
+    """One frame; `data` has at most MAX_BYTES."""
+    return _HEAD.pack(kind, len(data)) + data
+
+
+def frames(data: bytes) -> Iterator[bytes]:
+    """DATA frames that carry `data`, however long it is."""
+    for start in range(0, len(data), MAX_BYTES):
+        yield frame(DATA, data[start : start + MAX_BYTES])
+
+
+def size(rows: int, columns: int) -> bytes:
+    """A frame that says how large the person's terminal is."""
+    return frame(SIZE, _SIZE.pack(min(rows, 65535), min(columns, 65535)))
+
+
+def rows_and_columns(data: bytes) -> tuple[int, int]:
+    """What a SIZE frame says.
+
+    Raises:
+        FrameError: it says nothing.
+    """
+    try:
+        rows, columns = _SIZE.unpack(data)
+    except struct.error as exc:
+        raise FrameError("no size") from exc
+    return rows, columns
+
+
+class Frames:
+    """Finds the frames in a stream of bytes."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The kind and the bytes of each frame that is whole now.
+
+        Raises:
+            FrameError: the stream holds something else.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _HEAD.size:
+            kind, length = _HEAD.unpack_from(self._buffer)
+            if kind not in (DATA, SIZE, END, ERROR) or length > MAX_BYTES:
+                raise FrameError("no frame")
+            whole = _HEAD.size + length
+            if len(self._buffer) < whole:
+                return
+            content = bytes(self._buffer[_HEAD.size : whole])
+            del self._buffer[:whole]
+            yield kind, content

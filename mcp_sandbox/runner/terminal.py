@@ -1,0 +1,192 @@
+"""A shell on a terminal of its own: frames come in, what the terminal shows goes out.
+
+It lives in a worker, which ends with it: so all that the shell leaves running ends as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+import struct
+import termios
+import time
+
+from mcp_sandbox.runner import worker
+from mcp_sandbox.runner.frames import DATA, SIZE, FrameError, Frames, rows_and_columns
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_SHELL = "/bin/bash"
+_PIECE = 64 * 1024
+# Where the kernel has no descriptors of processes: how often the shell's end is looked for.
+_LOOK_MS = 100
+_LAST_LOOKS, _LAST_LOOK_S = 20, 0.05
+# What its background prints after the shell has ended may have no end.
+_REST = 1024 * 1024
+
+
+def run(args: dict[str, Any], typed: int, shown: int, _end: bytes) -> dict[str, Any]:
+    """Let a person use a shell until it ends, or until nothing more can be typed.
+
+    Raises:
+        OpError: it cannot be started.
+    """
+    master, pid = _start(args)
+    try:
+        status = _Terminal(master, pid, typed, shown).run()
+    finally:
+        # The shell and what is in its foreground get SIGHUP.
+        os.close(master)
+    if status is None:
+        return {"exit_code": None, "signal": None}
+    exited = os.WIFEXITED(status)
+    return {
+        "exit_code": os.WEXITSTATUS(status) if exited else None,
+        "signal": None if exited else os.WTERMSIG(status),
+    }
+
+
+def _start(args: dict[str, Any]) -> tuple[int, int]:
+    """The terminal's master end, and the shell on its other one."""
+    worker.enter(args["cwd"])
+    try:
+        master, slave = os.openpty()
+        name = os.ttyname(slave)
+        pid = os.posix_spawn(
+            _SHELL,
+            ["bash"],
+            args["env"],
+            # The first terminal that a leader of a session opens is the one that controls it.
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, name, os.O_RDWR, 0),
+                (os.POSIX_SPAWN_DUP2, 0, 1),
+                (os.POSIX_SPAWN_DUP2, 0, 2),
+            ],
+            setsid=True,
+            setsigdef=worker.DEFAULT_SIGNALS,
+        )
+    except OSError as exc:
+        raise worker.cannot_start(_SHELL, exc) from exc
+    os.close(slave)
+    worker.lower(pid, grow=args["grow"])
+    return master, pid
+
+
+class _Terminal:
+    """Copies both ways without ever waiting for one of them alone."""
+
+    def __init__(self, master: int, pid: int, typed: int, shown: int) -> None:
+        self._master = master
+        self._pid = pid
+        self._typed = typed
+        self._shown = shown
+        self._frames = Frames()
+        self._to_shell = bytearray()
+        self._to_person = bytearray()
+        # Nobody has the shell's side of the terminal open any more.
+        self._closed = False
+        self._poll = select.poll()
+        for end in (master, typed, shown):
+            os.set_blocking(end, False)
+
+    def run(self) -> int | None:
+        """The shell's wait status, or None when the person hung up."""
+        look_ms = self._watch_shell()
+        while True:
+            self._watch()
+            ready = dict(self._poll.poll(look_ms))
+            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            try:
+                self._copy(ready)
+            except (BrokenPipeError, EOFError, FrameError):
+                return None
+            if ended:
+                self._show_rest()
+                return status
+            if self._closed:
+                return self._last_status()
+
+    def _watch_shell(self) -> int | None:
+        try:
+            self._poll.register(os.pidfd_open(self._pid), select.POLLIN)
+        except (AttributeError, OSError):
+            return _LOOK_MS
+        return None
+
+    def _watch(self) -> None:
+        """Take from one side only what the other has room for."""
+        from_shell = 0 if self._to_person else select.POLLIN
+        to_shell = select.POLLOUT if self._to_shell else 0
+        self._poll.register(self._master, from_shell | to_shell)
+        self._poll.register(self._typed, 0 if self._to_shell else select.POLLIN)
+        self._poll.register(self._shown, select.POLLOUT if self._to_person else 0)
+
+    def _copy(self, ready: dict[int, int]) -> None:
+        if ready.get(self._typed):
+            self._take_typed()
+        if self._to_shell:
+            _put(self._master, self._to_shell)
+        if ready.get(self._master) and not self._to_person:
+            self._to_person += self._take_shown()
+        if ready.get(self._shown, 0) & select.POLLERR:
+            raise BrokenPipeError
+        if self._to_person:
+            _put(self._shown, self._to_person)
+
+    def _take_typed(self) -> None:
+        """Raises EOFError when the person hung up."""
+        data = os.read(self._typed, _PIECE)
+        if not data:
+            raise EOFError
+        for kind, content in self._frames.feed(data):
+            if kind == DATA:
+                self._to_shell += content
+            elif kind == SIZE:
+                rows, columns = rows_and_columns(content)
+                size = struct.pack("HHHH", rows, columns, 0, 0)
+                fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
+
+    def _take_shown(self) -> bytes:
+        try:
+            return os.read(self._master, _PIECE)
+        except BlockingIOError:
+            return b""
+        except OSError as exc:
+            if exc.errno != errno.EIO:
+                raise
+            self._closed = True
+            return b""
+
+    def _show_rest(self) -> None:
+        """Show what the shell wrote last, for as long as somebody takes it."""
+        os.set_blocking(self._shown, True)
+        left = _REST
+        while left > 0 and (data := bytes(self._to_person) or self._take_shown()):
+            self._to_person.clear()
+            left -= len(data)
+            try:
+                os.write(self._shown, data)
+            except BrokenPipeError:
+                return
+
+    def _last_status(self) -> int | None:
+        """The end of the shell, which mostly follows at once when its terminal is closed."""
+        for _ in range(_LAST_LOOKS):
+            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            if ended:
+                self._show_rest()
+                return status
+            time.sleep(_LAST_LOOK_S)
+        return None
+
+
+def _put(target: int, data: bytearray) -> None:
+    """Write as much as there is room for, and drop it from `data`."""
+    try:
+        del data[: os.write(target, data)]
+    except BlockingIOError:
+        return

@@ -1,0 +1,91 @@
+"""`ls`, `stop` and `rm`, against a real daemon."""
+
+import json
+from pathlib import Path
+
+import anyio
+import pytest
+
+from mcp_sandbox.daemon.names import find_chat
+from mcp_sandbox.errors import Ambiguous, InvalidArgument, NotFound
+from mcp_sandbox.models import ChatId
+from tests.daemon.running import command, in_chat, place, running
+
+KNOWN = [ChatId("ann", "work"), ChatId("bob", "work"), ChatId("ann", "workshop"), ChatId("c", "x")]
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("x", "c/x"), ("c", "c/x"), ("works", "ann/workshop"), ("ann/work", "ann/work")],
+)
+def test_a_chat_is_found_by_its_name_else_by_how_it_begins(text: str, meant: str) -> None:
+    assert str(find_chat(text, KNOWN)) == meant
+
+
+def test_what_may_be_several_chats_is_none_of_them() -> None:
+    with pytest.raises(Ambiguous, match="ann/work, bob/work"):
+        find_chat("work", KNOWN)
+    with pytest.raises(Ambiguous, match="2 others"):
+        find_chat("a", [ChatId("u", f"a{number}") for number in range(12)])
+    with pytest.raises(NotFound, match="mcp-sandbox ls"):
+        find_chat("nothing", KNOWN)
+    with pytest.raises(InvalidArgument):
+        find_chat("", KNOWN)
+
+
+async def test_ls_shows_every_chat_and_what_it_does(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where):
+        assert (await command(where, "ls")).out == "no chats yet\n"
+        async with in_chat(where, "first") as a, in_chat(where, "second", user="ann") as b:
+            await a.exec("true")
+            await b.request("tools/call", {"name": "exec", "arguments": {"command": "sleep 60"}})
+            with anyio.fail_after(20):
+                while True:
+                    rows = json.loads((await command(where, "ls", "--json")).out)
+                    if [row["busy"] for row in rows] == [1, 0]:
+                        break
+        names = [(row["user"], row["chat"], row["state"]) for row in rows]
+        assert names == [("ann", "second", "running"), ("local", "first", "running")]
+        shown = (await command(where, "ls")).out
+        assert "local/first" in shown
+        assert "just now" in shown
+
+
+async def test_stop_ends_what_runs_and_keeps_the_files(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where), in_chat(where, "chat-one") as client:
+        await client.exec("echo kept > note; sleep 600 >/dev/null 2>&1 & echo $! > pid")
+        pid = next(where.data.rglob("pid")).read_text().strip()
+        done = await command(where, "stop", "chat-o")
+        assert (done.code, done.err) == (0, "")
+        assert "local/chat-one: its sandbox has ended" in done.out
+        while Path(f"/proc/{pid}").exists():
+            await anyio.sleep(0.02)
+        assert "had no sandbox" in (await command(where, "stop", "chat-one")).out
+        assert await client.exec("cat note") == "kept\n"
+
+
+async def test_rm_asks_and_then_moves_the_files_to_the_trash(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where), in_chat(where, "gone") as client:
+        await client.exec("echo precious > note")
+        refused = await command(where, "rm", "gone", stdin=b"n\n")
+        assert refused.code == 1
+        assert "local/gone" in refused.out
+        assert await client.exec("cat note") == "precious\n"
+        assert (await command(where, "rm", "gone", stdin=b"y\n")).code == 0
+        assert (await command(where, "ls")).out == "no chats yet\n"
+        assert "trash" in str(next(where.data.rglob("note")))
+        assert "No such file" in await client.exec("cat note 2>&1; true")
+        assert (await command(where, "rm", "gone", "--yes")).code == 0
+
+
+@pytest.mark.parametrize("name", ["stop", "rm", "shell"])
+async def test_a_chat_that_nobody_knows_is_an_error(tmp_path: Path, name: str) -> None:
+    where = place(tmp_path)
+    async with running(where):
+        done = await command(where, name, "nobody")
+        assert done.code == 1
+        assert "'nobody'" in done.err
+        assert "mcp-sandbox ls" in done.err
