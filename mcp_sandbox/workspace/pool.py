@@ -19,7 +19,6 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,8 +32,6 @@ from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace import aliases, layout, trash
 from mcp_sandbox.workspace.beneath import open_directory, rename_new
 from mcp_sandbox.workspace.directory import ChatDirectories, tree_name
-
-Rename = Callable[[int, bytes, int, bytes], None]
 
 _PROCESS = re.compile(r"[0-9a-f]{16}")
 _LABEL = re.compile(r"[0-9a-f]{16}/[0-9a-f]{16}")
@@ -98,7 +95,6 @@ class PoolFolder:
         *,
         owner: tuple[int, int],
         settings: WorkspaceConfig | None = None,
-        rename: Rename = rename_new,
     ) -> None:
         """`owner` is the (uid, gid) that sandboxes run as."""
         self._data_root = data_root
@@ -106,7 +102,6 @@ class PoolFolder:
         self.abandoned = Abandoned(data_root)
         self._owner = owner
         self._settings = settings or WorkspaceConfig()
-        self._rename = rename
         self._limiter = anyio.CapacityLimiter(2)
         self._name = ""
         self._lock: int | None = None
@@ -206,7 +201,7 @@ class PoolFolder:
             folder = layout.enter(stack, sandbox, "pool", *warm.label.split("/"))
             new = layout.enter(stack, folder, "new")
             for kind in _KINDS:
-                self._rename(new, kind.encode(), folder, kind.encode())
+                rename_new(new, kind.encode(), folder, kind.encode())
             os.rmdir("new", dir_fd=folder)
         place, inode = self._pool / warm.label, warm.directories.workspace_inode
         return replace(
@@ -228,7 +223,7 @@ class PoolFolder:
             folder = layout.enter(stack, sandbox, "pool", *warm.label.split("/"))
             for kind in _KINDS:
                 user = layout.enter(stack, sandbox, kind, chat.user)
-                self._rename(folder, kind.encode(), user, tree_name(chat))
+                rename_new(folder, kind.encode(), user, tree_name(chat))
 
     def _discard(self, warm: WarmTrees) -> None:
         with layout.sandbox_directory(self._data_root) as sandbox:

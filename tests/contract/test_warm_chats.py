@@ -1,5 +1,7 @@
 """New chats that get a warm sandbox, and what a kill in the middle of that leaves."""
 
+import signal
+import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
@@ -10,6 +12,7 @@ from mcp_sandbox.app import open_backend, open_manager
 from mcp_sandbox.config import Config, PoolConfig
 from mcp_sandbox.models import ChatId, SandboxInfo
 from mcp_sandbox.sessions.manager import SessionManager
+from tests.contract.killed_adoption import STEPS
 
 ANN, BOB = ChatId("ann", "c1"), ChatId("bob", "c2")
 
@@ -100,3 +103,29 @@ async def test_the_workspace_of_an_adopted_sandbox_is_measured_and_limited(poole
         session = await manager.session(ANN)
         await session.exec("head -c 1M /dev/urandom > a")
         assert (await session.info()).usage.used_bytes >= 1024 * 1024
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_kill_in_the_middle_of_an_adoption_loses_no_file_and_leaves_nothing(
+    step: str, pooled: Config, backend_name: str
+) -> None:
+    command = [sys.executable, "-m", "tests.contract.killed_adoption"]
+    arguments = [backend_name, str(pooled.data_dir), step]
+    with anyio.fail_after(30):
+        ended = await anyio.run_process([*command, *arguments], check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    assert ended.stdout.split() == ([b"done", b"1"] if step == "answered" else [])
+    async with open_manager(pooled) as manager:
+        session = await manager.session(ANN)
+        seen = await session.exec("cat note ~/note")
+        assert seen.stdout == ("kept\nkept\n" if step == "answered" else "")
+        await session.exec("echo later > later; echo later > ~/later")
+        await until_filled(manager)
+    async with open_manager(pooled) as manager:
+        assert (
+            await (await manager.session(ANN)).exec("cat later ~/later")
+        ).stdout == "later\n" * 2
+    with anyio.fail_after(30):
+        while await running(pooled):
+            await anyio.sleep(0.1)
+    assert not list((pooled.data_dir / "sandbox" / "pool").iterdir())
