@@ -1,4 +1,4 @@
-"""`ls`, `stop`, `rm`: the chats that the daemon knows."""
+"""`ls`, `stop`, `rm`, `gc`: the chats that the daemon knows."""
 
 import json
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from mcp_sandbox.cli.options import AsJson, Socket, console, socket_path
-from mcp_sandbox.cli.words import since
+from mcp_sandbox.cli.words import show_bytes, since
 from mcp_sandbox.daemon.client import ask
 
 Chat = Annotated[
@@ -64,3 +64,25 @@ def rm(
         typer.confirm(f"Remove the chat {name} with all its files?", abort=True)
     ask(path, "remove", chat=name)
     print(f"{name}: removed; its files are in the trash for 24 hours")
+
+
+def gc(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would go, and why.")
+    ] = False,
+    as_json: AsJson = False,
+    socket: Socket = None,
+) -> None:
+    """Clean up now what the schedule would: chats unused for long, and the old trash."""
+    report = ask(socket_path(socket), "collect", dry_run=dry_run)
+    items = report["items"]
+    if as_json:
+        print(json.dumps(report))
+        return
+    if items:
+        table = Table("what", "name", "size", "why", box=None)
+        for item in items:
+            table.add_row(item["kind"], item["what"], show_bytes(item["size_bytes"]), item["why"])
+        console().print(table)
+    total = show_bytes(sum(item["size_bytes"] for item in items))
+    print(f"{len(items)} {'would go' if dry_run else 'gone'}, {total}")

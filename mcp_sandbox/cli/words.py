@@ -1,4 +1,4 @@
-"""Times as people say them."""
+"""Times and sizes as people say them."""
 
 from datetime import datetime
 
@@ -13,3 +13,13 @@ def since(when: datetime, now: datetime) -> str:
         if number > 0:
             return f"{number} {name}{'s' * (number > 1)} ago"
     return "just now"
+
+
+def show_bytes(size: int) -> str:
+    """A size in the largest unit that fits."""
+    number = float(size)
+    for unit in ("bytes", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"

@@ -1,11 +1,13 @@
 """Commands of a person about the chats of the data root."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Protocol
 
 from mcp_sandbox.daemon.control import Command, JsonObject, Tell
 from mcp_sandbox.daemon.names import find_chat
 from mcp_sandbox.models import ChatId, SessionStatus
+from mcp_sandbox.sessions.cleaning import GcReport
 from mcp_sandbox.sessions.session import Session
 
 
@@ -16,10 +18,11 @@ class Manager(Protocol):
     async def stop(self, chat: ChatId) -> bool: ...
     async def remove(self, chat: ChatId) -> None: ...
     async def session(self, chat: ChatId) -> Session: ...
+    async def collect(self, *, dry_run: bool = False) -> GcReport: ...
 
 
 class Chats:
-    """`list`, `find`, `stop`, `remove`. `manager` opens the manager when need be."""
+    """`list`, `find`, `stop`, `remove`, `collect`. `manager` opens the manager when need be."""
 
     def __init__(self, manager: Callable[[], Awaitable[Manager]]) -> None:
         self._manager = manager
@@ -28,6 +31,7 @@ class Chats:
             "find": self._find,
             "stop": self._stop,
             "remove": self._remove,
+            "collect": self._collect,
         }
 
     async def session(self, arguments: JsonObject) -> Session:
@@ -54,6 +58,10 @@ class Chats:
         chat = await self._found(arguments)
         await (await self._manager()).remove(chat)
         return {"chat": str(chat)}
+
+    async def _collect(self, arguments: JsonObject, _tell: Tell) -> JsonObject:
+        manager = await self._manager()
+        return asdict(await manager.collect(dry_run=bool(arguments.get("dry_run"))))
 
     async def _found(self, arguments: JsonObject) -> ChatId:
         manager = await self._manager()

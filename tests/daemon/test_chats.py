@@ -89,3 +89,20 @@ async def test_a_chat_that_nobody_knows_is_an_error(tmp_path: Path, name: str) -
         assert done.code == 1
         assert "'nobody'" in done.err
         assert "mcp-sandbox ls" in done.err
+
+
+async def test_gc_shows_what_is_due_and_why_and_then_removes_it(tmp_path: Path) -> None:
+    where = place(tmp_path, more={"MCP_SANDBOX_WORKSPACE__RETENTION": "1s"})
+    async with running(where):
+        async with in_chat(where, "old") as client:
+            await client.exec("echo kept > note")
+        await command(where, "stop", "old")
+        with anyio.fail_after(20):
+            while "local/old" not in (shown := await command(where, "gc", "--dry-run")).out:
+                assert shown.code == 0, shown.err
+        assert "1 would go" in shown.out
+        assert "local/old" in (await command(where, "ls")).out
+        report = json.loads((await command(where, "gc", "--json")).out)
+        assert [item["what"] for item in report["items"]] == ["local/old"]
+        assert (await command(where, "ls")).out == "no chats yet\n"
+        assert "trash" in str(next(where.data.rglob("note")))
