@@ -168,8 +168,12 @@ class Meter:
 
         `pause` waits between two readings, at least for the seconds it is given.
         """
-        async with self._lock:
-            start = reading = await self._take()
+        if self._changed or self._admitted:
+            async with self._lock:
+                start = reading = await self._take()
+        else:
+            # Nothing was written since the last reading, so one of just now is as good as new.
+            start = reading = await self.read(fresh=True)
         while True:
             await pause(interval_s(reading.duration_s, self._least_interval_s))
             reading = await self.read(fresh=True)
