@@ -6,8 +6,9 @@ will see, MCP_SANDBOX_ENV_NAME too, as NAME. Python must be started with `-I -S`
 ourselves say what is in its environment.
 
 Otherwise the token comes through a socket whose number is in MCP_SANDBOX_STARTER, and a byte goes
-back when we listen. Then this process is an ordinary Python that begins without a secret, of which
-a fork becomes the warm interpreter: half the time.
+back when we listen; or it lies in the file MCP_SANDBOX_TOKEN_FILE, which we remove. Then this
+process is an ordinary Python that begins without a secret, of which a fork becomes the warm
+interpreter: half the time.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ import sys
 _PREFIX = "MCP_SANDBOX_"
 _FOR_COMMANDS = "ENV_"
 _KEPT = ("WORKSPACE", "HOME")
-# What the C library or Python looks at when a program starts, and not later.
-_STEERING = ("PYTHON", "LD_", "GLIBC_", "MALLOC_")
 _MOST_TOKEN = 1024
 
 
@@ -43,16 +42,12 @@ def main() -> None:
 
     # Who connects waits until we have loaded the rest; meanwhile the interpreter starts.
     listener = native.listen(settings.get("SOCKET", "/run/mcp-sandbox/runner.sock"))
-    starter = int(settings.pop("STARTER", -1))
-    if starter >= 0:
-        os.write(starter, b"1")
-    if starter >= 0 and not any(name.startswith(_STEERING) for name in env):
-        warm = interpreter.fork(env)
-    else:
-        warm = interpreter.start(env)
-    if starter >= 0:
-        settings["TOKEN"] = os.read(starter, _MOST_TOKEN).decode()
-        os.close(starter)
+    unread = _unread_token(settings)
+    fork = unread is not None and not interpreter.is_steered(env)
+    warm = interpreter.fork(env) if fork else interpreter.start(env)
+    if unread is not None:
+        settings["TOKEN"] = os.read(unread, _MOST_TOKEN).decode()
+        os.close(unread)
     from mcp_sandbox.runner.server import Server  # noqa: PLC0415
 
     Server(settings, env, listener, warm).run()
@@ -70,6 +65,21 @@ def _divide(everything: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]
         else:
             settings[name[len(_PREFIX) :]] = value
     return settings, env
+
+
+def _unread_token(settings: dict[str, str]) -> int | None:
+    """A descriptor that the token can be read from, and that no program we start gets."""
+    if "STARTER" in settings:
+        starter = int(settings["STARTER"])
+        os.set_inheritable(starter, False)
+        os.write(starter, b"1")
+        return starter
+    if "TOKEN_FILE" in settings:
+        path = settings["TOKEN_FILE"]
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        os.unlink(path)
+        return file
+    return None
 
 
 main()

@@ -7,7 +7,18 @@ import sys
 
 from mcp_sandbox.runner.native import Socket, pair, signal
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 CONTROL_FD = 3
+# What the C library or Python looks at when a program starts, and not later.
+_STEERING = ("PYTHON", "LD_", "GLIBC_", "MALLOC_")
+
+
+def is_steered(env: Iterable[str]) -> bool:
+    """Whether variables of these names make another Python than one that starts without them."""
+    return any(name.startswith(_STEERING) for name in env)
 
 
 def fork(env: dict[str, str]) -> tuple[int, Socket]:

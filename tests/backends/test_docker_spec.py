@@ -101,6 +101,21 @@ def test_environment_holds_what_was_asked_and_nothing_of_the_server(
     }
 
 
+def test_a_token_that_lies_in_a_file_is_in_no_variable_and_variables_do_not_steer_pid_1() -> None:
+    body = container_body(SPEC, replace(PLACE, token_file=True))
+    assert body["Entrypoint"] == [
+        "/usr/bin/python3",
+        "/opt/mcp-sandbox/mcp_sandbox/runner/__main__.py",
+    ]
+    env = dict(line.split("=", 1) for line in body["Env"])
+    assert PLACE.token not in env.values()
+    assert env["MCP_SANDBOX_TOKEN_FILE"] == "/run/mcp-sandbox/token"
+    assert {name for name in env if not name.startswith("MCP_SANDBOX_")} == {"LANG", "TZ", "HOME"}
+    assert env["HOME"] == "/nonexistent"
+    assert env["MCP_SANDBOX_ENV_HOME"] == "/home/sandbox"
+    assert env["MCP_SANDBOX_ENV_EXTRA"] == "1"
+
+
 def test_labels_never_hold_the_token_and_cannot_be_taken_over() -> None:
     spec = SandboxSpec(mounts=(), labels={"app": "other", "mcp-sandbox.instance": "other"})
     labels = container_body(spec, PLACE)["Labels"]

@@ -3,8 +3,11 @@
 import anyio
 import pytest
 
+from mcp_sandbox.app import open_manager
+from mcp_sandbox.config import Config
 from mcp_sandbox.errors import NotFound, Unsupported
 from mcp_sandbox.sessions.session import Session
+from tests.contract.conftest import CHAT
 
 
 async def test_a_command_answers_with_its_output_and_exit_code(session: Session) -> None:
@@ -125,6 +128,14 @@ async def test_python_code_runs_in_the_python_that_a_shell_would_start(session: 
         by_shell = await session.exec("python3 show.py")
         assert by_shell.success, by_shell.stderr
         assert (await session.run_code(_SHOW)).stdout == by_shell.stdout
+
+
+async def test_variables_of_the_operator_steer_the_python_of_code(config: Config) -> None:
+    variables = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "/workspace/first"}
+    async with open_manager(config.model_copy(update={"env": variables})) as manager:
+        session = await manager.session(CHAT)
+        code = "import sys; print(sys.flags.dont_write_bytecode, '/workspace/first' in sys.path)"
+        assert (await session.run_code(code)).stdout == "1 True\n"
 
 
 async def test_nothing_of_one_python_call_is_left_for_the_next(session: Session) -> None:

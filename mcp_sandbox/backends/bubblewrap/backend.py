@@ -19,6 +19,7 @@ from mcp_sandbox.backends.bubblewrap.remedies import explain, look
 from mcp_sandbox.backends.process import end, identify, kill
 from mcp_sandbox.backends.records import Record, Records
 from mcp_sandbox.backends.resident import ProcessSandbox, Residents, environment
+from mcp_sandbox.backends.runner_environment import beside_pid_1
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.models import (
     BackendName,
@@ -30,8 +31,6 @@ from mcp_sandbox.models import (
 
 _HOME = "/home/sandbox"
 _PATH = f"{_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin"
-_SHARED = ("LANG", "LC_", "TZ")
-_NOWHERE = "/nonexistent"
 _LAUNCHER_LIMIT_S = 2.0
 _START_LIMIT_S = 30.0
 
@@ -182,7 +181,9 @@ class BubblewrapBackend:
             self._records.save(sandbox_id, started)
             return started, told
 
-        inside = host.inside(spec, _runner_environment(spec), sandbox_id)
+        own = {"MCP_SANDBOX_IDLE_S": f"{spec.idle_s:g}"}
+        variables = beside_pid_1(environment(spec, _PATH, _HOME)) | own
+        inside = host.inside(spec, variables, sandbox_id)
         directory = self._records.directory(sandbox_id)
         try:
             with ExitStack() as opened:
@@ -239,17 +240,6 @@ async def _listens(line: socket.socket) -> bool:
         await anyio.wait_readable(line)
         return bool(line.recv(1))
     return False
-
-
-def _runner_environment(spec: SandboxSpec) -> dict[str, str]:
-    """Variables of commands go under names of ours, so that they do not steer pid 1.
-
-    Its language and time zone are theirs; its home is nowhere, for it loads packages from there.
-    """
-    given = environment(spec, _PATH, _HOME)
-    shared = {name: value for name, value in given.items() if name.startswith(_SHARED)}
-    renamed = {f"MCP_SANDBOX_ENV_{name}": value for name, value in given.items()}
-    return {**shared, "HOME": _NOWHERE, **renamed, "MCP_SANDBOX_IDLE_S": f"{spec.idle_s:g}"}
 
 
 @asynccontextmanager

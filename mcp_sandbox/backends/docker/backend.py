@@ -10,6 +10,7 @@ where it does not, creation fails with a sentence that says so.
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ from mcp_sandbox.models import (
     SandboxSpec,
     SandboxState,
 )
+from mcp_sandbox.runner.interpreter import is_steered
 
 _START_S = 60.0
 _LOOK_S = 2.0
@@ -136,8 +138,11 @@ class DockerBackend:
         record = Record(self._folder / f"mcs-{secrets.token_hex(8)}")
         token = secrets.token_bytes(32)
         try:
-            await to_thread.run_sync(record.write, token, spec.network)
-            inspected = await self._start(spec, record, token)
+            by_file = await self._hands_over(spec)
+            write = partial(record.write, token, spec.network, hand_over=by_file)
+            await to_thread.run_sync(write)
+            placement = await self._placement(record.id, token.hex(), spec.network)
+            inspected = await self._start(spec, record, replace(placement, token_file=by_file))
             facts = facts_of(self._config.image, inspected, await self._connection.info())
         except BaseException:
             await self.destroy(record.id)
@@ -210,8 +215,9 @@ class DockerBackend:
         except SandboxGone:
             return False
 
-    async def _start(self, spec: SandboxSpec, record: Record, token: bytes) -> dict[str, Any]:
-        placement = await self._placement(record.id, token.hex(), spec.network)
+    async def _start(
+        self, spec: SandboxSpec, record: Record, placement: Placement
+    ) -> dict[str, Any]:
         if spec.network == "open":
             # Networks are few: those of sandboxes that ended by themselves go first.
             await self._sweep()
@@ -247,6 +253,13 @@ class DockerBackend:
             gvisor=is_gvisor(info, self._config.runtime),
             processors=processors(info),
         )
+
+    async def _hands_over(self, spec: SandboxSpec) -> bool:
+        """Whether the token goes by a file: where that is seen, and nothing steers Python."""
+        engine, info = await self._connection.engine(), await self._connection.info()
+        if not shares_sockets(engine, info, self._config.runtime):
+            return False
+        return not is_steered([*spec.env, *(await self._current_image()).env])
 
     async def _current_image(self) -> Image:
         now = anyio.current_time()

@@ -207,12 +207,13 @@ class Containers:
 
 @dataclass(frozen=True)
 class Image:
-    """An image: its content address, labels, names, size in bytes."""
+    """An image: its content address, labels, names, size in bytes, environment if known."""
 
     id: str
     labels: dict[str, str]
     names: tuple[str, ...]
     size: int
+    env: tuple[str, ...] = ()
 
 
 class Images:
@@ -236,7 +237,8 @@ class Images:
                     f"the Docker engine has no image {name}; {build_again(name)}"
                 ) from exc
             labels = found["Config"].get("Labels") or {}
-            return Image(found["Id"], labels, tuple(found["RepoTags"] or ()), found["Size"])
+            names, env = tuple(found["RepoTags"] or ()), tuple(found["Config"].get("Env") or ())
+            return Image(found["Id"], labels, names, found["Size"], env)
 
         return await self._call(work)
 

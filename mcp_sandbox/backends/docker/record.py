@@ -99,8 +99,10 @@ class Record:
                 f"cannot write {self.path} ({exc.strerror}): free space, or set another data_dir"
             ) from exc
 
-    def write(self, token: bytes, network: Network) -> None:
+    def write(self, token: bytes, network: Network, *, hand_over: bool = False) -> None:
         """Make the directory; the socket's place belongs to the sandbox for now.
+
+        With `hand_over` the token is there too: the runner takes it away before it runs anything.
 
         Raises:
             StorageUnavailable: it cannot be written.
@@ -110,12 +112,15 @@ class Record:
             self.path.mkdir(mode=0o700)
             note = {"network": network, "maker": asdict(ourselves())}
             (self.path / _MARK).write_text(json.dumps(note))
-            secret = os.open(self.path / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(secret, "w") as file:
-                file.write(token.hex())
+            places = [self.path, self.sockets] if hand_over else [self.path]
             self.sockets.mkdir(mode=0o700)
+            for place in places:
+                secret = os.open(place / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with os.fdopen(secret, "w") as file:
+                    file.write(token.hex())
             if os.geteuid() == 0:
-                os.chown(self.sockets, *sandbox_user())
+                for path in (self.sockets, *self.sockets.iterdir()):
+                    os.chown(path, *sandbox_user())
         except OSError as exc:
             raise StorageUnavailable(
                 f"cannot write {self.path} ({exc.strerror}): free space, or set another data_dir"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mcp_sandbox.backends.docker.seccomp import profile_text
+from mcp_sandbox.backends.runner_environment import beside_pid_1
 from mcp_sandbox.models import Limits, Mount, SandboxId, SandboxSpec
 
 APP = "mcp-sandbox"
@@ -33,7 +34,8 @@ class Placement:
     """What the backend decides for one container, beside the spec.
 
     `image` is the image's content address. `token` is in hex. `socket_directory` is None where
-    a socket made inside is not visible outside. `network` is "none" or a network's name.
+    a socket made inside is not visible outside. With `token_file` the token lies in it, and pid 1
+    is an ordinary Python (see the runner's __main__). `network` is "none" or a network's name.
     `processors` is how many the engine has, if it is known: it refuses a limit above that.
     """
 
@@ -43,6 +45,7 @@ class Placement:
     token: str
     user: str
     socket_directory: Path | None
+    token_file: bool = False
     network: str = "none"
     runtime: str = ""
     apparmor: bool = False
@@ -63,7 +66,7 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         "WorkingDir": "/workspace",
         "Env": _environment(spec, place),
         # Not by PATH: that leads through a home directory which user code can write to.
-        "Entrypoint": [PYTHON, "-I", "-S", RUNNER],
+        "Entrypoint": [PYTHON, RUNNER] if place.token_file else [PYTHON, "-I", "-S", RUNNER],
         "Cmd": [],
         "Tty": False,
         "OpenStdin": False,
@@ -81,13 +84,15 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
 
 
 def _environment(spec: SandboxSpec, place: Placement) -> list[str]:
+    usual = {"PATH": PATH, "LANG": "C.UTF-8", "TZ": "UTC", **spec.env, "HOME": HOME}
+    if place.token_file:
+        secret = {"MCP_SANDBOX_TOKEN_FILE": f"{SOCKET_DIRECTORY}/token"}
+        usual = beside_pid_1(usual)
+    else:
+        secret = {"MCP_SANDBOX_TOKEN": place.token}
     values = {
-        **spec.env,
-        "PATH": spec.env.get("PATH", PATH),
-        "HOME": HOME,
-        "LANG": spec.env.get("LANG", "C.UTF-8"),
-        "TZ": spec.env.get("TZ", "UTC"),
-        "MCP_SANDBOX_TOKEN": place.token,
+        **usual,
+        **secret,
         "MCP_SANDBOX_SOCKET": SOCKET,
         "MCP_SANDBOX_IDLE_S": f"{spec.idle_s:g}",
         "MCP_SANDBOX_WORKSPACE": "/workspace",
