@@ -1,11 +1,10 @@
-"""One chat, served by `mcp-sandbox stdio`, whose client starts it again whenever it is killed."""
+"""One chat's client, which starts its server, or its relay, again whenever that is killed."""
 
 import math
 import os
 import signal
-import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from mcp import Client, StdioServerParameters
 from mcp.shared.exceptions import MCPError
 from mcp.types import TextContent
 
-from mcp_sandbox.config import server_variables
 from mcp_sandbox.server.errors import sole_error
 from tests.e2e.endurance.tally import Tally
 
@@ -23,6 +21,8 @@ USER = "endurance"
 REPLY_S = 90.0
 _CONNECT_S = 60.0
 _ENDED = "The sandbox ended during this call"
+# What a relay says that goes on, when its daemon has gone.
+_RELAYED = ("the sandbox server ended during this call", "so nothing ran")
 _ERAS = ("auto", "legacy")
 
 
@@ -34,31 +34,39 @@ class Chat:
     """Calls tools of one chat, and knows when a failure has a cause."""
 
     def __init__(
-        self, name: str, data: Path, backend: str, settings: Mapping[str, str], tally: Tally
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        tally: Tally,
+        *,
+        pid_file: Path,
+        era: int = 0,
     ) -> None:
+        """`command` serves the chat on stdin and stdout; `era`: which protocol comes first."""
         self.name = name
         self.tally = tally
-        self._pid_file = data.parent / f"{name}.pid"
-        arguments = ["-m", "mcp_sandbox", "stdio", "--user", USER, "--chat", name]
-        arguments += ["--data", str(data), "--backend", backend]
+        self._pid_file = pid_file
+        self._era = era
         # The shell notes the number of the process that becomes the server.
         note = 'echo $$ >"$0"; exec "$@"'
         self._server = StdioServerParameters(
             command="/bin/sh",
-            args=["-c", note, str(self._pid_file), sys.executable, *arguments],
-            env={**server_variables(), **settings},
+            args=["-c", note, str(pid_file), *command],
+            env=dict(environment),
             cwd=ROOT,
         )
         self._client: Client | None = None
         self._ready = anyio.Event()
         self._lost = anyio.Event()
         self._over = False
+        self._troubles = 0
         self._kills = 0
         self._healed = 0
 
     async def serve(self) -> None:
         """Keep a server running until `stop`; first with one protocol era, then the other."""
-        started = 0
+        started = self._era
         while not self._over:
             kills = self._kills
             try:
@@ -103,6 +111,17 @@ class Chat:
         """Something of this chat is about to be killed: calls may fail until one succeeds."""
         self._kills += 1
 
+    @contextmanager
+    def in_trouble(self) -> Generator[None]:
+        """While the block runs calls may fail, even after one succeeded; then as after a kill."""
+        self._troubles += 1
+        self.note_kill()
+        try:
+            yield
+        finally:
+            self._troubles -= 1
+            self.note_kill()
+
     async def call(self, tool: str, **arguments: object) -> Any:
         """The result of a tool that must succeed.
 
@@ -111,7 +130,8 @@ class Chat:
         """
         while not self._ready.is_set():
             await self._ready.wait()
-        client, kills, wounded = self._client, self._kills, self._kills > self._healed
+        client, kills = self._client, self._kills
+        wounded = self._troubles > 0 or kills > self._healed
         assert client is not None
         self.tally.count("calls")
         try:
@@ -122,11 +142,11 @@ class Chat:
             raise Unanswered from exc
         except (MCPError, anyio.BrokenResourceError, anyio.ClosedResourceError) as exc:
             self._judge(repr(exc), excused=wounded or kills != self._kills, usual=True)
-            if client is self._client:
+            if client is self._client and not any(told in str(exc) for told in _RELAYED):
                 self._lost.set()
             raise Unanswered from exc
         text = text_of(result)
-        if result.is_error:
+        if result.is_error or (wounded and _failed(result)):
             self._judge(text, excused=wounded or kills != self._kills, usual=_ENDED in text)
             raise Unanswered(text)
         self._healed = max(self._healed, kills)
@@ -145,6 +165,11 @@ class Chat:
 def text_of(result: Any) -> str:
     """All text of a result."""
     return "".join(block.text for block in result.content if isinstance(block, TextContent))
+
+
+def _failed(result: Any) -> bool:
+    """Whether it is of a command that ended with another exit code than 0."""
+    return bool((result.meta or {}).get("mcp-sandbox/result", {}).get("exit_code"))
 
 
 def _short(arguments: Mapping[str, object]) -> str:

@@ -13,6 +13,7 @@ import docker
 from docker.errors import APIError, NotFound
 
 from mcp_sandbox.backends.docker.spec import INSTANCE_LABEL, instance_of
+from mcp_sandbox.backends.process import stat
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -35,6 +36,19 @@ class Place:
         if self.backend == "docker":
             with _engine() as engine:
                 self.known.update(str(row.id) for row in self._containers(engine))
+
+    def live(self) -> list[str]:
+        """The chat of each sandbox that runs; "" is one that no chat has taken yet."""
+        if self.backend == "docker":
+            with _engine() as engine:
+                rows = [row for row in self._containers(engine) if row.status == "running"]
+            return [str(row.labels.get("mcp-sandbox.label.chat", "")) for row in rows]
+        states = map(_state, _entries(self.data / "sandbox" / "run"))
+        return [
+            str(state["labels"].get("chat", ""))
+            for state in states
+            if state and state["process"] and _is_alive(state["process"])
+        ]
 
     def kill_runner(self, chat: str) -> bool:
         """SIGKILL the first process of a sandbox, from outside; False when there is none."""
@@ -61,12 +75,8 @@ class Place:
 
     def _kill(self, chat: str, which: str) -> bool:
         newest: tuple[float, int] = (0.0, 0)
-        for record in _entries(self.data / "sandbox" / "run"):
-            try:
-                state = json.loads((record / "state.json").read_text())
-            except (OSError, ValueError):
-                continue
-            if state["labels"].get("chat") == chat and state[which]:
+        for state in map(_state, _entries(self.data / "sandbox" / "run")):
+            if state and state["labels"].get("chat") == chat and state[which]:
                 newest = max(newest, (state[which]["started"], state[which]["pid"]))
         return _kill(newest[1])
 
@@ -129,6 +139,19 @@ def _kill(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _state(record: Path) -> Any:
+    """What a record says of its sandbox; None when it is just being written or removed."""
+    try:
+        return json.loads((record / "state.json").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _is_alive(process: Any) -> bool:
+    found = stat(process["pid"])
+    return found is not None and found.started == process["started"] and found.state not in "ZX"
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """A whole run: many calls at once, many chats at once, load with kills, and the reckoning."""
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox.app import open_backend, open_manager
-from mcp_sandbox.config import Config, SessionsConfig, load_config
+from mcp_sandbox.config import Config, SessionsConfig, load_config, server_variables
 from mcp_sandbox.models import BackendName, ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 from tests.e2e.endurance.chat import USER, Chat, text_of
@@ -68,7 +69,10 @@ def _chat(plan: Plan, name: str, tally: Tally, network: str = "none") -> Chat:
         "MCP_SANDBOX_SESSIONS__ORPHANED": f"{IDLE_S}s",
         "MCP_SANDBOX_NETWORK": network,
     }
-    return Chat(name, plan.data, plan.backend, settings, tally)
+    command = [sys.executable, "-m", "mcp_sandbox", "stdio", "--user", USER, "--chat", name]
+    command += ["--data", str(plan.data), "--backend", plan.backend]
+    environment = {**server_variables(), **settings}
+    return Chat(name, command, environment, tally, pid_file=plan.data.parent / f"{name}.pid")
 
 
 async def _many_calls(plan: Plan, tally: Tally) -> None:

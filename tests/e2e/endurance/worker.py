@@ -119,7 +119,7 @@ class Worker:
         nonce = self._nonce()
         before, more = self.ledger.certain[name], f"{nonce}\n".encode()
         self.ledger.doubt(name, Possible(before, more))
-        command = f"echo {nonce} >> $F && sync $F; tail -c {len(more)} $F"
+        command = f"echo {nonce} >> $F && sync $F && tail -c {len(more)} $F"
         environment = {"F": f"{self._folder}/{name}"}
         result = await self._chat.call("exec", command=command, env=environment, timeout_s=60)
         self._acknowledged(name, before + more)
@@ -225,5 +225,5 @@ class Worker:
     def _mixed(self, tool: str, expected: str, told: str) -> None:
         self._tally.fault(
             "mixed-up replies",
-            f"{self._chat.name}/{self._folder}: {tool} told {told!r}, expected {expected!r}",
+            f"{self._chat.name}/{self._folder}: {tool} told {told[-600:]!r}, expected {expected!r}",
         )
