@@ -1,6 +1,6 @@
 """A shell on a terminal of its own: frames come in, what the terminal shows goes out.
 
-It lives in a worker, which ends with it: so all that the shell leaves running ends as well.
+It lives in a worker, which ends with it, and with the worker all that the shell left running.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import struct
 import termios
 import time
 
-from mcp_sandbox.runner import worker
+from mcp_sandbox.runner import processes, worker
 from mcp_sandbox.runner.frames import DATA, SIZE, FrameError, Frames, rows_and_columns
+from mcp_sandbox.runner.native import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def run(args: dict[str, Any], typed: int, shown: int, _end: bytes) -> dict[str, 
     finally:
         # The shell and what is in its foreground get SIGHUP.
         os.close(master)
+        _end_session(pid)
     if status is None:
         return {"exit_code": None, "signal": None}
     exited = os.WIFEXITED(status)
@@ -74,6 +76,24 @@ def _start(args: dict[str, Any]) -> tuple[int, int]:
     os.close(slave)
     worker.lower(pid, grow=args["grow"])
     return master, pid
+
+
+def _end_session(leader: int) -> None:
+    """Kill what a shell left; what has also left its session ends with our worker.
+
+    Where the kernel knows no subreapers the latter stays, as what a command leaves does.
+    """
+    for pid in processes.parents():
+        if _session(pid) == leader:
+            processes.send(pid, signal.SIGKILL)
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        # It has ended, or is none of ours.
+        return None
 
 
 class _Terminal:
@@ -146,9 +166,18 @@ class _Terminal:
             if kind == DATA:
                 self._to_shell += content
             elif kind == SIZE:
-                rows, columns = rows_and_columns(content)
-                size = struct.pack("HHHH", rows, columns, 0, 0)
-                fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
+                self._resize(*rows_and_columns(content))
+
+    def _resize(self, rows: int, columns: int) -> None:
+        size = struct.pack("HHHH", rows, columns, 0, 0)
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
+        try:
+            os.tcgetpgrp(self._master)
+        except OSError:
+            # gVisor does not tell the foreground, nor who it is: whom it does not concern
+            # ignores it.
+            for pid in (self._pid, *processes.below([self._pid], processes.parents())):
+                processes.send(pid, signal.SIGWINCH)
 
     def _take_shown(self) -> bytes:
         try:

@@ -24,6 +24,7 @@ BACKENDS = [
     "unsafe-local",
     pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
     pytest.param("docker", marks=pytest.mark.docker),
+    pytest.param("docker-runsc", marks=(pytest.mark.docker, pytest.mark.runsc)),
 ]
 WAIT_S = 15
 
@@ -87,7 +88,8 @@ def screen(where: Place, chat: str) -> Iterator[Screen]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_a_shell_has_a_real_terminal(tmp_path: Path, backend: str) -> None:
-    where = place(tmp_path, backend)
+    runtime = {"MCP_SANDBOX_DOCKER__RUNTIME": "runsc"} if backend == "docker-runsc" else {}
+    where = place(tmp_path, backend.partition("-runsc")[0], more=runtime)
 
     def use() -> None:
         with screen(where, "a") as shown:
@@ -100,7 +102,8 @@ async def test_a_shell_has_a_real_terminal(tmp_path: Path, backend: str) -> None
             shown.type("stty size\n")
             shown.shows("44 77\r\n")
             # As soon as it is resized the programs in it are told.
-            shown.type("trap 'stty size' WINCH; echo trap''ped\n")
+            wait = "trap 'stty size; exit' WINCH; echo trap''ped; while :; do sleep 0.1; done"
+            shown.type(f"({wait})\n")
             shown.shows("trapped")
             shown.resize(20, 50)
             shown.shows("20 50\r\n")
