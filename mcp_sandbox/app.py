@@ -140,7 +140,7 @@ async def open_manager(
             choice.backend,
             Workspaces(config.data_dir, owner=owner, settings=config.workspace),
             ledger=Ledger(store, name, clock or system_clock),
-            settings=replace(_session_settings(config), pool_size=size),
+            settings=replace(_session_settings(config), pool_size=size, keep_background=for_many),
             projects=_projects(config, name, folders),
             pool=folder if size else None,
         ) as manager:

@@ -238,4 +238,7 @@ async def serve(config: Config, socket: Path, *, anonymous_http: bool = False) -
                 if web is not None:
                     doors.start_soon(server.serve_http, web)
                 await daemon.run(server.serve, control)
+            if manager.opened:
+                # What still ran has had its time.
+                await manager.opened.drain(0, hand_over=ending.reason == "hand-over")
         tasks.cancel_scope.cancel()

@@ -6,9 +6,9 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("mcp_sandbox", "tests", "benchmarks")
 LINES_OF_A_FILE = 400
 METHODS_OF_A_CLASS = 10
-# One chat's computer has exactly the tools' verbs, and says whose and where it is; a class that
-# splits them would only forward.
-MORE_METHODS = {"Session": 14, "Files": 12}
+# One chat's computer has exactly the tools' verbs, and says whose, where and how it is; a
+# class that splits them would only forward.
+MORE_METHODS = {"Session": 15, "Files": 12}
 
 
 def sources() -> Iterator[Path]:

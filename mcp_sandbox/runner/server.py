@@ -161,8 +161,8 @@ class Server:
             return self._status()
         if op == "retire":
             why = self._retire(asking, background_too=bool(args.get("background_too")))
-            asking.leaving = bool(why and args.get("leaving"))
-            return {"retired": not why, "why": why}
+            asking.leaving = why == "users" and bool(args.get("leaving"))
+            return {"why": why}
         return {}
 
     def _users(self) -> list[Connection]:
@@ -184,11 +184,11 @@ class Server:
         """
         others = [each for each in self._users() if each is not asking]
         if others:
-            return "another server is connected"
+            return "users"
         if any(each.calls for each in self._connections):
-            return "a call is under way"
+            return "calls"
         if not background_too and self._pool.background():
-            return "something runs in the background"
+            return "background"
         self._retiring = asking
         self.loop.unwatch(self._listener.fileno())
         self._listener.close()

@@ -122,6 +122,9 @@ class Channel:
         except (protocol.ProtocolError, KeyError, TypeError, ValueError) as exc:
             await anyio.aclose_forcefully(self._stream)
             raise errors.SandboxGone(f"the sandbox is not the one that was started: {exc}") from exc
+        except BaseException:
+            await anyio.aclose_forcefully(self._stream)
+            raise
         tasks.start_soon(self._read)
 
     async def aclose(self) -> None:

@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, cast
 
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import Background, ExecResult, Language, RunnerHello, RunnerStatus
@@ -11,10 +11,14 @@ from mcp_sandbox.runtime.files import Files
 from mcp_sandbox.runtime.terminal import Terminal
 from mcp_sandbox.telemetry.spans import ended_span
 
+# Why a sandbox does not retire: other servers, calls, or what runs in the background; or it does.
+Refusal = Literal["users", "calls", "background", ""]
 OnOutput = Callable[[str, bytes], Awaitable[None]]
 
 # The runner enforces the time limit; one that is this late is taken for dead.
 _LATE_S = 5.0
+# Who does not answer this is ended with all that runs in it: so a slow machine gets its time.
+_RETIRE_S = 12.0
 _MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
 _WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
 
@@ -69,18 +73,21 @@ class Runtime:
         except _MALFORMED as exc:
             raise await self._nonsense(exc) from exc
 
-    async def retire(self, *, background_too: bool, leaving: bool = False) -> str:
+    async def retire(self, *, background_too: bool, leaving: bool = False) -> Refusal:
         """End the sandbox unless somebody else uses it; why not, or "" when it ends.
 
         What runs in the background keeps it, too, unless `background_too`. With `leaving` we do
-        not count as its user any more either way: hang up then.
+        not count any more once it goes on for other servers: hang up then.
 
         Raises:
             SandboxGone: it does not answer.
         """
         args = {"background_too": background_too, "leaving": leaving}
-        said = (await self._channel.call("retire", args, timeout_s=_LATE_S)).result
-        return "" if said.get("retired") is True else str(said.get("why"))[:500]
+        said = (await self._channel.call("retire", args, timeout_s=_RETIRE_S)).result
+        refusals: tuple[Refusal, ...] = ("users", "calls", "background", "")
+        if said.get("why") not in refusals:
+            raise await self._nonsense(ValueError("why it does not end"))
+        return cast("Refusal", said["why"])
 
     async def run_code(self, code: str, language: Language, *, timeout_s: float) -> ExecResult:
         """Run code in a fresh process of its language.

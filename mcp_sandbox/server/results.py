@@ -269,6 +269,14 @@ def _count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def with_news(result: CallToolResult, news: list[str]) -> CallToolResult:
+    """The result, followed by what became of the sandbox before it."""
+    if not news:
+        return result
+    told = [TextContent(text=f"[{clip(show(each), 2000)}]", type="text") for each in news]
+    return result.model_copy(update={"content": [*result.content, *told]})
+
+
 def plain(text: str) -> CallToolResult:
     """A sentence of ours."""
     return _texts([show(text)], {})

@@ -13,6 +13,7 @@ from mcp_sandbox.server.arguments import Arguments, check_arguments, input_schem
 from mcp_sandbox.server.errors import readable_errors
 from mcp_sandbox.server.identity import Request, SessionFor
 from mcp_sandbox.server.observer import Observer
+from mcp_sandbox.server.results import with_news
 
 ToolFunction = Callable[..., Awaitable[CallToolResult]]
 
@@ -43,7 +44,8 @@ class SandboxTool(Tool):
             result: CallToolResult = await self.fn(session, **checked)
             if convert_result:
                 self.fn_metadata.convert_result(result)
-            return result
+            # Clients show a model nothing but the structured part of a result that has one.
+            return result if result.structured_content else with_news(result, session.take_news())
 
 
 def build_tool(

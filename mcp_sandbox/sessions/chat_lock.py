@@ -14,11 +14,13 @@ from pathlib import Path
 import anyio
 from anyio import to_thread
 
-from mcp_sandbox.errors import StorageUnavailable
+from mcp_sandbox.errors import BackendUnavailable, StorageUnavailable
 from mcp_sandbox.models import ChatId
 
 # A thread that waits in the kernel could not be cancelled.
 _LOOK_AGAIN_S = (0.002, 0.1)
+# Longer than it takes to make a sandbox, and to copy a project into it.
+_LONG_S = 240.0
 
 
 class ChatLocks:
@@ -35,6 +37,7 @@ class ChatLocks:
 
         Raises:
             StorageUnavailable: the data root cannot be written.
+            BackendUnavailable: somebody has it for too long.
         """
         descriptor = await self._take(chat)
         try:
@@ -44,7 +47,8 @@ class ChatLocks:
 
     async def _take(self, chat: ChatId) -> int:
         pause_s, longest_s = _LOOK_AGAIN_S
-        while True:
+        until = anyio.current_time() + _LONG_S
+        while anyio.current_time() < until:
             # What a thread has taken must come back to us, or nobody would ever let go of it.
             with anyio.CancelScope(shield=True):
                 descriptor = await to_thread.run_sync(self._try, chat)
@@ -52,6 +56,10 @@ class ChatLocks:
                 return descriptor
             await anyio.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
+        raise BackendUnavailable(
+            f"another server of this data directory has been busy with the sandbox of chat {chat} "
+            f"for {_LONG_S:g} s: see which one with `mcp-sandbox status`, and end it"
+        )
 
     def _try(self, chat: ChatId) -> int | None:
         path = self._folder / chat.user / f"chat-{chat.chat}"

@@ -1,76 +1,39 @@
-"""One chat's hold on its sandbox: makes it at the first call, replaces it when it has died."""
+"""One chat's hold on its sandbox: opens it at the first call, replaces it when it has died."""
 
 import logging
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
+from typing import Literal
 
 import anyio
-from anyio.abc import TaskGroup
 
-from mcp_sandbox.backends.base import Backend, Sandbox
-from mcp_sandbox.errors import Draining, OperatorError, SandboxGone
-from mcp_sandbox.models import BackendName, ChatId, Mount, SandboxFacts
-from mcp_sandbox.runtime.runtime import Runtime
-from mcp_sandbox.sessions.connect import connect
-from mcp_sandbox.sessions.drain import Drain
+from mcp_sandbox.errors import Draining, SandboxGone
+from mcp_sandbox.models import BackendName, ChatId, SandboxId, SessionState
 from mcp_sandbox.sessions.growth import GrowthGuard
-from mcp_sandbox.sessions.ledger import Ledger
+from mcp_sandbox.sessions.leaving import Fate, Leaving
 from mcp_sandbox.sessions.listing import Use
-from mcp_sandbox.sessions.residence import Residence
-from mcp_sandbox.sessions.settings import SessionSettings
-from mcp_sandbox.sessions.slots import Slots
-from mcp_sandbox.sessions.warm import WarmPool
+from mcp_sandbox.sessions.obituary import ended_with
+from mcp_sandbox.sessions.opening import Opening
+from mcp_sandbox.sessions.rooms import Held, Opened, Rooms
+from mcp_sandbox.sessions.spec import SPEC
 from mcp_sandbox.telemetry.logs import event
 from mcp_sandbox.telemetry.spans import span
-from mcp_sandbox.workspace.directory import Workspaces
-from mcp_sandbox.workspace.projects import Projects, Shown
 
 logger = logging.getLogger(__name__)
 
-# Ending a sandbox takes the engine up to some seconds; a stuck engine must not hold us longer.
-_DESTROY_S = 20.0
-
-
-@dataclass(frozen=True)
-class Rooms:
-    """What every hold of one manager shares."""
-
-    backend: Backend
-    workspaces: Workspaces
-    projects: Projects
-    residence: Residence
-    settings: SessionSettings
-    slots: Slots
-    ledger: Ledger
-    tasks: TaskGroup
-    drain: Drain
-    pool: WarmPool | None = None
-
-
-@dataclass(frozen=True)
-class Held:
-    """A sandbox that is open, with the connection to its runner."""
-
-    sandbox: Sandbox
-    runtime: Runtime
-    guard: GrowthGuard
-    shown: Shown
-    started_s: float
-
-    @property
-    def facts(self) -> SandboxFacts:
-        return self.sandbox.facts
-
 
 class Hold:
-    """At most one open sandbox, for one chat."""
+    """At most one open sandbox, for one chat. Other servers may have the same one open."""
 
     def __init__(self, chat: ChatId, rooms: Rooms) -> None:
         self.chat = chat
+        self.user = chat.user
+        self.backend: BackendName = rooms.backend.name
         self.meter = rooms.workspaces.meter(chat)
         self._rooms = rooms
+        self._opening = Opening(chat, rooms)
+        self._leaving = Leaving(chat, rooms)
         self._lock = anyio.Lock()
         self._held: Held | None = None
         self._calls = 0
@@ -80,31 +43,31 @@ class Hold:
         self._used_at: datetime | None = None
 
     @property
-    def backend(self) -> BackendName:
-        return self._rooms.backend.name
+    def is_busy(self) -> bool:
+        """A call is under way, or the sandbox is just being made."""
+        return self._calls > 0 or self._lock.locked()
 
     def use(self) -> Use:
         """What this server does with the chat now."""
         held = self._held
         return Use(
-            starting=held is None and self._lock.locked(),
             open=held is not None,
+            starting=held is None and self._lock.locked(),
+            can_pause=held is not None and held.can_pause and not held.paused,
             calls=self._calls,
             dead=held is not None and held.runtime.broken,
-            age_s=self._rooms.ledger.clock().steady_s - held.started_s if held else 0.0,
+            age_s=self._age_s(held) if held else 0.0,
             background=held.runtime.background.total if held else 0,
             image=(held.facts.image or "") if held else "",
             used_at=self._used_at,
         )
 
-    @property
-    def user(self) -> str:
-        return self.chat.user
+    def _age_s(self, held: Held) -> float:
+        return self._rooms.ledger.clock().steady_s - held.started_s
 
-    @property
-    def is_busy(self) -> bool:
-        """A call is under way, or the sandbox is just being made."""
-        return self._calls > 0 or self._lock.locked()
+    def take_news(self) -> list[str]:
+        """What the agent should know and was not told yet; it is told once."""
+        return self._rooms.news.take(self.chat)
 
     @asynccontextmanager
     async def call(self) -> AsyncGenerator[Held]:
@@ -112,6 +75,7 @@ class Hold:
 
         Raises:
             OperatorError: no sandbox can be made.
+            SandboxGone: it died; the message says of what.
         """
         if self._rooms.drain.begun:
             raise Draining("this sandbox server is about to end: call again in a moment")
@@ -124,9 +88,8 @@ class Hold:
                 try:
                     with self._within():
                         yield held
-                except SandboxGone:
-                    await self._let_go(held)
-                    raise
+                except SandboxGone as exc:
+                    raise await self._explained(held, exc) from exc
         finally:
             self._calls -= 1
             self._rooms.ledger.used(self.chat)
@@ -143,151 +106,246 @@ class Hold:
             self._inside -= 1
             self._left.set()
 
-    async def _open(self) -> Held:
-        async with self._lock:
-            await self._replace_expired()
-            if self._held and (self._held.runtime.broken or self._is_elsewhere(self._held)):
-                await self._destroy(self._held)
-            if self._held is None:
-                await self._rooms.slots.take(self)
-                self._held = await self._create()
-            return self._held
-
-    async def _replace_expired(self) -> None:
-        """End a sandbox that is too old, once the calls in it have ended; new ones wait."""
-        lifetime_s = self._rooms.settings.lifetimes.lifetime_s
-        while self._held and self.use().age_s >= lifetime_s:
-            if not self._inside:
-                await self._retire(self._held, background_too=True)
-                return
-            self._left = anyio.Event()
-            await self._left.wait()
-
-    def _is_elsewhere(self, held: Held) -> bool:
-        """The client works in another folder now, and nothing runs beside the old one."""
-        project = self._rooms.projects.folder(self.chat)
-        moved = project not in (None, held.shown.folder)
-        return moved and self._calls == 1 and not held.runtime.background.total
-
-    async def _create(self) -> Held:
-        """A new sandbox. Half-made is worse than late: nobody would know of it."""
-        try:
-            with span("session open"), anyio.CancelScope(shield=True):
-                made = await self._make()
-        except BaseException:
-            self._rooms.slots.release(self)
-            raise
-        return made
-
-    async def _make(self) -> Held:
-        rooms = self._rooms
-        await rooms.residence.settle(self.chat, rooms.backend.name)
-        shown = await rooms.projects.show(self.chat)
-        adopted = await rooms.pool.adopt(self.chat) if rooms.pool and not shown.mounts else None
-        with rooms.pool.foreground() if rooms.pool else nullcontext():
-            sandbox, runtime = adopted or await self._start(shown.mounts)
-        guard = GrowthGuard(self.meter, self.close)
-        rooms.tasks.start_soon(guard.run)
-        self._tell("sandbox opened", sandbox)
-        rooms.ledger.note(self.chat, "running", sandbox_id=sandbox.id, image=sandbox.facts.image)
-        return Held(sandbox, runtime, guard, shown, rooms.ledger.clock().steady_s)
-
-    async def _start(self, shown: tuple[Mount, ...]) -> tuple[Sandbox, Runtime]:
-        rooms, labels = self._rooms, {"user": self.chat.user, "chat": self.chat.chat}
-        directories = await rooms.workspaces.open(self.chat)
-        sandbox = await rooms.backend.create(rooms.settings.spec(directories, labels, shown))
-        try:
-            keep_bytes = rooms.settings.keep_bytes
-            return sandbox, await connect(sandbox, directories, rooms.tasks, keep_bytes)
-        except BaseException:
-            await rooms.backend.destroy(sandbox.id)
-            raise
-
-    async def _let_go(self, held: Held) -> None:
-        """Remove this sandbox, unless another one has taken its place already."""
+    async def _explained(self, held: Held, exc: SandboxGone) -> SandboxGone:
+        """The sandbox died under a call, or is of no use any more: say why, and remove it."""
         with anyio.CancelScope(shield=True):
             async with self._lock:
                 if self._held is held:
-                    await self._destroy(held)
+                    fate = await self._bury(held)
+                    reason = str(exc)
+                    if fate.cause:
+                        reason = (
+                            f"the sandbox ended: {fate.cause}; what was under way is lost, files "
+                            "are kept. The next call gets a new sandbox on the same files."
+                        )
+                    lost = "" if fate.lives else ended_with(held.runtime.background)
+                    held.epitaph = f"{reason}{lost}"
+        return SandboxGone(held.epitaph or str(exc))
 
-    async def discard(self) -> None:
-        """Remove the sandbox and throw the workspace into the trash, with no call in between."""
+    async def _bury(self, held: Held) -> Fate:
+        self._forget(held)
+        async with self._rooms.locks.hold(self.chat):
+            return await self._leaving.bury(held)
+
+    def _forget(self, held: Held) -> None:
+        """It is ours no longer."""
+        if self._held is held:
+            self._held = None
+            self._rooms.slots.release(self)
+            self._rooms.ledger.note(self.chat, "warm")
+        held.guard.stop()
+
+    async def _open(self) -> Held:
+        async with self._lock:
+            held = self._held
+            if held is not None:
+                await self._look_after(held)
+            if self._held is None:
+                await self._rooms.slots.take(self)
+                await self._create()
+            assert self._held  # noqa: S101
+            return self._held
+
+    async def _look_after(self, held: Held) -> None:
+        """Nothing to do for a sandbox that lives, is awake, young and as it should be."""
+        if held.paused and not held.runtime.broken:
+            await self._resume(held)
+        if held.runtime.broken:
+            await self._find_dead(held)
+        elif self._age_s(held) >= self._rooms.settings.lifetimes.lifetime_s:
+            await self._expire(held)
+        elif not self._fits(held):
+            await self._renew(held)
+
+    async def _expire(self, held: Held) -> None:
+        """End one that is too old, once the calls in it have ended; new ones wait."""
+        while self._inside:
+            self._left = anyio.Event()
+            await self._left.wait()
+        background = held.runtime.background
+        if not await self._retire(held, background_too=True) or not background.total:
+            return
+        self._tell_agent(f"The sandbox was replaced because of its age.{ended_with(background)}")
+
+    async def _resume(self, held: Held) -> None:
+        try:
+            with anyio.CancelScope(shield=True):
+                async with self._rooms.locks.hold(self.chat):
+                    await held.sandbox.resume()
+            held.paused = False
+            self._note(held, "running")
+        except SandboxGone:
+            await held.runtime.aclose()
+
+    async def _find_dead(self, held: Held) -> None:
+        """It died with no call under way: the next result tells."""
+        with anyio.CancelScope(shield=True):
+            fate = await self._bury(held)
+        if not fate.lives:
+            self._tell_agent(
+                f"The sandbox had ended since the last call: {fate.cause or 'it did not answer'}; "
+                f"this is a new one on the same files.{ended_with(held.runtime.background)}"
+            )
+
+    def _fits(self, held: Held) -> bool:
+        """Unless the client works in another folder now, and nothing runs beside the old one."""
+        project = self._rooms.projects.folder(self.chat)
+        moved = project not in (None, held.shown.folder)
+        alone = self._calls == 1 and not held.runtime.background.total
+        return held.suits and not (moved and alone)
+
+    async def _renew(self, held: Held) -> None:
+        """Replace it if it was made with other settings, or shows another folder."""
+        with anyio.CancelScope(shield=True):
+            async with self._rooms.locks.hold(self.chat):
+                news = await self._opening.renew(held)
+            held.suits = True
+            if news is not None:
+                self._forget(held)
+                self._tell_agent(news)
+
+    async def _create(self) -> None:
+        """Find or make it. Half-made is worse than late: nobody would know of it."""
+        try:
+            with span("session open"):
+                async with self._rooms.locks.hold(self.chat):
+                    with anyio.CancelScope(shield=True):
+                        self._keep(await self._opening.open())
+        except BaseException:
+            if self._held is None:
+                self._rooms.slots.release(self)
+            raise
+
+    def _keep(self, opened: Opened, *, suits: bool = True) -> None:
+        guard = GrowthGuard(self.meter, self._end_for_growth)
+        self._rooms.tasks.start_soon(guard.run)
+        sandbox, now_s = opened.sandbox, self._rooms.ledger.clock().steady_s
+        self._held = Held(sandbox, opened.runtime, guard, opened.shown, now_s, suits)
+        if opened.news:
+            self._tell_agent(opened.news)
+        image, spec = sandbox.facts.image, sandbox.labels.get(SPEC)
+        self._rooms.ledger.note(self.chat, "running", sandbox_id=sandbox.id, image=image, spec=spec)
+        chat, backend = str(self.chat), self.backend
+        event(logger, "sandbox opened", chat=chat, backend=backend, sandbox=sandbox.id)
+
+    def _tell_agent(self, news: str) -> None:
+        self._rooms.news.tell(self.chat, news)
+
+    async def adopt(self, sandbox_id: SandboxId) -> bool:
+        """Take over a sandbox that runs; False if there is one already, or it is of no use."""
+        with anyio.CancelScope(shield=True):
+            async with self._lock, self._rooms.locks.hold(self.chat):
+                opened = None if self._held else await self._opening.adopt(sandbox_id)
+                if opened:
+                    self._rooms.slots.adopt(self)
+                    self._keep(opened, suits=False)
+        return opened is not None
+
+    async def pause(self) -> bool:
+        """Stop what nobody uses until the next call; False if it is used, or nothing is saved."""
+        paused = False
         with anyio.CancelScope(shield=True):
             async with self._lock:
-                if self._held:
-                    await self._destroy(self._held)
-                await self._rooms.workspaces.discard(self.chat)
-        self.meter.note_change()
+                held = self._held
+                if held and not (self._calls or held.paused or held.runtime.broken):
+                    async with self._rooms.locks.hold(self.chat):
+                        paused = await self._pause(held)
+        return paused
 
-    async def remove(self) -> None:
-        """End the sandbox and throw all files of the chat into the trash."""
-        with anyio.CancelScope(shield=True):
-            async with self._lock:
-                if self._held:
-                    await self._destroy(self._held)
-                await self._rooms.workspaces.remove(self.chat)
-                self._rooms.ledger.note(self.chat, "terminated")
+    def _note(self, held: Held, state: SessionState) -> None:
+        self._rooms.ledger.note(self.chat, state, sandbox_id=held.sandbox.id)
+
+    async def _pause(self, held: Held) -> bool:
+        try:
+            status = await held.runtime.status()
+            if status.connections > 1 or status.calls or status.background.total:
+                return False
+            held.paused = True
+            held.paused = held.can_pause = await held.sandbox.pause()
+            if held.paused:
+                self._note(held, "paused")
+        except SandboxGone:
+            # The next call finds out what became of it.
+            return False
+        return held.paused
 
     async def yield_up(self, *, background_too: bool = False) -> bool:
         """End the sandbox unless it is used; what other servers use is left to them.
 
-        What runs in the background is a use, too, unless `background_too`. False: it is still
-        open. Files stay.
+        What runs in the background is a use, too, unless `background_too`. False: it is still open.
         """
         if self.is_busy:
             return False
-        with anyio.CancelScope(shield=True):
-            async with self._lock:
-                held, ended = self._held, True
-                if held:
-                    ended = await self._retire(held, background_too=background_too)
-        return ended
-
-    async def _retire(self, held: Held, *, background_too: bool) -> bool:
-        try:
-            used = await held.runtime.retire(background_too=background_too)
-            if used and (await held.runtime.status()).connections > 1:
-                await self._hang_up(held)
-                return True
-        except SandboxGone:
-            used = ""
-        if not used:
-            await self._destroy(held)
-        return not used
-
-    async def close(self) -> bool:
-        """Remove the sandbox, whoever uses it; files stay. False when there was none."""
+        gone = True
         with anyio.CancelScope(shield=True):
             async with self._lock:
                 held = self._held
-                if held:
-                    await self._destroy(held)
-        return held is not None
+                if held and held.runtime.broken:
+                    await self._find_dead(held)
+                elif held:
+                    gone = await self._retire(held, background_too=background_too)
+        return gone
 
-    async def _hang_up(self, held: Held) -> None:
-        self._held = None
-        self._rooms.slots.release(self)
-        self._rooms.ledger.note(self.chat, "warm")
-        held.guard.stop()
-        with anyio.move_on_after(_DESTROY_S, shield=True):
-            await held.runtime.aclose()
+    async def _retire(self, held: Held, *, background_too: bool) -> bool:
+        async with self._rooms.locks.hold(self.chat):
+            refusal = await self._leaving.retire(held, background_too=background_too)
+        gone = refusal in ("", "users")
+        if gone:
+            self._forget(held)
+        return gone
 
-    async def _destroy(self, held: Held) -> None:
-        self._held = None
-        self._rooms.slots.release(self)
-        self._rooms.ledger.note(self.chat, "warm")
-        held.guard.stop()
-        with anyio.move_on_after(_DESTROY_S, shield=True) as limit:
-            await held.runtime.aclose()
+    async def disconnect(self) -> None:
+        """Leave the sandbox as it is, to another server or to its own end."""
+        with anyio.CancelScope(shield=True):
+            async with self._lock:
+                if self._held:
+                    await self._held.runtime.aclose()
+                    self._forget(self._held)
+
+    async def end(self, files: Literal["keep", "discard", "remove"] = "keep") -> bool:
+        """End what runs for the chat, in any server; what becomes of its files is done with it.
+
+        "discard" begins with an empty workspace, "remove" leaves nothing of the chat; both go
+        through the trash. False when nothing ran.
+
+        Raises:
+            OperatorError: the engine or the data root cannot be used.
+        """
+        with anyio.CancelScope(shield=True):
+            async with self._lock, self._rooms.locks.hold(self.chat):
+                held = self._held
+                if held is not None:
+                    self._forget(held)
+                    await self._leaving.destroy(held)
+                others = await self._opening.labelled()
+                for sandbox_id in others:
+                    await self._rooms.backend.destroy(sandbox_id)
+                if files == "discard":
+                    await self._rooms.workspaces.discard(self.chat)
+                elif files == "remove":
+                    await self._rooms.workspaces.remove(self.chat)
+                    self._rooms.ledger.note(self.chat, "terminated")
+        self.meter.note_change()
+        return held is not None or bool(others)
+
+    async def _end_for_growth(self) -> None:
+        """What runs in the background writes too much, unless it is a call of another server."""
+        async with self._lock:
+            held = self._held
+            if held is None or held.runtime.broken:
+                return
             try:
-                await self._rooms.backend.destroy(held.sandbox.id)
-            except OperatorError:
-                # Not the trouble of who asked for something else: the runner ends itself, too.
-                logger.exception("sandbox %s could not be removed", held.sandbox.id)
-        if limit.cancelled_caught:
-            logger.error("sandbox %s could not be removed in time", held.sandbox.id)
-        else:
-            self._tell("sandbox removed", held.sandbox)
-
-    def _tell(self, what: str, sandbox: Sandbox) -> None:
-        event(logger, what, chat=str(self.chat), backend=self.backend, sandbox=sandbox.id)
+                status = await held.runtime.status()
+            except SandboxGone:
+                return
+            if status.calls:
+                # Whose call it is ends it.
+                return
+            with anyio.CancelScope(shield=True):
+                async with self._rooms.locks.hold(self.chat):
+                    self._forget(held)
+                    await self._leaving.destroy(held)
+            self._tell_agent(
+                "The sandbox was ended since the last call: what ran in its background filled the "
+                f"workspace; this is a new one on the same files.{ended_with(status.background)}"
+            )

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import BackendName, ChatId, SandboxInfo, SessionState, SessionStatus
 
 
@@ -12,11 +13,13 @@ from mcp_sandbox.models import BackendName, ChatId, SandboxInfo, SessionState, S
 class Use:
     """What this server does with a chat now; `starting`: its sandbox is just being made.
 
-    `age_s`: how long ago its sandbox was started; `dead`: it was found to have ended.
+    `age_s`: how long ago its sandbox was started; `dead`: it was found to have ended; `can_pause`:
+    that would save something, and it is not paused yet.
     """
 
     starting: bool = False
     open: bool = False
+    can_pause: bool = False
     calls: int = 0
     dead: bool = False
     age_s: float = 0.0
@@ -38,9 +41,12 @@ def session_id(chat: ChatId) -> str:
     return hashlib.sha256(str(chat).encode()).hexdigest()[:12]
 
 
-def chat_of(labels: Mapping[str, str]) -> tuple[str, str] | None:
-    """User and chat that a sandbox's labels name, if they do."""
-    return (labels["user"], labels["chat"]) if {"user", "chat"} <= labels.keys() else None
+def chat_of(labels: Mapping[str, str]) -> ChatId | None:
+    """The chat that a sandbox's labels name, if they do."""
+    try:
+        return ChatId(labels["user"], labels["chat"])
+    except (KeyError, InvalidArgument):
+        return None
 
 
 def statuses(
@@ -52,7 +58,7 @@ def statuses(
     """One row for each chat of `times`, the last used first."""
     sandboxes = {chat_of(info.labels): info for info in running}
     rows = [
-        _row(chat, when, sandboxes.get((chat.user, chat.chat)), uses.get(chat, Use()), backend)
+        _row(chat, when, sandboxes.get(chat), uses.get(chat, Use()), backend)
         for chat, when in times.items()
     ]
     return sorted(rows, key=lambda row: row.last_used_at, reverse=True)

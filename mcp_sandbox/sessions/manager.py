@@ -9,15 +9,18 @@ from weakref import WeakValueDictionary
 import anyio
 
 from mcp_sandbox.backends.base import Backend
-from mcp_sandbox.models import ChatId, SessionStatus, Statistics
+from mcp_sandbox.errors import OperatorError
+from mcp_sandbox.models import ChatId, SandboxId, SessionStatus, Statistics
 from mcp_sandbox.sessions.chat_lock import ChatLocks
 from mcp_sandbox.sessions.cleaning import Cleaning, GcReport
 from mcp_sandbox.sessions.drain import Drain
-from mcp_sandbox.sessions.hold import Hold, Rooms
+from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.ledger import Ledger
-from mcp_sandbox.sessions.listing import statuses
+from mcp_sandbox.sessions.listing import chat_of, statuses
+from mcp_sandbox.sessions.news import News
 from mcp_sandbox.sessions.reaper import Reaper
 from mcp_sandbox.sessions.residence import Residence
+from mcp_sandbox.sessions.rooms import Rooms
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.sessions.slots import Slots
@@ -60,15 +63,17 @@ class SessionManager:
             wait_s=self._settings.queue_wait_s,
         )
         self._ledger = ledger
+        self._locks = ChatLocks(data_root)
         lifetimes = self._settings.lifetimes
         self._cleaning = Cleaning(
             workspaces,
             ledger,
             keep_s=lifetimes.retention_s,
-            guard=Wards(ChatLocks(data_root), backend, self._own_chats),
+            guard=Wards(self._locks, backend, self._own_chats),
         )
         self._reaper = Reaper(self._open_holds, ledger, self._cleaning, lifetimes)
         self._drain = Drain()
+        self._handing_over = False
         self._tasks = anyio.create_task_group()
         self._pool_folder = pool
         self._rooms: Rooms | None = None
@@ -83,6 +88,8 @@ class SessionManager:
             workspaces=self._workspaces,
             projects=self._projects,
             residence=self._residence,
+            locks=self._locks,
+            news=News(),
             settings=self._settings,
             slots=self._slots,
             ledger=self._ledger,
@@ -93,7 +100,29 @@ class SessionManager:
         if self._rooms.pool:
             self._rooms.pool.start()
         self._tasks.start_soon(self._reaper.run)
+        if self._settings.keep_background:
+            self._tasks.start_soon(self._take_over)
         return self
+
+    async def _take_over(self) -> None:
+        """Hold what runs for chats already; end what runs for a chat that is no more."""
+        try:
+            running = await self._backend.running()
+            chats = set(await self._workspaces.chats())
+            for info in running:
+                chat = chat_of(info.labels)
+                if chat in chats:
+                    await self._hold(chat).adopt(info.id)
+                elif chat is not None:
+                    await self._end_leftover(chat, info.id)
+        except OperatorError:
+            logger.exception("what runs already is found when its chat is used")
+
+    async def _end_leftover(self, chat: ChatId, sandbox_id: SandboxId) -> None:
+        async with self._locks.hold(chat):
+            if chat not in await self._workspaces.chats():
+                logger.info("removing sandbox %s: chat %s has no files", sandbox_id, chat)
+                await self._backend.destroy(sandbox_id)
 
     def _make_pool(self, folder: PoolFolder) -> WarmPool:
         settings = self._settings
@@ -115,8 +144,8 @@ class SessionManager:
         try:
             with anyio.CancelScope(shield=True):
                 async with anyio.create_task_group() as closing:
-                    for slot in self._slots.taken():
-                        closing.start_soon(slot.close)
+                    for hold in self._open_holds():
+                        closing.start_soon(self._close, hold)
                     if self._rooms and self._rooms.pool:
                         closing.start_soon(self._rooms.pool.stop)
                 with anyio.move_on_after(_LAST_WORDS_S):
@@ -129,6 +158,19 @@ class SessionManager:
             return await self._tasks.__aexit__(kind, value, trace)
         await self._tasks.__aexit__(None, None, None)
         return None
+
+    async def _close(self, hold: Hold) -> None:
+        """End its sandbox unless it is to stay, or others need it."""
+        background_too = not self._settings.keep_background
+        try:
+            if self._handing_over or await hold.yield_up(background_too=background_too):
+                return
+            if hold.use().calls:
+                await hold.end()
+        except OperatorError:
+            logger.exception("chat %s: its sandbox ends by itself", hold.chat)
+        finally:
+            await hold.disconnect()
 
     def _open_holds(self) -> Sequence[Hold]:
         open_ones = set(self._slots.taken())
@@ -170,7 +212,7 @@ class SessionManager:
 
     async def stop(self, chat: ChatId) -> bool:
         """End the chat's sandbox and all that runs in it; files stay. False when none ran."""
-        return await self._hold(chat).close()
+        return await self._hold(chat).end()
 
     async def remove(self, chat: ChatId) -> None:
         """End the chat's sandbox, and throw its files and its home into the trash.
@@ -178,7 +220,7 @@ class SessionManager:
         Raises:
             StorageUnavailable: the data root cannot be used.
         """
-        await self._hold(chat).remove()
+        await self._hold(chat).end("remove")
 
     async def collect(self, *, dry_run: bool = False) -> GcReport:
         """Remove what is due now: chats that nobody used for long, and the trash of yesterday.
@@ -202,12 +244,14 @@ class SessionManager:
             pool=self._rooms.pool.statistics() if self._rooms and self._rooms.pool else {},
         )
 
-    async def drain(self, seconds: float) -> None:
+    async def drain(self, seconds: float, *, hand_over: bool = False) -> None:
         """Take no new call, and wait at most so long for those under way.
 
-        Who calls now gets Draining, an OperatorError.
+        Who calls now gets Draining, an OperatorError. With `hand_over` every sandbox is left, at
+        the end, for another server to take over.
         """
         self._drain.begun = True
+        self._handing_over = hand_over
         with anyio.move_on_after(seconds):
             while any(hold.use().calls for hold in list(self._holds.values())):
                 await self._drain.next_end()

@@ -20,7 +20,7 @@ from mcp_sandbox.workspace.retention import WATCHED_S, Moment, is_time
 
 logger = logging.getLogger(__name__)
 
-Step = Literal["bury", "expire", "remove"]
+Step = Literal["bury", "expire", "remove", "pause"]
 
 _LOOK_S = 15.0
 _LOOK_LEAST_S = 0.5
@@ -34,6 +34,10 @@ class Kept(Protocol):
     @property
     def chat(self) -> ChatId: ...
     def use(self) -> Use: ...
+    async def pause(self) -> bool:
+        """Stop what nobody uses until the next call; False if it is used, or nothing is saved."""
+        ...
+
     async def yield_up(self, *, background_too: bool = False) -> bool:
         """End it unless it is used; what other servers use is left to them.
 
@@ -50,7 +54,10 @@ def next_step(use: Use, idle_s: float, lifetimes: Lifetimes) -> Step | None:
         return "bury"
     if use.age_s >= lifetimes.lifetime_s:
         return "expire"
-    return "remove" if idle_s >= lifetimes.remove_after_s else None
+    if idle_s >= lifetimes.remove_after_s:
+        return "remove"
+    quiet = use.can_pause and not use.background
+    return "pause" if quiet and idle_s >= lifetimes.pause_after_s else None
 
 
 class Reaper:
@@ -116,6 +123,8 @@ class Reaper:
                         self._ledger.used(kept.chat)
                 case "expire":
                     await kept.yield_up(background_too=True)
+                case "pause":
+                    await kept.pause()
                 case None:
                     pass
         except SandboxError:

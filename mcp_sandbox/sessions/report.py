@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mcp_sandbox.models import BackendName, ChatId, WorkspaceUsage
 from mcp_sandbox.runner.protocol import VERSION
-from mcp_sandbox.sessions.hold import Held
+from mcp_sandbox.sessions.rooms import Held
 
 # One line "name version" for each program that is there; all asked at once, none waited for long.
 _ASK = r"""

@@ -1,6 +1,7 @@
-"""Remembers on which backend a chat lives, so that it never changes unnoticed.
+"""Remembers on which backend a chat lives, so that it never changes unnoticed, and in what.
 
-    {data root}/sandbox/residence/{user}/chat-{chat}    the name of the backend
+    {data root}/sandbox/residence/{user}/chat-{chat}       the name of the backend
+                                        sandbox-{chat}    the sandbox that was opened last
 
 A lost file is no harm: the next sandbox writes it again.
 """
@@ -10,7 +11,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from mcp_sandbox.errors import BackendUnavailable, StorageUnavailable
-from mcp_sandbox.models import BackendName, ChatId
+from mcp_sandbox.models import BackendName, ChatId, SandboxId
 
 
 class Residence:
@@ -20,19 +21,49 @@ class Residence:
         self._folder = data_root / "sandbox" / "residence"
         self._may_move = may_move
 
-    async def settle(self, chat: ChatId, backend: BackendName) -> None:
-        """Record that the chat lives on this backend.
+    async def settle(self, chat: ChatId, backend: BackendName) -> bool:
+        """Record that the chat lives on this backend; whether it is the chat's first.
 
         Raises:
             BackendUnavailable: it lives on another one, and nobody said that it should move.
             StorageUnavailable: the record cannot be written.
         """
-        await to_thread.run_sync(self._settle, chat, backend)
+        return await to_thread.run_sync(self._settle, chat, backend)
+
+    async def sandbox(self, chat: ChatId) -> SandboxId | None:
+        """The sandbox that was remembered last; it may be gone."""
+        return await to_thread.run_sync(self._sandbox, chat)
+
+    async def remember(self, chat: ChatId, sandbox_id: SandboxId) -> None:
+        """Record which sandbox the chat has.
+
+        Raises:
+            StorageUnavailable: it cannot be written.
+        """
+        await to_thread.run_sync(self._remember, chat, sandbox_id)
+
+    def _sandbox(self, chat: ChatId) -> SandboxId | None:
+        try:
+            return SandboxId(self._note(chat).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def _remember(self, chat: ChatId, sandbox_id: SandboxId) -> None:
+        note = self._note(chat)
+        fresh = note.with_name(f".{sandbox_id}")
+        try:
+            fresh.write_text(sandbox_id)
+            fresh.rename(note)
+        except OSError as exc:
+            raise StorageUnavailable(f"the data directory cannot be written: {exc}") from exc
+
+    def _note(self, chat: ChatId) -> Path:
+        return self._folder / chat.user / f"sandbox-{chat.chat}"
 
     def _record(self, chat: ChatId) -> Path:
         return self._folder / chat.user / f"chat-{chat.chat}"
 
-    def _settle(self, chat: ChatId, backend: BackendName) -> None:
+    def _settle(self, chat: ChatId, backend: BackendName) -> bool:
         record = self._record(chat)
         try:
             before = record.read_text() if record.exists() else ""
@@ -47,3 +78,4 @@ class Residence:
                 record.write_text(backend)
         except OSError as exc:
             raise StorageUnavailable(f"the data directory cannot be written: {exc}") from exc
+        return before == ""

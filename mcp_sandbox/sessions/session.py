@@ -44,6 +44,10 @@ class Session:
     def backend(self) -> BackendName:
         return self._hold.backend
 
+    def take_news(self) -> list[str]:
+        """What became of the sandbox between the calls, for the next result; told once."""
+        return self._hold.take_news()
+
     async def run_code(
         self, code: str, language: Language = "python", *, timeout_s: float = 30.0
     ) -> ExecResult:
@@ -141,9 +145,9 @@ class Session:
     async def reset(self, *, keep_files: bool = True) -> str:
         """A new sandbox; without `keep_files` also an empty workspace. Says what was done."""
         if keep_files:
-            await self._hold.close()
+            await self._hold.end()
             return "The sandbox was replaced; files in /workspace and the home are kept."
-        await self._hold.discard()
+        await self._hold.end("discard")
         return (
             "The sandbox was replaced and /workspace is empty. The operator can restore the old "
             "files for 24 hours, or until the next such reset. The home directory is kept."

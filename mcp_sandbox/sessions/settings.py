@@ -34,6 +34,8 @@ class SessionSettings:
     `keep_bytes`: how much output of one call is kept in a file. `may_move`: the operator named
     the backend, so that a chat may change to it; otherwise it stays where it is. `pool_size`: how
     many sandboxes wait, warm, for new chats, each for `pool_max_age_s` at the most.
+    `keep_background`: those in which something runs in the background are left running at the end,
+    and what runs at the beginning is taken over.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -46,6 +48,7 @@ class SessionSettings:
     keep_bytes: int = 64 * 1024 * 1024
     may_move: bool = True
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
+    keep_background: bool = False
     pool_size: int = 0
     pool_max_age_s: float = 3600.0
 

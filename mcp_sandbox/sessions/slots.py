@@ -35,8 +35,6 @@ class Slot(Protocol):
         """
         ...
 
-    async def close(self) -> object: ...
-
 
 @dataclass(eq=False)
 class _Waiting:

@@ -30,4 +30,4 @@ class Wards:
             BackendUnavailable: the engine does not say what runs.
         """
         running = [chat_of(info.labels) for info in await self._backend.running()]
-        return {*self._own(), *(ChatId(*chat) for chat in running if chat)}
+        return {*self._own(), *(chat for chat in running if chat)}

@@ -19,6 +19,7 @@ from mcp_sandbox.errors import OperatorError, SandboxError, SandboxGone
 from mcp_sandbox.models import ChatId, SandboxId, SandboxSpec
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.connect import connect
+from mcp_sandbox.sessions.spec import marked
 from mcp_sandbox.workspace.directory import ChatDirectories
 from mcp_sandbox.workspace.pool import PoolFolder, WarmTrees
 
@@ -94,6 +95,7 @@ class Warmer:
         trees = await self._folder.prepare()
         try:
             spec = self._make_spec(trees.directories, {_LABEL: trees.label})
+            spec = marked(spec, await self._backend.origin(), trees.directories)
             sandbox = await self._backend.create(spec)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -117,7 +119,7 @@ class Warmer:
         Raises:
             SandboxError: it is gone, or the chat has files by now.
         """
-        labels = {"user": chat.user, "chat": chat.chat, _LABEL: warm.trees.label}
+        labels = {**warm.sandbox.labels, "user": chat.user, "chat": chat.chat}
         await self._backend.relabel(warm.sandbox.id, labels)
         await self._folder.adopt(warm.trees, chat)
 

@@ -16,6 +16,9 @@ class ScriptedSession:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self._answer = answer
 
+    def take_news(self) -> list[str]:
+        return []
+
     def __getattr__(self, method: str) -> Answer:
         async def call(*args: Any, **kwargs: Any) -> Any:
             self.calls.append((method, args, kwargs))

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -34,6 +35,11 @@ class Sandbox:
     def use(self) -> Use:
         return self.now
 
+    async def pause(self) -> bool:
+        self.done.append("pause")
+        self.now = replace(self.now, can_pause=False)
+        return True
+
     async def yield_up(self, *, background_too: bool = False) -> bool:
         self.done.append("end with its background" if background_too else "end")
         return True
@@ -43,6 +49,11 @@ class Sandbox:
     ("use", "idle_s", "expected"),
     [
         (Use(), 399, None),
+        (Use(can_pause=True), 99, None),
+        (Use(can_pause=True), 100, "pause"),
+        (Use(can_pause=True, background=1), 100, None),
+        (Use(can_pause=True, calls=1), 100, None),
+        (Use(can_pause=True), 400, "remove"),
         (Use(), 400, "remove"),
         (Use(calls=1), 400, None),
         (Use(starting=True), 400, None),
@@ -86,6 +97,16 @@ async def test_a_sandbox_is_removed_when_nobody_used_it_for_long(
     clock.pass_(4)
     await reaper.look()
     assert sandbox.done == ["end"]
+
+
+async def test_it_is_paused_before_that(server: Server, clock: SetClock) -> None:
+    sandbox = Sandbox(can_pause=True)
+    server.ledger.used(CHAT)
+    reaper = reaper_of(server, sandbox)
+    for _ in range(5):
+        clock.pass_(90)
+        await reaper.look()
+    assert sandbox.done == ["pause", "end"]
 
 
 async def test_an_old_one_is_ended_with_its_background(server: Server, clock: SetClock) -> None:

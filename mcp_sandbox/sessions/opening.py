@@ -1,0 +1,155 @@
+"""Finds the sandbox of a chat, whichever server has made it, or makes one.
+
+Whoever calls has the chat's lock: so two servers never make two, and none comes upon one that is
+half made. Which sandbox it is is remembered beside the chat's residence; where that is lost, the
+labels tell. A sandbox is the chat's if its runner shows the chat's own directory.
+"""
+
+import logging
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+from mcp_sandbox.backends.base import Sandbox
+from mcp_sandbox.errors import SandboxGone
+from mcp_sandbox.models import ChatId, Mount, SandboxId, SandboxSpec
+from mcp_sandbox.runtime.runtime import Runtime
+from mcp_sandbox.sessions.connect import connect
+from mcp_sandbox.sessions.listing import chat_of
+from mcp_sandbox.sessions.obituary import ended_with
+from mcp_sandbox.sessions.rooms import Held, Opened, Rooms
+from mcp_sandbox.sessions.spec import SPEC, marked
+from mcp_sandbox.workspace.directory import ChatDirectories
+
+logger = logging.getLogger(__name__)
+
+
+class Opening:
+    """The way to the sandbox of one chat."""
+
+    def __init__(self, chat: ChatId, rooms: Rooms) -> None:
+        self._chat = chat
+        self._rooms = rooms
+
+    async def open(self) -> Opened:
+        """Find the chat's sandbox, or make one.
+
+        Raises:
+            OperatorError: none can be made.
+            SandboxGone: it came up without the chat's files.
+        """
+        rooms = self._rooms
+        is_new = await rooms.residence.settle(self._chat, rooms.backend.name)
+        shown = await rooms.projects.show(self._chat)
+        adopted = await rooms.pool.adopt(self._chat) if rooms.pool and not shown.mounts else None
+        if adopted:
+            opened = Opened(*adopted, shown)
+        else:
+            directories = await rooms.workspaces.open(self._chat)
+            spec = await self._spec(directories, shown.mounts)
+            # A sandbox of a chat that never had one need not be looked for.
+            found, news = (None, "") if is_new else await self._find(spec, directories)
+            with rooms.pool.foreground() if rooms.pool else nullcontext():
+                opened = Opened(*(found or await self._make(spec, directories)), shown, news)
+        await rooms.residence.remember(self._chat, opened.sandbox.id)
+        return opened
+
+    async def adopt(self, sandbox_id: SandboxId) -> Opened | None:
+        """Connect to a sandbox that runs already; None if it is of no use, and has been removed."""
+        directories = await self._rooms.workspaces.open(self._chat)
+        reached = await self._reach(sandbox_id, directories)
+        if reached is None:
+            return None
+        await self._rooms.residence.remember(self._chat, sandbox_id)
+        return Opened(*reached, await self._rooms.projects.show(self._chat))
+
+    async def labelled(self) -> Sequence[SandboxId]:
+        """The sandboxes that carry the chat's labels."""
+        running = await self._rooms.backend.running()
+        return [info.id for info in running if chat_of(info.labels) == self._chat]
+
+    async def _find(
+        self, spec: SandboxSpec, directories: ChatDirectories
+    ) -> tuple[tuple[Sandbox, Runtime] | None, str]:
+        """The chat's sandbox if one runs and is as it should be; and what became of another."""
+        news = ""
+        for candidates in (self._remembered, self.labelled):
+            for sandbox_id in await candidates():
+                reached = await self._reach(sandbox_id, directories)
+                if reached is None:
+                    continue
+                replaced = await self._replace(*reached, spec)
+                if replaced is None:
+                    return reached, ""
+                news = replaced
+        return None, news
+
+    async def _remembered(self) -> Sequence[SandboxId]:
+        remembered = await self._rooms.residence.sandbox(self._chat)
+        return [remembered] if remembered else []
+
+    async def _reach(
+        self, sandbox_id: SandboxId, directories: ChatDirectories
+    ) -> tuple[Sandbox, Runtime] | None:
+        """Connect to it; one that is dead, stuck or without the chat's files is removed."""
+        rooms = self._rooms
+        try:
+            sandbox = await rooms.backend.attach(sandbox_id)
+            if chat_of(sandbox.labels) != self._chat:
+                return None
+            keep_bytes = rooms.settings.keep_bytes
+            return sandbox, await connect(sandbox, directories, rooms.tasks, keep_bytes)
+        except SandboxGone as exc:
+            logger.info("chat %s: sandbox %s is of no use: %s", self._chat, sandbox_id, exc)
+            await rooms.backend.destroy(sandbox_id)
+            return None
+
+    async def renew(self, held: Held) -> str | None:
+        """End an open sandbox if it is not as it should be now; what to tell, or None if it stays.
+
+        Raises:
+            OperatorError: it cannot be told how it should be.
+        """
+        directories = await self._rooms.workspaces.open(self._chat)
+        held.shown = await self._rooms.projects.show(self._chat)
+        spec = await self._spec(directories, held.shown.mounts)
+        return await self._replace(held.sandbox, held.runtime, spec)
+
+    async def _spec(self, directories: ChatDirectories, shown: tuple[Mount, ...]) -> SandboxSpec:
+        labels = {"user": self._chat.user, "chat": self._chat.chat}
+        spec = self._rooms.settings.spec(directories, labels, shown)
+        return marked(spec, await self._rooms.backend.origin(), directories)
+
+    async def _replace(self, sandbox: Sandbox, runtime: Runtime, spec: SandboxSpec) -> str | None:
+        if sandbox.labels.get(SPEC) == spec.labels[SPEC]:
+            return None
+        try:
+            background = (await runtime.status()).background
+            refusal = await runtime.retire(background_too=True)
+        except SandboxGone:
+            refusal = ""
+        if refusal:
+            # One sandbox for all servers goes before each one's own settings.
+            logger.warning(
+                "chat %s: sandbox %s was made with other settings, and stays while it is used",
+                self._chat,
+                sandbox.id,
+            )
+            return None
+        await runtime.aclose()
+        await self._rooms.backend.destroy(sandbox.id)
+        return (
+            "The sandbox was replaced because its settings or its image changed; files are kept."
+            f"{ended_with(background)}"
+        )
+
+    async def _make(
+        self, spec: SandboxSpec, directories: ChatDirectories
+    ) -> tuple[Sandbox, Runtime]:
+        rooms = self._rooms
+        sandbox = await rooms.backend.create(spec)
+        try:
+            keep_bytes = rooms.settings.keep_bytes
+            return sandbox, await connect(sandbox, directories, rooms.tasks, keep_bytes)
+        except BaseException:
+            await rooms.backend.destroy(sandbox.id)
+            raise

@@ -1,0 +1,253 @@
+"""Several servers on one data root: one sandbox for a chat, which ends with the last of them."""
+
+import json
+import shutil
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+from anyio.abc import Process
+from anyio.streams.text import TextReceiveStream
+
+from mcp_sandbox.app import open_backend, open_manager
+from mcp_sandbox.config import Config
+from mcp_sandbox.models import ChatId, SandboxInfo
+from mcp_sandbox.sessions.manager import SessionManager
+
+CHAT = ChatId("tester", "shared")
+ROOT = Path(__file__).parents[2]
+
+
+async def running(config: Config) -> list[SandboxInfo]:
+    """The sandboxes of chats; a daemon may have others waiting."""
+    assert config.backend != "auto"
+    async with open_backend(config.backend, config) as backend:
+        return [info for info in await backend.running() if "chat" in info.labels]
+
+
+async def none_runs(config: Config) -> None:
+    with anyio.fail_after(40):
+        while await running(config):
+            await anyio.sleep(0.02)
+
+
+@asynccontextmanager
+async def daemon(config: Config) -> AsyncGenerator[SessionManager]:
+    async with open_manager(config, for_many=True) as manager:
+        yield manager
+
+
+async def test_two_servers_share_a_sandbox_that_ends_with_the_last_of_them(config: Config) -> None:
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(open_manager(config))
+        mine = await first.session(CHAT)
+        await mine.exec("sleep 86391 & echo $! > pid")
+        async with open_manager(config) as second:
+            theirs = await second.session(CHAT)
+            assert (await theirs.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"
+            assert len(await running(config)) == 1
+        assert (await mine.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"
+        assert mine.take_news() == []
+    await none_runs(config)
+
+
+async def test_the_first_to_open_may_be_the_first_to_leave(config: Config) -> None:
+    async with open_manager(config) as second:
+        theirs = await second.session(CHAT)
+        async with open_manager(config) as first:
+            await (await first.session(CHAT)).exec("sleep 86390 & echo $! > pid")
+            await theirs.exec("true")
+        assert (await theirs.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"
+    await none_runs(config)
+
+
+async def test_one_that_resets_takes_the_sandbox_from_the_others(config: Config) -> None:
+    async with open_manager(config) as first, open_manager(config) as second:
+        mine, theirs = await first.session(CHAT), await second.session(CHAT)
+        await mine.exec("echo old > file")
+        await theirs.exec("true")
+        await mine.reset(keep_files=False)
+        assert (await theirs.exec("ls; echo new > file")).stdout == ""
+        assert (await mine.exec("cat file")).stdout == "new\n"
+        assert len(await running(config)) == 1
+
+
+async def test_a_call_of_another_server_keeps_it(config: Config) -> None:
+    started, ended = anyio.Event(), []
+
+    async def note(_name: str, _data: bytes) -> None:
+        started.set()
+
+    async with open_manager(config) as second:
+        theirs = await second.session(CHAT)
+
+        async def work() -> None:
+            command = "echo started; while [ ! -e stop ]; do sleep 0.05; done; echo ended"
+            ended.append((await theirs.exec(command, on_output=note)).stdout)
+
+        with anyio.fail_after(40):
+            async with anyio.create_task_group() as tasks:
+                async with open_manager(config) as first:
+                    mine = await first.session(CHAT)
+                    await mine.exec("true")
+                    tasks.start_soon(work)
+                    await started.wait()
+                await theirs.write_file("stop", b"")
+    assert ended == ["started\nended\n"]
+
+
+@asynccontextmanager
+async def server(name: str, config: Config, tasks: int) -> AsyncGenerator[Process]:
+    command = [sys.executable, "-m", "tests.contract.sharing", name, str(config.data_dir)]
+    async with await anyio.open_process([*command, str(tasks)], stderr=None, cwd=ROOT) as process:
+        try:
+            yield process
+        finally:
+            with anyio.CancelScope(shield=True):
+                assert process.stdin
+                await process.stdin.aclose()
+                with anyio.move_on_after(30):
+                    await process.wait()
+
+
+async def test_two_processes_with_eight_tasks_each_open_one_sandbox(
+    config: Config, backend_name: str
+) -> None:
+    with anyio.fail_after(55):
+        async with (
+            server(backend_name, config, 8) as one,
+            server(backend_name, config, 8) as two,
+        ):
+            said = []
+            for process in (one, two):
+                assert process.stdin
+                await process.stdin.send(b"go\n")
+            for process in (one, two):
+                assert process.stdout
+                line = await TextReceiveStream(process.stdout).receive()
+                said.append(json.loads(line))
+            assert [answers for _, answers in said] == [["ok\n"] * 8] * 2
+            assert said[0][0] == said[1][0]
+            (info,) = await running(config)
+            assert info.id == said[0][0]
+    await none_runs(config)
+
+
+async def test_a_killed_server_takes_nothing_from_the_other(
+    config: Config, backend_name: str
+) -> None:
+    with anyio.fail_after(55):
+        async with open_manager(config) as manager:
+            mine = await manager.session(ChatId("tester", "raced"))
+            async with server(backend_name, config, 2) as other:
+                assert other.stdin
+                assert other.stdout
+                await other.stdin.send(b"go\n")
+                await TextReceiveStream(other.stdout).receive()
+                await mine.exec("sleep 86389 & echo $! > pid")
+                other.kill()
+                await other.wait()
+            assert (await mine.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"
+            assert len(await running(config)) == 1
+
+
+async def test_the_daemon_leaves_background_work_to_the_next_one(config: Config) -> None:
+    quiet = ChatId("tester", "quiet")
+    async with daemon(config) as first:
+        await (await first.session(CHAT)).exec("sleep 86388 & echo $! > pid")
+        await (await first.session(quiet)).exec("true")
+    (left,) = await running(config)
+    assert left.labels["chat"] == CHAT.chat
+    async with daemon(config) as second:
+        with anyio.fail_after(40):
+            while not [row for row in await second.list() if row.background == 1]:
+                await anyio.sleep(0.02)
+        assert second.statistics().open == 1
+        session = await second.session(CHAT)
+        assert (await session.exec("kill -0 $(cat pid) && kill $(cat pid)")).success
+        assert [info.id for info in await running(config)] == [left.id]
+        assert session.take_news() == []
+    await none_runs(config)
+
+
+async def test_a_handed_over_sandbox_goes_on_in_the_next_server(config: Config) -> None:
+    async with daemon(config) as first:
+        await (await first.session(CHAT)).exec("true")
+        await first.drain(1, hand_over=True)
+    (left,) = await running(config)
+    async with daemon(config) as second:
+        assert (await (await second.session(CHAT)).exec("true")).success
+        assert [info.id for info in await running(config)] == [left.id]
+
+
+async def test_what_nobody_owns_is_removed_when_a_daemon_starts(config: Config) -> None:
+    async with daemon(config) as first:
+        await (await first.session(CHAT)).exec("sleep 86387 &")
+    assert len(await running(config)) == 1
+    await anyio.to_thread.run_sync(shutil.rmtree, config.data_dir / "sandbox" / "workspace")
+    async with daemon(config):
+        await none_runs(config)
+
+
+async def test_one_that_shows_what_is_not_the_chats_any_more_is_replaced(config: Config) -> None:
+    async with daemon(config) as first:
+        await (await first.session(CHAT)).exec("echo old > file; sleep 86386 &")
+    folder = config.data_dir / "sandbox" / "workspace" / CHAT.user / f"chat-{CHAT.chat}"
+    await anyio.to_thread.run_sync(folder.rename, folder.with_name("elsewhere"))
+    async with open_manager(config) as second:
+        assert (await (await second.session(CHAT)).exec("ls")).stdout == ""
+        assert len(await running(config)) == 1
+
+
+async def test_other_limits_mean_a_new_sandbox_with_the_same_files(config: Config) -> None:
+    async with daemon(config) as first:
+        await (await first.session(CHAT)).exec("echo kept > file; sleep 86385 &")
+    (before,) = await running(config)
+    limits = config.limits.model_copy(update={"open_files": 1024})
+    async with daemon(config.model_copy(update={"limits": limits})) as second:
+        session = await second.session(CHAT)
+        result = await session.exec("cat file; ps -eo args | grep -c '[s]leep 86385'")
+        assert result.stdout == "kept\n0\n"
+        (after,) = await running(config)
+        assert before.id != after.id
+        (told,) = session.take_news()
+        assert "settings" in told
+        assert "sleep 86385" in told
+
+
+async def test_other_limits_do_not_end_what_another_server_uses(config: Config) -> None:
+    limits = config.limits.model_copy(update={"open_files": 1024})
+    async with open_manager(config) as first:
+        mine = await first.session(CHAT)
+        await mine.exec("sleep 86384 & echo $! > pid")
+        async with open_manager(config.model_copy(update={"limits": limits})) as second:
+            theirs = await second.session(CHAT)
+            assert (await theirs.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"
+        assert (await mine.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"
+
+
+async def test_what_is_lost_of_the_notes_is_found_by_the_labels(config: Config) -> None:
+    async with daemon(config) as first:
+        await (await first.session(CHAT)).exec("sleep 86383 & echo $! > pid")
+    (left,) = await running(config)
+    note = config.data_dir / "sandbox" / "residence" / CHAT.user / f"sandbox-{CHAT.chat}"
+    await anyio.to_thread.run_sync(note.write_text, "mcs-0123456789abcdef")
+    async with open_manager(config) as second:
+        session = await second.session(CHAT)
+        assert (await session.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"
+        assert [info.id for info in await running(config)] == [left.id]
+
+
+async def test_two_that_end_at_once_leave_nothing(config: Config) -> None:
+    async with open_manager(config) as first, open_manager(config) as second:
+        for manager in (first, second):
+            await (await manager.session(CHAT)).exec("sleep 86382 &")
+        async with anyio.create_task_group() as tasks:
+            for manager in (first, second):
+                tasks.start_soon(partial(manager._hold(CHAT).yield_up, background_too=True))
+        await none_runs(config)
+        with anyio.fail_after(30):
+            assert (await (await first.session(CHAT)).exec("echo again")).stdout == "again\n"
