@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass
+from itertools import islice
 
 import anyio
 from anyio.abc import ByteReceiveStream
@@ -67,19 +68,25 @@ class Lines:
             self._buffer.clear()
 
 
-# The closing quote is optional so that a string without end is taken whole, and only once.
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]:,]|-?\d+', re.DOTALL)
+# Whatever stands in a line is one of these, so that their number bounds the work. The closing quote
+# is optional so that a string without end is taken whole, and only once.
+_TOKEN = re.compile(rb'("(?:[^"\\]++|\\.)*+"?|[{}\[\]:,]|-?\d++)|[^"{}\[\]:,\d-]++|-', re.DOTALL)
+# A list of numbers can have millions, and everybody else waits while they are looked at.
+_MOST_TOKENS = 50_000
 
 
 def find_request_id(line: bytes) -> str | int | None:
     """The id of a request that no parser takes, so that it can be refused by its id.
 
-    Looks at the top level only and takes no notice of anything that is wrong elsewhere.
+    Looks at the top level only and takes no notice of anything that is wrong elsewhere. Behind
+    more than 50,000 tokens it is not found.
     """
     depth = 0
     recent: list[bytes] = []
-    for match in _TOKEN.finditer(line):
-        token = match[0]
+    for match in islice(_TOKEN.finditer(line), _MOST_TOKENS):
+        token = match[1]
+        if token is None:
+            continue
         if depth == 1 and recent[-2:] == [b'"id"', b":"]:
             return _id_value(token)
         depth += (token in b"{[") - (token in b"}]")

@@ -8,7 +8,7 @@ from anyio.abc import ByteReceiveStream
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.server.lines import Lines, Overlong, find_request_id
+from mcp_sandbox.server.lines import MAX_LINE_BYTES, Lines, Overlong, find_request_id
 
 
 class Chunks(ByteReceiveStream):
@@ -64,6 +64,14 @@ def test_the_id_of_any_request_is_found(params: dict[str, Any]) -> None:
 )
 def test_no_id_is_made_up(line: bytes) -> None:
     assert find_request_id(line) is None
+
+
+@pytest.mark.parametrize("part", [b"0,", b'""', b"[", b"-", b"x", b" ", b'\\"', b"1"])
+def test_looking_for_an_id_holds_up_nobody(part: bytes) -> None:
+    line = b'{"a":[' + part * (MAX_LINE_BYTES // 2 // len(part))
+    began = time.process_time()
+    find_request_id(line)
+    assert time.process_time() - began < 2
 
 
 def test_looking_for_an_id_takes_linear_time() -> None:
