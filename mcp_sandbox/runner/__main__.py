@@ -40,9 +40,12 @@ def main() -> None:
     os.environ.update({_PREFIX + k: v for k, v in settings.items() if k in _KEPT})
     from mcp_sandbox.runner import interpreter, native  # noqa: PLC0415
 
+    # Before we listen: then the directory of the socket, and of this file, is taken from us.
+    unread = _unread_token(settings)
     # Who connects waits until we have loaded the rest; meanwhile the interpreter starts.
     listener = native.listen(settings.get("SOCKET", "/run/mcp-sandbox/runner.sock"))
-    unread = _unread_token(settings)
+    if "STARTER" in settings:
+        os.write(int(settings["STARTER"]), b"1")
     fork = unread is not None and not interpreter.is_steered(env)
     warm = interpreter.fork(env) if fork else interpreter.start(env)
     if unread is not None:
@@ -72,7 +75,6 @@ def _unread_token(settings: dict[str, str]) -> int | None:
     if "STARTER" in settings:
         starter = int(settings["STARTER"])
         os.set_inheritable(starter, False)
-        os.write(starter, b"1")
         return starter
     if "TOKEN_FILE" in settings:
         path = settings["TOKEN_FILE"]

@@ -42,6 +42,9 @@ class Connection:
         sock.setblocking(False)
         self._watch(READ)
         self._deadline = self._loop.later(_HANDSHAKE_S, self.close)
+
+    def begin(self) -> None:
+        """Begin the handshake; who has hung up already is closed by it."""
         self.send({"t": "hello", "version": protocol.VERSION, "nonce": self._nonce.hex()})
 
     def _watch(self, events: int) -> None:

@@ -84,7 +84,9 @@ class Server:
         if len(self._connections) >= _MOST_CONNECTIONS or unproved >= _MOST_UNPROVED:
             sock.close()
             return
-        self._connections.add(Connection(self, sock))
+        connection = Connection(self, sock)
+        self._connections.add(connection)
+        connection.begin()
 
     def proved(self, connection: Connection) -> None:
         """Somebody who may is connected and will call soon."""
