@@ -105,6 +105,33 @@ async def test_the_workspace_of_an_adopted_sandbox_is_measured_and_limited(poole
         assert (await session.info()).usage.used_bytes >= 1024 * 1024
 
 
+async def test_servers_keep_their_warm_sandboxes_apart(pooled: Config) -> None:
+    async with filled(pooled) as first:
+        mine = {info.id for info in await running(pooled)}
+        async with filled(pooled) as second:
+            assert len(await running(pooled)) == 4
+            await (await second.session(BOB)).exec("true")
+            await until_filled(second)
+        assert {info.id for info in await running(pooled)} == mine
+        await (await first.session(ANN)).exec("true")
+        assert first.statistics().pool["hits"] == 1
+
+
+async def test_a_new_chat_of_two_servers_with_warm_sandboxes_gets_one(pooled: Config) -> None:
+    async with filled(pooled) as first, filled(pooled) as second:
+
+        async def note(manager: SessionManager, number: int) -> None:
+            session = await manager.session(ANN)
+            assert (await session.exec(f"echo {number} >> log; echo ok")).stdout == "ok\n"
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(8):
+                tasks.start_soon(note, (first, second)[number % 2], number)
+        assert list(owners(await running(pooled)).values()) == ["ann/c1"]
+        seen = await (await first.session(ANN)).exec("sort log | tr -d '\\n'")
+        assert seen.stdout == "01234567"
+
+
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_kill_in_the_middle_of_an_adoption_loses_no_file_and_leaves_nothing(
     step: str, pooled: Config, backend_name: str
