@@ -40,7 +40,8 @@ class Opening:
         rooms = self._rooms
         is_new = await rooms.residence.settle(self._chat, rooms.backend.name)
         shown = await rooms.projects.show(self._chat)
-        adopted = await rooms.pool.adopt(self._chat) if rooms.pool and not shown.mounts else None
+        may_adopt = is_new and not shown.mounts
+        adopted = await rooms.pool.adopt(self._chat) if rooms.pool and may_adopt else None
         if adopted:
             opened = Opened(*adopted, shown)
         else:

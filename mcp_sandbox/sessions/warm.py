@@ -95,11 +95,11 @@ class WarmPool:
             self._put_off(_QUIET_S)
 
     async def adopt(self, chat: ChatId) -> tuple[Sandbox, Runtime] | None:
-        """A warm sandbox that is the chat's from now on; None when there is none for it.
+        """A warm sandbox that is the new chat's from now on; None when there is none for it.
 
-        Only a chat without files gets one. Whoever calls has the chat to itself.
+        Whoever calls has the chat's lock. Should it have files after all, they stay as they are.
         """
-        if not self._size or not await self._warmer.is_new(chat):
+        if not self._size:
             return None
         if not self._idle:
             self._misses += 1

@@ -19,7 +19,7 @@ from mcp_sandbox.errors import OperatorError, SandboxError, SandboxGone
 from mcp_sandbox.models import ChatId, SandboxId, SandboxSpec
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.connect import connect
-from mcp_sandbox.sessions.spec import marked
+from mcp_sandbox.sessions.spec import SPEC, marked
 from mcp_sandbox.workspace.directory import ChatDirectories
 from mcp_sandbox.workspace.pool import PoolFolder, WarmTrees
 
@@ -47,12 +47,20 @@ class Warmer:
     """The warm sandboxes of one process, one at a time."""
 
     def __init__(
-        self, backend: Backend, folder: PoolFolder, make_spec: MakeSpec, *, keep_bytes: int
+        self,
+        backend: Backend,
+        folder: PoolFolder,
+        make_spec: MakeSpec,
+        *,
+        keep_bytes: int,
+        look_s: float = _LOOK_S,
     ) -> None:
+        """`look_s`: how often each is looked after."""
         self._backend = backend
         self._folder = folder
         self._make_spec = make_spec
         self._keep_bytes = keep_bytes
+        self._look_s = look_s
 
     @property
     def usable(self) -> bool:
@@ -94,9 +102,7 @@ class Warmer:
         """
         trees = await self._folder.prepare()
         try:
-            spec = self._make_spec(trees.directories, {_LABEL: trees.label})
-            spec = marked(spec, await self._backend.origin(), trees.directories)
-            sandbox = await self._backend.create(spec)
+            sandbox = await self._backend.create(await self._spec(trees))
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._folder.discard(trees)
@@ -109,9 +115,9 @@ class Warmer:
             raise
         return Warm(sandbox, runtime, trees)
 
-    async def is_new(self, chat: ChatId) -> bool:
-        """Whether the chat has no files yet, so that it may adopt a warm sandbox."""
-        return await self._folder.is_new(chat)
+    async def _spec(self, trees: WarmTrees) -> SandboxSpec:
+        spec = self._make_spec(trees.directories, {_LABEL: trees.label})
+        return marked(spec, await self._backend.origin(), trees.directories)
 
     async def adopt(self, warm: Warm, chat: ChatId) -> None:
         """Make it the chat's; whoever calls has the chat to itself.
@@ -124,14 +130,19 @@ class Warmer:
         await self._folder.adopt(warm.trees, chat)
 
     async def stay_with(self, warm: Warm) -> None:
-        """Return when it is of no more use: its runner has ended, or does not answer."""
+        """Return when it is of no more use: it has ended, is stuck, or would be made otherwise."""
         while not warm.runtime.broken:
-            with anyio.move_on_after(_LOOK_S):
+            with anyio.move_on_after(self._look_s):
                 await warm.runtime.wait_broken()
             try:
                 await warm.runtime.status(timeout_s=_ANSWER_S)
-            except SandboxGone as exc:
-                logger.warning("warm sandbox %s is lost: %s", warm.sandbox.id, exc)
+                wanted = (await self._spec(warm.trees)).labels[SPEC]
+            except (SandboxGone, OperatorError) as exc:
+                logger.warning("warm sandbox %s is given up: %s", warm.sandbox.id, exc)
+                return
+            if warm.sandbox.labels.get(SPEC) != wanted:
+                logger.info("warm sandbox %s is outdated: the image has changed", warm.sandbox.id)
+                return
 
     async def forget(self, warm: Warm) -> None:
         """Remove what the pool has left of an adopted one."""

@@ -142,14 +142,6 @@ class PoolFolder:
         """
         return await to_thread.run_sync(self._settle, warm, limiter=self._limiter)
 
-    async def is_new(self, chat: ChatId) -> bool:
-        """Whether the chat has no trees, so that it may adopt others.
-
-        Raises:
-            StorageUnavailable: the data root cannot be used.
-        """
-        return await to_thread.run_sync(self._is_new, chat, limiter=self._limiter)
-
     async def adopt(self, warm: WarmTrees, chat: ChatId) -> None:
         """Make the trees the chat's.
 
@@ -212,11 +204,6 @@ class PoolFolder:
         planned = aliases.plan(_NOBODY, self._settings.aliases)
         mounts = aliases.alias_mounts(planned, workspace, self._pool.parent / "alias")
         return ChatDirectories(workspace, home, inode, mounts)
-
-    def _is_new(self, chat: ChatId) -> bool:
-        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
-            users = [layout.enter(stack, sandbox, kind, chat.user) for kind in _KINDS]
-            return not any(layout.exists(user, tree_name(chat)) for user in users)
 
     def _adopt(self, warm: WarmTrees, chat: ChatId) -> None:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:

@@ -29,6 +29,7 @@ class Watched:
     inner: Backend
     failures: int = 0
     created: int = 0
+    changed: str = ""
     most_at_once: int = 0
     gate: anyio.Event | None = None
     _under_way: int = 0
@@ -36,6 +37,9 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+    async def origin(self) -> str:
+        return await self.inner.origin() + self.changed
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         self.tried.append(anyio.current_time())
@@ -70,10 +74,15 @@ class Place:
     pools: list[WarmPool] = field(default_factory=list)
 
     def pool(
-        self, size: int = 1, *, max_age_s: float = 60.0, free: Callable[[], int] = lambda: 16
+        self,
+        size: int = 1,
+        *,
+        max_age_s: float = 60.0,
+        free: Callable[[], int] = lambda: 16,
+        look_s: float = 10.0,
     ) -> WarmPool:
         folder = PoolFolder(self.config.data_dir, owner=_sandbox_user(self.backend.name))
-        warmer = Warmer(self.backend, folder, spec, keep_bytes=1 << 20)
+        warmer = Warmer(self.backend, folder, spec, keep_bytes=1 << 20, look_s=look_s)
         pool = WarmPool(warmer, self.tasks, size=size, max_age_s=max_age_s, free=free)
         self.pools.append(pool)
         return pool
@@ -167,6 +176,32 @@ async def test_one_that_is_too_old_is_replaced(place: Place) -> None:
     await until(lambda: place.backend.created >= 2)
     await pool.stop()
     assert await place.running() == []
+
+
+async def test_one_that_would_be_made_otherwise_now_is_replaced(place: Place) -> None:
+    pool = place.pool(look_s=0.2)
+    pool.start()
+    await until_idle(pool, 1)
+    (first,) = await place.running()
+    place.backend.changed = "another image"
+    await until(lambda: place.backend.created == 2)
+    await until_idle(pool, 1)
+    (second,) = await place.running()
+    assert second.id != first.id
+    assert second.labels["spec"] != first.labels["spec"]
+
+
+async def test_one_that_is_stuck_is_replaced(place: Place) -> None:
+    pool = place.pool(look_s=0.2)
+    pool.start()
+    await until_idle(pool, 1)
+    (first,) = await place.running()
+    if not await (await place.backend.attach(first.id)).pause():
+        pytest.skip("cannot be made to stand still")
+    await until(lambda: place.backend.created == 2)
+    await until_idle(pool, 1)
+    (second,) = await place.running()
+    assert second.id != first.id
 
 
 async def test_a_failed_warm_up_is_tried_again_later_and_later(

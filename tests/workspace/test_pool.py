@@ -47,7 +47,6 @@ async def test_adopted_trees_are_the_ones_that_the_chat_opens(
     folder: PoolFolder, tmp_path: Path
 ) -> None:
     assert folder.usable
-    assert await folder.is_new(CHAT)
     warm = await settled(folder)
     held = os.open(warm.directories.workspace, os.O_RDONLY)
     await folder.adopt(warm, CHAT)
@@ -61,7 +60,6 @@ async def test_adopted_trees_are_the_ones_that_the_chat_opens(
         assert (tree.stat().st_uid, tree.stat().st_mode & 0o777) == (OWNER[0], 0o700)
     await folder.discard(warm)
     assert not list((tmp_path / "data/sandbox/pool").glob("*/*/*"))
-    assert not await folder.is_new(CHAT)
 
 
 async def test_a_chat_that_has_files_adopts_nothing(folder: PoolFolder, tmp_path: Path) -> None:
