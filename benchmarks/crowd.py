@@ -1,0 +1,176 @@
+"""Many chats through one daemon: how they hinder each other, and what they cost it in memory."""
+
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from subprocess import DEVNULL
+
+import anyio
+from mcp import Client, StdioServerParameters
+
+from benchmarks.client import call
+from benchmarks.measure import Goal, Measured, Row, clocked, times_slower
+from benchmarks.places import in_thread, open_place
+from mcp_sandbox.config import Config, search_path, server_variables
+from mcp_sandbox.server.errors import sole_error
+
+_PROGRAM = str(Path(sys.executable).with_name("mcp-sandbox"))
+_AT_ONCE = 32
+_CALLS = 10
+_CHATS = 200
+_USERS = 5
+# From here on everything has been used once that is loaded once.
+_SETTLED = 50
+# An hour in two minutes, so the times that a sandbox may stay idle are as much shorter.
+_HOUR_S = 120.0
+_COMPRESSED = {"IDLE": "30s", "REMOVE_AFTER": "120s", "LIFETIME": "48m"}
+_ROOM = {"MAX_OPEN": f"{_AT_ONCE}", "MAX_PER_USER": f"{_AT_ONCE}"}
+
+
+@dataclass(frozen=True)
+class _Daemon:
+    """A daemon on an empty data root, reached as clients reach it."""
+
+    config: Config
+    process: int
+
+    @asynccontextmanager
+    async def chat(self, user: str, name: str) -> AsyncGenerator[Client]:
+        """The SDK's client of a relay of its own."""
+        arguments = ["connect", "--no-start", "--user", user, "--chat", name]
+        arguments += ["--socket", str(_socket(self.config))]
+        relay = StdioServerParameters(
+            command=_PROGRAM, args=arguments, env=dict(server_variables())
+        )
+        async with Client(relay) as client:
+            yield client
+
+    async def resident_mb(self) -> float:
+        """The memory that it has now."""
+        lines = await in_thread(Path(f"/proc/{self.process}/status").read_text)
+        return next(int(n.split()[1]) for n in lines.splitlines() if n.startswith("VmRSS")) / 1024
+
+
+def _socket(config: Config) -> Path:
+    return config.data_dir / "s" / "mcp.sock"
+
+
+@asynccontextmanager
+async def _daemon(sessions: dict[str, str]) -> AsyncGenerator[_Daemon]:
+    settings = {f"MCP_SANDBOX_SESSIONS__{name}": value for name, value in sessions.items()}
+    async with open_place("docker") as place:
+        config = place.config
+        where = ["--data", str(config.data_dir), "--socket", str(_socket(config))]
+        async with await anyio.open_process(
+            [_PROGRAM, "serve", *where, "--backend", config.backend],
+            stdout=DEVNULL,
+            stderr=DEVNULL,
+            env={**server_variables(), **settings, "PATH": search_path()},
+        ) as daemon:
+            try:
+                while not _socket(config).exists():  # noqa: ASYNC110  another process makes it
+                    await anyio.sleep(0.01)
+                yield _Daemon(config, daemon.pid)
+            finally:
+                daemon.terminate()
+
+
+@asynccontextmanager
+async def _full_house() -> AsyncGenerator[tuple[_Daemon, list[Client]]]:
+    """So many chats that are open, each with its relay and its sandbox."""
+    async with _daemon(_ROOM) as daemon, AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(daemon.chat("crowd", f"chat-{number}"))
+            for number in range(_AT_ONCE)
+        ]
+        await _all_call(clients, times=1)
+        yield daemon, clients
+
+
+async def _all_call(clients: list[Client], times: int = _CALLS) -> None:
+    async with anyio.create_task_group() as tasks:
+        for client in clients:
+            tasks.start_soon(_one_after_another, client, times)
+
+
+async def _one_after_another(client: Client, times: int) -> None:
+    for _ in range(times):
+        await call(client, "exec", command="true")
+
+
+async def _at_once(pairs: int) -> Measured:
+    async with _full_house() as (_, clients):
+        together = clocked(partial(_all_call, clients))
+        alone = clocked(partial(_one_after_another, clients[0], _AT_ONCE * _CALLS))
+        return await times_slower(together, alone, pairs)
+
+
+async def _memory_at_once(values: int) -> Measured:
+    found = []
+    for _ in range(values):
+        async with _full_house() as (daemon, clients):
+            await _all_call(clients)
+            found.append(await daemon.resident_mb())
+    return Measured(tuple(found))
+
+
+async def _growth(values: int) -> Measured:
+    return Measured(tuple([await _growth_over_an_hour() for _ in range(values)]))
+
+
+async def _growth_over_an_hour() -> float:
+    """How much larger the daemon is after the last chat than when it had settled."""
+    async with _daemon(_COMPRESSED) as daemon:
+        await _come_and_go(daemon, range(_SETTLED))
+        before = await daemon.resident_mb()
+        await _come_and_go(daemon, range(_SETTLED, _CHATS))
+        return await daemon.resident_mb() - before
+
+
+async def _come_and_go(daemon: _Daemon, numbers: range) -> None:
+    """New chats come evenly over their part of the hour; each works a little, and leaves."""
+    with sole_error():
+        async with anyio.create_task_group() as tasks:
+            for number in numbers:
+                tasks.start_soon(_short_chat, daemon, number)
+                await anyio.sleep(_HOUR_S / _CHATS)
+
+
+async def _short_chat(daemon: _Daemon, number: int) -> None:
+    async with daemon.chat(f"user-{number % _USERS}", f"chat-{number}") as client:
+        await call(client, "write_file", path="note.txt", content=f"{number}\n" * 1000)
+        await call(client, "exec", command="seq 20000; sleep 1")
+        await call(client, "run_code", code="print(open('note.txt').read()[:20])")
+        await call(client, "read_file", path="note.txt")
+
+
+ROWS = (
+    Row(
+        "crowd",
+        f"{_AT_ONCE} chats at once, exec true {_CALLS} times each, one daemon, docker",
+        "as many calls of one chat, one after another",
+        Goal(1),
+        _at_once,
+        pairs=10,
+        calls=_AT_ONCE * _CALLS,
+    ),
+    Row(
+        "memory-crowd",
+        f"the daemon with {_AT_ONCE} chats at once",
+        "-",
+        Goal(128, "MiB"),
+        _memory_at_once,
+        pairs=1,
+    ),
+    Row(
+        "memory-hour",
+        f"growth of the daemon over {_CHATS} chats of an hour in {_HOUR_S / 60:g} minutes",
+        "-",
+        Goal(8, "MiB"),
+        _growth,
+        pairs=1,
+    ),
+)
