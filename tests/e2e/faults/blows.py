@@ -134,7 +134,29 @@ def _fill(path: Path) -> None:
 
 
 async def jump(world: World) -> str:
-    """The wall clock jumps, days or years, and some hours really pass."""
+    """The wall clock jumps, days or years, and some time really passes.
+
+    Meanwhile one chat may be getting a new sandbox, and files are collected.
+    """
+    name = world.random.choice(world.chats).name
+    async with anyio.create_task_group() as tasks:
+        if stopped := world.random.random() < 0.5:
+            tasks.start_soon(_stop, world, name)
+            await anyio.sleep(world.random.uniform(0.0, 0.5))
+        by = await to_thread.run_sync(_set_clock, world)
+        collected = (await control(world.place, "collect"))["result"]["items"]
+        if gone := [item for item in collected if item["kind"] == "workspace"]:
+            world.tally.fault("removed files", str(gone))
+    way = "forwards" if by > 0 else "backwards"
+    return f"{way} while a sandbox was made" if stopped else way
+
+
+async def _stop(world: World, name: str) -> None:
+    with world.in_trouble(name):
+        await control(world.place, "stop", chat=name)
+
+
+def _set_clock(world: World) -> float:
     clock = world.ground.clock
     assert clock is not None
     _, passed = map(float, clock.read_text().split())
@@ -143,10 +165,7 @@ async def jump(world: World) -> str:
     fresh = clock.with_suffix(".new")
     fresh.write_text(f"{by} {passed}")
     fresh.rename(clock)
-    collected = (await control(world.place, "collect"))["result"]["items"]
-    if gone := [item for item in collected if item["kind"] == "workspace"]:
-        world.tally.fault("removed files", str(gone))
-    return "forwards" if by > 0 else "backwards"
+    return by
 
 
 async def restart_engine(world: World) -> str:
