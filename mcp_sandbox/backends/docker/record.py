@@ -5,6 +5,7 @@ it. All functions block.
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Collection, Mapping
@@ -18,7 +19,7 @@ from mcp_sandbox.backends.removal import remove_tree
 from mcp_sandbox.errors import SandboxGone, StorageUnavailable
 from mcp_sandbox.models import Network, SandboxId
 
-# Longer than a creation can take: a living server may be about to make a younger one's container.
+# Longer than a creation can take.
 _GRACE_S = 180.0
 # Other backends keep their records beside ours; this file tells them apart.
 _MARK = "container"
@@ -44,9 +45,16 @@ class Record:
         """Which network the container was asked to have; "none" also when nothing tells."""
         return "open" if self._note().get("network") == "open" else "none"
 
-    def abandoned(self) -> bool:
-        """Whether the server that makes the container is dead, or no record tells of one."""
-        maker = self._note().get("maker")
+    def abandoned(self, after_s: float = math.inf) -> bool:
+        """Whether the server that makes the container is dead, or has been at it for too long.
+
+        So it is also when no record tells of one.
+        """
+        note = self._note()
+        maker, made_s = note.get("maker"), note.get("made_s")
+        # Not by the time of a file: a clock on the wall that jumps would make it old.
+        if not isinstance(made_s, (int, float)) or _steady_s() - made_s > after_s:
+            return True
         return not (isinstance(maker, dict) and is_alive(ProcessId(**maker)))
 
     def _note(self) -> dict[str, Any]:
@@ -110,7 +118,7 @@ class Record:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700)
-            note = {"network": network, "maker": asdict(ourselves())}
+            note = {"network": network, "maker": asdict(ourselves()), "made_s": _steady_s()}
             (self.path / _MARK).write_text(json.dumps(note))
             places = [self.path, self.sockets] if hand_over else [self.path]
             self.sockets.mkdir(mode=0o700)
@@ -165,7 +173,9 @@ def stale_records(folder: Path, present: Collection[str]) -> list[Record]:
         for path in folder.iterdir()
         if path.name not in present and (path / _MARK).exists()
     ]
-    youngest = time.time() - _GRACE_S
-    return [
-        record for record in marked if record.abandoned() or record.path.stat().st_mtime < youngest
-    ]
+    return [record for record in marked if record.abandoned(_GRACE_S)]
+
+
+def _steady_s() -> float:
+    """Seconds since the machine started, asleep or not."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
