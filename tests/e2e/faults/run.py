@@ -11,6 +11,8 @@ from random import Random
 import anyio
 from anyio import to_thread
 
+from mcp_sandbox.app import open_backend
+from mcp_sandbox.config import load_config
 from tests.daemon.running import control
 from tests.e2e.endurance.chat import Chat
 from tests.e2e.endurance.tally import Tally
@@ -166,14 +168,23 @@ def _unowned(world: World) -> list[str]:
 
 
 async def _reckon(world: World, report: Report) -> None:
-    """What runs after the daemon has ended, and orphans have had their time."""
+    """What runs after the daemon has ended and orphans have had their time, and after a sweep."""
     deadline = time.monotonic() + ORPHANED_S + _GONE_S
     while True:
         left = await to_thread.run_sync(world.machine.remains)
-        report.left = {kind: left[kind] for kind in ("processes", "containers", "mounts")}
+        report.left = {kind: left[kind] for kind in ("processes", "containers")}
         if not any(report.left.values()) or time.monotonic() > deadline:
             break
         await anyio.sleep(0.2)
     if report.left["processes"]:
         for told in await to_thread.run_sync(lambda: [*world.machine.processes()]):
             report.tally.fault("left behind", told)
+    flags = {"data_dir": str(world.place.data), "backend": world.place.backend}
+    config = (await to_thread.run_sync(load_config, None, flags)).config
+    assert config.backend != "auto"
+    async with open_backend(config.backend, config) as backend:
+        await backend.running()
+    swept = await to_thread.run_sync(world.machine.remains)
+    report.left = {kind: count + report.left.get(kind, 0) for kind, count in swept.items()}
+    if any(swept.values()):
+        report.tally.fault("left after a sweep", str(swept))
