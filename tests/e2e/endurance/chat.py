@@ -145,9 +145,9 @@ class Chat:
             if client is self._client and not any(told in str(exc) for told in _RELAYED):
                 self._lost.set()
             raise Unanswered from exc
-        text = text_of(result)
-        if result.is_error or (wounded and _failed(result)):
-            self._judge(text, excused=wounded or kills != self._kills, usual=_ENDED in text)
+        text, excused = text_of(result), wounded or kills != self._kills
+        if result.is_error or (excused and _failed(result)):
+            self._judge(text, excused=excused, usual=_ENDED in text)
             raise Unanswered(text)
         self._healed = max(self._healed, kills)
         self.tally.count("answered")
