@@ -12,7 +12,7 @@ from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, TextContent
 
-from mcp_sandbox.clients.entry import TOKEN_VARIABLE, Entry
+from mcp_sandbox.clients.entry import CHAT_HEADER, TOKEN_VARIABLE, Entry
 from mcp_sandbox.config import client_variable, server_variables
 from mcp_sandbox.errors import OperatorError
 
@@ -67,7 +67,7 @@ async def _over_http(entry: Entry, _folder: Path) -> AsyncGenerator[Client]:
             f"the file is written, but {TOKEN_VARIABLE} is not set, so no first call was made: set "
             "it to a token of `mcp-sandbox token add`, or give --no-check"
         )
-    headers = {"Authorization": f"Bearer {token}", "Mcp-Sandbox-Chat": CHAT}
+    headers = {"Authorization": f"Bearer {token}", CHAT_HEADER: CHAT}
     async with (
         AsyncClient(headers=headers, timeout=_PATIENCE_S) as http,
         Client(streamable_http_client(str(entry["url"]), http_client=http)) as client,

@@ -14,6 +14,8 @@ NAME = "sandbox"
 TOKEN_VARIABLE = "SANDBOX_TOKEN"  # noqa: S105 - its name
 """Where clients find the token of `mcp-sandbox token add`: files of a project must not hold it."""
 
+CHAT_HEADER = "Mcp-Sandbox-Chat"
+
 Entry = Mapping[str, object]
 
 
@@ -61,4 +63,4 @@ def http_entry(address: str, *, chat: str, token: str | None) -> Entry:
         raise ConfigError("give the address alone: the token belongs into " + TOKEN_VARIABLE)
     url = urlunsplit(parts._replace(path=parts.path if parts.path not in ("", "/") else "/mcp"))
     sent = {"Authorization": f"Bearer {token}"} if token else {}
-    return {"type": "http", "url": url, "headers": {**sent, "Mcp-Sandbox-Chat": chat}}
+    return {"type": "http", "url": url, "headers": {**sent, CHAT_HEADER: chat}}
