@@ -1,8 +1,9 @@
 """A Messages API on loopback that follows a script: one tool call after the other, then a text."""
 
 import json
+import secrets
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,11 +12,17 @@ from typing import Any
 
 @dataclass
 class Script:
-    """The tool calls to ask for, and what was heard of each: the texts of its result."""
+    """The tool calls to ask for, and what was heard of each: the texts of its result.
+
+    What a conversation held before, when it is resumed, is not of this script. `at_each_step` is
+    called in a thread before each answer, and may wait, such as for another script.
+    """
 
     calls: Sequence[tuple[str, Mapping[str, object]]]
     last_words: str
     heard: dict[int, str] = field(default_factory=dict[int, str])
+    at_each_step: Callable[[], object] = lambda: None
+    _mark: str = field(default_factory=lambda: f"toolu_{secrets.token_hex(4)}_")
 
     def next_block(self, request: dict[str, Any]) -> dict[str, Any]:
         """The content block that answers a request."""
@@ -28,15 +35,16 @@ class Script:
             for message in request["messages"]
             if isinstance(message["content"], list)
             for block in message["content"]
-            if block["type"] == "tool_result"
+            if block["type"] == "tool_result" and block["tool_use_id"].startswith(self._mark)
         ]
+        self.at_each_step()
         self.heard.update(enumerate(map(_text, results)))
         if len(results) == len(self.calls):
             return {"type": "text", "text": self.last_words}
         name, arguments = self.calls[len(results)]
         return {
             "type": "tool_use",
-            "id": f"toolu_{len(results)}",
+            "id": f"{self._mark}{len(results)}",
             "name": name,
             "input": arguments,
         }
