@@ -113,8 +113,13 @@ async def running(place: Place, *options: str, limit_s: float = 50) -> AsyncGene
 
 
 async def listening(place: Place) -> None:
-    while not place.socket.exists():
-        await anyio.sleep(0.01)
+    """Wait until a daemon accepts; a killed one leaves a socket that nobody listens on."""
+    while True:
+        try:
+            async with await anyio.connect_unix(place.socket):
+                return
+        except (FileNotFoundError, ConnectionRefusedError):
+            await anyio.sleep(0.01)
 
 
 class Client:

@@ -2,11 +2,21 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-from tests.daemon.running import Place, control, in_chat, listening, place, running, starting
+from tests.daemon.running import (
+    Place,
+    command,
+    control,
+    in_chat,
+    listening,
+    place,
+    running,
+    starting,
+)
 
 
 async def test_a_second_daemon_says_who_serves_the_data_root(tmp_path: Path) -> None:
@@ -124,3 +134,51 @@ async def test_nobody_else_may_open_the_socket(tmp_path: Path) -> None:
         await listening(where)
         assert where.socket.stat().st_mode & 0o777 == 0o600
         assert where.socket.parent.stat().st_mode & 0o777 == 0o700
+
+
+async def test_what_runs_in_the_background_outlives_every_daemon(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where) as first:
+        async with in_chat(where, "a") as client:
+            await client.exec("touch /tmp/unused; sleep 600 >/dev/null 2>&1 & echo $! > pid")
+        pid = next(where.data.rglob("pid")).read_text().strip()
+        assert await control(where, "hand-over") == {"result": {}}
+        assert await first.end() == 0
+    async with running(where) as second:
+        await shown(where, background=1)
+        second.process.kill()
+        await second.process.wait()
+    async with running(where) as third:
+        await shown(where, background=1)
+        assert (await command(where, "shutdown")).code == 0
+        assert await third.end() == 0
+    async with running(where):
+        await shown(where, background=1)
+        assert Path(f"/proc/{pid}").exists()
+        async with in_chat(where, "a") as client:
+            assert (
+                await client.exec("kill -0 $(cat pid) && echo lives; kill $(cat pid)") == "lives\n"
+            )
+
+
+async def test_a_sandbox_is_the_same_one_after_a_hand_over(tmp_path: Path) -> None:
+    where = place(tmp_path, more={"MCP_SANDBOX_SESSIONS__ORPHANED": "40s"})
+    async with running(where) as old:
+        async with in_chat(where, "a") as client:
+            await client.exec("true")
+        before = await shown(where, background=0)
+        assert await control(where, "hand-over") == {"result": {}}
+        assert await old.end() == 0
+    async with running(where), in_chat(where, "a") as client:
+        await client.exec("true")
+        assert (await shown(where, background=0))["sandbox"] == before["sandbox"]
+
+
+async def shown(where: Place, *, background: int) -> Any:
+    """The row of the one chat, once it has so many processes in the background."""
+    while True:
+        answer = await control(where, "list")
+        rows = answer["result"]["chats"]
+        if [(row["state"], row["background"]) for row in rows] == [("running", background)]:
+            return rows[0]
+        await anyio.sleep(0.05)
