@@ -7,6 +7,7 @@ from typing import Self
 from weakref import WeakValueDictionary
 
 import anyio
+from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sandbox.backends.base import Backend
 from mcp_sandbox.errors import OperatorError
@@ -75,6 +76,7 @@ class SessionManager:
         self._drain = Drain()
         self._handing_over = False
         self._tasks = anyio.create_task_group()
+        self._closed = anyio.Event()
         self._pool_folder = pool
         self._rooms: Rooms | None = None
         # A hold lives as long as a session has it or its sandbox is open (then it has a slot):
@@ -83,6 +85,7 @@ class SessionManager:
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
+        tasks: TaskGroup = await self._tasks.start(self._host)
         self._rooms = Rooms(
             backend=self._backend,
             workspaces=self._workspaces,
@@ -93,16 +96,24 @@ class SessionManager:
             settings=self._settings,
             slots=self._slots,
             ledger=self._ledger,
-            tasks=self._tasks,
+            tasks=tasks,
             drain=self._drain,
-            pool=self._make_pool(self._pool_folder) if self._pool_folder else None,
+            pool=self._make_pool(self._pool_folder, tasks) if self._pool_folder else None,
         )
         if self._rooms.pool:
             self._rooms.pool.start()
-        self._tasks.start_soon(self._reaper.run)
+        tasks.start_soon(self._reaper.run)
         if self._settings.keep_background:
-            self._tasks.start_soon(self._take_over)
+            tasks.start_soon(self._take_over)
         return self
+
+    async def _host(self, *, task_status: TaskStatus[TaskGroup]) -> None:
+        """Run what sandboxes need, also while a cancelled block still brings them to their end."""
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                task_status.started(tasks)
+                await self._closed.wait()
+                tasks.cancel_scope.cancel()
 
     async def _take_over(self) -> None:
         """Hold what runs for chats already; end what runs for a chat that is no more."""
@@ -124,12 +135,12 @@ class SessionManager:
                 logger.info("removing sandbox %s: chat %s has no files", sandbox_id, chat)
                 await self._backend.destroy(sandbox_id)
 
-    def _make_pool(self, folder: PoolFolder) -> WarmPool:
+    def _make_pool(self, folder: PoolFolder, tasks: TaskGroup) -> WarmPool:
         settings = self._settings
         warmer = Warmer(self._backend, folder, settings.spec, keep_bytes=settings.keep_bytes)
         return WarmPool(
             warmer,
-            self._tasks,
+            tasks,
             size=settings.pool_size,
             max_age_s=settings.pool_max_age_s,
             free=lambda: self._slots.free,
@@ -151,7 +162,7 @@ class SessionManager:
                 with anyio.move_on_after(_LAST_WORDS_S):
                     await self._ledger.write()
         finally:
-            self._tasks.cancel_scope.cancel()
+            self._closed.set()
         # The group must see a cancellation; any other error of the block is the caller's own and
         # must reach it as it is, not wrapped in a group.
         if isinstance(value, anyio.get_cancelled_exc_class()):
