@@ -243,7 +243,10 @@ class HttpConfig(Section):
     )
     connections: int = Field(default=512, ge=2, description="connections at the same time")
     rate: int = Field(
-        default=100, ge=1, description="requests a second of one user, over ten seconds"
+        default=100,
+        ge=1,
+        description="requests a second of one user, over ten seconds; each 64 KiB of a large "
+        "message count as one",
     )
     requests_per_user: int = Field(
         default=64, ge=1, description="requests of one user at the same time, with open streams"

@@ -1,5 +1,6 @@
 """The body of a request, read as a whole before anything parses it: bounded in size and time."""
 
+from collections.abc import Callable
 from http import HTTPStatus
 
 import anyio
@@ -13,8 +14,15 @@ class Gone(Exception):
     """The client left before its request had come."""
 
 
-async def read_body(headers: Headers, receive: Receive, max_bytes: int, within_s: float) -> bytes:
-    """The body of a POST.
+async def read_body(
+    headers: Headers,
+    receive: Receive,
+    max_bytes: int,
+    within_s: float,
+    *,
+    count: Callable[[int], None],
+) -> bytes:
+    """The body of a POST. `count` is told of the bytes as they come, and may refuse them.
 
     Raises:
         Refused: it is no JSON, too large, or too slow.
@@ -27,7 +35,7 @@ async def read_body(headers: Headers, receive: Receive, max_bytes: int, within_s
         raise _too_large(max_bytes)
     try:
         with anyio.fail_after(within_s):
-            return await _collect(receive, max_bytes)
+            return await _collect(receive, max_bytes, count)
     except TimeoutError as exc:
         text = f"the request did not come within {within_s:g} s: send it again, faster"
         raise Refused(HTTPStatus.REQUEST_TIMEOUT, text) from exc
@@ -49,13 +57,15 @@ def replayed(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def _collect(receive: Receive, max_bytes: int) -> bytes:
+async def _collect(receive: Receive, max_bytes: int, count: Callable[[int], None]) -> bytes:
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] != "http.request":
             raise Gone
-        body += message.get("body", b"")
+        piece = message.get("body", b"")
+        count(len(piece))
+        body += piece
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
         if not message.get("more_body", False):

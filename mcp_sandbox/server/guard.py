@@ -6,7 +6,8 @@ the body; tells the rest which user and chat a request belongs to. Knows no tool
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -26,7 +27,7 @@ from mcp_sandbox.server.body import Gone, read_body, refuse_body, replayed
 from mcp_sandbox.server.flow import Flow, Open
 from mcp_sandbox.server.hosts import AllowedHosts
 from mcp_sandbox.server.identity import ANONYMOUS, CALLER, CHAT_HEADER, Caller
-from mcp_sandbox.server.limits import AtOnce, Rate
+from mcp_sandbox.server.limits import AtOnce, Bytes, Rate
 from mcp_sandbox.server.older import SESSION_HEADER, OlderSessions
 from mcp_sandbox.server.refusal import Refused, too_many
 from mcp_sandbox.telemetry.metrics import CONTENT_TYPE
@@ -37,6 +38,8 @@ PATH = "/mcp"
 _VERSION_HEADER = "mcp-protocol-version"
 _SESSION_ID = re.compile(r"[0-9a-f]{32}")
 _LOOK_S = 1.0
+# Once parsed, a message may take ten times its size until it is answered.
+_LARGE_AT_ONCE = 4
 _CHALLENGE = 'Bearer realm="mcp-sandbox"'
 
 
@@ -76,6 +79,7 @@ class Guard:
         self._rules = rules
         self._rate = Rate(settings.rate)
         self._at_once = AtOnce(settings.requests_per_user)
+        self._bytes = Bytes(_LARGE_AT_ONCE * settings.max_body)
         self._older = OlderSessions(app, settings.sessions_per_user)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,19 +166,45 @@ class Guard:
     ) -> None:
         headers = Headers(scope=scope)
         known = {**scope, **_known_as(grant.user, headers)}
-        body = await self._body(scope["method"], headers, receive)
-        app = self._app
+        with self._carried(grant.user) as count:
+            body = await self._body(scope["method"], headers, receive, count)
+            self._rate.charge(grant.user, len(body))
+            await self._serve(grant, body, known, receive, send)
+
+    @contextmanager
+    def _carried(self, user: str) -> Generator[Callable[[int], None]]:
+        """Count the bytes of a user's message, which are held until it is answered."""
+        carried = 0
+
+        def count(size: int) -> None:
+            nonlocal carried
+            if not self._bytes.add(user, size):
+                raise too_many("large messages of this user are still being served", 1)
+            carried += size
+
+        try:
+            yield count
+        finally:
+            self._bytes.remove(user, carried)
+
+    async def _serve(
+        self, grant: TokenGrant, body: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        headers, app = Headers(scope=scope), self._app
         if _is_older_era(headers):
             app = partial(self._older.serve, grant.user, body)
         entry = Open(grant.token_id or None, _is_stream(scope["method"], headers))
-        await self.flow.serve(entry, app, known, replayed(body, receive), send)
+        await self.flow.serve(entry, app, scope, replayed(body, receive), send)
 
-    async def _body(self, method: str, headers: Headers, receive: Receive) -> bytes:
+    async def _body(
+        self, method: str, headers: Headers, receive: Receive, count: Callable[[int], None]
+    ) -> bytes:
         if method != "POST":
             refuse_body(headers)
             return b""
         settings = self._rules.settings
-        return await read_body(headers, receive, settings.max_body, settings.request_time)
+        limits = settings.max_body, settings.request_time
+        return await read_body(headers, receive, *limits, count=count)
 
 
 def _known_as(user: str, headers: Headers) -> dict[str, object]:

@@ -5,6 +5,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 _BURST_S = 10.0
+# Parsing this much takes about as long as serving a small request.
+_BYTES_A_REQUEST = 64 << 10
 
 
 class Rate:
@@ -24,6 +26,14 @@ class Rate:
             return max(1, math.ceil((1 - left) / self._per_second))
         self._left[user] = left - 1, now
         return 0
+
+    def charge(self, user: str, size: int) -> None:
+        """Count a message that was taken as more requests, for its bytes; what comes next waits.
+
+        One message costs at most what may come in ten seconds.
+        """
+        left, when = self._left[user]
+        self._left[user] = left - min(self._most, size // _BYTES_A_REQUEST), when
 
 
 class AtOnce:
@@ -45,6 +55,27 @@ class AtOnce:
         self._open[user] -= 1
         if not self._open[user]:
             del self._open[user]
+
+
+class Bytes:
+    """So many bytes of messages at the same time for each user."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held = Counter[str]()
+
+    def add(self, user: str, count: int) -> bool:
+        """Count bytes in, if there is room."""
+        if self._held[user] + count > self._limit:
+            return False
+        self._held[user] += count
+        return True
+
+    def remove(self, user: str, count: int) -> None:
+        """Count bytes out again."""
+        self._held[user] -= count
+        if not self._held[user]:
+            del self._held[user]
 
 
 @dataclass(eq=False)

@@ -1,5 +1,6 @@
 """Attacks on the HTTP door: each is refused by the right status, and the server goes on."""
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,23 @@ async def test_more_requests_than_the_rate_must_wait(data_root: Path) -> None:
         refused = await web.post(alice)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert await is_well(web, bob)
+
+
+async def test_many_large_messages_at_once_must_wait(data_root: Path) -> None:
+    size = 64 << 10
+    async with served(data_root, max_body=size) as web, AsyncExitStack() as stack:
+        alice, bob = await web.headers("alice"), await web.headers("bob")
+        for _ in range(4):
+            stream, _ = await stack.enter_async_context(web.peer())
+            own = f"Authorization: {alice['Authorization']}\r\nContent-Length: {size}"
+            await stream.send(head(web, own) + b" " * (size - 1))
+        while (refused := await web.post(alice)).status_code != 429:
+            await anyio.sleep(0.01)
+        assert "large messages" in refused.text
+        assert await is_well(web, bob)
+        await stack.aclose()
+        while not await is_well(web, alice):
+            await anyio.sleep(0.01)
 
 
 async def test_more_requests_at_once_than_allowed_must_wait(data_root: Path) -> None:

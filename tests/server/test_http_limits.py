@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sandbox.server.hosts import AllowedHosts, parse_host
-from mcp_sandbox.server.limits import AtOnce, Rate, Sessions
+from mcp_sandbox.server.limits import AtOnce, Bytes, Rate, Sessions
 
 
 @given(st.lists(st.floats(min_value=0, max_value=3), max_size=200), st.integers(1, 20))
@@ -25,6 +25,36 @@ def test_who_waits_as_told_is_served() -> None:
     while not (wait_s := rate.take("alice", 0.0)):
         pass
     assert rate.take("alice", float(wait_s)) == 0
+
+
+def test_large_messages_count_as_many_requests() -> None:
+    rate = Rate(100)
+    assert rate.take("alice", 0.0) == 0
+    rate.charge("alice", 16 << 20)
+    granted = 0
+    while not rate.take("alice", 0.0):
+        granted += 1
+    assert granted == 1000 - 1 - 256
+
+
+def test_who_sent_the_largest_message_is_served_again() -> None:
+    rate = Rate(1)
+    assert rate.take("alice", 0.0) == 0
+    rate.charge("alice", 1 << 30)
+    wait_s = rate.take("alice", 0.0)
+    assert wait_s <= 10
+    assert rate.take("alice", float(wait_s)) == 0
+
+
+def test_bytes_that_are_answered_make_room() -> None:
+    held = Bytes(100)
+    assert [held.add("alice", 60), held.add("alice", 60), held.add("bob", 60)] == [
+        True,
+        False,
+        True,
+    ]
+    held.remove("alice", 60)
+    assert held.add("alice", 100)
 
 
 def test_who_leaves_makes_room() -> None:
