@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from anyio import to_thread
 
-from mcp_sandbox.models import ChatId
+from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.clock import recall, remember
 from mcp_sandbox.sessions.ledger import Ledger
 from mcp_sandbox.workspace.directory import TRASH_KEPT_S, Workspaces
@@ -28,15 +28,30 @@ class Guard(Protocol):
         ...
 
     async def in_use(self) -> Collection[ChatId]:
-        """The chats that have a sandbox, whoever opened it."""
+        """The chats that have a sandbox, or are about to, whoever opened it."""
+        ...
+
+    async def sandboxes(self) -> Mapping[SandboxId, ChatId]:
+        """What runs, for which chats."""
+        ...
+
+    async def end_leftover(self, sandbox_id: SandboxId, chat: ChatId) -> bool:
+        """End a sandbox unless its chat has files, or got some meanwhile; whether it did."""
+        ...
+
+    async def forget(self, chat: ChatId) -> None:
+        """The chat has no files any more."""
         ...
 
 
 @dataclass(frozen=True)
 class GcItem:
-    """Something that is, or would be, removed: a chat "user/chat", or an item of the trash."""
+    """Something that is, or would be, removed; `what` is a chat, as "user/chat", where known.
 
-    kind: Literal["workspace", "trash"]
+    kind: the files of a chat, what was thrown away before, or a sandbox that is nobody's.
+    """
+
+    kind: Literal["workspace", "trash", "sandbox"]
     what: str
     why: str
     size_bytes: int
@@ -88,6 +103,7 @@ class Cleaning:
         found = due(seen.chats, keep_s=self._keep_s, in_use=in_use, watched_s=watched_s)
         items = [item for one in found if (item := await self._take(one, dry_run))]
         items += await self._empty_trash(seen, watched_s, dry_run)
+        items += await self._end_leftovers(seen, dry_run)
         return GcReport(dry_run, tuple(items))
 
     async def _look(self) -> "_Seen":
@@ -137,9 +153,18 @@ class Cleaning:
             if chat in await self._guard.in_use() or self._ledger.get(chat) != before:
                 return False
             await self._workspaces.remove(chat)
+            await self._guard.forget(chat)
         self._ledger.note(chat, "terminated")
         logger.info("chat %s: its files are in the trash, nobody used it for long", chat)
         return True
+
+    async def _end_leftovers(self, seen: "_Seen", dry_run: bool) -> list[GcItem]:
+        return [
+            GcItem("sandbox", str(chat), "runs for a chat that has no files", 0)
+            for sandbox_id, chat in (await self._guard.sandboxes()).items()
+            if chat not in seen.chats
+            and (dry_run or await self._guard.end_leftover(sandbox_id, chat))
+        ]
 
     async def _empty_trash(self, seen: "_Seen", watched_s: float, dry_run: bool) -> list[GcItem]:
         old = set(outdated(seen.trash, TRASH_KEPT_S, watched_s))

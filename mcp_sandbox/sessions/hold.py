@@ -3,7 +3,6 @@
 import logging
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from datetime import UTC, datetime
 from typing import Literal
 
 import anyio
@@ -16,7 +15,7 @@ from mcp_sandbox.sessions.listing import Use
 from mcp_sandbox.sessions.obituary import ended_with
 from mcp_sandbox.sessions.opening import Opening
 from mcp_sandbox.sessions.rooms import Held, Opened, Rooms
-from mcp_sandbox.sessions.spec import SPEC
+from mcp_sandbox.sessions.spec import SPEC, started_s
 from mcp_sandbox.telemetry.logs import event
 from mcp_sandbox.telemetry.spans import span
 
@@ -40,7 +39,6 @@ class Hold:
         # Of these, how many are past the opening, and use the sandbox.
         self._inside = 0
         self._left = anyio.Event()
-        self._used_at: datetime | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -59,7 +57,6 @@ class Hold:
             age_s=self._age_s(held) if held else 0.0,
             background=held.runtime.background.total if held else 0,
             image=(held.facts.image or "") if held else "",
-            used_at=self._used_at,
         )
 
     def _age_s(self, held: Held) -> float:
@@ -94,7 +91,6 @@ class Hold:
             self._calls -= 1
             self._rooms.ledger.used(self.chat)
             self._rooms.drain.note()
-            self._used_at = datetime.now(UTC)
             self._rooms.slots.rest(self)
 
     @contextmanager
@@ -220,7 +216,8 @@ class Hold:
         guard = GrowthGuard(self.meter, self._end_for_growth)
         self._rooms.tasks.start_soon(guard.run)
         sandbox, now_s = opened.sandbox, self._rooms.ledger.clock().steady_s
-        self._held = Held(sandbox, opened.runtime, guard, opened.shown, now_s, suits)
+        began_s = started_s(sandbox.labels, now_s)
+        self._held = Held(sandbox, opened.runtime, guard, opened.shown, began_s, suits)
         if opened.news:
             self._tell_agent(opened.news)
         image, spec = sandbox.facts.image, sandbox.labels.get(SPEC)
@@ -324,6 +321,7 @@ class Hold:
                     await self._rooms.workspaces.discard(self.chat)
                 elif files == "remove":
                     await self._rooms.workspaces.remove(self.chat)
+                    await self._rooms.residence.forget(self.chat)
                     self._rooms.ledger.note(self.chat, "terminated")
         self.meter.note_change()
         return held is not None or bool(others)

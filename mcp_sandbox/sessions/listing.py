@@ -25,7 +25,6 @@ class Use:
     age_s: float = 0.0
     background: int = 0
     image: str = ""
-    used_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def _row(
         backend=backend,
         sandbox_id=sandbox.id if sandbox else None,
         created_at=when.created_at,
-        last_used_at=max(when.last_used_at, use.used_at or when.last_used_at),
+        last_used_at=when.last_used_at,
         image=use.image,
         spec=sandbox.labels.get("spec", "") if sandbox else "",
         busy=use.calls,

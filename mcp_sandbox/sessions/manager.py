@@ -11,13 +11,13 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sandbox.backends.base import Backend
 from mcp_sandbox.errors import OperatorError
-from mcp_sandbox.models import ChatId, SandboxId, SessionStatus, Statistics
+from mcp_sandbox.models import ChatId, SessionStatus, Statistics
 from mcp_sandbox.sessions.chat_lock import ChatLocks
 from mcp_sandbox.sessions.cleaning import Cleaning, GcReport
 from mcp_sandbox.sessions.drain import Drain
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.ledger import Ledger
-from mcp_sandbox.sessions.listing import chat_of, statuses
+from mcp_sandbox.sessions.listing import statuses
 from mcp_sandbox.sessions.news import News
 from mcp_sandbox.sessions.reaper import Reaper
 from mcp_sandbox.sessions.residence import Residence
@@ -66,11 +66,9 @@ class SessionManager:
         self._ledger = ledger
         self._locks = ChatLocks(data_root)
         lifetimes = self._settings.lifetimes
+        self._wards = Wards(backend, workspaces, self._locks, self._residence, own=self._own_chats)
         self._cleaning = Cleaning(
-            workspaces,
-            ledger,
-            keep_s=lifetimes.retention_s,
-            guard=Wards(self._locks, backend, self._own_chats),
+            workspaces, ledger, keep_s=lifetimes.retention_s, guard=self._wards
         )
         self._reaper = Reaper(self._open_holds, ledger, self._cleaning, lifetimes)
         self._drain = Drain()
@@ -118,22 +116,15 @@ class SessionManager:
     async def _take_over(self) -> None:
         """Hold what runs for chats already; end what runs for a chat that is no more."""
         try:
-            running = await self._backend.running()
+            running = await self._wards.sandboxes()
             chats = set(await self._workspaces.chats())
-            for info in running:
-                chat = chat_of(info.labels)
+            for sandbox_id, chat in running.items():
                 if chat in chats:
-                    await self._hold(chat).adopt(info.id)
-                elif chat is not None:
-                    await self._end_leftover(chat, info.id)
+                    await self._hold(chat).adopt(sandbox_id)
+                else:
+                    await self._wards.end_leftover(sandbox_id, chat)
         except OperatorError:
             logger.exception("what runs already is found when its chat is used")
-
-    async def _end_leftover(self, chat: ChatId, sandbox_id: SandboxId) -> None:
-        async with self._locks.hold(chat):
-            if chat not in await self._workspaces.chats():
-                logger.info("removing sandbox %s: chat %s has no files", sandbox_id, chat)
-                await self._backend.destroy(sandbox_id)
 
     def _make_pool(self, folder: PoolFolder, tasks: TaskGroup) -> WarmPool:
         settings = self._settings
@@ -235,6 +226,8 @@ class SessionManager:
 
     async def collect(self, *, dry_run: bool = False) -> GcReport:
         """Remove what is due now: chats that nobody used for long, and the trash of yesterday.
+
+        Sandboxes of chats that have no files are ended.
 
         With `dry_run` it only says what, and why.
 

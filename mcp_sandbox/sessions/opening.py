@@ -17,7 +17,7 @@ from mcp_sandbox.sessions.connect import connect
 from mcp_sandbox.sessions.listing import chat_of
 from mcp_sandbox.sessions.obituary import ended_with
 from mcp_sandbox.sessions.rooms import Held, Opened, Rooms
-from mcp_sandbox.sessions.spec import SPEC, marked
+from mcp_sandbox.sessions.spec import SPEC, STARTED, marked
 from mcp_sandbox.workspace.directory import ChatDirectories
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,8 @@ class Opening:
         return await self._replace(held.sandbox, held.runtime, spec)
 
     async def _spec(self, directories: ChatDirectories, shown: tuple[Mount, ...]) -> SandboxSpec:
-        labels = {"user": self._chat.user, "chat": self._chat.chat}
+        now_s = self._rooms.ledger.clock().steady_s
+        labels = {"user": self._chat.user, "chat": self._chat.chat, STARTED: f"{now_s:.0f}"}
         spec = self._rooms.settings.spec(directories, labels, shown)
         return marked(spec, await self._rooms.backend.origin(), directories)
 

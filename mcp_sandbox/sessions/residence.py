@@ -6,12 +6,15 @@
 A lost file is no harm: the next sandbox writes it again.
 """
 
+import logging
 from pathlib import Path
 
 from anyio import to_thread
 
 from mcp_sandbox.errors import BackendUnavailable, StorageUnavailable
 from mcp_sandbox.models import BackendName, ChatId, SandboxId
+
+logger = logging.getLogger(__name__)
 
 
 class Residence:
@@ -41,6 +44,18 @@ class Residence:
             StorageUnavailable: it cannot be written.
         """
         await to_thread.run_sync(self._remember, chat, sandbox_id)
+
+    async def forget(self, chat: ChatId) -> None:
+        """The chat has no files any more: if it comes back, it is a new one."""
+        await to_thread.run_sync(self._forget, chat)
+
+    def _forget(self, chat: ChatId) -> None:
+        for path in (self._note(chat), self._record(chat)):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as exc:
+                # The chat only stays bound to its backend.
+                logger.warning("%s cannot be removed: %s", path, exc)
 
     def _sandbox(self, chat: ChatId) -> SandboxId | None:
         try:

@@ -11,6 +11,16 @@ from mcp_sandbox.workspace.directory import ChatDirectories
 
 SPEC = "spec"
 """The label that holds it."""
+STARTED = "started"
+"""The label that holds when it was started, in seconds since the machine was."""
+
+
+def started_s(labels: Mapping[str, str], now_s: float) -> float:
+    """When a sandbox with these labels was started; now, where they do not tell."""
+    try:
+        return min(float(labels[STARTED]), now_s)
+    except (KeyError, ValueError):
+        return now_s
 
 
 def marked(spec: SandboxSpec, origin: str, directories: ChatDirectories) -> SandboxSpec:

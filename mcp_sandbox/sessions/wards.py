@@ -1,22 +1,35 @@
-"""Which chats are in use in any server, so that nobody removes their files."""
+"""Which chats are in use in any server, and which sandboxes are nobody's."""
 
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 
 from mcp_sandbox.backends.base import Backend
-from mcp_sandbox.models import ChatId
+from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.chat_lock import ChatLocks
 from mcp_sandbox.sessions.listing import chat_of
+from mcp_sandbox.sessions.residence import Residence
+from mcp_sandbox.workspace.directory import Workspaces
+
+logger = logging.getLogger(__name__)
 
 
 class Wards:
     """The chats of one data root, of this server (`own`) and of others."""
 
     def __init__(
-        self, locks: ChatLocks, backend: Backend, own: Callable[[], Collection[ChatId]]
+        self,
+        backend: Backend,
+        workspaces: Workspaces,
+        locks: ChatLocks,
+        residence: Residence,
+        *,
+        own: Callable[[], Collection[ChatId]],
     ) -> None:
-        self._locks = locks
         self._backend = backend
+        self._workspaces = workspaces
+        self._locks = locks
+        self._residence = residence
         self._own = own
 
     def lock(self, chat: ChatId) -> AbstractAsyncContextManager[None]:
@@ -29,5 +42,30 @@ class Wards:
         Raises:
             BackendUnavailable: the engine does not say what runs.
         """
-        running = [chat_of(info.labels) for info in await self._backend.running()]
-        return {*self._own(), *(chat for chat in running if chat)}
+        return {*self._own(), *(await self.sandboxes()).values()}
+
+    async def sandboxes(self) -> Mapping[SandboxId, ChatId]:
+        """What runs, for which chats.
+
+        Raises:
+            BackendUnavailable: the engine does not say what runs.
+        """
+        running = {info.id: chat_of(info.labels) for info in await self._backend.running()}
+        return {sandbox_id: chat for sandbox_id, chat in running.items() if chat}
+
+    async def end_leftover(self, sandbox_id: SandboxId, chat: ChatId) -> bool:
+        """End a sandbox unless its chat has files, or got some meanwhile; whether it did.
+
+        Raises:
+            OperatorError: the engine or the data root cannot be used.
+        """
+        async with self.lock(chat):
+            if chat in await self._workspaces.chats():
+                return False
+            logger.info("removing sandbox %s: chat %s has no files", sandbox_id, chat)
+            await self._backend.destroy(sandbox_id)
+        return True
+
+    async def forget(self, chat: ChatId) -> None:
+        """The chat has no files any more."""
+        await self._residence.forget(chat)

@@ -228,3 +228,52 @@ async def test_the_chats_of_a_user_share_a_quota(config: Config) -> None:
             await second.exec("head -c 2000000 /dev/zero > big; sleep 40", timeout_s=50)
         await first.delete_file("big")
         await (await manager.session(ChatId("v", "a"))).write_file("big", bytes(3_000_000))
+
+
+async def test_the_age_of_a_sandbox_is_known_to_whoever_finds_it(
+    manager: SessionManager, config: Config, clock: SetClock
+) -> None:
+    await (await manager.session(A)).exec("sleep 86390 &")
+    clock.pass_(DAY_S - 10)
+    async with open_manager(config, clock=clock) as second:
+        found = await second.session(A)
+        assert (await found.exec("ps -eo args | grep -c '[s]leep 86390'")).stdout == "1\n"
+        clock.pass_(10)
+        # Each leaves it to the other, the last one ends it.
+        await second._reaper.look()
+        assert await running(config) == ["a"]
+        await manager._reaper.look()
+        assert await running(config) == []
+        assert (await found.exec("ps -eo args | grep -c '[s]leep 86390'")).stdout == "0\n"
+
+
+async def test_a_sandbox_that_nobody_uses_is_paused_where_that_saves_something(
+    manager: SessionManager, clock: SetClock
+) -> None:
+    session = await manager.session(A)
+    await session.exec("echo kept > file")
+    clock.pass_(HOUR_S / 4 - 1)
+    await manager._reaper.look()
+    assert [row.state for row in await manager.list()] == ["running"]
+    clock.pass_(1)
+    await manager._reaper.look()
+    (row,) = await manager.list()
+    assert row.state == ("paused" if row.backend == "docker" else "running")
+    with anyio.fail_after(30):
+        assert (await session.exec("cat file")).stdout == "kept\n"
+    clock.pass_(HOUR_S / 4)
+    await manager._reaper.look()
+    clock.pass_(HOUR_S)
+    await manager._reaper.look()
+    assert [row.state for row in await manager.list()] == ["warm"]
+
+
+async def test_a_sandbox_of_a_chat_without_files_is_ended_on_request(
+    manager: SessionManager, config: Config
+) -> None:
+    await (await manager.session(A)).exec("true")
+    await (await manager.session(B)).exec("true")
+    (config.data_dir / "sandbox/workspace/u/chat-a").rename(config.data_dir / "taken-away")
+    report = await manager.collect()
+    assert [(item.kind, item.what) for item in report.items] == [("sandbox", "u/a")]
+    assert await running(config) == ["b"]

@@ -1,13 +1,13 @@
 """Old files go through the trash; what is used stays, whatever clocks and stores do."""
 
 import os
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.models import ChatId
+from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.cleaning import Cleaning, GcItem
 from mcp_sandbox.sessions.ledger import Ledger
 from mcp_sandbox.sessions.store_sqlite import SqliteStore
@@ -24,7 +24,9 @@ class Server:
     """What one server of the data root knows, and does about old files."""
 
     def __init__(self, data_root: Path, store: SqliteStore, clock: SetClock, keep_s: float) -> None:
-        self.sandboxes: set[ChatId] = set()
+        self.used: set[ChatId] = set()
+        self.forgotten: list[ChatId] = []
+        self.running: dict[SandboxId, ChatId] = {}
         self.locked: list[ChatId] = []
         self.workspaces = Workspaces(data_root, owner=OWNER, now=lambda: clock().wall_s)
         self.ledger = Ledger(store, "docker", clock)
@@ -41,7 +43,16 @@ class Server:
         yield
 
     async def in_use(self) -> Collection[ChatId]:
-        return self.sandboxes
+        return self.used
+
+    async def sandboxes(self) -> Mapping[SandboxId, ChatId]:
+        return dict(self.running)
+
+    async def end_leftover(self, sandbox_id: SandboxId, chat: ChatId) -> bool:
+        return self.running.pop(sandbox_id) == chat
+
+    async def forget(self, chat: ChatId) -> None:
+        self.forgotten.append(chat)
 
     async def use(self, chat: ChatId) -> Path:
         """A call of the chat, from which a file stays."""
@@ -82,7 +93,7 @@ async def test_unused_chats_go_to_the_trash_and_from_there_a_day_later(
         assert await server.scheduled() == []
         clock.pass_(DAY_S)
         assert await server.scheduled() == ["workspace ann/old"]
-        assert server.locked == [OLD]
+        assert server.locked == server.forgotten == [OLD]
         assert (file.exists(), kept.exists()) == (False, True)
         states = {record.chat: record.state for record in server.ledger.all()}
         assert states == {OLD: "terminated", NEW: "running"}
@@ -120,7 +131,7 @@ async def test_a_dry_run_says_what_and_why_and_removes_nothing(
 async def test_what_has_a_sandbox_is_kept(tmp_path: Path, clock: SetClock) -> None:
     async with served(tmp_path, clock) as server:
         file = await server.use(OLD)
-        server.sandboxes.add(OLD)
+        server.used.add(OLD)
         clock.pass_(YEAR_S)
         assert (await server.cleaning.collect()).items == ()
         assert file.exists()
@@ -214,3 +225,14 @@ async def test_a_chat_whose_files_are_gone_is_forgotten(tmp_path: Path, clock: S
         await server.workspaces.empty_trash(older_than_s=0)
         await server.cleaning.tidy()
         assert server.ledger.all() == []
+
+
+async def test_a_sandbox_of_a_chat_without_files_is_ended(tmp_path: Path, clock: SetClock) -> None:
+    async with served(tmp_path, clock) as server:
+        await server.use(OLD)
+        server.running = {SandboxId("mcs-1"): OLD, SandboxId("mcs-2"): NEW}
+        expected = GcItem("sandbox", "ann/new", "runs for a chat that has no files", 0)
+        assert (await server.cleaning.collect(dry_run=True)).items == (expected,)
+        assert len(server.running) == 2
+        assert (await server.cleaning.collect()).items == (expected,)
+        assert server.running == {SandboxId("mcs-1"): OLD}

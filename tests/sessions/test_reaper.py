@@ -193,12 +193,12 @@ async def test_old_files_go_soon_after_the_start_and_then_on_schedule(
     reaper = reaper_of(server)
     first, second = files
     second_chat = ChatId("u", "b")
-    server.sandboxes.add(second_chat)
+    server.used.add(second_chat)
     begun = clock().steady_s
     while first.exists() or second.exists():
         await reaper.look_at_files()
         if not first.exists():
-            server.sandboxes.clear()
+            server.used.clear()
             gone.append(clock().steady_s - begun)
         clock.pass_(60)
         assert clock().steady_s < begun + 2 * DAY_S
