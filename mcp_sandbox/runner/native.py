@@ -18,7 +18,18 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-__all__ = ["Socket", "accept", "dumps", "listen", "loads", "pair", "receive", "send", "signal"]
+__all__ = [
+    "Socket",
+    "accept",
+    "dumps",
+    "listen",
+    "loads",
+    "pair",
+    "receive",
+    "send",
+    "signal",
+    "wait_for",
+]
 
 Socket = _socket.socket
 
@@ -99,6 +110,11 @@ def receive(
         if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
             fds += struct.unpack(f"{len(rights) // 4}i", rights)
     return loads(data) if data else None, fds
+
+
+def wait_for(sock: Socket) -> bool:
+    """Wait for a message without taking it; False when the other side is gone."""
+    return bool(sock.recv(1, _socket.MSG_PEEK))
 
 
 def listen(path: str) -> Socket:

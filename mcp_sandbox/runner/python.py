@@ -16,7 +16,7 @@ _ROOT = os.path.abspath(__file__).rsplit("/", 3)[0]
 sys.path[0] = _ROOT
 
 from mcp_sandbox.runner import main_file, processes, worker  # noqa: E402
-from mcp_sandbox.runner.native import Socket, receive, send, signal  # noqa: E402
+from mcp_sandbox.runner.native import Socket, receive, send, signal, wait_for  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,18 +131,22 @@ def _put_into_environment(wanted: dict[str, str]) -> None:
 def become(control: Socket, env: dict[str, str]) -> None:
     """Turn a fork of pid 1 into the interpreter that `start` would have started; never returns.
 
-    What the chat's start-up files print goes nowhere, least of all to the host.
+    The chat's start-up files run when pid 1 asks for a seat, and not before. What they print goes
+    nowhere, least of all to the host.
     """
     try:
+        processes.die_with_parent()
         os.setsid()
         nowhere = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(nowhere, number)
         os.dup2(control.detach(), _CONTROL_FD)
         os.closerange(_CONTROL_FD + 1, _MOST_FDS)
-        _put_into_environment(env)
-        _add_user_site()
-        _run(Socket(fileno=_CONTROL_FD))
+        asked = Socket(fileno=_CONTROL_FD)
+        if wait_for(asked):
+            _put_into_environment(env)
+            _add_user_site()
+            _run(asked)
     finally:
         os._exit(1)
 

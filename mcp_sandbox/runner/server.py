@@ -60,7 +60,7 @@ class Server:
         else:
             self.loop.on_signal(signal.SIGTERM, self.stop)
         self._pool.adopt_interpreter(*warm)
-        self._pool.prepare_seat()
+        self._awaited = True
 
     def run(self) -> None:
         self._consider_idle()
@@ -93,6 +93,11 @@ class Server:
         if self._told["background_total"]:
             connection.send({"t": "background", **self._told})
         self._pool.prepare()
+        if self._awaited:
+            # Only now: it runs the chat's start-up files, and who proves the token has looked
+            # at the sandbox from outside before.
+            self._awaited = False
+            self._pool.prepare_seat()
         self._consider_idle()
 
     def closed(self, connection: Connection) -> None:

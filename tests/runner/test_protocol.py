@@ -96,16 +96,6 @@ async def said_until_hang_up(stream: ByteStream, decoder: protocol.Decoder) -> l
             return said
 
 
-def test_a_runner_has_its_token_before_anybody_can_connect(tmp_path: Path) -> None:
-    settings = {
-        "MCP_SANDBOX_TOKEN_FILE": str(tmp_path / "missing"),
-        "MCP_SANDBOX_SOCKET": str(tmp_path / "runner.sock"),
-    }
-    done = subprocess.run([PYTHON, RUNNER], env=settings, capture_output=True, check=False)
-    assert b"FileNotFoundError" in done.stderr
-    assert not (tmp_path / "runner.sock").exists()
-
-
 async def test_who_hangs_up_before_the_greeting_takes_no_place(runner: Runner) -> None:
     assert await works(runner)
     runner.process.send_signal(signal.SIGSTOP)
