@@ -36,6 +36,8 @@ def check(text: str) -> None:
         raise ConfigError(f"line {exc.lineno} is not plain JSON ({exc.msg.lower()})") from exc
     except RecursionError as exc:
         raise ConfigError("it is nested too deeply") from exc
+    except ValueError as exc:
+        raise ConfigError("it holds a number of thousands of digits") from exc
     if not isinstance(found, dict):
         raise ConfigError("it holds no JSON object")
 

@@ -93,6 +93,7 @@ def test_the_style_of_the_file_is_kept(before: str, after: str) -> None:
         ('{"a": 1,}', "line 1 is not plain JSON"),
         ("[]", "holds no JSON object"),
         ("[" * 100_000, "nested too deeply"),
+        ('{"a": ' + "9" * 5000 + "}", "thousands of digits"),
     ],
 )
 def test_what_is_not_plain_json_is_refused_with_its_place(text: str, said: str) -> None:
