@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -92,7 +93,11 @@ def _project(said: Mapping[str, Any]) -> Path | None:
     project = _text(said, "project")
     if project is None:
         return None
-    if not project.startswith("/") or "\0" in project:
+    try:
+        absolute = os.fsencode(project).startswith(b"/") and "\0" not in project
+    except UnicodeEncodeError:
+        absolute = False
+    if not absolute:
         raise InvalidArgument(f"project {project[:200]!r} is not an absolute path")
     return Path(project)
 

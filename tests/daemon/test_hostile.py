@@ -61,6 +61,7 @@ async def test_another_user_is_refused_before_a_byte_is_read(open_folder: Path) 
         (b'{"mcp-sandbox": 1, "role": "chat", "chat": "a", "user": "b/c"}\n', "not usable"),
         (b'{"mcp-sandbox": 1, "role": "chat", "chat": 7}\n', '"chat" must be text'),
         (b'{"mcp-sandbox": 1, "role": "chat", "project": "here"}\n', "absolute"),
+        (b'{"mcp-sandbox": 1, "role": "chat", "project": "/\\ud800"}\n', "absolute"),
         (b'{"mcp-sandbox": 1, "role": "chat", "fresh": "../../x"}\n', "which chat"),
         (b'{"mcp-sandbox": 1, "role": "control", "arguments": []}\n', "must be an object"),
     ],
