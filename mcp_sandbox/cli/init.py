@@ -124,6 +124,7 @@ def _agreed() -> bool:
     try:
         return typer.confirm("Write this?", err=True)
     except typer.Abort:
+        print(file=sys.stderr)  # The question is still on its line.
         return False
 
 

@@ -86,6 +86,7 @@ def test_the_diff_is_shown_and_a_no_changes_nothing(init: Init, project: Path) -
         assert done.exit_code == 1
         assert '+        "sandbox": {' in done.stdout
         assert "nothing was changed" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("nothing was changed")
     assert (project / ".mcp.json").read_text() == OTHERS
     assert init("claude", answer="y\n").exit_code == 0
     assert entry(project / ".mcp.json")
