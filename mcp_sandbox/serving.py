@@ -169,7 +169,7 @@ def _status(
     return {
         **asdict(claim.holder),
         "data": str(config.data_dir),
-        "backend": config.backend,
+        "backend": manager.opened.backend if manager.opened else config.backend,
         "http": web and web.listener.url,
         "clients": door.connected - 1,
         "sandboxes": asdict(manager.opened.statistics()) if manager.opened else None,

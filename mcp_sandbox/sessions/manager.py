@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sandbox.backends.base import Backend
 from mcp_sandbox.errors import OperatorError
-from mcp_sandbox.models import ChatId, SessionStatus, Statistics
+from mcp_sandbox.models import BackendName, ChatId, SessionStatus, Statistics
 from mcp_sandbox.sessions.chat_lock import ChatLocks
 from mcp_sandbox.sessions.cleaning import Cleaning, GcReport
 from mcp_sandbox.sessions.drain import Drain
@@ -181,6 +181,11 @@ class SessionManager:
     def _own_chats(self) -> set[ChatId]:
         """The chats that this server uses, or is about to."""
         return {hold.chat for hold in [*self._holds.values()] if hold.is_busy or hold.use().open}
+
+    @property
+    def backend(self) -> BackendName:
+        """Where the sandboxes live."""
+        return self._backend.name
 
     async def session(self, chat: ChatId) -> Session:
         """The chat's session; its sandbox is made at the first call that needs it.
