@@ -8,6 +8,7 @@ from mcp_sandbox.app import LateManager, choose_backend, open_manager
 from mcp_sandbox.config import Config, DockerConfig, WorkspaceConfig
 from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.manager import SessionManager
 
 
 def no_engine(folder: Path) -> DockerConfig:
@@ -99,3 +100,16 @@ async def test_manager_opens_once_for_calls_at_the_same_time(data_root: Path) ->
                     calls.start_soon(call, number)
             tasks.cancel_scope.cancel()
     assert chats == {"0\n", "1\n", "2\n", "3\n"}
+
+
+async def test_a_manager_that_is_cancelled_as_it_opens_is_left_again(data_root: Path) -> None:
+    config = Config(data_dir=data_root, backend="unsafe-local")
+    with anyio.fail_after(20):
+        async with open_manager(config) as opened:
+            with anyio.CancelScope() as cancelled:
+                cancelled.cancel()
+                async with SessionManager(
+                    opened._backend, opened._workspaces, ledger=opened._ledger
+                ):
+                    await anyio.sleep_forever()
+    assert cancelled.cancelled_caught

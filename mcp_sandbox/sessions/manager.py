@@ -83,7 +83,9 @@ class SessionManager:
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
-        tasks: TaskGroup = await self._tasks.start(self._host)
+        with anyio.CancelScope(shield=True):
+            # Who is cancelled here could not leave the group that was entered.
+            tasks: TaskGroup = await self._tasks.start(self._host)
         self._rooms = Rooms(
             backend=self._backend,
             workspaces=self._workspaces,

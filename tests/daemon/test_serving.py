@@ -107,3 +107,12 @@ async def test_a_daemon_that_nobody_needs_ends_itself(tmp_path: Path) -> None:
         assert "the daemon ends: idle" in daemon.log
     assert not where.socket.exists()
     assert [path.read_text() for path in where.data.rglob("note")] == ["kept\n"]
+
+
+async def test_a_daemon_that_is_ended_while_it_begins_ends(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    for number in range(5):
+        async with running(where) as daemon:
+            await anyio.sleep(number * 0.1)
+            daemon.process.terminate()
+            assert await daemon.end() == 0, daemon.log
