@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import anyio
 
-from mcp_sandbox.errors import SandboxError, StorageUnavailable, WorkspaceFull
+from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable, WorkspaceFull
 from mcp_sandbox.workspace.meter import Meter
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class GrowthGuard:
                 # A disk that somebody else fills up is no reason to end what runs quietly here.
                 if background and isinstance(found, WorkspaceFull):
                     logger.warning("ending a sandbox for what its background writes: %s", found)
-                    await self._end_sandbox()
+                    await self._end_background()
                 await self._end_calls(found)
 
     def stop(self) -> None:
@@ -90,6 +90,14 @@ class GrowthGuard:
             with anyio.move_on_after(_BETWEEN_CALLS_S):
                 await self._called.wait()
         await anyio.sleep(least_s)
+
+    async def _end_background(self) -> None:
+        try:
+            await self._end_sandbox()
+        except OperatorError:
+            # Nobody waits for this task, and its failure would end every other chat's.
+            logger.exception("it could not be ended; trying again when it goes on writing")
+            await anyio.sleep(_TRY_AGAIN_S)
 
     async def _end_calls(self, found: SandboxError) -> None:
         """What was written is not undone, but what starts from now on cannot write more.
