@@ -33,6 +33,8 @@ class Ledger:
         self._removed: set[ChatId] = set()
         self._used_at: dict[ChatId, float] = {}
         self._failing = False
+        # What is read in the midst of a writing would be the state before it.
+        self._turn = anyio.Lock()
         self._news = anyio.Event()
 
     def get(self, chat: ChatId) -> SessionRecord | None:
@@ -99,6 +101,10 @@ class Ledger:
 
     async def read(self) -> None:
         """Take in what other processes wrote; a store that cannot be read changes nothing."""
+        async with self._turn:
+            await self._read()
+
+    async def _read(self) -> None:
         try:
             found = {record.chat: record for record in await self._store.all()}
         except StorageUnavailable as exc:
@@ -116,6 +122,10 @@ class Ledger:
 
     async def write(self) -> None:
         """Write what there is to write; what cannot be written now stays for the next time."""
+        async with self._turn:
+            await self._write_all()
+
+    async def _write_all(self) -> None:
         used, self._used = self._used, {}
         changed, self._changed = self._changed, set()
         removed, self._removed = self._removed, set()

@@ -1,7 +1,7 @@
 """What is known of chats is written behind the calls, and survives a store that fails."""
 
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +11,7 @@ import pytest
 
 from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.ledger import Ledger
+from mcp_sandbox.sessions.store import SessionRecord
 from mcp_sandbox.sessions.store_sqlite import SqliteStore
 from tests.sessions.clocks import NOON, SetClock
 
@@ -162,3 +163,41 @@ async def test_what_a_failing_store_refused_is_written_when_it_works(
         await ledger.write()
         (record,) = await store.all()
         assert (record.chat, record.last_used_at) == (ANN, at(5))
+
+
+class HeldUpStore(SqliteStore):
+    """A store that is held up in the midst of writing, and says at once what it held before."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.before: Sequence[SessionRecord] = ()
+        self.writing, self.go_on = anyio.Event(), anyio.Event()
+
+    async def put(self, record: SessionRecord) -> None:
+        self.writing.set()
+        await self.go_on.wait()
+        await super().put(record)
+
+    async def all(self, user: str | None = None) -> Sequence[SessionRecord]:
+        return self.before
+
+
+async def test_reading_in_the_midst_of_writing_brings_nothing_old_back(
+    path: Path, ledger: Ledger, store: SqliteStore, clock: SetClock
+) -> None:
+    for chat in (ANN, BOB):
+        ledger.note(chat, "warm")
+    await ledger.write()
+    async with aclosing(HeldUpStore(path)) as held_up:
+        held_up.before = await store.all()
+        slow = Ledger(held_up, "docker", clock)
+        for chat in (ANN, BOB):
+            slow.note(chat, "running", sandbox_id=SandboxId("mcs-1"))
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(slow.write)
+                await held_up.writing.wait()
+                tasks.start_soon(slow.read)
+                await anyio.wait_all_tasks_blocked()
+                held_up.go_on.set()
+    assert {record.state for record in await store.all()} == {"running"}
