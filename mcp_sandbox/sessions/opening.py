@@ -57,11 +57,13 @@ class Opening:
     async def adopt(self, sandbox_id: SandboxId) -> Opened | None:
         """Connect to a sandbox that runs already; None if it is of no use, and has been removed."""
         directories = await self._rooms.workspaces.open(self._chat)
+        # Before the connection: what fails after it would leave it open.
+        shown = await self._rooms.projects.show(self._chat)
         reached = await self._reach(sandbox_id, directories)
         if reached is None:
             return None
         await self._rooms.residence.remember(self._chat, sandbox_id)
-        return Opened(*reached, await self._rooms.projects.show(self._chat))
+        return Opened(*reached, shown)
 
     async def labelled(self) -> Sequence[SandboxId]:
         """The sandboxes that carry the chat's labels."""
@@ -124,6 +126,7 @@ class Opening:
     async def _replace(self, sandbox: Sandbox, runtime: Runtime, spec: SandboxSpec) -> str | None:
         if sandbox.labels.get(SPEC) == spec.labels[SPEC]:
             return None
+        background = runtime.background
         try:
             background = (await runtime.status()).background
             refusal = await runtime.retire(background_too=True)

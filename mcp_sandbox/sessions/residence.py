@@ -38,11 +38,7 @@ class Residence:
         return await to_thread.run_sync(self._sandbox, chat)
 
     async def remember(self, chat: ChatId, sandbox_id: SandboxId) -> None:
-        """Record which sandbox the chat has.
-
-        Raises:
-            StorageUnavailable: it cannot be written.
-        """
+        """Record which sandbox the chat has; where that cannot be written, its labels tell."""
         await to_thread.run_sync(self._remember, chat, sandbox_id)
 
     async def forget(self, chat: ChatId) -> None:
@@ -70,7 +66,7 @@ class Residence:
             fresh.write_text(sandbox_id)
             fresh.rename(note)
         except OSError as exc:
-            raise StorageUnavailable(f"the data directory cannot be written: {exc}") from exc
+            logger.warning("chat %s: its sandbox could not be written down: %s", chat, exc)
 
     def _note(self, chat: ChatId) -> Path:
         return self._folder / chat.user / f"sandbox-{chat.chat}"

@@ -1,7 +1,9 @@
 """Several servers on one data root: one sandbox for a chat, which ends with the last of them."""
 
 import json
+import os
 import shutil
+import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,6 +18,7 @@ from mcp_sandbox.app import open_backend, open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId, SandboxInfo
 from mcp_sandbox.sessions.manager import SessionManager
+from tests.backends.live import state_of
 
 CHAT = ChatId("tester", "shared")
 ROOT = Path(__file__).parents[2]
@@ -239,6 +242,40 @@ async def test_what_is_lost_of_the_notes_is_found_by_the_labels(config: Config) 
         session = await second.session(CHAT)
         assert (await session.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"
         assert [info.id for info in await running(config)] == [left.id]
+
+
+async def test_a_sandbox_is_used_also_where_it_cannot_be_noted(config: Config) -> None:
+    note = config.data_dir / "sandbox" / "residence" / CHAT.user / f"sandbox-{CHAT.chat}"
+    await anyio.to_thread.run_sync(partial(note.mkdir, parents=True))
+    async with open_manager(config) as first, open_manager(config) as second:
+        for manager in (first, second):
+            assert (await (await manager.session(CHAT)).exec("echo ok")).stdout == "ok\n"
+        assert len(await running(config)) == 1
+    await none_runs(config)
+
+
+async def test_one_of_other_settings_that_hangs_is_replaced(
+    config: Config, backend_name: str
+) -> None:
+    async with daemon(config) as first:
+        await (await first.session(CHAT)).exec("echo kept > file; sleep 86377 &")
+    limits = config.limits.model_copy(update={"open_files": 1024})
+    async with daemon(config.model_copy(update={"limits": limits})) as second:
+        with anyio.fail_after(40):
+            while not second.statistics().open:
+                await anyio.sleep(0.02)
+        held = second._hold(CHAT)._held
+        assert held is not None
+        if backend_name in ("docker", "docker-runsc"):
+            await held.sandbox.pause()
+        else:
+            process = state_of(config.data_dir, held.sandbox.id)["process"]["pid"]
+            os.kill(process, signal.SIGSTOP)
+        with anyio.fail_after(40):
+            session = await second.session(CHAT)
+            assert (await session.exec("cat file")).stdout == "kept\n"
+        (told,) = session.take_news()
+        assert "sleep 86377" in told
 
 
 async def test_two_that_end_at_once_leave_nothing(config: Config) -> None:
