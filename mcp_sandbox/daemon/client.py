@@ -40,7 +40,10 @@ class Conversation:
             NoDaemon: the daemon hung up.
         """
         while (end := self.rest.find(b"\n")) < 0:
-            data = self.connection.recv(_PIECE)
+            try:
+                data = self.connection.recv(_PIECE)
+            except ConnectionError:
+                data = b""
             if not data or len(self.rest) > _MAX_LINE:
                 raise NoDaemon("the daemon ended before it had answered: see `mcp-sandbox logs`")
             self.rest += data
@@ -60,25 +63,30 @@ def conversation(path: Path, command: str, arguments: JsonObject) -> Generator[C
         OperatorError: it refuses.
     """
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_ANSWER_S)
-        try:
-            connection.connect(str(path))
-            _check_peer(connection, path)
-            connection.sendall(_greeting(command, arguments))
-            begun = Conversation(connection)
-            connection.settimeout(None)
-            yield begun
-        except TimeoutError as exc:
-            raise NoDaemon(
-                f"the daemon on {path} does not answer: end it with `kill`, and try again"
-            ) from exc
-        except (FileNotFoundError, ConnectionError) as exc:
-            raise NoDaemon(
-                f"no daemon runs here (none listens on {path}): start one with `mcp-sandbox "
-                "serve`, or it starts with your agent"
-            ) from exc
-        except OSError as exc:
-            raise NoDaemon(f"the socket {path} cannot be used: {exc.strerror or exc}") from exc
+        # What fails in the block, such as a pipe that nobody reads, is not the daemon's fault.
+        yield _begun(connection, path, _greeting(command, arguments))
+
+
+def _begun(connection: socket.socket, path: Path, greeting: bytes) -> Conversation:
+    connection.settimeout(_ANSWER_S)
+    try:
+        connection.connect(str(path))
+        _check_peer(connection, path)
+        connection.sendall(greeting)
+        begun = Conversation(connection)
+    except TimeoutError as exc:
+        raise NoDaemon(
+            f"the daemon on {path} does not answer: end it with `kill`, and try again"
+        ) from exc
+    except (FileNotFoundError, ConnectionError) as exc:
+        raise NoDaemon(
+            f"no daemon runs here (none listens on {path}): start one with `mcp-sandbox "
+            "serve`, or it starts with your agent"
+        ) from exc
+    except OSError as exc:
+        raise NoDaemon(f"the socket {path} cannot be used: {exc.strerror or exc}") from exc
+    connection.settimeout(None)
+    return begun
 
 
 def ask(

@@ -78,9 +78,9 @@ class Control:
         """Tell the last `lines` lines, and with `follow` those that come until the ending."""
         wanted = arguments.get("lines")
         lines = self._log.after(0)
+        seen = lines[-1][0] if lines else 0
         if isinstance(wanted, int) and wanted >= 0:
             lines = lines[len(lines) - wanted :] if wanted < len(lines) else lines
-        seen = 0
         while True:
             for number, line in lines:
                 await tell({"line": line})

@@ -1,6 +1,7 @@
 """The command line of a person, against a real daemon."""
 
 import json
+import os
 import signal
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -9,7 +10,7 @@ import anyio
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from tests.daemon.running import command, control, in_chat, place, running
+from tests.daemon.running import command, control, dialled, in_chat, place, running
 
 
 @pytest.mark.parametrize("name", ["status", "logs", "shutdown"])
@@ -73,6 +74,39 @@ async def test_logs_follow_until_interrupted(tmp_path: Path) -> None:
                 pass
             process.send_signal(signal.SIGINT)
             assert await process.wait() == 0
+
+
+async def test_following_shows_nothing_from_before_when_no_lines_are_wanted(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where), in_chat(where, "early") as early:
+        await early.exec("true")
+        async with dialled(where) as person:
+            asked = {"lines": 0, "follow": True}
+            assert (await person.greet(role="control", command="logs", arguments=asked))["ok"]
+            async with in_chat(where, "late") as late:
+                await late.exec("true")
+            while "late" not in (line := str(await person.receive())):
+                assert "early" not in line
+
+
+async def test_a_reader_that_leaves_is_not_taken_for_a_lost_daemon(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where):
+        reading, writing = os.pipe()
+        os.close(reading)
+        try:
+            done = await anyio.run_process(
+                where.command("logs", "-f"),
+                stdin=DEVNULL,
+                stdout=writing,
+                check=False,
+                env=where.environment(),
+            )
+        finally:
+            os.close(writing)
+        assert done.returncode == 1
+        assert b"daemon" not in done.stderr
+        assert b"Traceback" not in done.stderr
 
 
 async def test_following_the_log_ends_with_the_daemon(tmp_path: Path) -> None:
