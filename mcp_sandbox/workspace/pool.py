@@ -158,11 +158,14 @@ class PoolFolder:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             pool = layout.enter(stack, sandbox, "pool")
             for _ in range(_ATTEMPTS):
-                self._name = secrets.token_hex(8)
-                self._lock = _lock(layout.enter(stack, pool, self._name))
+                name = secrets.token_hex(8)
+                lock = _lock(layout.enter(stack, pool, name))
                 # Before it was locked, somebody may have taken it for an abandoned one.
-                if self._lock is not None and layout.exists(pool, self._name.encode()):
+                if lock is not None and layout.exists(pool, name.encode()):
+                    self._name, self._lock = name, lock
                     return
+                if lock is not None:
+                    os.close(lock)
         raise StorageUnavailable(
             f"what is made in {self._data_root}/sandbox/pool disappears at once: end the program "
             "that deletes it, then start again"
