@@ -28,7 +28,7 @@ def serve(
         typer.Option(
             "--idle-exit",
             metavar="TIME",
-            help="End without client and open sandbox after this; 0 and with --http = never.",
+            help="End when for so long nobody is connected and nothing runs; 0 and --http = never.",
             show_default=False,
         ),
     ] = None,

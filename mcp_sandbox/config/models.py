@@ -216,7 +216,8 @@ class ServeConfig(Section):
         default=None, description="HOST:PORT on which MCP is served over HTTP too; empty = nowhere"
     )
     idle_exit: DurationOrZero = Field(
-        default=1800.0, description="ends without client and open sandbox after this; 0 = never"
+        default=1800.0,
+        description="ends when for so long no client is connected and nothing runs; 0 = never",
     )
     grace: DurationOrZero = Field(
         default=10.0, description="running calls may take this long to finish when it is stopped"

@@ -190,11 +190,7 @@ class SessionManager:
         return self._backend.name
 
     async def session(self, chat: ChatId) -> Session:
-        """The chat's session; its sandbox is made at the first call that needs it.
-
-        Raises:
-            Draining: this server is about to end.
-        """
+        """The chat's session; its sandbox is made at the first call that needs it."""
         return Session(self._hold(chat))
 
     def _hold(self, chat: ChatId) -> Hold:
