@@ -32,14 +32,12 @@ def _opened(name: str, attributes: Mapping[str, Value]) -> Generator[trace.Span]
             raise
 
 
-def ended_span(name: str, duration_ms: int, **attributes: Value) -> None:
+def ended_span(name: str, duration_ms: int) -> None:
     """Note what took place inside a sandbox, where nobody traces, and has just ended."""
     if not trace.get_current_span().is_recording():
         return
     end_ns = time.time_ns()
-    opened = _tracer.start_span(
-        name, attributes=_named(attributes), start_time=end_ns - duration_ms * 1_000_000
-    )
+    opened = _tracer.start_span(name, start_time=end_ns - duration_ms * 1_000_000)
     opened.end(end_ns)
 
 
