@@ -7,6 +7,7 @@ the channel, and every call under way with it.
 
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,9 @@ HANDSHAKE_S = 10.0
 SEND_S = 10.0
 # How long a cancelled call may take to tell that everything it started is dead.
 CANCEL_S = 8.0
+# A runner answers whatever its calls do: one that is silent so long is asked, and then given up.
+SILENT_S = 10.0
+ASKED_S = 15.0
 MAX_BODY = 256 * 1024 * 1024
 _MOST_NAMED = 20
 
@@ -97,6 +101,8 @@ class Channel:
         self._send_lock = anyio.Lock()
         self._broken: errors.SandboxGone | None = None
         self._ended = anyio.Event()
+        self._busy = anyio.Event()
+        self._heard = 0
 
     @property
     def broken(self) -> bool:
@@ -126,6 +132,7 @@ class Channel:
             await anyio.aclose_forcefully(self._stream)
             raise
         tasks.start_soon(self._read)
+        tasks.start_soon(self._watch)
 
     async def aclose(self) -> None:
         """Hang up; calls under way are lost, and the runner ends what they started."""
@@ -154,6 +161,7 @@ class Channel:
         self._last_id += 1
         number, call = self._last_id, _Call(sink, max_body)
         self._calls[number] = call
+        self._busy.set()
         try:
             with span(f"runtime {op}"), anyio.fail_after(timeout_s):
                 return await self._converse(number, call, {"op": op, "args": args}, body)
@@ -250,6 +258,7 @@ class Channel:
                 call.ended = True
                 call.wake()
             self._ended.set()
+            self._busy.set()
         with anyio.CancelScope(shield=True):
             await anyio.aclose_forcefully(self._stream)
 
@@ -277,6 +286,19 @@ class Channel:
             workspace_changed_ns=int(welcome["workspace_changed_ns"]),
         )
 
+    async def _watch(self) -> None:
+        """Ask a runner that says nothing during a call whether it still lives."""
+        while not self._broken:
+            self._busy = anyio.Event()
+            if not self._calls:
+                await self._busy.wait()
+            heard = self._heard
+            with anyio.move_on_after(SILENT_S):
+                await self._ended.wait()
+            if self._calls and heard == self._heard and not self._broken:
+                with suppress(errors.SandboxGone):
+                    await self.call("ping", {}, timeout_s=ASKED_S)
+
     async def _one_frame(self) -> JsonObject:
         """The next frame; the runner sends no second one before it is answered."""
         while True:
@@ -292,6 +314,7 @@ class Channel:
                 for header, payload in self._decoder.feed(data):
                     self._take(header, payload)
                 data = await self._stream.receive(262144)
+                self._heard += 1
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._break("the sandbox ended")
         except (protocol.ProtocolError, KeyError, TypeError, ValueError, OverflowError) as exc:

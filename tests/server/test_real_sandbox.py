@@ -9,7 +9,7 @@ import anyio
 import pytest
 from mcp import Client
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app import open_backend, open_manager
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.identity import one_chat, sessions_by
 from mcp_sandbox.server.server import build_server
@@ -177,3 +177,20 @@ async def test_a_reset_keeps_files_unless_told_otherwise(data_root: Path) -> Non
         assert await tools.text("exec", command="cat a") == "kept"
         await tools.text("sandbox_reset", keep_files=False)
         assert await tools.text("exec", command="ls -A") == "(no output)"
+
+
+async def test_the_next_result_tells_once_that_the_sandbox_had_ended(data_root: Path) -> None:
+    async with tools_of(data_root) as tools:
+        await tools.text("exec", command="sleep 86377 & sleep 0.2")
+        async with open_backend("unsafe-local", configured("unsafe-local", data_root)) as backend:
+            (info,) = await backend.running()
+            await backend.destroy(info.id)
+        # A client that shows the structured part of a result only would never tell.
+        await tools.text("list_files")
+        result = await tools.result("exec", command="echo new")
+        assert [block.text.splitlines()[0][:30] for block in result.content] == [
+            "new",
+            "[The sandbox had ended since t",
+        ]
+        assert "sleep 86377" in text_of(result)
+        assert "had ended" not in await tools.text("exec", command="echo again")
