@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import anyio
-from anyio.abc import ByteStream, UNIXSocketStream
+from anyio.abc import ByteStream
 
+from mcp_sandbox.backends.socket_stream import SocketStream
 from mcp_sandbox.errors import SandboxGone
 
 _RETRY_S = 0.001
@@ -45,11 +46,7 @@ async def connect(
     if connected is None:
         how = "has ended" if has_ended() else f"did not listen on {name} within {deadline_s:g} s"
         raise SandboxGone(f"the runner {how}; the next call starts a new sandbox on the same files")
-    try:
-        return await UNIXSocketStream.from_socket(connected)
-    except BaseException:
-        connected.close()
-        raise
+    return SocketStream(connected)
 
 
 async def wait_until_bound(

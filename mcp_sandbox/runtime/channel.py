@@ -92,6 +92,8 @@ class Channel:
     def __init__(self, stream: ByteStream, token: bytes) -> None:
         self.hello = RunnerHello("", "", 0, 0)
         self.background = Background()
+        # It ended because the runner does not answer any more.
+        self.silent = False
         self._stream = stream
         self._token = token
         self._decoder = protocol.Decoder()
@@ -170,7 +172,7 @@ class Channel:
             call.ended = True
             raise
         except TimeoutError as exc:
-            await self._break(f"the sandbox did not answer within {timeout_s:g} s")
+            await self._give_up(f"the sandbox did not answer within {timeout_s:g} s")
             raise self._broken or errors.SandboxGone("the sandbox is gone") from exc
         finally:
             if not call.ended and not self._broken:
@@ -229,7 +231,7 @@ class Channel:
             await self._send({"t": "cancel", "id": number}, b"")
             await call.end()
             return
-        await self._break("the sandbox did not stop a cancelled call")
+        await self._give_up("the sandbox did not stop a cancelled call")
 
     async def _send(self, header: JsonObject, payload: bytes) -> None:
         """One frame, whole: half of one would break the channel, so it cannot be cancelled."""
@@ -238,13 +240,17 @@ class Channel:
                 async with self._send_lock:
                     await self._stream.send(protocol.encode(header, payload, self._seal))
         except TimeoutError as exc:
-            await self._break(f"the sandbox took nothing for {SEND_S:g} s")
+            await self._give_up(f"the sandbox took nothing for {SEND_S:g} s")
             raise self._broken or errors.SandboxGone("the sandbox is gone") from exc
         except protocol.ProtocolError as exc:
             raise errors.TooLarge(f"the call is too large: {exc}") from exc
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as exc:
             await self._break("the connection to the sandbox broke")
             raise self._broken or errors.SandboxGone("the sandbox is gone") from exc
+
+    async def _give_up(self, reason: str) -> None:
+        self.silent = self.silent or not self._broken
+        await self._break(reason)
 
     async def _break(self, reason: str) -> None:
         """End the channel: every call under way learns it."""

@@ -31,6 +31,7 @@ class Runtime:
 
     def __init__(self, channel: Channel, *, keep_bytes: int, may_grow: bool = True) -> None:
         self.files = Files(channel)
+        self.hello: RunnerHello = channel.hello
         self.terminal = Terminal(channel, may_grow=may_grow)
         self._channel = channel
         self._keep_bytes = keep_bytes
@@ -41,13 +42,14 @@ class Runtime:
         return Runtime(self._channel, keep_bytes=0, may_grow=False)
 
     @property
-    def hello(self) -> RunnerHello:
-        return self._channel.hello
-
-    @property
     def broken(self) -> bool:
         """No further call can succeed."""
         return self._channel.broken
+
+    @property
+    def silent(self) -> bool:
+        """It is broken because the runner does not answer, which others will find, too."""
+        return self._channel.silent
 
     async def wait_broken(self) -> None:
         """Return when no further call can succeed: it died, or the connection was closed."""

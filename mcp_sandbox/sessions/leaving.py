@@ -66,7 +66,8 @@ class Leaving:
         """Find out what has become of a sandbox that we lost, and remove what is left of it."""
         died_of = await self._cause(held)
         await held.runtime.aclose()
-        if not died_of and await self._lives_for_others(held):
+        silent = held.runtime.silent
+        if not died_of and not silent and await self._lives_for_others(held):
             return Fate(lives=True)
         await self.destroy(held)
         return Fate(cause=died_of)

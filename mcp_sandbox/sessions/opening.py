@@ -15,12 +15,15 @@ from mcp_sandbox.models import ChatId, Mount, SandboxId, SandboxSpec
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.connect import connect
 from mcp_sandbox.sessions.listing import chat_of
-from mcp_sandbox.sessions.obituary import ended_with
+from mcp_sandbox.sessions.obituary import cause, ended_with
 from mcp_sandbox.sessions.rooms import Held, Opened, Rooms
 from mcp_sandbox.sessions.spec import SPEC, STARTED, marked
 from mcp_sandbox.workspace.directory import ChatDirectories
 
 logger = logging.getLogger(__name__)
+
+# A process that is being killed closes its connections first.
+_DYING_S = 1.0
 
 
 class Opening:
@@ -155,6 +158,11 @@ class Opening:
         try:
             keep_bytes = rooms.settings.keep_bytes
             return sandbox, await connect(sandbox, directories, rooms.tasks, keep_bytes)
+        except SandboxGone as exc:
+            ending = await sandbox.ending(within_s=_DYING_S)
+            await rooms.backend.destroy(sandbox.id)
+            why = cause(ending, rooms.settings.limits) if ending else str(exc)
+            raise SandboxGone(f"the sandbox ended as soon as it was started: {why}") from exc
         except BaseException:
             await rooms.backend.destroy(sandbox.id)
             raise

@@ -85,11 +85,11 @@ async def test_background_work_that_had_ended_is_not_mourned(
 
 
 async def test_one_that_ran_out_of_memory_says_so(config: Config, isolated: str) -> None:
-    limits = config.limits.model_copy(update={"memory": 64 * MIB})
+    limits = config.limits.model_copy(update={"memory": 96 * MIB})
     async with open_manager(config.model_copy(update={"limits": limits})) as manager:
         session = await manager.session(CHAT)
         with anyio.fail_after(55):
-            with pytest.raises(SandboxGone, match=r"ran out of memory \(64m\)"):
+            with pytest.raises(SandboxGone, match=r"ran out of memory \(96m\)"):
                 await use_up_memory(session)
             assert (await session.exec("echo fine")).stdout == "fine\n"
 
