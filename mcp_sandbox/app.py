@@ -152,7 +152,8 @@ def _projects(
 ) -> "Projects | None":
     from mcp_sandbox.workspace.projects import Projects
 
-    if folders is None:
+    # Where nothing is mounted, nothing is shown.
+    if folders is None or backend == "unsafe-local":
         return None
     return Projects(
         config.project,

@@ -119,17 +119,33 @@ class SandboxInfo:
 
 
 @dataclass(frozen=True)
+class FolderIdentity:
+    """Which directory it is. gVisor passes on only `changed_ns`, its ctime."""
+
+    device: int
+    inode: int
+    changed_ns: int
+
+    def is_same(self, other: "FolderIdentity") -> bool:
+        """Whether both are one directory; its ctime may have moved on in between."""
+        if (self.device, self.inode) == (other.device, other.inode):
+            return True
+        return self.changed_ns == other.changed_ns
+
+
+@dataclass(frozen=True)
 class RunnerHello:
     """What the runner says of itself when a connection opens.
 
     `workspace_inode` and `workspace_changed_ns` (its ctime) tell which directory /workspace is;
-    gVisor passes on only the second.
+    gVisor passes on only the second. `project` is /project, None if there is none.
     """
 
     version: str
     python: str
     workspace_inode: int
     workspace_changed_ns: int
+    project: FolderIdentity | None = None
 
 
 @dataclass(frozen=True)

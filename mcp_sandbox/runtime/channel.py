@@ -15,7 +15,7 @@ import anyio
 from anyio.abc import ByteStream, TaskGroup
 
 from mcp_sandbox import errors
-from mcp_sandbox.models import Background, BackgroundProcess, RunnerHello
+from mcp_sandbox.models import Background, BackgroundProcess, FolderIdentity, RunnerHello
 from mcp_sandbox.runner import protocol
 from mcp_sandbox.telemetry.spans import span
 
@@ -290,6 +290,7 @@ class Channel:
             python=str(welcome["python"]),
             workspace_inode=int(welcome["workspace_inode"]),
             workspace_changed_ns=int(welcome["workspace_changed_ns"]),
+            project=_identity(welcome.get("project")),
         )
 
     async def _watch(self) -> None:
@@ -374,6 +375,10 @@ def _collect(call: _Call, name: str, payload: bytes) -> None:
             raise protocol.ProtocolError("more data than was asked for")
         call.body += payload
         call.uncredited += len(payload)
+
+
+def _identity(said: Any) -> FolderIdentity | None:  # noqa: ANN401 - as it came from the sandbox
+    return None if said is None else FolderIdentity(*map(int, said))
 
 
 def _object(value: object) -> JsonObject:

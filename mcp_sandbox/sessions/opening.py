@@ -8,6 +8,7 @@ labels tell. A sandbox is the chat's if its runner shows the chat's own director
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 from mcp_sandbox.backends.base import Sandbox
 from mcp_sandbox.errors import SandboxGone
@@ -19,11 +20,30 @@ from mcp_sandbox.sessions.obituary import cause, ended_with
 from mcp_sandbox.sessions.rooms import Held, Opened, Rooms
 from mcp_sandbox.sessions.spec import SPEC, STARTED, marked
 from mcp_sandbox.workspace.directory import ChatDirectories
+from mcp_sandbox.workspace.projects import Shown
 
 logger = logging.getLogger(__name__)
 
 # A process that is being killed closes its connections first.
 _DYING_S = 1.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How the chat's sandbox should be."""
+
+    spec: SandboxSpec
+    directories: ChatDirectories
+    shown: Shown
+
+    def is_shown_by(self, runtime: Runtime) -> bool:
+        """Whether its /project is the folder that was checked.
+
+        The engine finds it by its path, and by then another may lie there, put by whoever may
+        write beside it.
+        """
+        checked, seen = self.shown.identity, runtime.hello.project
+        return checked is None or (seen is not None and seen.is_same(checked))
 
 
 class Opening:
@@ -49,11 +69,11 @@ class Opening:
             opened = Opened(*adopted, shown)
         else:
             directories = await rooms.workspaces.open(self._chat)
-            spec = await self._spec(directories, shown.mounts)
+            wanted = Wanted(await self._spec(directories, shown.mounts), directories, shown)
             # A sandbox of a chat that never had one need not be looked for.
-            found, news = (None, "") if is_new else await self._find(spec, directories)
+            found, news = (None, "") if is_new else await self._find(wanted)
             with rooms.pool.foreground() if rooms.pool else nullcontext():
-                opened = Opened(*(found or await self._make(spec, directories)), shown, news)
+                opened = Opened(*(found or await self._make(wanted)), shown, news)
         await rooms.residence.remember(self._chat, opened.sandbox.id)
         return opened
 
@@ -73,17 +93,15 @@ class Opening:
         running = await self._rooms.backend.running()
         return [info.id for info in running if chat_of(info.labels) == self._chat]
 
-    async def _find(
-        self, spec: SandboxSpec, directories: ChatDirectories
-    ) -> tuple[tuple[Sandbox, Runtime] | None, str]:
+    async def _find(self, wanted: Wanted) -> tuple[tuple[Sandbox, Runtime] | None, str]:
         """The chat's sandbox if one runs and is as it should be; and what became of another."""
         news = ""
         for candidates in (self._remembered, self.labelled):
             for sandbox_id in await candidates():
-                reached = await self._reach(sandbox_id, directories)
+                reached = await self._reach(sandbox_id, wanted.directories)
                 if reached is None:
                     continue
-                replaced = await self._replace(*reached, spec)
+                replaced = await self._replace(*reached, wanted)
                 if replaced is None:
                     return reached, ""
                 news = replaced
@@ -118,7 +136,8 @@ class Opening:
         directories = await self._rooms.workspaces.open(self._chat)
         held.shown = await self._rooms.projects.show(self._chat)
         spec = await self._spec(directories, held.shown.mounts)
-        return await self._replace(held.sandbox, held.runtime, spec)
+        wanted = Wanted(spec, directories, held.shown)
+        return await self._replace(held.sandbox, held.runtime, wanted)
 
     async def _spec(self, directories: ChatDirectories, shown: tuple[Mount, ...]) -> SandboxSpec:
         now_s = self._rooms.ledger.clock().steady_s
@@ -126,8 +145,9 @@ class Opening:
         spec = self._rooms.settings.spec(directories, labels, shown)
         return marked(spec, await self._rooms.backend.origin(), directories)
 
-    async def _replace(self, sandbox: Sandbox, runtime: Runtime, spec: SandboxSpec) -> str | None:
-        if sandbox.labels.get(SPEC) == spec.labels[SPEC]:
+    async def _replace(self, sandbox: Sandbox, runtime: Runtime, wanted: Wanted) -> str | None:
+        is_same = sandbox.labels.get(SPEC) == wanted.spec.labels[SPEC]
+        if is_same and wanted.is_shown_by(runtime):
             return None
         background = runtime.background
         try:
@@ -135,7 +155,8 @@ class Opening:
             refusal = await runtime.retire(background_too=True)
         except SandboxGone:
             refusal = ""
-        if refusal:
+        # What shows another folder under the same settings has been tricked into it.
+        if refusal and not is_same:
             # One sandbox for all servers goes before each one's own settings.
             logger.warning(
                 "chat %s: sandbox %s was made with other settings, and stays while it is used",
@@ -150,14 +171,12 @@ class Opening:
             f"{ended_with(background)}"
         )
 
-    async def _make(
-        self, spec: SandboxSpec, directories: ChatDirectories
-    ) -> tuple[Sandbox, Runtime]:
+    async def _make(self, wanted: Wanted) -> tuple[Sandbox, Runtime]:
         rooms = self._rooms
-        sandbox = await rooms.backend.create(spec)
+        sandbox = await rooms.backend.create(wanted.spec)
         try:
             keep_bytes = rooms.settings.keep_bytes
-            return sandbox, await connect(sandbox, directories, rooms.tasks, keep_bytes)
+            runtime = await connect(sandbox, wanted.directories, rooms.tasks, keep_bytes)
         except SandboxGone as exc:
             ending = await sandbox.ending(within_s=_DYING_S)
             await rooms.backend.destroy(sandbox.id)
@@ -166,3 +185,11 @@ class Opening:
         except BaseException:
             await rooms.backend.destroy(sandbox.id)
             raise
+        if wanted.is_shown_by(runtime):
+            return sandbox, runtime
+        await runtime.aclose()
+        await rooms.backend.destroy(sandbox.id)
+        raise SandboxGone(
+            "the user's folder was replaced while the sandbox was made, which was then removed "
+            "before anything ran in it: call again"
+        )

@@ -23,7 +23,7 @@ from anyio import to_thread
 
 from mcp_sandbox.config import ProjectConfig, home
 from mcp_sandbox.errors import ConfigError, InvalidArgument
-from mcp_sandbox.models import ChatId, Mount, ProjectAccess
+from mcp_sandbox.models import ChatId, FolderIdentity, Mount, ProjectAccess
 from mcp_sandbox.workspace import layout
 
 logger = logging.getLogger(__name__)
@@ -40,11 +40,15 @@ _SYSTEM = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/usr", "/var/run",
 
 @dataclass(frozen=True)
 class Shown:
-    """What a sandbox shows of `folder`; `said` tells it to the agent, without paths of the host."""
+    """What a sandbox shows of `folder`; `said` tells it to the agent, without paths of the host.
+
+    `identity` is the directory that was checked; what came to lie at its path later is another.
+    """
 
     folder: Path | None
     mounts: tuple[Mount, ...] = ()
     said: str = ""
+    identity: FolderIdentity | None = None
 
 
 class ClientFolders:
@@ -114,13 +118,14 @@ class Projects:
             return Shown(None, said="none: the client named no folder")
         try:
             folder = await to_thread.run_sync(check_folder, named, self._private)
+            source = await self._copy(chat, folder) if access == "copy" else folder
+            identity = await to_thread.run_sync(identify, source)
         except InvalidArgument as exc:
             logger.warning("chat %s works without its folder: %s", chat, exc)
             said = "none: the client's folder may not be shown; the server's log says why"
             return Shown(named, said=said)
-        source = await self._copy(chat, folder) if access == "copy" else folder
         mount = Mount(source, TARGET, read_only=access == "ro")
-        return Shown(named, (mount,), said=f"{TARGET}: {_SAID[access]}")
+        return Shown(named, (mount,), f"{TARGET}: {_SAID[access]}", identity)
 
     async def _copy(self, chat: ChatId, folder: Path) -> Path:
         """Make the chat's copy at its first call; later ones find it as the chat left it."""
@@ -153,7 +158,8 @@ class Projects:
             user = layout.enter(stack, sandbox, "project", chat.user)
             tree, _ = layout.make_tree(user, f"chat-{chat.chat}".encode(), self._owner)
             os.close(tree)
-        return self._data_root / "sandbox" / "project" / chat.user / f"chat-{chat.chat}"
+        data_root = self._data_root.resolve()
+        return data_root / "sandbox" / "project" / chat.user / f"chat-{chat.chat}"
 
 
 def no_projects(data_root: Path) -> Projects:
@@ -184,6 +190,26 @@ def check_folder(folder: Path, private: Sequence[Path]) -> Path:
         if real.is_relative_to(place) or place.is_relative_to(real):
             raise _refused(real, f"it holds or lies in {place}, which is the server's own")
     return real
+
+
+def identify(folder: Path) -> FolderIdentity:
+    """Return which directory lies at an absolute path that has no links in it.
+
+    Raises:
+        InvalidArgument: there is none, or a link on the way.
+    """
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    here = os.open("/", flags)
+    try:
+        for name in folder.parts[1:]:
+            above, here = here, os.open(name, flags, dir_fd=here)
+            os.close(above)
+        found = os.fstat(here)
+    except OSError as exc:
+        raise _refused(folder, f"{exc.strerror}, since it was looked at") from exc
+    finally:
+        os.close(here)
+    return FolderIdentity(found.st_dev, found.st_ino, found.st_ctime_ns)
 
 
 def _refused(folder: Path, why: str) -> InvalidArgument:
