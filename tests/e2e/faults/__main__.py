@@ -26,7 +26,7 @@ def main() -> int:
             started = time.monotonic()
             reports.append(anyio.run(run, fault, backend, given.times, given.seed, None))
             taken = time.monotonic() - started
-            sys.stderr.write(f"{fault.name} on {backend}: {given.times} times in {taken:.0f} s\n")
+            sys.stderr.write(table(reports[-1:], given.seed) + f"  in {taken:.0f} s\n")
     sys.stdout.write(table(reports, given.seed))
     return int(any(report.broken for report in reports))
 

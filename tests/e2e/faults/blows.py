@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -14,6 +15,9 @@ from tests.e2e.faults.world import World
 
 Blow = Callable[[World], Awaitable[str]]
 """Strikes once, and returns what it did exactly, for the counts."""
+
+HUNG_UP = (OSError, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.EndOfStream)
+"""What a client of a daemon meets that ends before it answers."""
 
 _DECIDED_S = 60.0
 _STORE = ("sessions.sqlite", "sessions.sqlite-wal", "sessions.sqlite-shm")
@@ -75,21 +79,34 @@ async def _decided(world: World, started: list[subprocess.Popen[bytes]], left: i
 async def ruin_store(world: World) -> str:
     """The store is deleted, cut short or filled with garbage, under the daemon or without one."""
     how = world.random.choice(tuple(_RUINS))
-    if running := world.random.random() < 0.5:
-        await to_thread.run_sync(_ruin, world, how)
-    else:
+    paths = await to_thread.run_sync(_some_of_store, world)
+    if world.random.random() < 0.5:
         with world.everybody_in_trouble():
             await world.kill_daemons()
-            await to_thread.run_sync(_ruin, world, how)
-    return f"{how} {'under the daemon' if running else 'without a daemon'}"
+            await to_thread.run_sync(_ruin, world, how, paths)
+        return f"{how} without a daemon"
+    if how == "truncated" and any(path.name.endswith("-shm") for path in paths):
+        # The kernel ends whoever has it in memory and looks there, which no program can help.
+        with world.everybody_in_trouble(), suppress(*HUNG_UP):
+            await to_thread.run_sync(_ruin, world, how, paths)
+            await control(world.place, "list")
+        return "truncated under the daemon, with what it has in memory"
+    await to_thread.run_sync(_ruin, world, how, paths)
+    return f"{how} under the daemon"
 
 
-def _ruin(world: World, how: str) -> None:
+def _some_of_store(world: World) -> list[Path]:
+    """Often only a part of it: a log without its database, or the other way round."""
     folder = world.place.data / "sandbox"
     here = [folder / name for name in _STORE if (folder / name).exists()]
-    # Often only a part of it: a log without its database, or the other way round.
-    for path in world.random.sample(here, world.random.randint(1, len(here))) if here else ():
-        _RUINS[how](path, world.random)
+    return world.random.sample(here, world.random.randint(1, len(here))) if here else []
+
+
+def _ruin(world: World, how: str, paths: list[Path]) -> None:
+    for path in paths:
+        # A daemon that ended just now may have taken its log away.
+        with suppress(FileNotFoundError):
+            _RUINS[how](path, world.random)
 
 
 def _cut(path: Path, random: Random) -> None:

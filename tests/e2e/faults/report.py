@@ -35,7 +35,10 @@ def table(reports: Sequence[Report], seed: int) -> str:
         struck = ", ".join(f"{count} {what}" for what, count in sorted(report.blows.items()))
         lines.append(f"  {report.fault}: {struck}")
         lines += [f"    BROKEN {told[:1000]}" for told in report.tally.faults]
-        lines += [f"    odd    {told[:200]}" for told in report.tally.oddities[:_ODD_SHOWN]]
+        lines += [
+            f"    odd    {told[:200].splitlines()[0]}"
+            for told in report.tally.oddities[:_ODD_SHOWN]
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -109,7 +109,10 @@ async def _round(world: World, blow: Blow, report: Report) -> None:
     await _work_again(world, report)
     report.working_s = max(report.working_s, time.monotonic() - over)
     await _owned_again(world, report)
-    await _known_still(world, report)
+    try:
+        await _known_still(world, report)
+    except blows.HUNG_UP as exc:
+        report.tally.fault("daemons that hung up", repr(exc))
 
 
 def _all(world: World) -> list[Worker]:
