@@ -99,6 +99,17 @@ def test_the_ledger_lets_an_unanswered_change_happen_or_not() -> None:
         assert bool(told.startswith("x is")) or ledger.content("x") == found
 
 
+def test_an_unanswered_change_may_come_late_but_not_undo_what_was_acknowledged_since() -> None:
+    ledger = Ledger()
+    ledger.doubt("x", Possible(b"new"))
+    assert ledger.see("x", None) == ""
+    assert ledger.see("x", seen(b"new")) == "late"
+    ledger.doubt("x", Possible(None))
+    assert ledger.see("x", seen(b"new")) == ""
+    ledger.acknowledge("x", b"newer")
+    assert "x is absent" in ledger.see("x", None)
+
+
 def test_an_unanswered_replacement_may_not_happen_in_part() -> None:
     ledger = Ledger()
     ledger.acknowledge("x", b"ab")

@@ -45,6 +45,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self._files: dict[str, list[Possible]] = {}
+        # What was not answered and had not happened when it was looked for, but still may.
+        self._late: dict[str, list[Possible]] = {}
         # Told of once; nothing more is known of them.
         self.given_up: set[str] = set()
 
@@ -73,6 +75,7 @@ class Ledger:
 
     def acknowledge(self, name: str, content: bytes | None) -> None:
         self._files[name] = [Possible(content)]
+        self._late.pop(name, None)
 
     def doubt(self, name: str, further: Possible) -> None:
         """A change was sent and not answered: both states are possible."""
@@ -82,18 +85,23 @@ class Ledger:
         """Compare with what was found, which is certain from now on; returns what is wrong.
 
         "" when all is well, "happened" when an unacknowledged change was done, "cut short" when
-        it was done in part, else a description of what should have been there.
+        it was done in part, "late" when it was done after it had been looked for, else a
+        description of what should have been there.
         """
         if name in self.given_up:
             return ""
         cases = self._files.get(name, [Possible(None)])
-        for number, case in enumerate(cases):
+        late = self._late.pop(name, [])
+        for number, case in enumerate([*cases, *late]):
             try:
                 data = case.content(found)
             except LookupError:
                 continue
             self._files[name] = [Possible(data)]
+            if number >= len(cases):
+                return "late"
             if number == 0:
+                self._late[name] = [*late, *cases[1:]]
                 return ""
             whole = None if case.base is None else case.base + case.tail
             return "happened" if data == whole else "cut short"

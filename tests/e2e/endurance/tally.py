@@ -39,6 +39,7 @@ ROWS = (
     "mixed-up replies",
     "acknowledged changes",
     "unacknowledged changes that happened",
+    "unacknowledged changes that happened late",
     "appends cut short by a kill",
     "files checked",
     "lost or wrong files",
@@ -52,7 +53,7 @@ ROWS = (
 
 def table(tally: Tally, title: str, remains: dict[str, dict[str, int]]) -> str:
     """Counts for people: what was done, then what is left at each moment looked at."""
-    lines = [title, *(f"  {row:<38}{tally.counts[row]:>9,}" for row in ROWS)]
+    lines = [title, *(f"  {row:<41}{tally.counts[row]:>9,}" for row in ROWS)]
     moments = list(remains)
     if moments:
         lines.append(f"  {'left behind':<26}" + "".join(f"{moment:>22}" for moment in moments))

@@ -87,6 +87,8 @@ class Worker:
             wrong = self.ledger.see(name, found.get(name))
             if wrong == "happened":
                 self._tally.count("unacknowledged changes that happened")
+            elif wrong == "late":
+                self._tally.count("unacknowledged changes that happened late")
             elif wrong == "cut short":
                 self._tally.count("appends cut short by a kill")
             elif wrong:

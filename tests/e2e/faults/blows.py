@@ -86,10 +86,12 @@ async def ruin_store(world: World) -> str:
             await to_thread.run_sync(_ruin, world, how, paths)
         return f"{how} without a daemon"
     if how == "truncated" and any(path.name.endswith("-shm") for path in paths):
-        # The kernel ends whoever has it in memory and looks there, which no program can help.
-        with world.everybody_in_trouble(), suppress(*HUNG_UP):
+        # The kernel ends whoever looks at memory that is a file no more; at the latest, we do.
+        with world.everybody_in_trouble():
             await to_thread.run_sync(_ruin, world, how, paths)
-            await control(world.place, "list")
+            with suppress(*HUNG_UP):
+                await control(world.place, "list")
+            await world.kill_daemons()
         return "truncated under the daemon, with what it has in memory"
     await to_thread.run_sync(_ruin, world, how, paths)
     return f"{how} under the daemon"

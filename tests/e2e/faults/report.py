@@ -11,6 +11,7 @@ _COLUMNS = (
     "cut off",
     "acknowledged",
     "checked",
+    "late",
     "lost",
     "1st call",
     "2nd",
@@ -26,11 +27,11 @@ _ODD_SHOWN = 4
 
 def table(reports: Sequence[Report], seed: int) -> str:
     """A line for each fault; times are the longest ones, after the blow."""
-    heads = "".join(f"{head:>13}" for head in _COLUMNS)
+    heads = "".join(f"{head:>12}" for head in _COLUMNS)
     lines = [f"faults, seed {seed}", f"{'':<24}{heads}"]
     for report in reports:
         name = f"{report.fault} ({report.backend})"
-        lines.append(f"{name:<24}" + "".join(f"{cell:>13}" for cell in _cells(report)))
+        lines.append(f"{name:<24}" + "".join(f"{cell:>12}" for cell in _cells(report)))
     for report in reports:
         struck = ", ".join(f"{count} {what}" for what, count in sorted(report.blows.items()))
         lines.append(f"  {report.fault}: {struck}")
@@ -51,6 +52,7 @@ def _cells(report: Report) -> list[str]:
         f"{counts['ended by a kill'] + counts['odd errors after a kill']:,}",
         f"{counts['acknowledged changes']:,}",
         f"{counts['files checked']:,}",
+        f"{counts['unacknowledged changes that happened late']:,}",
         f"{counts['lost or wrong files']:,}",
         f"{tries[1]:,}",
         f"{tries[2]:,}",

@@ -44,7 +44,7 @@ FAULTS = (
     Fault("relay", blows.kill_relay),
     Fault("daemon", blows.kill_daemon),
     Fault("runner", blows.kill_runner),
-    Fault("container", blows.kill_container),
+    Fault("container", blows.kill_container, backends=("docker",)),
     Fault("engine", blows.restart_engine, ground.own_machine, ("docker",)),
     Fault("disk", blows.fill_disk, ground.small_disk),
     Fault("daemons", blows.start_several),
@@ -102,7 +102,8 @@ async def _round(world: World, blow: Blow, report: Report) -> None:
         for worker in _all(world):
             load.start_soon(_work_until, worker, struck)
         await anyio.sleep(world.random.uniform(0.0, _LOAD_S))
-        report.blows[await blow(world)] += 1
+        what = await blow(world)
+        report.blows[what] += 1
         over = time.monotonic()
         await anyio.sleep(world.random.uniform(0.0, _LOAD_S / 4))
         struck.set()
@@ -112,7 +113,7 @@ async def _round(world: World, blow: Blow, report: Report) -> None:
     try:
         await _known_still(world, report)
     except blows.HUNG_UP as exc:
-        report.tally.fault("daemons that hung up", repr(exc))
+        report.tally.fault("daemons that hung up", f"{exc!r} after: {what}")
 
 
 def _all(world: World) -> list[Worker]:
