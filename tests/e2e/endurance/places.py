@@ -42,11 +42,10 @@ class Place:
         if self.backend == "docker":
             with _engine() as engine:
                 rows = [row for row in self._containers(engine) if row.status == "running"]
-            return [str(row.labels.get("mcp-sandbox.label.chat", "")) for row in rows]
-        states = map(_state, _entries(self.data / "sandbox" / "run"))
+                return [self._chat_of(row) for row in rows]
         return [
             str(state["labels"].get("chat", ""))
-            for state in states
+            for state in self._states()
             if state and state["process"] and _is_alive(state["process"])
         ]
 
@@ -59,7 +58,7 @@ class Place:
         if self.backend != "docker":
             return self._kill(chat, "launcher")
         with _engine() as engine:
-            for container in self._containers(engine, f"mcp-sandbox.label.chat={chat}")[:1]:
+            for container in self._of_chat(engine, chat)[:1]:
                 try:
                     container.kill()
                 except (NotFound, APIError):
@@ -69,19 +68,32 @@ class Place:
 
     def _first(self, chat: str) -> bool:
         with _engine() as engine:
-            for container in self._containers(engine, f"mcp-sandbox.label.chat={chat}")[:1]:
+            for container in self._of_chat(engine, chat)[:1]:
                 return _kill(container.attrs["State"]["Pid"])
         return False
 
     def _kill(self, chat: str, which: str) -> bool:
         newest: tuple[float, int] = (0.0, 0)
-        for state in map(_state, _entries(self.data / "sandbox" / "run")):
+        for state in self._states():
             if state and state["labels"].get("chat") == chat and state[which]:
                 newest = max(newest, (state[which]["started"], state[which]["pid"]))
         return _kill(newest[1])
 
-    def _containers(self, engine: Any, *labels: str) -> list[Any]:
-        wanted = [f"{INSTANCE_LABEL}={instance_of(self.data)}", *labels]
+    def _states(self) -> Iterator[Any]:
+        for record in _entries(self.data / "sandbox" / "run"):
+            yield _json(record / "state.json")
+
+    def _of_chat(self, engine: Any, chat: str) -> list[Any]:
+        return [row for row in self._containers(engine) if self._chat_of(row) == chat]
+
+    def _chat_of(self, container: Any) -> str:
+        """An engine never changes labels: those of one that a chat took over are in its record."""
+        own = {"chat": container.labels.get("mcp-sandbox.label.chat", "")}
+        record = self.data / "sandbox" / "run" / container.name
+        return str((_json(record / "labels") or own).get("chat", ""))
+
+    def _containers(self, engine: Any) -> list[Any]:
+        wanted = [f"{INSTANCE_LABEL}={instance_of(self.data)}"]
         return list(
             engine.containers.list(all=True, filters={"label": wanted}, ignore_removed=True)
         )
@@ -141,10 +153,10 @@ def _kill(pid: int) -> bool:
     return True
 
 
-def _state(record: Path) -> Any:
-    """What a record says of its sandbox; None when it is just being written or removed."""
+def _json(path: Path) -> Any:
+    """What a file of a record says; None when it is just being written or removed."""
     try:
-        return json.loads((record / "state.json").read_text())
+        return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
 

@@ -27,11 +27,11 @@ _ODD_SHOWN = 4
 
 def table(reports: Sequence[Report], seed: int) -> str:
     """A line for each fault; times are the longest ones, after the blow."""
-    heads = "".join(f"{head:>12}" for head in _COLUMNS)
+    heads = "".join(f"{head:>13}" for head in _COLUMNS)
     lines = [f"faults, seed {seed}", f"{'':<24}{heads}"]
     for report in reports:
         name = f"{report.fault} ({report.backend})"
-        lines.append(f"{name:<24}" + "".join(f"{cell:>12}" for cell in _cells(report)))
+        lines.append(f"{name:<24}" + "".join(f"{cell:>13}" for cell in _cells(report)))
     for report in reports:
         struck = ", ".join(f"{count} {what}" for what, count in sorted(report.blows.items()))
         lines.append(f"  {report.fault}: {struck}")

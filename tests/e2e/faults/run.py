@@ -83,7 +83,7 @@ async def run(fault: Fault, backend: str, times: int, seed: int, parent: Path | 
             async with anyio.create_task_group() as clients:
                 for chat in world.chats:
                     clients.start_soon(chat.serve)
-                await _work_again(world, report)
+                await _begin(world)
                 for _ in range(times):
                     await _round(world, fault.blow, report)
                 for chat in world.chats:
@@ -93,6 +93,13 @@ async def run(fault: Fault, backend: str, times: int, seed: int, parent: Path | 
                 await world.end()
         await _reckon(world, report)
     return report
+
+
+async def _begin(world: World) -> None:
+    """Every client has a file that it knows to be there."""
+    async with anyio.create_task_group() as tasks:
+        for worker in _all(world):
+            tasks.start_soon(worker.step)
 
 
 async def _round(world: World, blow: Blow, report: Report) -> None:
