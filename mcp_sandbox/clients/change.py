@@ -10,7 +10,7 @@ from mcp_sandbox.clients import document, files, record
 from mcp_sandbox.clients.entry import NAME, Entry, Target
 from mcp_sandbox.errors import ConfigError
 
-# What of an entry is ours to set; whatever else stands in it is the user's.
+# What of an entry is ours to set; what the user has added to our entry is the user's.
 _OURS = frozenset({"type", "command", "args", "url", "headers"})
 _LINE_SHOWN = 300
 
@@ -82,8 +82,8 @@ def connecting(target: Target) -> Change:
     """
     path = files.resolve(target.path)
     before = files.read(path)
-    after = _with_entry(path, before, target)
     old = record.load(path)
+    after = _with_entry(path, before, target, ours=old is not None)
     original = _undone(path, before, old, target.section) if old else before
     kept = record.Record(str(path), original, record.digest(after), old.made if old else ())
     return Change(path, before, after, kept, target.private)
@@ -103,13 +103,17 @@ def undoing(target: Target) -> Change:
     return Change(path, before, after, None, target.private)
 
 
-def _with_entry(path: Path, text: str | None, target: Target) -> str:
+def _with_entry(path: Path, text: str | None, target: Target, *, ours: bool) -> str:
+    """The text with our entry; of one that is not ours nothing is kept.
+
+    A stranger's could have set the environment in which our program starts.
+    """
     text = "{}\n" if text is None or not text.strip() else text
     mark, body = _parsed(path, text)
     names = (target.section, NAME)
     with _named(path):
         old = document.get(body, names)
-        entry = _merged(old, target.entry)
+        entry = _merged(old, target.entry) if ours else target.entry
         return text if entry == old else mark + document.put(body, names, entry)
 
 

@@ -113,12 +113,22 @@ def test_what_others_wrote_stays_as_it_is(init: Init, project: Path) -> None:
 
 def test_what_the_user_added_to_our_entry_stays(init: Init, project: Path) -> None:
     file = project / ".mcp.json"
-    old = {"url": "http://old", "timeout": 60000, "env": {"A": "b"}}
-    file.write_text(json.dumps({"mcpServers": {"sandbox": old}}))
+    assert init("claude", "--yes").exit_code == 0
+    added = {**entry(file), "url": "http://old", "timeout": 60000, "env": {"A": "b"}}
+    file.write_text(json.dumps({"mcpServers": {"sandbox": added}}))
     assert init("claude", "--yes").exit_code == 0
     written = entry(file)
     assert (written["timeout"], written["env"]) == (60000, {"A": "b"})
     assert "url" not in written
+
+
+def test_nothing_stays_of_an_entry_that_somebody_else_wrote(init: Init, project: Path) -> None:
+    """It would set what our program starts in, and the diff would not show it."""
+    file = project / ".mcp.json"
+    old = {"command": "x", "env": {"MCP_SANDBOX_BACKEND": "unsafe-local"}, "cwd": "."}
+    file.write_text(json.dumps({"mcpServers": {"sandbox": old}}))
+    assert init("claude", "--yes").exit_code == 0
+    assert sorted(entry(file)) == ["args", "command", "type"]
     assert init("claude", "--undo", "--yes").exit_code == 0
     assert entry(file) == old
 
