@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Literal
 
 import anyio
@@ -67,8 +67,10 @@ class Hold:
         return self._rooms.news.take(self.chat)
 
     @asynccontextmanager
-    async def call(self) -> AsyncGenerator[Held]:
+    async def call(self, *, endless: bool = False) -> AsyncGenerator[Held]:
         """The open sandbox, for one call; one that dies under it is removed.
+
+        An `endless` one, a person's shell, keeps no sandbox beyond its highest age.
 
         Raises:
             OperatorError: no sandbox can be made.
@@ -83,7 +85,7 @@ class Hold:
             with span("session", chat=str(self.chat), backend=self.backend):
                 held = await self._open()
                 try:
-                    with self._within():
+                    with nullcontext() if endless else self._within():
                         yield held
                 except SandboxGone as exc:
                     raise await self._explained(held, exc) from exc
@@ -159,7 +161,12 @@ class Hold:
             self._left = anyio.Event()
             await self._left.wait()
         background = held.runtime.background
-        if not await self._retire(held, background_too=True) or not background.total:
+        if not await self._retire(held, background_too=True):
+            # Nothing but a person's shell is left in it.
+            async with self._rooms.locks.hold(self.chat):
+                self._forget(held)
+                await self._leaving.destroy(held)
+        if not background.total:
             return
         self._tell_agent(f"The sandbox was replaced because of its age.{ended_with(background)}")
 

@@ -24,7 +24,7 @@ class Shell:
             SandboxError: as a call of the session.
         """
         full = await self._hold.meter.problem()
-        async with self._hold.call() as held:
+        async with self._hold.call(endless=True) as held:
             runtime = held.runtime if full is None else held.runtime.without_growth()
             try:
                 with held.guard.call(may_end=full is None):

@@ -7,8 +7,9 @@ import pytest
 
 from mcp_sandbox.app import open_backend, open_manager
 from mcp_sandbox.config import Config
-from mcp_sandbox.errors import CapacityReached, WorkspaceFull
+from mcp_sandbox.errors import CapacityReached, SandboxGone, WorkspaceFull
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.runner.frames import size
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.sessions.clocks import SetClock
@@ -228,6 +229,32 @@ async def test_the_chats_of_a_user_share_a_quota(config: Config) -> None:
             await second.exec("head -c 2000000 /dev/zero > big; sleep 40", timeout_s=50)
         await first.delete_file("big")
         await (await manager.session(ChatId("v", "a"))).write_file("big", bytes(3_000_000))
+
+
+async def test_a_shell_that_stays_open_holds_up_no_call_at_the_highest_age(
+    manager: SessionManager, clock: SetClock
+) -> None:
+    session = await manager.session(A)
+    await session.exec("echo kept > file")
+    shown = anyio.Event()
+
+    async def typed() -> AsyncGenerator[bytes]:
+        yield size(24, 80)
+        await anyio.sleep_forever()
+
+    async def show(_data: bytes) -> None:
+        shown.set()
+
+    async def person() -> None:
+        with pytest.raises(SandboxGone):
+            await session.shell.run(typed(), show, env={"TERM": "dumb"})
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(person)
+            await shown.wait()
+            clock.pass_(DAY_S)
+            assert (await session.exec("cat file")).stdout == "kept\n"
 
 
 async def test_the_age_of_a_sandbox_is_known_to_whoever_finds_it(
