@@ -178,8 +178,10 @@ class Opening:
             keep_bytes = rooms.settings.keep_bytes
             runtime = await connect(sandbox, wanted.directories, rooms.tasks, keep_bytes)
         except SandboxGone as exc:
-            ending = await sandbox.ending(within_s=_DYING_S)
-            await rooms.backend.destroy(sandbox.id)
+            try:
+                ending = await sandbox.ending(within_s=_DYING_S)
+            finally:
+                await rooms.backend.destroy(sandbox.id)
             why = cause(ending, rooms.settings.limits) if ending else str(exc)
             raise SandboxGone(f"the sandbox ended as soon as it was started: {why}") from exc
         except BaseException:
