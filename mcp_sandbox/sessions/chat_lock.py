@@ -39,27 +39,42 @@ class ChatLocks:
             StorageUnavailable: the data root cannot be written.
             BackendUnavailable: somebody has it for too long.
         """
-        descriptor = await self._take(chat)
+        descriptor = await self._take(chat, _LONG_S)
+        if descriptor is None:
+            raise BackendUnavailable(
+                "another server of this data directory has been busy with the sandbox of chat "
+                f"{chat} for {_LONG_S:g} s: see which one with `mcp-sandbox status`, and end it"
+            )
         try:
             yield
         finally:
             _let_go(descriptor)
 
-    async def _take(self, chat: ChatId) -> int:
+    @asynccontextmanager
+    async def hold_at_once(self, chat: ChatId) -> AsyncGenerator[bool]:
+        """The same without waiting; False: somebody else has it.
+
+        Raises:
+            StorageUnavailable: the data root cannot be written.
+        """
+        descriptor = await self._take(chat, 0)
+        try:
+            yield descriptor is not None
+        finally:
+            if descriptor is not None:
+                _let_go(descriptor)
+
+    async def _take(self, chat: ChatId, wait_s: float) -> int | None:
         pause_s, longest_s = _LOOK_AGAIN_S
-        until = anyio.current_time() + _LONG_S
-        while anyio.current_time() < until:
+        until = anyio.current_time() + wait_s
+        while True:
             # What a thread has taken must come back to us, or nobody would ever let go of it.
             with anyio.CancelScope(shield=True):
                 descriptor = await to_thread.run_sync(self._try, chat)
-            if descriptor is not None:
+            if descriptor is not None or anyio.current_time() >= until:
                 return descriptor
             await anyio.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
-        raise BackendUnavailable(
-            f"another server of this data directory has been busy with the sandbox of chat {chat} "
-            f"for {_LONG_S:g} s: see which one with `mcp-sandbox status`, and end it"
-        )
 
     def _try(self, chat: ChatId) -> int | None:
         path = self._folder / chat.user / f"chat-{chat.chat}"

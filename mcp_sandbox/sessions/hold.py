@@ -161,9 +161,9 @@ class Hold:
             self._left = anyio.Event()
             await self._left.wait()
         background = held.runtime.background
-        if not await self._retire(held, background_too=True):
-            # Nothing but a person's shell is left in it.
-            async with self._rooms.locks.hold(self.chat):
+        async with self._rooms.locks.hold(self.chat):
+            if not await self._retire(held, background_too=True):
+                # Nothing but a person's shell is left in it.
                 self._forget(held)
                 await self._leaving.destroy(held)
         if not background.total:
@@ -184,6 +184,9 @@ class Hold:
         """It died with no call under way: the next result tells."""
         with anyio.CancelScope(shield=True):
             fate = await self._bury(held)
+        self._tell_ended(held, fate)
+
+    def _tell_ended(self, held: Held, fate: Fate) -> None:
         if not fate.lives:
             self._tell_agent(
                 f"The sandbox had ended since the last call: {fate.cause or 'it did not answer'}; "
@@ -273,26 +276,38 @@ class Hold:
             return False
         return held.paused
 
-    async def yield_up(self, *, background_too: bool = False) -> bool:
+    async def yield_up(self, *, background_too: bool = False, at_once: bool = False) -> bool:
         """End the sandbox unless it is used; what other servers use is left to them.
 
-        What runs in the background is a use, too, unless `background_too`. False: it is still open.
+        What runs in the background is a use, too, unless `background_too`; and so is, `at_once`,
+        what another server does with the chat just now. False: it is still open.
         """
         if self.is_busy:
             return False
-        gone = True
+        locks = self._rooms.locks
         with anyio.CancelScope(shield=True):
             async with self._lock:
-                held = self._held
-                if held and held.runtime.broken:
-                    await self._find_dead(held)
-                elif held:
-                    gone = await self._retire(held, background_too=background_too)
+                if at_once:
+                    async with locks.hold_at_once(self.chat) as ours:
+                        gone = ours and await self._part(background_too=background_too)
+                else:
+                    async with locks.hold(self.chat):
+                        gone = await self._part(background_too=background_too)
         return gone
 
+    async def _part(self, *, background_too: bool) -> bool:
+        """Who calls has the chat's lock."""
+        held = self._held
+        if held and held.runtime.broken:
+            self._forget(held)
+            self._tell_ended(held, await self._leaving.bury(held))
+        elif held:
+            return await self._retire(held, background_too=background_too)
+        return True
+
     async def _retire(self, held: Held, *, background_too: bool) -> bool:
-        async with self._rooms.locks.hold(self.chat):
-            refusal = await self._leaving.retire(held, background_too=background_too)
+        """Who calls has the chat's lock."""
+        refusal = await self._leaving.retire(held, background_too=background_too)
         gone = refusal in ("", "users")
         if gone:
             self._forget(held)

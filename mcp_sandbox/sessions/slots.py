@@ -28,9 +28,10 @@ class Slot(Protocol):
         """A call is under way in it, or it is just being opened or closed."""
         ...
 
-    async def yield_up(self) -> bool:
+    async def yield_up(self, *, at_once: bool) -> bool:
         """Close it, unless somebody turns out to use it; then False.
 
+        `at_once`: somebody else who is just busy with it is not waited for.
         `release` is called for it before this returns True.
         """
         ...
@@ -166,7 +167,7 @@ class Slots:
         for slot in self.taken():
             if user not in (None, slot.user) or slot.is_busy or slot not in self._taken:
                 continue
-            if await slot.yield_up():
+            if await slot.yield_up(at_once=True):
                 return True
         return False
 

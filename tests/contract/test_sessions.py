@@ -8,6 +8,7 @@ from mcp_sandbox.backends.base import Backend, Sandbox
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import CapacityReached, NotFound, SandboxGone
 from mcp_sandbox.models import ChatId, SandboxSpec
+from mcp_sandbox.sessions.chat_lock import ChatLocks
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SessionSettings
@@ -114,6 +115,17 @@ async def test_a_busy_sandbox_is_never_closed_to_make_room(config: Config) -> No
                 await other.exec("true")
             await busy.write_file("stop", b"")
         assert (await other.exec("echo now")).stdout == "now\n"
+
+
+async def test_a_chat_that_another_server_is_busy_with_holds_up_nobody(config: Config) -> None:
+    settings = config.sessions.model_copy(update={"max_open": 2, "queue_wait": 0.0})
+    async with open_manager(config.model_copy(update={"sessions": settings})) as manager:
+        for name in ("a", "b"):
+            await (await manager.session(ChatId("u", name))).exec("true")
+        async with ChatLocks(config.data_dir).hold(ChatId("u", "a")):
+            with anyio.fail_after(60):
+                await (await manager.session(ChatId("u", "c"))).exec("true")
+            assert await running(config) == ["a", "c"]
 
 
 async def test_a_call_waits_in_the_queue_until_another_one_ends(config: Config) -> None:

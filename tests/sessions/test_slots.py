@@ -21,7 +21,7 @@ class Sandbox:
         self.in_background = False
         self.closing: Callable[[], Awaitable[None]] | None = None
 
-    async def yield_up(self) -> bool:
+    async def yield_up(self, *, at_once: bool) -> bool:
         if self.in_background:
             return False
         await self.close()
