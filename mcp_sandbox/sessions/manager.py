@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sandbox.backends.base import Backend
-from mcp_sandbox.errors import OperatorError
+from mcp_sandbox.errors import OperatorError, SandboxError
 from mcp_sandbox.models import BackendName, ChatId, SessionStatus, Statistics
 from mcp_sandbox.sessions.chat_lock import ChatLocks
 from mcp_sandbox.sessions.cleaning import Cleaning, GcReport
@@ -120,13 +120,17 @@ class SessionManager:
         try:
             running = await self._wards.sandboxes()
             chats = set(await self._workspaces.chats())
-            for sandbox_id, chat in running.items():
+        except OperatorError:
+            logger.exception("what runs already is found when its chat is used")
+            return
+        for sandbox_id, chat in running.items():
+            try:
                 if chat in chats:
                     await self._hold(chat).adopt(sandbox_id)
                 else:
                     await self._wards.end_leftover(sandbox_id, chat)
-        except OperatorError:
-            logger.exception("what runs already is found when its chat is used")
+            except SandboxError:
+                logger.exception("chat %s: what runs already is found when it is used", chat)
 
     def _make_pool(self, folder: PoolFolder, tasks: TaskGroup) -> WarmPool:
         settings = self._settings

@@ -195,6 +195,25 @@ async def test_what_nobody_owns_is_removed_when_a_daemon_starts(config: Config) 
         await none_runs(config)
 
 
+async def test_a_chat_that_cannot_be_taken_over_leaves_the_others_to_the_daemon(
+    config: Config,
+) -> None:
+    async with daemon(config) as first:
+        for name in ("a", "b"):
+            await (await first.session(ChatId("tester", name))).exec("sleep 86375 &")
+    bad = (await running(config))[0].labels["chat"]
+    lock = config.data_dir / "sandbox" / "locks" / "tester" / f"chat-{bad}"
+    await anyio.to_thread.run_sync(lock.unlink)
+    await anyio.to_thread.run_sync(lock.mkdir)
+    async with daemon(config) as second:
+        with anyio.fail_after(40):
+            while not second.statistics().open:
+                await anyio.sleep(0.02)
+        await anyio.to_thread.run_sync(lock.rmdir)
+        for name in ("a", "b"):
+            await second.stop(ChatId("tester", name))
+
+
 async def test_one_that_shows_what_is_not_the_chats_any_more_is_replaced(config: Config) -> None:
     async with daemon(config) as first:
         await (await first.session(CHAT)).exec("echo old > file; sleep 86386 &")
