@@ -214,7 +214,7 @@ async def test_socket_of_another_user_is_refused(here: Place) -> None:
     here.socket.parent.mkdir()
     program = (
         "import os, socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); "
-        "os.setresuid(10001, 10001, 10001); s.listen(); print(); c, _ = s.accept(); "
+        "os.setresuid(10001, 10001, 10001); s.listen(); print(flush=True); c, _ = s.accept(); "
         "sys.exit(len(c.recv(9)))"
     )
     async with await anyio.open_process(
