@@ -26,13 +26,7 @@ _WHILE_OPEN = ("-wal", "-shm")
 # A person may look at what was set aside; a disk that corrupts files must not fill up with it.
 _SET_ASIDE_KEPT = 3
 # What another try on the same file cannot help. SQLITE_ERROR: a table or column is missing.
-_HOPELESS = (
-    "SQLITE_NOTADB",
-    "SQLITE_CORRUPT",
-    "SQLITE_READONLY",
-    "SQLITE_CANTOPEN",
-    "SQLITE_ERROR",
-)
+_HOPELESS = ("SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_READONLY", "SQLITE_ERROR")
 
 
 class NotOurs(Exception):
@@ -78,7 +72,7 @@ class SqliteFile:
             self._connection = None
 
     def _attempt(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        with _told_apart():
+        with self._told_apart():
             if self._connection is None or _identity(self._path) != self._identity:
                 self.close()
                 self._connection = self._open()
@@ -145,6 +139,32 @@ class SqliteFile:
                     path.unlink(missing_ok=True)
 
     @contextmanager
+    def _told_apart(self) -> Generator[None]:
+        """Raise NotOurs for what another try on the same file cannot help."""
+        try:
+            yield
+        except sqlite3.DatabaseError as exc:
+            # Text that is no UTF-8 is found by the Python module, which gives no name.
+            name = getattr(exc, "sqlite_errorname", "SQLITE_CORRUPT")
+            hopeless = name.startswith(_HOPELESS) or (
+                name.startswith("SQLITE_CANTOPEN") and self._is_barred()
+            )
+            if hopeless and type(exc) in (sqlite3.DatabaseError, sqlite3.OperationalError):
+                raise NotOurs(str(exc)) from exc
+            raise
+
+    def _is_barred(self) -> bool:
+        """Whether it is a file itself that cannot be opened, and no lack of descriptors or space.
+
+        Asked without opening any.
+        """
+        files = (self._path, *(_beside(self._path, suffix) for suffix in _WHILE_OPEN))
+        return any(
+            path.exists() and not (path.is_file() and os.access(path, os.R_OK | os.W_OK))
+            for path in files
+        )
+
+    @contextmanager
     def _locked(self) -> Generator[None]:
         """One process at a time opens the file or sets it aside; the lock dies with it."""
         lock = os.open(_beside(self._path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -166,21 +186,6 @@ def transaction(connection: sqlite3.Connection) -> Generator[None]:
         # A full disk may have undone it already.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-        raise
-
-
-@contextmanager
-def _told_apart() -> Generator[None]:
-    """Raise NotOurs for what another try on the same file cannot help."""
-    try:
-        yield
-    except sqlite3.DatabaseError as exc:
-        # Text that is no UTF-8 is found by the Python module, which gives no name.
-        name = getattr(exc, "sqlite_errorname", "SQLITE_CORRUPT")
-        if type(exc) in (sqlite3.DatabaseError, sqlite3.OperationalError) and name.startswith(
-            _HOPELESS
-        ):
-            raise NotOurs(str(exc)) from exc
         raise
 
 

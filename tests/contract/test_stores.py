@@ -2,12 +2,13 @@
 
 import itertools
 import os
+import resource
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -272,6 +273,35 @@ async def test_a_disk_that_is_full_from_the_start_is_an_error_that_passes(
         (small_disk / "filler").unlink()
         await store.put(record(ANN))
         assert await store.all() == [record(ANN)]
+
+
+@contextmanager
+def descriptors_left(number: int) -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
+    taken: list[int] = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(number):
+            os.close(taken.pop())
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("left", range(6))
+async def test_a_lack_of_descriptors_loses_nothing_and_passes(path: Path, left: int) -> None:
+    async with aclosing(SqliteStore(path)) as store:
+        await store.put(record(ANN))
+    async with aclosing(SqliteStore(path)) as store:
+        with descriptors_left(left), suppress(StorageUnavailable):
+            await store.put(record(BOB))
+        assert record(ANN) in await store.all()
+    assert set_aside(path) == []
 
 
 WRITER = """
