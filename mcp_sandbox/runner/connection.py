@@ -103,7 +103,7 @@ class Connection:
         self._decoder.seal = protocol.Seal(token, "to-runner", nonces)
         self._seal = protocol.Seal(token, "to-host", nonces)
         self.proved = True
-        self._server.proved(self)
+        self._server.proved()
 
     def _call(self, number: int, header: dict[str, Any], payload: bytes) -> None:
         if number in self._calls:

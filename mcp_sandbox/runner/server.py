@@ -91,10 +91,8 @@ class Server:
         self._connections.add(connection)
         connection.begin()
 
-    def proved(self, connection: Connection) -> None:
+    def proved(self) -> None:
         """Somebody who may is connected and will call soon."""
-        if self._told["background_total"]:
-            connection.send({"t": "background", **self._told})
         self._pool.prepare()
         if self._awaited:
             # Only now: it runs the chat's start-up files, and who proves the token has looked
@@ -146,6 +144,7 @@ class Server:
             "workspace_inode": workspace.st_ino,
             "workspace_changed_ns": workspace.st_ctime_ns,
             "project": _identity(_PROJECT),
+            **self._told,
         }
 
     def open_call(

@@ -102,8 +102,7 @@ class Channel:
         self._last_id = 0
         self._send_lock = anyio.Lock()
         self._broken: errors.SandboxGone | None = None
-        self._ended = anyio.Event()
-        self._busy = anyio.Event()
+        self._ended, self._busy = anyio.Event(), anyio.Event()
         self._heard = 0
 
     @property
@@ -292,6 +291,7 @@ class Channel:
             workspace_changed_ns=int(welcome["workspace_changed_ns"]),
             project=_identity(welcome.get("project")),
         )
+        self.background = background_of(welcome)
 
     async def _watch(self) -> None:
         """Ask a runner that says nothing during a call whether it still lives."""

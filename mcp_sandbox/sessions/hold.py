@@ -314,12 +314,18 @@ class Hold:
         return gone
 
     async def disconnect(self) -> None:
-        """Leave the sandbox as it is, to another server or to its own end."""
+        """Leave the sandbox as it is, to another server or to its own end.
+
+        Under calls of ours it ends, unless other servers use it.
+        """
         with anyio.CancelScope(shield=True):
             async with self._lock:
-                if self._held:
-                    await self._held.runtime.aclose()
-                    self._forget(self._held)
+                held = self._held
+                if held:
+                    # The calls see that they are cut off, and bury it.
+                    await held.runtime.aclose()
+                    if not self._calls:
+                        self._forget(held)
 
     async def end(self, files: Literal["keep", "discard", "remove"] = "keep") -> bool:
         """End what runs for the chat, in any server; what becomes of its files is done with it.

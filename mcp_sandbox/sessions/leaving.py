@@ -78,9 +78,9 @@ class Leaving:
             await held.runtime.aclose()
             try:
                 await self._rooms.backend.destroy(held.sandbox.id)
-            except OperatorError:
+            except OperatorError as exc:
                 # Not the trouble of who asked for something else: the runner ends itself, too.
-                logger.exception("sandbox %s could not be removed", held.sandbox.id)
+                logger.warning("sandbox %s could not be removed: %s", held.sandbox.id, exc)
         if limit.cancelled_caught:
             logger.error("sandbox %s could not be removed in time", held.sandbox.id)
         else:

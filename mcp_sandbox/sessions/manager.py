@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 # A store that does not answer is not waited for at the end: it is a cache.
 _LAST_WORDS_S = 10.0
+# Calls that are being cancelled end when all that they started is dead.
+_LAST_CALLS_S = 10.0
 
 
 class SessionManager:
@@ -105,6 +107,8 @@ class SessionManager:
         tasks.start_soon(self._reaper.run)
         if self._settings.keep_background:
             tasks.start_soon(self._take_over)
+        else:
+            tasks.start_soon(self._wards.wake)
         return self
 
     async def _host(self, *, task_status: TaskStatus[TaskGroup]) -> None:
@@ -151,6 +155,7 @@ class SessionManager:
     ) -> bool | None:
         try:
             with anyio.CancelScope(shield=True):
+                await self.drain(_LAST_CALLS_S, hand_over=self._handing_over)
                 async with anyio.create_task_group() as closing:
                     for hold in self._open_holds():
                         closing.start_soon(self._close, hold)
@@ -169,12 +174,9 @@ class SessionManager:
 
     async def _close(self, hold: Hold) -> None:
         """End its sandbox unless it is to stay, or others need it."""
-        background_too = not self._settings.keep_background
         try:
-            if self._handing_over or await hold.yield_up(background_too=background_too):
-                return
-            if hold.use().calls:
-                await hold.end()
+            if not self._handing_over:
+                await hold.yield_up(background_too=not self._settings.keep_background)
         except OperatorError:
             logger.exception("chat %s: its sandbox ends by itself", hold.chat)
         finally:

@@ -4,7 +4,10 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 
+import anyio
+
 from mcp_sandbox.backends.base import Backend
+from mcp_sandbox.errors import OperatorError, SandboxGone
 from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.chat_lock import ChatLocks
 from mcp_sandbox.sessions.listing import chat_of
@@ -12,6 +15,9 @@ from mcp_sandbox.sessions.residence import Residence
 from mcp_sandbox.workspace.directory import Workspaces
 
 logger = logging.getLogger(__name__)
+
+# Servers that live shorter have no time for the work of others.
+_SETTLED_S = 5.0
 
 
 class Wards:
@@ -65,6 +71,18 @@ class Wards:
             logger.info("removing sandbox %s: chat %s has no files", sandbox_id, chat)
             await self._backend.destroy(sandbox_id)
         return True
+
+    async def wake(self) -> None:
+        """Let go on, after a while, what a killed server left paused: then it ends by itself."""
+        await anyio.sleep(_SETTLED_S)
+        try:
+            for info in await self._backend.running():
+                chat = chat_of(info.labels)
+                if chat is not None and info.state == "paused":
+                    async with self.lock(chat):
+                        await self._backend.attach(info.id)
+        except (OperatorError, SandboxGone) as exc:
+            logger.info("what another server paused is left as it is: %s", exc)
 
     async def forget(self, chat: ChatId) -> None:
         """The chat has no files any more."""

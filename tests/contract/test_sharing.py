@@ -11,12 +11,14 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import pytest
 from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 
 from mcp_sandbox.app import open_backend, open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId, SandboxInfo
+from mcp_sandbox.sessions import wards
 from mcp_sandbox.sessions.manager import SessionManager
 from tests.backends.live import state_of
 
@@ -307,3 +309,41 @@ async def test_two_that_end_at_once_leave_nothing(config: Config) -> None:
         await none_runs(config)
         with anyio.fail_after(30):
             assert (await (await first.session(CHAT)).exec("echo again")).stdout == "again\n"
+
+
+async def test_a_server_that_ends_in_the_middle_of_its_call_leaves_the_others_alone(
+    config: Config,
+) -> None:
+    started = anyio.Event()
+
+    async def note(_name: str, _data: bytes) -> None:
+        started.set()
+
+    async with open_manager(config) as second:
+        theirs = await second.session(CHAT)
+        await theirs.exec("sleep 86376 & echo $! > pid")
+        with anyio.fail_after(40):
+            async with anyio.create_task_group() as tasks:
+                async with open_manager(config) as first:
+                    mine = await first.session(CHAT)
+                    tasks.start_soon(partial(mine.exec, "echo started; sleep 600", on_output=note))
+                    await started.wait()
+                    tasks.cancel_scope.cancel()
+        assert (await theirs.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"
+        assert (await theirs.exec("ps -eo args | grep -c '[s]leep 600'")).stdout == "0\n"
+
+
+async def test_what_a_killed_server_left_paused_ends_by_itself(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wards, "_SETTLED_S", 0.1)
+    sessions = config.sessions.model_copy(update={"orphaned": 1.0})
+    short = config.model_copy(update={"sessions": sessions})
+    async with open_manager(short) as first:
+        session = await first.session(CHAT)
+        await session.exec("true")
+        await session._hold.pause()
+        await first.drain(1, hand_over=True)
+    assert len(await running(config)) == 1
+    async with open_manager(short):
+        await none_runs(config)
