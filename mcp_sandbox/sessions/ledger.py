@@ -48,10 +48,9 @@ class Ledger:
         last = known.last_used_at if used is None else datetime.fromtimestamp(used, UTC)
         return Times(known.created_at, last)
 
-    def all(self, user: str | None = None) -> Sequence[SessionRecord]:
-        """Every record, or those of a user, the last used first."""
-        found = [record for record in self._records.values() if user in (None, record.chat.user)]
-        return sorted(found, key=lambda record: record.last_used_at, reverse=True)
+    def all(self) -> Sequence[SessionRecord]:
+        """Every record, the last used first."""
+        return sorted(self._records.values(), key=lambda record: record.last_used_at, reverse=True)
 
     async def news(self) -> None:
         """Return when something was noted since the last time; for one who waits."""

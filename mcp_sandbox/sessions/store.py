@@ -37,7 +37,6 @@ class SessionStore(Protocol):
     written before is still there.
     """
 
-    async def get(self, chat: ChatId) -> SessionRecord | None: ...
     async def put(self, record: SessionRecord) -> None:
         """Write a record, in place of the chat's earlier one.
 
@@ -53,8 +52,8 @@ class SessionStore(Protocol):
         """Forget a chat; an unknown one is not an error."""
         ...
 
-    async def all(self, user: str | None = None) -> Sequence[SessionRecord]:
-        """Every record, or those of a user, the last used first."""
+    async def all(self) -> Sequence[SessionRecord]:
+        """Every record, the last used first."""
         ...
 
     async def aclose(self) -> None: ...

@@ -32,8 +32,7 @@ _MIGRATIONS = (
     ) STRICT, WITHOUT ROWID
     """,
 )
-_GET = "SELECT * FROM session WHERE user = ? AND chat = ?"
-_ALL = "SELECT * FROM session WHERE ? IN ('', user) ORDER BY last_used_at DESC"
+_ALL = "SELECT * FROM session ORDER BY last_used_at DESC"
 _PUT = """
     INSERT INTO session VALUES (:user, :chat, :id, :backend, :sandbox_id, :state,
     :created_at, :last_used_at, :image, :spec)
@@ -58,12 +57,12 @@ class SqliteStore:
         self._file = SqliteFile(path, _MIGRATIONS)
         self._turn = anyio.CapacityLimiter(1)
 
-    async def get(self, chat: ChatId) -> SessionRecord | None:
-        found = await self._read(_GET, (chat.user, chat.chat))
-        return found[0] if found else None
+    async def all(self) -> Sequence[SessionRecord]:
+        def read(connection: sqlite3.Connection) -> list[SessionRecord]:
+            with closing(connection.execute(_ALL)) as rows:
+                return [_record(row) for row in rows]
 
-    async def all(self, user: str | None = None) -> Sequence[SessionRecord]:
-        return await self._read(_ALL, (user or "",))
+        return await to_thread.run_sync(self._file.use, read, limiter=self._turn)
 
     async def put(self, record: SessionRecord) -> None:
         await self._write(_PUT, [_row(record)])
@@ -78,13 +77,6 @@ class SqliteStore:
     async def aclose(self) -> None:
         with anyio.CancelScope(shield=True):
             await to_thread.run_sync(self._file.close, limiter=self._turn)
-
-    async def _read(self, query: str, values: tuple[str, ...]) -> list[SessionRecord]:
-        def read(connection: sqlite3.Connection) -> list[SessionRecord]:
-            with closing(connection.execute(query, values)) as rows:
-                return [_record(row) for row in rows]
-
-        return await to_thread.run_sync(self._file.use, read, limiter=self._turn)
 
     async def _write(self, statement: str, rows: Sequence[Mapping[str, object]]) -> None:
         def write(connection: sqlite3.Connection) -> None:

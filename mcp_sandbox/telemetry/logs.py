@@ -11,12 +11,12 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 _LONGEST = 200
 
 
-def configure(log_format: LogFormat, *, level: int = logging.INFO) -> None:
-    """Send our log lines of this level, and other people's warnings, to stderr."""
+def configure(log_format: LogFormat) -> None:
+    """Send our log lines, and other people's warnings, to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_json_formatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-    logging.getLogger("mcp_sandbox").setLevel(level)
+    logging.getLogger("mcp_sandbox").setLevel(logging.INFO)
 
 
 def event(logger: logging.Logger, name: str, **fields: object) -> None:

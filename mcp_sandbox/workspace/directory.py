@@ -86,8 +86,8 @@ class Workspaces:
         """
         return await to_thread.run_sync(self._open, chat, limiter=self._layout_limiter)
 
-    async def discard(self, chat: ChatId, *, home: bool = False) -> ChatDirectories:
-        """Throw the chat's workspace (with `home` all its files) away and begin with an empty one.
+    async def discard(self, chat: ChatId) -> ChatDirectories:
+        """Throw the chat's workspace away and begin with an empty one.
 
         What the chat had discarded before is deleted.
 
@@ -96,7 +96,7 @@ class Workspaces:
         Raises:
             StorageUnavailable: the data root cannot be used.
         """
-        return await to_thread.run_sync(self._discard, chat, home, limiter=self._layout_limiter)
+        return await to_thread.run_sync(self._discard, chat, limiter=self._layout_limiter)
 
     async def remove(self, chat: ChatId) -> None:
         """Throw all files of the chat into the trash; a chat without files is fine.
@@ -124,35 +124,13 @@ class Workspaces:
         """
         return await to_thread.run_sync(self._trashed, measured, limiter=self._trash_limiter)
 
-    async def empty_trash(
-        self,
-        *,
-        older_than_s: float = TRASH_KEPT_S,
-        is_due: Callable[[str], bool] | None = None,
-    ) -> trash.TrashReport:
-        """Delete the items that are due; cancelling stops it midway.
-
-        Unless `is_due` decides by an item's name, they are due `older_than_s` after they were
-        discarded.
+    async def empty_trash(self, *, is_due: Callable[[str], bool]) -> trash.TrashReport:
+        """Delete the items that are due, by their names; cancelling stops it midway.
 
         Raises:
             StorageUnavailable: the data root cannot be used.
         """
-
-        def by_the_clock(name: str) -> bool:
-            return trash.is_due(name, now=self._now(), older_than_s=older_than_s)
-
-        return await to_thread.run_sync(
-            self._empty_trash, is_due or by_the_clock, limiter=self._trash_limiter
-        )
-
-    async def free(self) -> FreeSpace:
-        """What the disk of the data root has left.
-
-        Raises:
-            StorageUnavailable: the data root cannot be used.
-        """
-        return await to_thread.run_sync(self._free, limiter=self._layout_limiter)
+        return await to_thread.run_sync(self._empty_trash, is_due, limiter=self._trash_limiter)
 
     def meter(self, chat: ChatId) -> Meter:
         """A new meter for all files of the chat together; keep one per open chat."""
@@ -178,15 +156,12 @@ class Workspaces:
                 aliases=aliases.alias_mounts(planned, source, links),
             )
 
-    def _discard(self, chat: ChatId, home: bool) -> ChatDirectories:
-        kinds = _KINDS if home else ("workspace",)
+    def _discard(self, chat: ChatId) -> ChatDirectories:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
-            trees: dict[str, tuple[int, bytes]] = {}
-            for kind in kinds:
-                # Opening first gives us back the rights that moving the tree needs.
-                self._tree(stack, sandbox, kind, chat)
-                user = layout.enter(stack, sandbox, kind, chat.user)
-                trees[kind] = (user, tree_name(chat))
+            # Opening first gives us back the rights that moving the tree needs.
+            self._tree(stack, sandbox, "workspace", chat)
+            user = layout.enter(stack, sandbox, "workspace", chat.user)
+            trees = {"workspace": (user, tree_name(chat))}
             bin_ = layout.enter(stack, sandbox, "trash")
             thrown = trash.throw_away(bin_, trees, chat, self._now())
             trash.drop_earlier(bin_, chat, thrown, from_thread.check_cancelled)
@@ -229,10 +204,6 @@ class Workspaces:
                 is_due=is_due,
                 checkpoint=from_thread.check_cancelled,
             )
-
-    def _free(self) -> FreeSpace:
-        with layout.sandbox_directory(self.data_root) as sandbox:
-            return free_space(sandbox)
 
     def _measure(self, chat: ChatId, checkpoint: Checkpoint) -> tuple[Usage, FreeSpace]:
         with layout.sandbox_directory(self.data_root) as sandbox:

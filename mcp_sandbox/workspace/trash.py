@@ -56,12 +56,6 @@ def discarded_at(name: str) -> float | None:
         return None
 
 
-def is_due(name: str, *, now: float, older_than_s: float) -> bool:
-    """Whether an item is old enough; one from the future is not, nor is what we did not name."""
-    discarded = discarded_at(name)
-    return discarded is not None and now - discarded >= older_than_s
-
-
 def throw_away(trash: int, trees: Mapping[str, tuple[int, bytes]], chat: ChatId, now: float) -> str:
     """Move trees, given as kind -> (parent, name), into a new item; returns its name."""
     name = item_name(now)

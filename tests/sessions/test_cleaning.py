@@ -222,7 +222,7 @@ async def test_a_chat_whose_files_are_gone_is_forgotten(tmp_path: Path, clock: S
     async with served(tmp_path, clock) as server:
         await server.use(OLD)
         await server.workspaces.remove(OLD)
-        await server.workspaces.empty_trash(older_than_s=0)
+        await server.workspaces.empty_trash(is_due=lambda _name: True)
         await server.cleaning.tidy()
         assert server.ledger.all() == []
 
