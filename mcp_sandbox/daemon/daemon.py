@@ -10,7 +10,7 @@ from anyio import to_thread
 from mcp_sandbox.daemon.connection import Connection
 from mcp_sandbox.daemon.control import Control
 from mcp_sandbox.daemon.door import Door
-from mcp_sandbox.daemon.ending import HAND_OVER_S, Ending
+from mcp_sandbox.daemon.ending import Ending
 from mcp_sandbox.daemon.greeting import ChatGreeting, ControlGreeting
 from mcp_sandbox.daemon.lock import Claim
 
@@ -82,17 +82,11 @@ class Daemon:
         """Close the door, and wait until everybody has left or the time is up."""
         await to_thread.run_sync(self._claim.announce_leaving)
         await self._door.close()
-        time_left = self._patience.grace_s
         if self._ending.reason == "hand-over":
             await to_thread.run_sync(self._claim.release)
             self._ending.claim_released.set()
-            time_left = HAND_OVER_S
-        with anyio.move_on_after(time_left) as limit:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._hurry, limit)
-                await self._door.wait_until_empty()
-                tasks.cancel_scope.cancel()
+        await self._ending.in_time(self._see_out, self._patience.grace_s)
 
-    async def _hurry(self, limit: anyio.CancelScope) -> None:
-        await self._ending.urgent.wait()
-        limit.cancel()
+    async def _see_out(self, limit_s: float) -> None:
+        with anyio.move_on_after(limit_s):
+            await self._door.wait_until_empty()
