@@ -10,6 +10,7 @@ where it does not, creation fails with a sentence that says so.
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -189,7 +190,12 @@ class DockerBackend:
         record = self._record(sandbox_id)
         # Half removed would be worse than late; each call to the engine has its own limit.
         with anyio.CancelScope(shield=True):
-            if await self._is_ours(sandbox_id):
+            state = await self._state_of_ours(sandbox_id)
+            if state == "paused":
+                # gVisor does not end what is paused.
+                with suppress(SandboxGone):
+                    await self._life.resume(sandbox_id)
+            if state is not None:
                 await self._containers.remove(sandbox_id)
             await self._clear(record)
 
@@ -302,12 +308,13 @@ class DockerBackend:
     async def _rows(self) -> list[dict[str, Any]]:
         return await self._containers.labelled([f"app={APP}", f"{INSTANCE_LABEL}={self._instance}"])
 
-    async def _is_ours(self, sandbox_id: SandboxId) -> bool:
+    async def _state_of_ours(self, sandbox_id: SandboxId) -> str | None:
         try:
             found = await self._containers.inspect(sandbox_id)
         except SandboxGone:
-            return False
-        return bool(found["Config"]["Labels"].get(INSTANCE_LABEL) == self._instance)
+            return None
+        is_ours = found["Config"]["Labels"].get(INSTANCE_LABEL) == self._instance
+        return str(found["State"]["Status"]) if is_ours else None
 
     async def _sweep(self) -> list[dict[str, Any]]:
         """Clear up after killed servers and ended sandboxes; returns the containers that stay."""
