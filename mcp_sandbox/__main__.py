@@ -13,6 +13,12 @@ def main() -> None:
         options = parsed(sys.argv[2:])
         if options is not None:
             sys.exit(run(options, __version__))
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # A client may interrupt us at any moment; until all is loaded there is nothing to undo,
+        # and a traceback out of an import helps nobody.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from mcp_sandbox.cli import main as command_line
 
     command_line()

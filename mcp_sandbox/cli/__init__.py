@@ -5,6 +5,7 @@ stdout carries results only; everything else goes to stderr. Exit codes: 0 done,
 """
 
 import logging
+import signal
 import sys
 from typing import Annotated
 
@@ -70,9 +71,16 @@ def _show_version(wanted: bool) -> None:
 
 @cli.callback()
 def options(
+    context: typer.Context,
     _version: Annotated[
         bool,
         typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version),
     ] = False,
 ) -> None:
     """Gives each chat of a coding agent its own Linux computer that remembers its files."""
+    servers = ("stdio", "serve")  # They have their own way to leave, once there is something to.
+    if (
+        context.invoked_subcommand not in servers
+        and signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    ):
+        signal.signal(signal.SIGINT, signal.default_int_handler)

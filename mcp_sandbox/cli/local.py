@@ -1,7 +1,6 @@
 """Commands that work in this process alone: stdio, config, doctor, demo."""
 
 import json
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -40,9 +39,6 @@ def stdio(
     config: ConfigFile = None,
 ) -> None:
     """Serve one chat to an MCP client on stdin and stdout."""
-    # A client may interrupt us at any moment; until the server listens there is nothing to undo,
-    # and a traceback out of an import helps nobody.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         chat_id = ChatId(user, chat)
     except InvalidArgument as exc:
