@@ -15,10 +15,9 @@ def main() -> None:
             sys.exit(run(options, __version__))
     import signal
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # A client may interrupt us at any moment; until all is loaded there is nothing to undo,
-        # and a traceback out of an import helps nobody.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # A client may interrupt us at any moment; until all is loaded there is nothing to undo, and a
+    # traceback out of an import helps nobody.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from mcp_sandbox.cli import main as command_line
 
     command_line()

@@ -79,8 +79,5 @@ def options(
 ) -> None:
     """Gives each chat of a coding agent its own Linux computer that remembers its files."""
     servers = ("stdio", "serve")  # They have their own way to leave, once there is something to.
-    if (
-        context.invoked_subcommand not in servers
-        and signal.getsignal(signal.SIGINT) == signal.SIG_DFL
-    ):
+    if context.invoked_subcommand not in servers:
         signal.signal(signal.SIGINT, signal.default_int_handler)
