@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 # Ending a sandbox takes the engine up to some seconds; a stuck engine must not hold us longer.
 _DESTROY_S = 20.0
 # A process that is being killed closes its connections first.
-_DYING_S = 1.0
+DYING_S = 1.0
 # Long: under heavy load the answer is slow, and who does not answer is ended.
 _ANSWER_S = 15.0
 
@@ -88,7 +88,7 @@ class Leaving:
 
     async def _cause(self, held: Held) -> str:
         try:
-            ending = await held.sandbox.ending(within_s=_DYING_S)
+            ending = await held.sandbox.ending(within_s=DYING_S)
         except OperatorError as exc:
             return f"where it ran nobody answers ({exc})"
         return cause(ending, self._rooms.settings.limits) if ending else ""

@@ -15,6 +15,7 @@ from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import ChatId, Mount, SandboxId, SandboxSpec
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.connect import connect
+from mcp_sandbox.sessions.leaving import DYING_S
 from mcp_sandbox.sessions.listing import chat_of
 from mcp_sandbox.sessions.obituary import cause, ended_with
 from mcp_sandbox.sessions.rooms import Held, Opened, Rooms
@@ -23,9 +24,6 @@ from mcp_sandbox.workspace.directory import ChatDirectories
 from mcp_sandbox.workspace.projects import Shown
 
 logger = logging.getLogger(__name__)
-
-# A process that is being killed closes its connections first.
-_DYING_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ class Opening:
             runtime = await connect(sandbox, wanted.directories, rooms.tasks, keep_bytes)
         except SandboxGone as exc:
             try:
-                ending = await sandbox.ending(within_s=_DYING_S)
+                ending = await sandbox.ending(within_s=DYING_S)
             finally:
                 await rooms.backend.destroy(sandbox.id)
             why = cause(ending, rooms.settings.limits) if ending else str(exc)
