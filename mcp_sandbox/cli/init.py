@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -51,57 +52,36 @@ def init_claude(
     _connect(target, yes=yes, undo=undo, only_print=only_print, check=not no_check)
 
 
-@group.command(name="cursor")
-def init_cursor(
-    *,
-    http: Http = None,
-    yes: Yes = False,
-    undo: Undo = False,
-    only_print: Print = False,
-    no_check: NoCheck = False,
-) -> None:
-    """Connect Cursor: this folder gets a computer."""
-    _connect(
-        cursor.in_project(Path.cwd(), http),
-        yes=yes,
-        undo=undo,
-        only_print=only_print,
-        check=not no_check,
-    )
+def _add(name: str, about: str, place: Callable[[str | None], Target]) -> None:
+    """Add the command of a client; `place` is where it looks, given the address of a server."""
+
+    @group.command(name=name, help=about)
+    def command(
+        *,
+        http: Http = None,
+        yes: Yes = False,
+        undo: Undo = False,
+        only_print: Print = False,
+        no_check: NoCheck = False,
+    ) -> None:
+        _connect(place(http), yes=yes, undo=undo, only_print=only_print, check=not no_check)
 
 
-@group.command(name="vscode")
-def init_vscode(
-    *,
-    http: Http = None,
-    yes: Yes = False,
-    undo: Undo = False,
-    only_print: Print = False,
-    no_check: NoCheck = False,
-) -> None:
-    """Connect Visual Studio Code: this folder gets a computer."""
-    _connect(
-        vscode.in_project(Path.cwd(), http),
-        yes=yes,
-        undo=undo,
-        only_print=only_print,
-        check=not no_check,
-    )
-
-
-@group.command(name="inspector")
-def init_inspector(
-    *,
-    http: Http = None,
-    yes: Yes = False,
-    undo: Undo = False,
-    only_print: Print = False,
-    no_check: NoCheck = False,
-) -> None:
-    """Connect MCP Inspector: it gets a computer to look at."""
-    _connect(
-        inspector.for_user(http), yes=yes, undo=undo, only_print=only_print, check=not no_check
-    )
+_add(
+    "cursor",
+    "Connect Cursor: this folder gets a computer.",
+    lambda http: cursor.in_project(Path.cwd(), http),
+)
+_add(
+    "vscode",
+    "Connect Visual Studio Code: this folder gets a computer.",
+    lambda http: vscode.in_project(Path.cwd(), http),
+)
+_add(
+    "inspector",
+    "Connect MCP Inspector: it gets a computer to look at.",
+    inspector.for_user,
+)
 
 
 def _connect(target: Target, *, yes: bool, undo: bool, only_print: bool, check: bool) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
+from mcp_sandbox.daemon.greeting import chat_of_project
 from mcp_sandbox.errors import ConfigError
 
 NAME = "sandbox"
@@ -64,3 +65,17 @@ def http_entry(address: str, *, chat: str, token: str | None) -> Entry:
     url = urlunsplit(parts._replace(path=parts.path if parts.path not in ("", "/") else "/mcp"))
     sent = {"Authorization": f"Bearer {token}"} if token else {}
     return {"type": "http", "url": url, "headers": {**sent, CHAT_HEADER: chat}}
+
+
+def folder_entry(project: Path, address: str | None) -> Entry:
+    """Return the entry for an editor that fills in its folder and its environment.
+
+    Such an editor tells a server nothing of the conversation, so a folder is a chat.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+    if not address:
+        return stdio_entry("--project", "${workspaceFolder}")
+    token = f"${{env:{TOKEN_VARIABLE}}}"
+    return http_entry(address, chat=chat_of_project(project), token=token)
