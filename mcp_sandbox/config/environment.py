@@ -1,9 +1,12 @@
-"""What is read from the process environment, and nothing else is: no other file looks there."""
+"""What is read from the process environment; but for the relay no other file looks there."""
 
 import os
 import pwd
 from collections.abc import Mapping
 from pathlib import Path
+
+# What the relay goes by, which may import nothing of ours, holds for all.
+from mcp_sandbox.connect import place
 
 PREFIX = "MCP_SANDBOX_"
 _PROXY_NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
@@ -54,7 +57,7 @@ def default_config_file() -> Path:
 
 def state_folder() -> Path:
     """Return the XDG state folder of this program: logs, and what can be done without."""
-    return _base_folder("XDG_STATE_HOME", ".local/state") / "mcp-sandbox"
+    return Path(place.state_folder())
 
 
 def own_folders() -> tuple[Path, ...]:
@@ -79,12 +82,7 @@ def terminal_type() -> str:
 
 def default_socket() -> Path:
     """Return where the daemon listens: the same place for whoever looks for it."""
-    named = os.environ.get("MCP_SANDBOX_SOCKET", "")
-    if named:
-        return Path(named)
-    folder = os.environ.get("XDG_RUNTIME_DIR", "")
-    state = state_folder()
-    return (Path(folder) / "mcp-sandbox" if folder.startswith("/") else state) / "mcp.sock"
+    return Path(place.default_socket())
 
 
 def home() -> Path:

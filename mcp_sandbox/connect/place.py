@@ -40,7 +40,7 @@ class Place:
     """One daemon's socket, and what is said to it first."""
 
     def __init__(self, options: Options, version: str) -> None:
-        self.socket = options.socket or os.environ.get("MCP_SANDBOX_SOCKET") or _usual_socket()
+        self.socket = options.socket or default_socket()
         self.socket = os.path.abspath(self.socket)
         self.version = version
         self.may_start = options.start
@@ -79,7 +79,11 @@ def _home_of_user() -> str:
     return pwd.getpwuid(os.getuid()).pw_dir
 
 
-def _usual_socket() -> str:
+def default_socket() -> str:
+    """Return where the daemon listens: the same place for whoever looks for it."""
+    named = os.environ.get("MCP_SANDBOX_SOCKET")
+    if named:
+        return named
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     folder = os.path.join(runtime, STATE) if runtime.startswith("/") else state_folder()
     return os.path.join(folder, "mcp.sock")
