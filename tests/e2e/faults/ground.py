@@ -57,7 +57,7 @@ def small_disk(backend: str, parent: Path | None) -> Generator[Ground]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "mcs", str(home)], check=True)
     try:
         settings = {**_SETTINGS, "MCP_SANDBOX_WORKSPACE__MIN_FREE": "0"}
-        yield Ground(place_at(home / f"{home.name}-disk", backend, settings))
+        yield Ground(place_at(home / "disk", backend, settings))
     finally:
         subprocess.run(["umount", "-l", str(home)], check=True)
         home.rmdir()
