@@ -35,7 +35,7 @@ class Ground:
 @contextmanager
 def folder(backend: str, parent: Path | None) -> Generator[Ground]:
     """A folder that goes with the block, unless something fails in it."""
-    home = Path(tempfile.mkdtemp(prefix="mcs-faults-", dir=parent))
+    home = Path(tempfile.mkdtemp(prefix="mcs-", dir=parent))
     yield Ground(place_at(home, backend, _SETTINGS))
     shutil.rmtree(home)
 
@@ -52,12 +52,14 @@ def set_clock(backend: str, parent: Path | None) -> Generator[Ground]:
 @contextmanager
 def small_disk(backend: str, parent: Path | None) -> Generator[Ground]:
     """Everything, also the log and the socket, lies on a disk that can be filled up."""
-    home = Path(tempfile.mkdtemp(prefix="mcs-faults-", dir=parent))
+    home = Path(tempfile.mkdtemp(prefix="mcs-", dir=parent))
     options = f"size={_SMALL_MB}m,mode=0755"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "mcs", str(home)], check=True)
     try:
         settings = {**_SETTINGS, "MCP_SANDBOX_WORKSPACE__MIN_FREE": "0"}
-        yield Ground(place_at(home / "disk", backend, settings))
+        # A name of its own tells what is left in it from the disk itself; both are short, for
+        # the path of the socket.
+        yield Ground(place_at(home / f"{home.name}-d", backend, settings))
     finally:
         subprocess.run(["umount", "-l", str(home)], check=True)
         home.rmdir()
