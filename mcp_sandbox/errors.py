@@ -11,6 +11,7 @@ SandboxError
 │   ├── NotPermitted       the sandbox user may not do this
 │   ├── TooLarge           over a size limit of this call
 │   ├── WorkspaceFull      no space left in the workspace
+│   ├── UnknownSkill       no skill of that name, or no such file in it
 │   ├── Unsupported        this sandbox lacks the language or program
 │   └── Busy               too many calls at once in this sandbox
 ├── OperatorError          a person must fix it
@@ -72,6 +73,10 @@ class TooLarge(CallerError):
 
 class WorkspaceFull(CallerError):
     """No space left in the workspace."""
+
+
+class UnknownSkill(CallerError):
+    """No skill of that name, or no such file in it."""
 
 
 class Unsupported(CallerError):

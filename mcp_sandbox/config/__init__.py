@@ -25,6 +25,7 @@ from mcp_sandbox.config.models import (
     PoolConfig,
     ProjectConfig,
     SessionsConfig,
+    SkillsConfig,
     WorkspaceConfig,
 )
 from mcp_sandbox.config.sources import Loaded, load_config
@@ -39,6 +40,7 @@ __all__ = [
     "PoolConfig",
     "ProjectConfig",
     "SessionsConfig",
+    "SkillsConfig",
     "WorkspaceConfig",
     "client_folder",
     "client_variable",

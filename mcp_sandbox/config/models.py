@@ -209,6 +209,32 @@ class OutputConfig(Section):
     )
 
 
+class SkillsConfig(Section):
+    """What the agent can be taught (folders with a SKILL.md)."""
+
+    enabled: bool = Field(default=True, description="offer skills to agents")
+    folders: tuple[AbsolutePath, ...] = Field(
+        default=(), description="folders of skills; the first that has a name goes before the rest"
+    )
+    shipped: bool = Field(default=True, description="offer the skills that come with this program")
+    workspace: bool = Field(
+        default=False,
+        description="offer skills that lie in a chat's own files too, which anybody may have put "
+        "there",
+    )
+    catalogue: int = Field(
+        default=8000,
+        ge=0,
+        le=64_000,
+        description="characters of the server's instructions that may name skills",
+    )
+    narrow: Literal["off", "warn", "deny"] = Field(
+        default="off",
+        description="what happens to calls of tools that an active skill's allowed-tools does not "
+        "name: off = nothing, warn = the result says so, deny = they are refused",
+    )
+
+
 class ServeConfig(Section):
     """The daemon, `mcp-sandbox serve`."""
 
@@ -277,6 +303,7 @@ class Config(Section):
     project: ProjectConfig = ProjectConfig()
     sessions: SessionsConfig = SessionsConfig()
     pool: PoolConfig = PoolConfig()
+    skills: SkillsConfig = SkillsConfig()
     output: OutputConfig = OutputConfig()
     serve: ServeConfig = ServeConfig()
     http: HttpConfig = HttpConfig()

@@ -1,0 +1,112 @@
+"""What a skill is made of, once it has been read. No behaviour, no I/O."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+Level = Literal["error", "warning", "note"]
+FileKind = Literal["text", "binary"]
+Need = Literal["command", "python", "node", "interpreter"]
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """Something that is wrong with a skill, and what to do about it.
+
+    level: "error": the skill cannot be used. "warning": it is used all the same; a stricter reader
+    may refuse it. "note": worth knowing. `code` is a stable word such as "name-mismatch"; `file` is
+    relative to the skill's folder, `line` counts from 1.
+    """
+
+    code: str
+    level: Level
+    reason: str
+    fix: str
+    line: int | None = None
+    file: str = "SKILL.md"
+
+
+@dataclass(frozen=True)
+class FrontMatter:
+    """What stands between the two lines of dashes of a `SKILL.md`.
+
+    `fields` has every field in the file's order, ready for JSON: scalars are the text that
+    the file has, whatever YAML would make of them. The others are read from it.
+    """
+
+    name: str
+    description: str
+    fields: Mapping[str, Json]
+    license: str = ""
+    compatibility: str = ""
+    metadata: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    allowed_tools: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    argument_hint: str = ""
+    user_invocable: bool = True
+    model_invocable: bool = True
+
+
+@dataclass(frozen=True)
+class Skill:
+    """A skill that can be used.
+
+    `uri` is its identity: `skill://{root}/{further folders}/{name}/SKILL.md`. `folder` is where it
+    lies on the host, `document` how its `SKILL.md` is spelled there, `body_at` the byte at
+    which the text after the front matter begins. `shadowed_by` is the uri of the skill that
+    its bare name means instead.
+    """
+
+    uri: str
+    root: str
+    folder: Path
+    front: FrontMatter
+    document: str = "SKILL.md"
+    body_at: int = 0
+    diagnostics: tuple[Diagnostic, ...] = ()
+    shadowed_by: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.front.name
+
+
+@dataclass(frozen=True)
+class SkillFile:
+    """A file of a skill: its path in the folder, bytes, and "sha256:…" of its raw bytes."""
+
+    path: str
+    size: int
+    digest: str
+    mime: str
+    kind: FileKind
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All files of a skill, by path; `digest` ("sha256:…") changes with any byte of any of them."""
+
+    files: tuple[SkillFile, ...]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Unmet:
+    """What a script needs and the chat's image lacks; `layer` names the image layer that has it."""
+
+    need: Need
+    name: str
+    needed_by: tuple[str, ...]
+    layer: str | None = None
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the bundled scripts seem to use, found by reading and not by running them."""
+
+    hosts: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
