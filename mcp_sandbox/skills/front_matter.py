@@ -14,6 +14,7 @@ from typing import Literal
 import yaml
 
 from mcp_sandbox.errors import OperatorError
+from mcp_sandbox.skills.core_schema import Plain
 from mcp_sandbox.skills.models import Diagnostic, Json
 
 HEAD_BYTES = 64 * 1024
@@ -157,7 +158,7 @@ class _Reader:
     def _value(self, event: yaml.Event, depth: int) -> Json:
         self._allow(event, depth)
         if isinstance(event, yaml.ScalarEvent):
-            return event.value
+            return _scalar(event)
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(depth + 1)
         items: list[Json] = []
@@ -172,7 +173,7 @@ class _Reader:
             if not isinstance(event, yaml.ScalarEvent):
                 fix = "Use a plain word as the key; quote a value that begins with a bracket."
                 raise self._refused("key", event, "has a key that is not text", fix)
-            key = event.value
+            key = _scalar(event)
             if key in found:
                 fix = "Keep one of the two."
                 raise self._refused("duplicate-key", event, f"has {_short(key)} twice", fix)
@@ -212,6 +213,10 @@ class _Reader:
     def _not_a_mapping(self, event: yaml.Event) -> Refused:
         what, fix = "has no fields", "Write fields such as `name: value`, one to a line."
         return self._refused("not-a-mapping", event, what, fix)
+
+
+def _scalar(event: yaml.ScalarEvent) -> str:
+    return Plain(event.value) if event.implicit[0] else event.value
 
 
 def _broken(error: yaml.YAMLError, source: str, line: int) -> Diagnostic:

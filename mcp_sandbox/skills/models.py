@@ -32,8 +32,9 @@ class Diagnostic:
 class FrontMatter:
     """What stands between the two lines of dashes of a `SKILL.md`.
 
-    `fields` has every field in the file's order, ready for JSON: scalars are the text that
-    the file has, whatever YAML would make of them. The others are read from it.
+    `fields` has every field in the file's order: scalars are the text that the file has, whatever
+    YAML would make of them; `core_schema.as_json` says what hosts make of them. The others are
+    read from it.
     """
 
     name: str
