@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("mcp_sandbox", "tests", "benchmarks")
+FOLDERS = ("mcp_sandbox", "tests", "benchmarks", "skills")
 LINES_OF_A_FILE = 400
 METHODS_OF_A_CLASS = 10
 # One chat's computer has exactly the tools' verbs, and says whose, where and how it is; a
