@@ -1,0 +1,235 @@
+"""Finds skills by words, without a model: BM25 over what they say of themselves.
+
+The name counts three times as much as the description and the tags, the headings of the text a
+third. Words are compared by their stems; a word that nobody has is taken for a mistyped one.
+"""
+
+import re
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
+from weakref import finalize
+
+from mcp_sandbox.skills.models import Json, Skill
+from mcp_sandbox.skills.words import SAME, Vocabulary, spaced, terms, words
+
+_MOST_CHARS = {"description": 4000, "tags": 1000, "headings": 4000}
+_TAGS = ("tags", "keywords", "category", "categories", "triggers", "aliases", "domain")
+_GUESSED = 0.4
+_SAME_NAME = 100.0
+_MARKED = re.compile("\x02([^\x03]*)\x03")
+_ALL_TEXT = (
+    "SELECT name || ' ' || description || ' ' || tags FROM card "
+    "UNION ALL SELECT headings FROM outline"
+)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table of the index: how it is made and asked, and how much its matches count."""
+
+    fields: tuple[str, ...]
+    share: float
+    make: str
+    add: str
+    drop: str
+    known: str
+    rank: str
+    mark: str
+
+
+# Headings have a table of their own: many of them must not make a skill's name count less.
+_CARD = _Table(
+    ("name", "description", "tags"),
+    1.0,
+    "CREATE VIRTUAL TABLE card USING fts5(name, description, tags, "
+    "tokenize='porter unicode61 remove_diacritics 2')",
+    "INSERT INTO card(rowid, name, description, tags) VALUES (?, ?, ?, ?)",
+    "DELETE FROM card WHERE rowid = ?",
+    "SELECT 1 FROM card WHERE card MATCH ? LIMIT 1",
+    "SELECT rowid, bm25(card, 3.0, 1.0, 1.0) FROM card WHERE card MATCH ?",
+    "SELECT highlight(card, 0, char(2), char(3)), highlight(card, 1, char(2), char(3)), "
+    "highlight(card, 2, char(2), char(3)) FROM card WHERE card MATCH ? AND rowid = ?",
+)
+_OUTLINE = _Table(
+    ("headings",),
+    0.3,
+    "CREATE VIRTUAL TABLE outline USING fts5(headings, "
+    "tokenize='porter unicode61 remove_diacritics 2')",
+    "INSERT INTO outline(rowid, headings) VALUES (?, ?)",
+    "DELETE FROM outline WHERE rowid = ?",
+    "SELECT 1 FROM outline WHERE outline MATCH ? LIMIT 1",
+    "SELECT rowid, bm25(outline) FROM outline WHERE outline MATCH ?",
+    "SELECT highlight(outline, 0, char(2), char(3)) FROM outline "
+    "WHERE outline MATCH ? AND rowid = ?",
+)
+_TABLES = (_CARD, _OUTLINE)
+
+
+@dataclass(frozen=True)
+class Match:
+    """A skill that was found; `reasons` say which of its words fit, and where they stand."""
+
+    skill: Skill
+    score: float = 0.0
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A query as the index takes it; `guesses` leads from a word to the term it stands for."""
+
+    terms: tuple[str, ...]
+    guesses: Mapping[str, str]
+
+    def exact(self) -> str:
+        return " OR ".join(map(_phrase, self.terms))
+
+    def guessed(self) -> str:
+        begun = [f"{_phrase(term)}*" for term in self.terms if len(term) > 2]
+        return " OR ".join([*begun, *map(_phrase, self.guesses)])
+
+
+class Index:
+    """Skills of one catalogue, ready to be searched. Blocks; one caller at a time gets in."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._rows: dict[str, int] = {}
+        self._skills: dict[int, Skill] = {}
+        self._next = 1
+        self._vocabulary: Vocabulary | None = None
+
+    @cached_property
+    def _database(self) -> sqlite3.Connection:
+        database = sqlite3.connect(":memory:", check_same_thread=False)
+        finalize(self, database.close)
+        for table in _TABLES:
+            database.execute(table.make)
+        return database
+
+    def unknown(self, skills: Sequence[Skill]) -> list[Skill]:
+        """Those that are not here, or are not as they are here."""
+        with self._lock:
+            known = {skill.uri: skill for skill in self._skills.values()}
+        return [skill for skill in skills if known.get(skill.uri) is not skill]
+
+    def update(self, skills: Sequence[Skill], outlines: Mapping[str, Sequence[str]]) -> None:
+        """Hold exactly these; `outlines` has the headings, by uri, of those that were unknown."""
+        with self._lock, self._database:
+            wanted = {skill.uri: skill for skill in skills}
+            here = [*self._rows.items()]
+            for row in [row for uri, row in here if self._skills[row] is not wanted.get(uri)]:
+                self._remove(row)
+            for uri, skill in wanted.items():
+                if uri not in self._rows:
+                    self._add(skill, outlines.get(uri, ()))
+
+    def _remove(self, row: int) -> None:
+        for table in _TABLES:
+            self._database.execute(table.drop, (row,))
+        del self._rows[self._skills.pop(row).uri]
+        self._vocabulary = None
+
+    def _add(self, skill: Skill, outline: Sequence[str]) -> None:
+        row, front = self._next, skill.front
+        texts = {
+            "name": front.name,
+            "description": front.description,
+            "tags": " ".join(_tags(skill)),
+            "headings": "\n".join(outline),
+        }
+        for table in _TABLES:
+            values = (_clipped(field, texts[field]) for field in table.fields)
+            self._database.execute(table.add, (row, *values))
+        self._rows[skill.uri] = row
+        self._skills[row] = skill
+        self._next += 1
+        self._vocabulary = None
+
+    def search(self, query: str, most: int = 50) -> list[Match]:
+        """The skills that fit best, at most so many; none for a query without words."""
+        with self._lock:
+            asked = self._understood(terms(query))
+            if not asked.terms:
+                return []
+            scores = self._scores(asked)
+            for row in scores:
+                if words(self._skills[row].name) == words(query):
+                    scores[row] += _SAME_NAME
+            best = sorted(scores, key=lambda row: (-scores[row], self._skills[row].uri))[:most]
+            return [
+                Match(self._skills[row], round(scores[row], 3), self._reasons(row, asked))
+                for row in best
+            ]
+
+    def _understood(self, asked: tuple[str, ...]) -> _Asked:
+        guesses: dict[str, str] = {}
+        for term in asked:
+            meant = (term,) if self._is_known(term) else (*self._near(term), term)
+            for guess in (*meant, *(same for word in meant for same in SAME.get(word, ()))):
+                if guess not in asked:
+                    guesses.setdefault(guess, term)
+        return _Asked(asked, guesses)
+
+    def _is_known(self, term: str) -> bool:
+        asked = (_phrase(term),)
+        return any(self._database.execute(table.known, asked).fetchone() for table in _TABLES)
+
+    def _near(self, term: str) -> list[str]:
+        if self._vocabulary is None:
+            texts = self._database.execute(_ALL_TEXT)
+            self._vocabulary = Vocabulary(
+                {*SAME, *(word for (text,) in texts for word in words(text))}
+            )
+        return self._vocabulary.near(term)
+
+    def _scores(self, asked: _Asked) -> dict[int, float]:
+        scores: dict[int, float] = {}
+        for table in _TABLES:
+            for match, weight in ((asked.exact(), 1.0), (asked.guessed(), _GUESSED)):
+                for row, score in self._database.execute(table.rank, (match,)) if match else ():
+                    scores[row] = scores.get(row, 0.0) - table.share * weight * score
+        return scores
+
+    def _reasons(self, row: int, asked: _Asked) -> tuple[str, ...]:
+        match = " OR ".join(filter(None, (asked.exact(), asked.guessed())))
+        reasons = list[str]()
+        for table in _TABLES:
+            marked = self._database.execute(table.mark, (match, row)).fetchone() or ()
+            for field, text in zip(table.fields, marked, strict=False):
+                hits = dict.fromkeys(word.casefold() for word in _MARKED.findall(text))
+                if hits:
+                    told = ", ".join(_told(word, asked) for word in [*hits][:5])
+                    reasons.append(f"{field}: {told}")
+        return tuple(reasons)
+
+
+def _phrase(term: str) -> str:
+    # Words hold letters and digits only, so that nothing of them is syntax within quotes.
+    return f'"{spaced(term).strip()}"'
+
+
+def _told(word: str, asked: _Asked) -> str:
+    plain = word.replace(" ", "")
+    meant = asked.guesses.get(plain)
+    return f"{plain} (for {meant})" if meant and meant[:4] != plain[:4] else plain
+
+
+def _clipped(field: str, text: str) -> str:
+    return spaced(text[: _MOST_CHARS.get(field, 200)]).replace("\x02", " ").replace("\x03", " ")
+
+
+def _tags(skill: Skill) -> list[str]:
+    """What its author filed it under, in whichever shape."""
+    fields = [skill.front.fields.get(name) for name in _TAGS]
+    return [text for value in (*fields, dict(skill.front.metadata)) for text in _texts(value)]
+
+
+def _texts(value: Json, depth: int = 3) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for each in inner for text in _texts(each, depth - 1)] if depth else []

@@ -1,0 +1,213 @@
+"""Finding skills by words."""
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mcp_sandbox.skills.models import FrontMatter, Skill
+from mcp_sandbox.skills.search import Index
+from mcp_sandbox.skills.words import edits
+
+# What a skill is, how its author describes it, and how people ask for it in other words.
+KNOWN = {
+    "pdf-forms": (
+        "Fill in and extract fields of PDF documents.",
+        ("complete a questionnaire in pdf", "extracting the fields of a pdf", "fomrs in a pdf"),
+    ),
+    "workbook-editor": (
+        "Reads and edits Excel workbooks, keeping formulas.",
+        ("change a cell in my spreadsheet", "an xlsx with formulas", "spredsheet formulas"),
+    ),
+    "deck-writer": (
+        "Builds presentations with speaker notes.",
+        ("make slides for my talk", "powerpoint with notes", "presentaton"),
+    ),
+    "git-archaeology": (
+        "Finds the commit that brought a defect, by bisecting.",
+        ("which commit introduced this bug", "bisect the repository", "git bisection"),
+    ),
+    "log-triage": (
+        "Groups the lines of server logs by incident and finds the first cause.",
+        (
+            "why did the server crash, see its logs",
+            "root cause of an incident",
+            "grouping log lines",
+        ),
+    ),
+    "numeral-cuneiform": (
+        "Transcribes Babylonian sexagesimal tablets.",
+        ("babylonian tablet", "transcribe cuneiform", "sexagesimal"),
+    ),
+    "invoice-check": (
+        "Compares invoices with purchase orders and lists what differs.",
+        ("does this bill match the purchase order", "check an invoice", "invoise differences"),
+    ),
+    "site-preview": (
+        "Serves a web page and takes pictures of it.",
+        ("screenshot my website", "look at the frontend in a browser page", "serve html"),
+    ),
+    "translate-catalogue": (
+        "Translates message catalogues (gettext po files) and keeps placeholders.",
+        ("localize the po files", "i18n of messages", "gettext"),
+    ),
+    "query-tuning": (
+        "Explains slow Postgres queries and proposes indexes.",
+        ("sql is slow", "which index would help my database", "speed up postgres"),
+    ),
+}
+SYLLABLES = [
+    "ba",
+    "ce",
+    "di",
+    "fo",
+    "gu",
+    "ka",
+    "le",
+    "mi",
+    "no",
+    "pu",
+    "ra",
+    "se",
+    "ti",
+    "vo",
+    "zu",
+]
+
+
+def skill(name: str, description: str = "", **fields: str) -> Skill:
+    front = FrontMatter(name, description, {"name": name, "description": description, **fields})
+    return Skill(f"skill://here/{name}/SKILL.md", "here", Path("/skills") / name, front)
+
+
+def crowd(number: int) -> Iterator[Skill]:
+    """Skills about nothing, in words of which a fifth are those of the known skills."""
+    pick = random.Random(7)
+    known = " ".join(said for said, _ in KNOWN.values()).lower().replace(".", "").split()
+    for count in range(number):
+        made = ["".join(pick.choices(SYLLABLES, k=3)) for _ in range(20)]
+        text = " ".join(pick.choices(made, k=16) + pick.choices(known, k=4))
+        yield skill(f"{made[0]}-{made[1]}-{count}", text)
+
+
+@pytest.fixture(scope="module")
+def five_thousand() -> Index:
+    index = Index()
+    known = [skill(name, said) for name, (said, _) in KNOWN.items()]
+    index.update([*crowd(5000 - len(known)), *known], {})
+    return index
+
+
+def found(index: Index, query: str, most: int = 5) -> list[str]:
+    return [match.skill.name for match in index.search(query, most)]
+
+
+def test_skills_are_found_by_other_words_among_five_thousand(five_thousand: Index) -> None:
+    asked = [(name, query) for name, (_, queries) in KNOWN.items() for query in queries]
+    missed = [(name, query) for name, query in asked if name not in found(five_thousand, query)]
+    recall = 1 - len(missed) / len(asked)
+    assert recall >= 0.9, (recall, missed)
+
+
+def test_a_query_among_five_thousand_takes_no_time(five_thousand: Index) -> None:
+    found(five_thousand, "mistypd wordz once so that the words are known")
+    queries = [query for _, queries in KNOWN.values() for query in queries]
+    started = time.perf_counter()
+    for query in queries:
+        five_thousand.search(query, 50)
+    mean_ms = (time.perf_counter() - started) / len(queries) * 1000
+    assert mean_ms < 50
+
+
+def test_a_name_counts_more_than_what_others_say() -> None:
+    index = Index()
+    talk = [skill(f"other-{n}", "Works well with docker and docker and docker.") for n in range(5)]
+    index.update([*talk, skill("docker", "Builds images.")], {})
+    assert found(index, "docker")[0] == "docker"
+
+
+def test_tags_and_headings_are_searched() -> None:
+    index = Index()
+    tagged = skill("one", "Something.", tags="astronomy, telescopes")
+    titled = skill("two", "Something else.")
+    index.update([tagged, titled], {titled.uri: ("Calibrating a spectrograph",)})
+    assert found(index, "telescope") == ["one"]
+    (match,) = index.search("spectrographs")
+    assert (match.skill.name, match.reasons) == ("two", ("headings: spectrograph",))
+
+
+def test_every_match_says_why() -> None:
+    index = Index()
+    index.update([skill("pdf-forms", "Fills forms.")], {})
+    (match,) = index.search("fill in a pfd fomr")
+    assert match.reasons == (
+        "name: pdf (for pfd), forms (for fomr)",
+        "description: fills, forms (for fomr)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [("数据分析", "shuju"), ("グラフ", "gurafu"), ("résumé", "cv"), ("RESUME", "cv")],
+)
+def test_other_scripts_are_searched(asked: str, name: str) -> None:
+    index = Index()
+    index.update(
+        [
+            skill("shuju", "用于数据分析和报告"),
+            skill("gurafu", "グラフを描く"),
+            skill("cv", "Writes a résumé."),
+        ],
+        {},
+    )
+    assert found(index, asked) == [name]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        '"',
+        "a AND",
+        "name:x",
+        "NEAR(a b)",
+        "x*",
+        "^y",
+        "(",
+        "\x00",
+        "- -",
+        "'; DROP TABLE card",
+        " ",
+    ],
+)
+def test_no_query_is_syntax(query: str) -> None:
+    index = Index()
+    index.update([skill("drop-table", "Drops a table, near a name.")], {})
+    for match in index.search(query):
+        assert match.skill.name == "drop-table"
+    assert found(index, "table") == ["drop-table"]
+
+
+def test_only_what_changed_is_read_again() -> None:
+    index = Index()
+    one, two = skill("one", "First."), skill("two", "Second.")
+    index.update([one, two], {})
+    newer = skill("two", "Newest.")
+    assert index.unknown([one, newer]) == [newer]
+    index.update([newer], {})
+    assert (found(index, "first"), found(index, "second"), found(index, "newest")) == (
+        [],
+        [],
+        ["two"],
+    )
+
+
+def test_mistakes_are_counted_as_people_make_them() -> None:
+    assert [edits("form", other) for other in ("form", "from", "forms", "fork", "or")] == [
+        0,
+        1,
+        1,
+        1,
+        2,
+    ]
