@@ -75,6 +75,28 @@ class Skill:
 
 
 @dataclass(frozen=True)
+class Problem:
+    """A folder that has something of a skill and offers none, or one that could not be searched."""
+
+    root: str
+    folder: Path
+    diagnostics: tuple[Diagnostic, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Which skills came, went or were edited, by their uris; all that one burst of edits did."""
+
+    added: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+    edited: frozenset[str] = frozenset()
+
+    @property
+    def uris(self) -> frozenset[str]:
+        return self.added | self.removed | self.edited
+
+
+@dataclass(frozen=True)
 class SkillFile:
     """A file of a skill: its path in the folder, bytes, and "sha256:…" of its raw bytes."""
 
@@ -87,10 +109,14 @@ class SkillFile:
 
 @dataclass(frozen=True)
 class Contents:
-    """All files of a skill, by path; `digest` ("sha256:…") changes with any byte of any of them."""
+    """All files of a skill, by path; `digest` ("sha256:…") changes with any byte of any of them.
+
+    `diagnostics` say which files are left out, and why.
+    """
 
     files: tuple[SkillFile, ...]
     digest: str
+    diagnostics: tuple[Diagnostic, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,34 @@
+"""The uris of skills and their files: `skill://{root}/{further folders}/{name}/{file}`. Pure.
+
+Each part is percent-encoded by itself, from the bytes that the file system has, so that any name
+makes a uri of exactly as many parts as its path has, and none leads anywhere else.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import quote
+
+SCHEME = "skill://"
+DOCUMENT = "SKILL.md"
+
+
+def skill_uri(root: str, folders: Iterable[str], name: str) -> str:
+    """The uri of a skill: that of its SKILL.md."""
+    return SCHEME + "/".join(map(_encode, (root, *folders, name, DOCUMENT)))
+
+
+def file_uri(skill: str, path: str) -> str:
+    """The uri of a file of the skill with that uri; `path` is relative to the skill's folder."""
+    return skill.removesuffix(DOCUMENT) + "/".join(map(_encode, path.split("/")))
+
+
+def unused(wanted: Sequence[str], taken: Mapping[str, object], root: str) -> str:
+    """A uri that nobody has, for a skill whose own (folders and name) another one has taken."""
+    *folders, name = wanted
+    while (uri := skill_uri(root, folders, name)) in taken:
+        folders.append("_")
+    return uri
+
+
+def _encode(part: str) -> str:
+    return quote(os.fsencode(part), safe="")
