@@ -1,0 +1,54 @@
+"""Reads single files of a skill, whole or not at all. Blocking."""
+
+import os
+import time
+from typing import NamedTuple
+
+from mcp_sandbox.errors import Busy, TooLarge
+from mcp_sandbox.skills.stamps import Stamp, stamp_of
+from mcp_sandbox.workspace.beneath import open_file
+
+MAX_BYTES = 16 * 1024 * 1024
+"""A skill may have so much in all, and no single file more."""
+_ATTEMPTS = 3
+_CHUNK = 1024 * 1024
+
+
+class Whole(NamedTuple):
+    """A file's bytes, its stamp from before they were read, and when that was (since the epoch)."""
+
+    data: bytes
+    stamp: Stamp
+    read_at_ns: int
+
+
+def read_whole(directory: int, path: str) -> Whole:
+    """Read a regular file beneath an open folder, following no link.
+
+    Raises:
+        OSError: there is none.
+        TooLarge: it is over the limit.
+        Busy: it changes all the time.
+    """
+    for _ in range(_ATTEMPTS):
+        file = open_file(directory, os.fsencode(path))
+        try:
+            now = time.time_ns()
+            before = stamp_of(os.fstat(file))
+            data = _all(file, path)
+            if stamp_of(os.fstat(file)) == before:
+                return Whole(data, before, now)
+        finally:
+            os.close(file)
+    raise Busy(f"{path} changes while it is read: try again when it is written")
+
+
+def _all(file: int, path: str) -> bytes:
+    chunks: list[bytes] = []
+    left = MAX_BYTES + 1
+    while left > 0 and (chunk := os.read(file, min(left, _CHUNK))):
+        chunks.append(chunk)
+        left -= len(chunk)
+    if left <= 0:
+        raise TooLarge(f"{path} has more than {MAX_BYTES // 1024 // 1024} MiB: it is not offered")
+    return b"".join(chunks)

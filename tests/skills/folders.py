@@ -1,0 +1,30 @@
+"""Makes folders of skills for tests."""
+
+from pathlib import Path
+
+from mcp_sandbox.config import SkillsConfig
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.skills.library import Library
+
+CHAT = ChatId("local", "chat")
+
+
+def write_skill(
+    folder: Path,
+    name: str | None = None,
+    description: str = "Does it.",
+    *,
+    body: str = "Do it.\n",
+    document: str = "SKILL.md",
+) -> Path:
+    """A skill in that folder, named like it unless told otherwise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = folder.name if name is None else name
+    text = f"---\nname: {name}\ndescription: {description}\n---\n{body}"
+    (folder / document).write_text(text)
+    return folder
+
+
+def library(data: Path, *folders: Path, workspace: bool = False, shipped: bool = False) -> Library:
+    settings = SkillsConfig(folders=folders, workspace=workspace, shipped=shipped)
+    return Library(settings, data)
