@@ -31,7 +31,7 @@ class Catalogue:
         Raises:
             UnknownSkill: none; the message names the nearest.
         """
-        for known in (self._by_uri, self._by_name, self._qualified):
+        for known in (self.by_uri, self._by_name, self._qualified):
             if (skill := known.get(name)) is not None:
                 return skill
         raise UnknownSkill(self._unknown(name))
@@ -51,7 +51,8 @@ class Catalogue:
         )
 
     @cached_property
-    def _by_uri(self) -> Mapping[str, Skill]:
+    def by_uri(self) -> Mapping[str, Skill]:
+        """All skills by their uris."""
         return {skill.uri: skill for skill in self.skills}
 
     @cached_property

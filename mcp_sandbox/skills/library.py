@@ -3,21 +3,23 @@
 import difflib
 import time
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from anyio import CapacityLimiter, to_thread
 
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.errors import UnknownSkill
-from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.catalogue import Catalogue, merge
 from mcp_sandbox.skills.contents import Gathered, gather
 from mcp_sandbox.skills.files import read_whole
 from mcp_sandbox.skills.junk import is_junk
-from mcp_sandbox.skills.models import Contents, Skill
-from mcp_sandbox.skills.roots import opened, shared_roots
+from mcp_sandbox.skills.models import Change, Contents, Skill
+from mcp_sandbox.skills.roots import Whose, opened, shared_roots
 from mcp_sandbox.skills.shelves import Shelves
 from mcp_sandbox.skills.uris import DOCUMENT
+from mcp_sandbox.skills.watch import Pace, watched
 
 _MERGED = 32
 _GATHERED_FILES = 20_000
@@ -26,8 +28,9 @@ _GATHERED_FILES = 20_000
 class Library:
     """The skills of all roots, for any chat. What it knows is looked up again at every call."""
 
-    def __init__(self, settings: SkillsConfig, data_dir: Path) -> None:
-        """Nothing is read yet."""
+    def __init__(self, settings: SkillsConfig, data_dir: Path, *, pace: Pace | None = None) -> None:
+        """Nothing is read yet. `pace` is how changes are looked for."""
+        self._pace = pace or Pace()
         self._settings = settings
         self._data_dir = data_dir
         self._shelves = Shelves(settings, data_dir)
@@ -39,14 +42,21 @@ class Library:
         self._looking = CapacityLimiter(4)
         self._reading = CapacityLimiter(4)
 
-    async def catalogue(self, chat: ChatId, *, max_age_s: float = 0.0) -> Catalogue:
-        """What is offered to a chat, as the folders are now or were `max_age_s` ago.
+    async def catalogue(self, whose: Whose, *, max_age_s: float = 0.0) -> Catalogue:
+        """What is offered to a chat or user, as the folders are now or were `max_age_s` ago.
 
         It is the same object as before as long as nothing changed.
+
+        Raises:
+            InvalidArgument: no user can have that id.
         """
         since = time.monotonic() - max_age_s
-        parts = await to_thread.run_sync(self._shelves.look, chat, since, limiter=self._looking)
+        parts = await to_thread.run_sync(self._shelves.look, whose, since, limiter=self._looking)
         return self._merge([part for part in parts if part.skills or part.problems])
+
+    def changes(self, whose: Whose) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
+        """What changes in that catalogue while the context lasts, one for each burst of edits."""
+        return watched(lambda age_s: self.catalogue(whose, max_age_s=age_s), self._pace)
 
     async def contents(self, skill: Skill) -> Contents:
         """All files of a skill; only those that changed since the last call are read.

@@ -95,6 +95,9 @@ class Change:
     def uris(self) -> frozenset[str]:
         return self.added | self.removed | self.edited
 
+    def __bool__(self) -> bool:
+        return bool(self.uris)
+
 
 @dataclass(frozen=True)
 class SkillFile:

@@ -21,6 +21,9 @@ from mcp_sandbox.workspace.directory import tree_name
 _PACKAGE = Path(__file__).parents[1]
 _SHIPPED = (_PACKAGE / "_skills", _PACKAGE.parent / "skills")
 
+Whose = ChatId | str
+"""A chat, or a user of whom no chat is known."""
+
 
 @dataclass(frozen=True)
 class Root:
@@ -36,22 +39,21 @@ class Root:
     anchor: Path | None = None
     optional: bool = False
 
-    @property
-    def private(self) -> bool:
-        """Whether it is there for one user or chat only."""
-        return self.anchor is not None
 
+def roots(settings: SkillsConfig, data_dir: Path, whose: Whose) -> tuple[Root, ...]:
+    """The roots of a chat or user; earlier ones go before later ones.
 
-def roots(settings: SkillsConfig, data_dir: Path, chat: ChatId) -> tuple[Root, ...]:
-    """The roots of a chat; earlier ones go before later ones."""
+    Raises:
+        InvalidArgument: no user can have that id.
+    """
     if not settings.enabled:
         return ()
-    found = shared_roots(settings)
-    assistants = [root for root in found if root.name != "shipped"]
-    shipped = [root for root in found if root.name == "shipped"]
-    user = Root("user", data_dir / "skills" / chat.user, anchor=data_dir, optional=True)
-    between = [_workspace(data_dir, chat), user] if settings.workspace else [user]
-    return (*assistants, *between, *shipped)
+    shared = shared_roots(settings)
+    assistants = [root for root in shared if root.name != "shipped"]
+    own = [_user(data_dir, whose if isinstance(whose, ChatId) else ChatId(whose, "none"))]
+    if settings.workspace and isinstance(whose, ChatId):
+        own.insert(0, _workspace(data_dir, whose))
+    return (*assistants, *own, *shared[len(assistants) :])
 
 
 def shared_roots(settings: SkillsConfig) -> tuple[Root, ...]:
@@ -66,6 +68,11 @@ def shared_roots(settings: SkillsConfig) -> tuple[Root, ...]:
 def shipped_folder() -> Path:
     """Inside the package in an installed wheel, beside it in a checkout."""
     return next((folder for folder in _SHIPPED if folder.is_dir()), _SHIPPED[-1])
+
+
+def _user(data_dir: Path, chat: ChatId) -> Root:
+    folder = data_dir / "skills" / chat.user
+    return Root("user", folder, anchor=data_dir, optional=True)
 
 
 def _workspace(data_dir: Path, chat: ChatId) -> Root:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mcp_sandbox.config import SkillsConfig
-from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.catalogue import Catalogue
-from mcp_sandbox.skills.roots import Root, roots, shared_roots
+from mcp_sandbox.skills.roots import Root, Whose, roots, shared_roots
 from mcp_sandbox.skills.scan import Scanner
 
 # What is remembered of the roots of users and chats that come no more is forgotten, oldest first.
@@ -26,12 +25,12 @@ class Shelves:
         self._lock = threading.Lock()
         self._shelves: OrderedDict[Root, _Shelf] = OrderedDict()
 
-    def look(self, chat: ChatId, since: float) -> list[Catalogue]:
-        """What the roots of a chat have, by precedence.
+    def look(self, whose: Whose, since: float) -> list[Catalogue]:
+        """What the roots of a chat or user have, by precedence.
 
         Who looked after `since` (in monotonic seconds) has looked for us too.
         """
-        wanted = roots(self._settings, self._data_dir, chat)
+        wanted = roots(self._settings, self._data_dir, whose)
         return [self._shelf(root).look(since) for root in wanted]
 
     def _shelf(self, root: Root) -> "_Shelf":

@@ -5,6 +5,7 @@ from pathlib import Path
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.watch import Pace
 
 CHAT = ChatId("local", "chat")
 
@@ -27,4 +28,4 @@ def write_skill(
 
 def library(data: Path, *folders: Path, workspace: bool = False, shipped: bool = False) -> Library:
     settings = SkillsConfig(folders=folders, workspace=workspace, shipped=shipped)
-    return Library(settings, data)
+    return Library(settings, data, pace=Pace(poll_s=0.05, settle_s=0.2, patience_s=1))

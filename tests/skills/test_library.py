@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.errors import UnknownSkill
+from mcp_sandbox.errors import InvalidArgument, UnknownSkill
 from mcp_sandbox.models import ChatId
 from tests.skills.folders import CHAT, library, write_skill
 
@@ -67,3 +67,11 @@ async def test_files_are_listed_with_their_digests_and_read_by_their_paths(tmp_p
     assert await shelves.read(skill, "references/guide.md") == b"# Guide\r\n"
     with pytest.raises(UnknownSkill, match=r"nearest is 'references/guide\.md'"):
         await shelves.read(skill, "references/guid.md")
+
+
+async def test_a_user_of_whom_no_chat_is_known_has_the_same_skills(tmp_path: Path) -> None:
+    write_skill(tmp_path / "skills" / "ann" / "hers")
+    shelves = library(tmp_path, workspace=True)
+    assert await shelves.catalogue("ann") is await shelves.catalogue(ChatId("ann", "chat"))
+    with pytest.raises(InvalidArgument):
+        await shelves.catalogue("bob/../ann")
