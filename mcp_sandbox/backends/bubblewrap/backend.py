@@ -216,7 +216,7 @@ class BubblewrapBackend:
 
         def look_and_close() -> None:
             bounded = host.resource_limits(spec.limits)
-            verify.check(told.pid, spec.network, told.status, record.cgroups, bounded)
+            verify.check(told.pid, spec, told.status, record.cgroups, bounded)
             if os.geteuid() == 0:
                 sockets = self._records.socket_directory(sandbox_id)
                 # Code inside can reach the socket there, and no longer replace it or add files.

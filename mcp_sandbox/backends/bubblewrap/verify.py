@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from mcp_sandbox.backends.bubblewrap import rlimits
+from mcp_sandbox.backends.mount_table import wrong_mounts
 from mcp_sandbox.errors import InsecureSandbox
-from mcp_sandbox.models import Network
+from mcp_sandbox.models import Network, SandboxSpec
 
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
 
@@ -61,7 +62,7 @@ def writable_settings(mountinfo: str) -> list[str]:
 
 def check(
     pid: int,
-    network: Network,
+    spec: SandboxSpec,
     told: Mapping[str, object],
     groups: Iterable[str],
     resources: Mapping[int, int],
@@ -73,8 +74,10 @@ def check(
         FileNotFoundError: the process has ended.
     """
     proc = Path(f"/proc/{pid}")
-    found = weaknesses((proc / "status").read_text(), own_namespaces(), told, network)
-    found += writable_settings((proc / "mountinfo").read_text())
+    found = weaknesses((proc / "status").read_text(), own_namespaces(), told, spec.network)
+    mounts = (proc / "mountinfo").read_text()
+    found += writable_settings(mounts)
+    found += wrong_mounts(mounts, {mount.target: mount.read_only for mount in spec.mounts})
     found += rlimits.missing((proc / "limits").read_text(), resources)
     if groups:
         missing = outside_groups((proc / "cgroup").read_text(), groups)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from mcp_sandbox.backends.docker.verify import process_problems
+from mcp_sandbox.backends.mount_table import wrong_mounts
 
 
 def first_process_problems(inspected: dict[str, Any]) -> list[str]:
@@ -12,9 +13,11 @@ def first_process_problems(inspected: dict[str, Any]) -> list[str]:
     try:
         status = (folder / "status").read_text()
         groups = (folder / "cgroup").read_text()
+        mounts = (folder / "mountinfo").read_text()
     except OSError:
         return []
     # An engine that counts processes elsewhere would give the number of a process of somebody else.
     if inspected["Id"] not in groups:
         return []
-    return process_problems(status, inspected["Config"]["User"])
+    wanted = {mount["Destination"]: not mount["RW"] for mount in inspected["Mounts"]}
+    return process_problems(status, inspected["Config"]["User"]) + wrong_mounts(mounts, wanted)
