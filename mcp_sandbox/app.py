@@ -135,10 +135,12 @@ async def open_manager(
         name = choice.backend.name
         logger.info("backend %s: %s", name, choice.reason)
         owner, size = _sandbox_user(name), _pool_size(config, name, for_many)
-        folder = PoolFolder(config.data_dir, owner=owner, settings=config.workspace)
+        # Where nothing is mounted, skills are copied.
+        skills = config.skills.enabled and name != "unsafe-local"
+        folder = PoolFolder(config.data_dir, owner=owner, settings=config.workspace, skills=skills)
         async with SessionManager(
             choice.backend,
-            Workspaces(config.data_dir, owner=owner, settings=config.workspace),
+            Workspaces(config.data_dir, owner=owner, settings=config.workspace, skills=skills),
             ledger=Ledger(store, name, clock or system_clock),
             settings=replace(_session_settings(config), pool_size=size, keep_background=for_many),
             projects=_projects(config, name, folders),

@@ -64,6 +64,7 @@ class SessionSettings:
                 Mount(directories.workspace, "/workspace"),
                 Mount(directories.home, "/home/sandbox"),
                 *directories.aliases,
+                *directories.skills,
                 *further,
             ),
             limits=self.limits,

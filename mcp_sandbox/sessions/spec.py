@@ -29,6 +29,7 @@ def marked(spec: SandboxSpec, origin: str, directories: ChatDirectories) -> Sand
     The digest is the same for chats whose sandboxes differ in nothing but whose files they show.
     """
     own = {directories.workspace: "workspace", directories.home: "home"}
+    own |= {mount.source: mount.target for mount in directories.skills}
     shape = {
         "origin": origin,
         "limits": asdict(spec.limits),

@@ -3,6 +3,8 @@
     {data root}/sandbox/workspace/{user}/chat-{chat}/   0700, the sandbox user's
                         home/{user}/chat-{chat}/        0700, the sandbox user's
                         project/{user}/chat-{chat}/     0700, the sandbox user's, see projects
+                        claude/{user}/chat-{chat}/      0700, the sandbox user's, see view
+                        skills/{user}/chat-{chat}/      0700, the server's own, see view
                         alias/{digest}/                 read-only links, see aliases
                         trash/{time}-{random}/
                         pool/                           trees that wait for a chat, see pool
@@ -23,26 +25,33 @@ from anyio import from_thread, to_thread
 from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
-from mcp_sandbox.workspace import aliases, census, layout, trash
+from mcp_sandbox.workspace import aliases, census, layout, trash, view
 from mcp_sandbox.workspace.beneath import open_directory
 from mcp_sandbox.workspace.meter import Meter
 from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage, free_space, measure
 
 TRASH_KEPT_S = 24 * 3600.0
-# What a chat has on disk; `projects` makes the last one.
-_KINDS = ("workspace", "home", "project")
+# What a chat has on disk and may fill; `projects` makes the third.
+_FILLED = ("workspace", "home", "project", "claude")
+_KINDS = (*_FILLED, "skills")
+# What is gone when a chat begins with an empty workspace.
+_DISCARDED = ("workspace", *view.KINDS)
 # Another process may discard a tree between our mkdir and our open, again and again.
 _ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
 class ChatDirectories:
-    """A chat's trees on the host. `aliases` are the further mounts that the settings ask for."""
+    """A chat's trees on the host. `aliases` are the further mounts that the settings ask for.
+
+    `skills` are the mounts by which its sandbox sees skills.
+    """
 
     workspace: Path
     home: Path
     workspace_inode: int
     aliases: tuple[Mount, ...] = ()
+    skills: tuple[Mount, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,13 +73,18 @@ class Workspaces:
         *,
         owner: tuple[int, int],
         settings: WorkspaceConfig | None = None,
+        skills: bool = False,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`owner` is the (uid, gid) that sandboxes run as; `now` gives seconds since the epoch."""
+        """`owner` is the (uid, gid) that sandboxes run as; `now` gives seconds since the epoch.
+
+        With `skills`, sandboxes have a place at which they see skills.
+        """
         self.data_root = data_root
         aliases.parse_aliases(settings.aliases if settings else ())
         self._owner = owner
         self._settings = settings or WorkspaceConfig()
+        self._skills = skills
         self._now = now
         self._totals = census.UserTotals()
         self._layout_limiter = anyio.CapacityLimiter(4)
@@ -85,6 +99,18 @@ class Workspaces:
             StorageUnavailable: the data root cannot be used; the message says what to change.
         """
         return await to_thread.run_sync(self._open, chat, limiter=self._layout_limiter)
+
+    async def clear_way(self, chat: ChatId) -> Sequence[str]:
+        """Make a workspace ready for the mounts of a new sandbox; what was moved, in words.
+
+        No sandbox of the chat may be running: it would not see what is moved.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used.
+        """
+        if not self._skills:
+            return []
+        return await to_thread.run_sync(self._clear_way, chat, limiter=self._layout_limiter)
 
     async def discard(self, chat: ChatId) -> ChatDirectories:
         """Throw the chat's workspace away and begin with an empty one.
@@ -154,14 +180,25 @@ class Workspaces:
                 home=self._path("home", chat),
                 workspace_inode=os.fstat(workspace).st_ino,
                 aliases=aliases.alias_mounts(planned, source, links),
+                skills=self._view(stack, sandbox, chat) if self._skills else (),
             )
+
+    def _view(self, stack: ExitStack, sandbox: int, chat: ChatId) -> tuple[Mount, ...]:
+        for kind in view.KINDS:
+            tree, _ = self._tree(stack, sandbox, kind, chat)
+        view.make_view(tree)
+        return view.mounts({kind: self._path(kind, chat) for kind in view.KINDS})
+
+    def _clear_way(self, chat: ChatId) -> Sequence[str]:
+        with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
+            workspace, _ = self._tree(stack, sandbox, "workspace", chat)
+            self._tree(stack, sandbox, "claude", chat)
+            user = layout.enter(stack, sandbox, "claude", chat.user)
+            return view.clear_way(workspace, (user, tree_name(chat)), self._owner)
 
     def _discard(self, chat: ChatId) -> ChatDirectories:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
-            # Opening first gives us back the rights that moving the tree needs.
-            self._tree(stack, sandbox, "workspace", chat)
-            user = layout.enter(stack, sandbox, "workspace", chat.user)
-            trees = {"workspace": (user, tree_name(chat))}
+            trees = self._present(stack, sandbox, chat, _DISCARDED)
             bin_ = layout.enter(stack, sandbox, "trash")
             thrown = trash.throw_away(bin_, trees, chat, self._now())
             trash.drop_earlier(bin_, chat, thrown, from_thread.check_cancelled)
@@ -169,16 +206,23 @@ class Workspaces:
 
     def _remove(self, chat: ChatId) -> None:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
-            users = {k: layout.enter(stack, sandbox, k, chat.user) for k in _KINDS}
-            trees: dict[str, tuple[int, bytes]] = {}
-            for kind, user in users.items():
-                if layout.exists(user, tree_name(chat)):
-                    # Opening first gives us back the rights that moving the tree needs.
-                    self._tree(stack, sandbox, kind, chat)
-                    trees[kind] = (user, tree_name(chat))
+            trees = self._present(stack, sandbox, chat, _KINDS)
             if trees:
                 bin_ = layout.enter(stack, sandbox, "trash")
                 trash.throw_away(bin_, trees, chat, self._now())
+
+    def _present(
+        self, stack: ExitStack, sandbox: int, chat: ChatId, kinds: Sequence[str]
+    ) -> dict[str, tuple[int, bytes]]:
+        """Parent and name of each of the chat's trees that is there, ready to be moved."""
+        trees: dict[str, tuple[int, bytes]] = {}
+        for kind in kinds:
+            user = layout.enter(stack, sandbox, kind, chat.user)
+            if layout.exists(user, tree_name(chat)):
+                # Opening gives us back the rights that moving the tree needs.
+                self._tree(stack, sandbox, kind, chat)
+                trees[kind] = (user, tree_name(chat))
+        return trees
 
     def _chats(self) -> Sequence[ChatId]:
         with layout.sandbox_directory(self.data_root) as sandbox:
@@ -221,7 +265,7 @@ class Workspaces:
         with ExitStack() as stack:
             roots = [
                 self._tree(stack, sandbox, kind, chat)[0]
-                for kind in _KINDS
+                for kind in _FILLED
                 if layout.exists(layout.enter(stack, sandbox, kind, chat.user), tree_name(chat))
             ]
             # Twice the limit: a chat that is over it still sees a figure it can work down from.
@@ -230,14 +274,15 @@ class Workspaces:
 
     def _tree(self, stack: ExitStack, sandbox: int, kind: str, chat: ChatId) -> tuple[int, bool]:
         """Open one of the chat's trees; the flag says whether it is new."""
+        owner = (os.geteuid(), os.getegid()) if kind == "skills" else self._owner
         for _ in range(_ATTEMPTS):
             user = layout.enter(stack, sandbox, kind, chat.user)
             try:
-                tree, created = layout.make_tree(user, tree_name(chat), self._owner)
+                tree, created = layout.make_tree(user, tree_name(chat), owner)
             except FileNotFoundError:
                 continue
             stack.callback(os.close, tree)
-            layout.check_owner(tree, self._owner, self._path(kind, chat))
+            layout.check_owner(tree, owner, self._path(kind, chat))
             return tree, created
         raise StorageUnavailable(
             f"{self._path(kind, chat)} disappears as often as it is made: end the program that "

@@ -3,10 +3,10 @@
     {data root}/sandbox/pool/{process}/lock              locked while the process lives
                                       /{key}/new/        the trees while their sandbox starts
                                       /{key}/workspace   the trees while they wait for a chat
-                                      /{key}/home
+                                      /{key}/home, and what else a chat has; see view
 
-{process} and {key} are random. A new chat adopts the trees by renaming them to its own: the home
-first, then the workspace, which makes it the chat's. A mount follows the directory, so that the
+{process} and {key} are random. A new chat adopts the trees by renaming them to its own, last the
+workspace, which makes it the chat's. A mount follows the directory, so that the
 sandbox that was born on them has them still. Where mounts do not, that shows when the trees are
 moved out of `new`, long before a chat depends on it.
 
@@ -29,14 +29,15 @@ from anyio import to_thread
 from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.workspace import aliases, layout, trash
+from mcp_sandbox.workspace import aliases, layout, trash, view
 from mcp_sandbox.workspace.beneath import open_directory, rename_new
 from mcp_sandbox.workspace.directory import ChatDirectories, tree_name
 
 _PROCESS = re.compile(r"[0-9a-f]{16}")
 _LABEL = re.compile(r"[0-9a-f]{16}/[0-9a-f]{16}")
-# The home goes first: a chat is new as long as it has no workspace.
+# The workspace goes last: a chat is new as long as it has none.
 _KINDS = ("home", "workspace")
+_KINDS_WITH_SKILLS = ("home", *view.KINDS, "workspace")
 _ATTEMPTS = 20
 # Stands for the chat that is not known yet: where a pool can be used, no alias names one.
 _NOBODY = ChatId("nobody", "nobody")
@@ -95,13 +96,15 @@ class PoolFolder:
         *,
         owner: tuple[int, int],
         settings: WorkspaceConfig | None = None,
+        skills: bool = False,
     ) -> None:
-        """`owner` is the (uid, gid) that sandboxes run as."""
+        """`owner` is the (uid, gid) that sandboxes run as; with `skills` they see them."""
         self._data_root = data_root
         self._pool = data_root / "sandbox" / "pool"
         self.abandoned = Abandoned(data_root)
         self._owner = owner
         self._settings = settings or WorkspaceConfig()
+        self._kinds = _KINDS_WITH_SKILLS if skills else _KINDS
         self._limiter = anyio.CapacityLimiter(2)
         self._name = ""
         self._lock: int | None = None
@@ -180,38 +183,47 @@ class PoolFolder:
         label = f"{self._name}/{secrets.token_hex(8)}"
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             folder = layout.enter(stack, sandbox, "pool", *label.split("/"), "new")
-            for kind in _KINDS:
-                tree, _ = layout.make_tree(folder, kind.encode(), self._owner)
-                stack.callback(os.close, tree)
+            for kind in self._kinds:
+                tree = self._make(stack, folder, kind)
+            if "claude" in self._kinds:
+                view.clear_way(tree, (folder, b"claude"), self._owner)
             if self._settings.subdirectories:
                 layout.seed(tree, self._owner)
             planned = aliases.plan(_NOBODY, self._settings.aliases)
             layout.make_aliases(sandbox, tree, planned, self._owner)
             inode = os.fstat(tree).st_ino
-        place = self._pool / label / "new"
-        return WarmTrees(label, self._directories(place / "workspace", place / "home", inode))
+        return WarmTrees(label, self._directories(self._pool / label / "new", inode))
+
+    def _make(self, stack: ExitStack, folder: int, kind: str) -> int:
+        ours = (os.geteuid(), os.getegid())
+        owner = ours if kind == "skills" else self._owner
+        tree, _ = layout.make_tree(folder, kind.encode(), owner)
+        stack.callback(os.close, tree)
+        if kind == "skills":
+            view.make_view(tree)
+        return tree
 
     def _settle(self, warm: WarmTrees) -> WarmTrees:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             folder = layout.enter(stack, sandbox, "pool", *warm.label.split("/"))
             new = layout.enter(stack, folder, "new")
-            for kind in _KINDS:
+            for kind in self._kinds:
                 rename_new(new, kind.encode(), folder, kind.encode())
             os.rmdir("new", dir_fd=folder)
-        place, inode = self._pool / warm.label, warm.directories.workspace_inode
-        return replace(
-            warm, directories=self._directories(place / "workspace", place / "home", inode)
-        )
+        inode = warm.directories.workspace_inode
+        return replace(warm, directories=self._directories(self._pool / warm.label, inode))
 
-    def _directories(self, workspace: Path, home: Path, inode: int) -> ChatDirectories:
+    def _directories(self, place: Path, inode: int) -> ChatDirectories:
+        trees = {kind: place / kind for kind in self._kinds}
         planned = aliases.plan(_NOBODY, self._settings.aliases)
-        mounts = aliases.alias_mounts(planned, workspace, self._pool.parent / "alias")
-        return ChatDirectories(workspace, home, inode, mounts)
+        mounts = aliases.alias_mounts(planned, trees["workspace"], self._pool.parent / "alias")
+        skills = view.mounts(trees) if "claude" in trees else ()
+        return ChatDirectories(trees["workspace"], trees["home"], inode, mounts, skills)
 
     def _adopt(self, warm: WarmTrees, chat: ChatId) -> None:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             folder = layout.enter(stack, sandbox, "pool", *warm.label.split("/"))
-            for kind in _KINDS:
+            for kind in self._kinds:
                 user = layout.enter(stack, sandbox, kind, chat.user)
                 rename_new(folder, kind.encode(), user, tree_name(chat))
 

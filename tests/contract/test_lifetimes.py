@@ -171,7 +171,7 @@ async def test_files_that_nobody_used_go_to_the_trash_unless_their_sandbox_runs(
     trash = config.data_dir / "sandbox" / "trash"
     (kept,) = trash.glob("*/workspace/file")
     assert kept.read_text() == "old\n"
-    assert (await (await manager.session(A)).list_files()).total == 0
+    assert (await (await manager.session(A)).list_files(hidden=False)).total == 0
     assert (await (await manager.session(B)).exec("cat file")).stdout == "busy\n"
 
 

@@ -215,7 +215,7 @@ async def test_files_and_home_outlive_the_sandbox(session: Session) -> None:
 async def test_a_reset_without_files_begins_empty(session: Session) -> None:
     await session.exec("echo work > gone")
     await session.reset(keep_files=False)
-    assert (await session.list_files()).total == 0
+    assert (await session.list_files(hidden=False)).total == 0
 
 
 async def test_a_reset_ends_what_runs_in_the_background(session: Session) -> None:

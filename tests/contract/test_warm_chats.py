@@ -57,7 +57,7 @@ async def test_each_new_chat_gets_a_warm_sandbox_of_its_own(pooled: Config) -> N
             session = await manager.session(chat)
             empty = "shopt -s dotglob nullglob; echo found: * ~/*"
             found = await session.exec(f"{empty}; echo {chat} > mine; echo {chat} > ~/mine")
-            assert found.stdout == "found:\n"
+            assert found.stdout == "found: .claude\n"
         taken = owners(await running(pooled))
         assert sorted(taken.values()) == ["ann/c1", "bob/c2"]
         assert set(taken) == warm

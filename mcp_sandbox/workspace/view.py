@@ -1,0 +1,154 @@
+"""Where the sandbox of a chat shows its skills, and what keeps the chat's code from hiding them.
+
+    {data root}/sandbox/claude/{user}/chat-{chat}/        the sandbox user's, at /workspace/.claude
+                        skills/{user}/chat-{chat}/view/   ours, at /workspace/.claude/skills
+
+A mount point can neither be renamed nor replaced, but the directory that holds it can. So `.claude`
+is a mount point too. What is mounted there lies beside the workspace and not in it: user code could
+swap a directory of the workspace for a link, and an engine that mounts by path would follow that on
+the host. Whatever a chat has put where a mount point belongs is moved aside and never followed.
+
+Blocking.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from mcp_sandbox.models import Mount
+from mcp_sandbox.workspace.beneath import (
+    give,
+    grant_owner,
+    make_directory,
+    make_link,
+    open_directory,
+    rename_new,
+)
+
+KINDS = ("claude", "skills")
+"""The trees of a chat that it needs: what the sandbox's user owns, and what is ours."""
+VIEW = b"view"
+_CLAUDE, _SKILLS, _AGENTS = b".claude", b"skills", b".agents"
+_PLACE = "/workspace/.claude"
+_ATTEMPTS = 20
+_MOST_ASIDE = 1000
+
+
+def mounts(trees: Mapping[str, Path]) -> tuple[Mount, ...]:
+    """What a sandbox shows of the trees, given by their kinds."""
+    view = trees["skills"] / os.fsdecode(VIEW)
+    return Mount(trees["claude"], _PLACE), Mount(view, f"{_PLACE}/skills", read_only=True)
+
+
+def make_view(tree: int) -> None:
+    """Make the folder that a sandbox sees, in the chat's tree of the kind "skills"."""
+    view, _ = make_directory(tree, VIEW, mode=0o755)
+    try:
+        # Its parents are closed to others; through the mount the sandbox user must get in.
+        os.fchmod(view, 0o755)
+    finally:
+        os.close(view)
+
+
+def clear_way(workspace: int, claude: tuple[int, bytes], owner: tuple[int, int]) -> list[str]:
+    """Make the mount points; returns what of the chat's lies elsewhere now, in words.
+
+    `claude` is the parent and the name of the chat's tree of that kind. No sandbox of the chat may
+    be running: it would not see what was moved.
+    """
+    _take_over(workspace, claude, owner)
+    said = _make_point(workspace, _CLAUDE, owner)
+    with ExitStack() as stack:
+        tree = open_directory(*claude)
+        stack.callback(os.close, tree)
+        said += _make_point(tree, _SKILLS, owner)
+    return said
+
+
+def make_agents_link(workspace: int, owner: tuple[int, int]) -> None:
+    """Make `.agents/skills` lead to the skills, unless the chat has something there."""
+    with suppress(OSError), ExitStack() as stack:
+        agents, _ = make_directory(workspace, _AGENTS, owner=owner, mode=0o755)
+        stack.callback(os.close, agents)
+        make_link(agents, _SKILLS, b"../.claude/skills", owner=owner)
+
+
+def _take_over(workspace: int, claude: tuple[int, bytes], owner: tuple[int, int]) -> None:
+    """Make a `.claude` with files in it the tree, as long as that has none."""
+    parent, name = claude
+    if not _holds_files(workspace, _CLAUDE):
+        return
+    try:
+        with ExitStack() as stack:
+            tree = open_directory(parent, name)
+            stack.callback(os.close, tree)
+            with suppress(FileNotFoundError):
+                os.rmdir(_SKILLS, dir_fd=tree)
+        os.rmdir(name, dir_fd=parent)
+    except OSError as exc:
+        if exc.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            return
+        raise
+    rename_new(workspace, _CLAUDE, parent, name)
+    _give(parent, name, owner)
+
+
+def _make_point(parent: int, name: bytes, owner: tuple[int, int]) -> list[str]:
+    """Make an empty directory; what else has the name gets another."""
+    said: list[str] = []
+    for _ in range(_ATTEMPTS):
+        try:
+            os.mkdir(name, 0o755, dir_fd=parent)
+        except FileExistsError:
+            if _is_directory(parent, name) and not _holds_files(parent, name):
+                return said
+            said += _set_aside(parent, name)
+        else:
+            _give(parent, name, owner)
+            return said
+    raise OSError(errno.EBUSY, "it is replaced as often as it is made", os.fsdecode(name))
+
+
+def _give(parent: int, name: bytes, owner: tuple[int, int]) -> None:
+    directory = open_directory(parent, name)
+    try:
+        give(directory, owner)
+    finally:
+        os.close(directory)
+
+
+def _set_aside(parent: int, name: bytes) -> list[str]:
+    for number in range(1, _MOST_ASIDE):
+        aside = name + b".set-aside-%d" % number
+        try:
+            rename_new(parent, name, parent, aside)
+        except FileExistsError:
+            continue
+        except FileNotFoundError:
+            return []
+        return [f"{name.decode()} was in the way of the skills and is now called {aside.decode()}"]
+    raise OSError(errno.EEXIST, "too much was set aside before", os.fsdecode(name))
+
+
+def _is_directory(parent: int, name: bytes) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _holds_files(parent: int, name: bytes) -> bool:
+    """Whether that is a directory, no link to one, and not empty."""
+    if not _is_directory(parent, name):
+        return False
+    # To look into it, and maybe to move it: that writes its "..".
+    grant_owner(parent, name)
+    directory = open_directory(parent, name)
+    try:
+        with os.scandir(directory) as entries:
+            return next(entries, None) is not None
+    finally:
+        os.close(directory)
