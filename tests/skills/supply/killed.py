@@ -1,0 +1,47 @@
+"""Changes of installed skills, and how to be killed in the middle of one without a last word."""
+
+import os
+import signal
+import sys
+
+from mcp_sandbox.skills.supply.installed import Installed, version_of
+from mcp_sandbox.skills.supply.tree import File, Tree
+
+USER = "local"
+NAME = "pdf"
+
+
+def version(number: int) -> Tree:
+    """Return the files of a skill, which all say which version they are of."""
+    text = f"---\nname: pdf\ndescription: Version {number}.\n---\n".encode()
+    return {"SKILL.md": File(text), f"scripts/{number}.sh": File(text, executable=True)}
+
+
+def put(installed: Installed, number: int) -> None:
+    before = installed.tree(NAME) if NAME in installed.entries() else None
+    tree = version(number)
+    installed.put(NAME, tree, version_of(tree, f"./{number}"), instead_of=before)
+
+
+def change(installed: Installed, what: str) -> None:
+    if what == "undo":
+        installed.undo(NAME)
+    elif what == "remove":
+        installed.remove(NAME)
+    else:
+        put(installed, int(what))
+
+
+def change_and_die(installed: Installed, what: str, after: int) -> None:
+    """Begin a change and be killed at so many-th event (files opened, renamed, removed …) of it."""
+    left = after
+
+    def count(event: str, _arguments: object) -> None:
+        nonlocal left
+        if event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.scandir"):
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    change(installed, what)

@@ -1,0 +1,166 @@
+"""Skills are installed, replaced and taken away whole, and the lock file always says which."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from mcp_sandbox.errors import AlreadyExists, ConfigError, InvalidArgument, UnknownSkill
+from mcp_sandbox.skills.supply import lock
+from mcp_sandbox.skills.supply.folder import read_folder
+from mcp_sandbox.skills.supply.installed import Installed, version_of
+from mcp_sandbox.skills.supply.tree import Tree
+from tests.skills.supply import killed
+from tests.skills.supply.killed import NAME, USER, put, version
+
+
+@pytest.fixture
+def installed(data_root: Path) -> Installed:
+    return Installed(data_root, USER)
+
+
+def test_installed_skill_is_there_with_its_entry(installed: Installed) -> None:
+    put(installed, 1)
+    assert installed.tree(NAME) == version(1)
+    entry = installed.entries()[NAME]
+    assert (entry.source, entry.former) == ("./1", None)
+    assert set(entry.files) == set(version(1))
+    assert [bool(state.drift) for state in installed.states()] == [False]
+    assert oct((installed.folder / NAME / "scripts" / "1.sh").stat().st_mode)[-3:] == "755"
+
+
+def test_update_keeps_the_former_version_and_undo_brings_it_back(installed: Installed) -> None:
+    put(installed, 1)
+    put(installed, 2)
+    assert installed.tree(NAME) == version(2)
+    for number in (1, 2, 1):
+        assert installed.undo(NAME).source == f"./{number}"
+        assert installed.tree(NAME) == version(number)
+        entry = installed.entries()[NAME]
+        assert entry.former is not None
+        assert (entry.source, entry.former.source) == (f"./{number}", f"./{3 - number}")
+
+
+def test_without_an_update_there_is_nothing_to_undo(installed: Installed) -> None:
+    put(installed, 1)
+    with pytest.raises(UnknownSkill, match="only an update keeps one"):
+        installed.undo(NAME)
+
+
+def test_removed_skill_leaves_nothing(installed: Installed, data_root: Path) -> None:
+    put(installed, 1)
+    put(installed, 2)
+    installed.remove(NAME)
+    assert installed.entries() == {}
+    files = [path for path in (data_root / "skills").rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {".lock", "skills-lock.json"}
+    with pytest.raises(UnknownSkill, match="there are: none"):
+        installed.remove(NAME)
+
+
+def test_what_was_changed_meanwhile_is_not_overwritten(installed: Installed) -> None:
+    put(installed, 1)
+    seen = installed.tree(NAME)
+    (installed.folder / NAME / "mine.txt").write_text("work")
+    with pytest.raises(AlreadyExists, match="changed by somebody else"):
+        installed.put(NAME, version(2), version_of(version(2), "x"), instead_of=seen)
+    with pytest.raises(AlreadyExists):
+        installed.put(NAME, version(2), version_of(version(2), "x"), instead_of=None)
+    assert (installed.folder / NAME / "mine.txt").read_text() == "work"
+
+
+def test_local_changes_are_told_and_kept_as_former_version(installed: Installed) -> None:
+    put(installed, 1)
+    (installed.folder / NAME / "mine.txt").write_text("work")
+    (installed.folder / NAME / "SKILL.md").write_text("changed")
+    (installed.folder / NAME / "scripts" / "1.sh").unlink()
+    (state,) = installed.states()
+    assert state.drift == lock.Drift(("SKILL.md",), ("mine.txt",), ("scripts/1.sh",))
+    put(installed, 2)
+    installed.undo(NAME)
+    assert installed.tree(NAME)["mine.txt"].data == b"work"
+    assert not any(state.drift for state in installed.states())
+
+
+def test_lock_takes_what_is_there_as_it_is(installed: Installed) -> None:
+    put(installed, 1)
+    (installed.folder / "own").mkdir()
+    (installed.folder / "own" / "SKILL.md").write_text("x")
+    (installed.folder / NAME / "SKILL.md").write_text("changed")
+    assert installed.relock() == ["own", NAME]
+    assert installed.entries()[NAME].source == "./1"
+    assert installed.entries()["own"].source == ""
+    assert installed.relock() == []
+
+
+def test_folder_that_is_gone_and_one_with_a_link_are_told(installed: Installed) -> None:
+    put(installed, 1)
+    (installed.folder / NAME).rename(installed.folder / "moved")
+    (installed.folder / "moved" / "link").symlink_to("/etc/passwd")
+    moved, gone = installed.states()
+    assert "link or a special file" in moved.problem
+    assert gone.drift.missing_skill
+
+
+def test_damaged_lock_file_is_reported_and_left_alone(installed: Installed) -> None:
+    put(installed, 1)
+    (installed.folder / lock.NAME).write_text("{")
+    with pytest.raises(ConfigError, match=r"skills-lock\.json is damaged"):
+        put(installed, 2)
+    assert read_folder(installed.folder / NAME) == version(1)
+
+
+def test_user_is_never_a_path(data_root: Path) -> None:
+    with pytest.raises(InvalidArgument):
+        Installed(data_root, "../other")
+
+
+def die(data_root: Path, at: int, what: str) -> bool:
+    """Begin a change in another process and kill it; False: it was through before."""
+    child = os.fork()
+    if child == 0:
+        try:
+            killed.change_and_die(Installed(data_root, USER), what, at)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("what", "before", "after"),
+    [
+        ("1", None, version(1)),
+        ("3", version(2), version(3)),
+        ("undo", version(2), version(1)),
+        ("remove", version(2), None),
+    ],
+)
+def test_killed_at_any_point_a_change_is_whole_or_not_at_all(
+    what: str, before: Tree | None, after: Tree | None, tmp_path: Path
+) -> None:
+    prepared = Installed(tmp_path / "prepared", USER)
+    prepared.states()
+    if before is not None:
+        put(prepared, 1)
+        put(prepared, 2)
+    for at in range(1000):
+        root = tmp_path / "again"
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(tmp_path / "prepared", root)
+        dead = die(root, at, what)
+        installed = Installed(root, USER)
+        place = installed.folder / NAME
+        seen = read_folder(place) if place.exists() else None
+        assert seen == after or (dead and seen == before), at
+        states = installed.states()
+        assert not any(state.drift or state.problem for state in states), at
+        assert [state.name for state in states] == ([NAME] if seen else []), at
+        assert list((root / "skills" / ".staged").iterdir()) == [], at
+        if seen is not None and before is not None and at % 4 == 0:
+            installed.undo(NAME)
+            assert installed.tree(NAME) == (version(1) if seen == before else before), at
+        if not dead:
+            return
+    pytest.fail("the change never came to its end")
