@@ -23,7 +23,9 @@ SandboxError
 │   ├── StorageUnavailable the data directory cannot be used or is out of space
 │   ├── AlreadyServed      another daemon serves this data directory or socket
 │   ├── NoDaemon           no daemon answers on the socket
-│   └── Draining           the server is about to end and takes no further call
+│   ├── Draining           the server is about to end and takes no further call
+│   ├── SourceUnavailable  what a skill shall come from cannot be read
+│   └── UnusableSkill      a skill's files cannot be accepted
 └── SandboxGone            the sandbox died; the next call gets a new one on the same files
 
 A message says what happened and what to do next. A non-zero exit code, a timeout with partial
@@ -125,6 +127,14 @@ class NoDaemon(OperatorError):
 
 class Draining(OperatorError):
     """The server is about to end and takes no further call."""
+
+
+class SourceUnavailable(OperatorError):
+    """What a skill shall come from is not there or cannot be read."""
+
+
+class UnusableSkill(OperatorError):
+    """A skill's files cannot be accepted; nothing was installed."""
 
 
 class SandboxGone(SandboxError):

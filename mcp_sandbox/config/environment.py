@@ -34,6 +34,22 @@ def proxy_variables() -> Mapping[str, str]:
     return _present((*_PROXY_NAMES, *(name.upper() for name in _PROXY_NAMES)))
 
 
+def git_variables() -> Mapping[str, str]:
+    """Return what git needs to reach its servers as this user, and nothing that steers git."""
+    names = (
+        "PATH",
+        "HOME",
+        "XDG_CONFIG_HOME",
+        "SSH_AUTH_SOCK",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "GIT_SSL_CAINFO",
+        "CURL_CA_BUNDLE",
+        "TMPDIR",
+    )
+    return {**_present(names), **proxy_variables()}
+
+
 def server_variables() -> Mapping[str, str]:
     """Return what a server process that we start must inherit to see the same configuration."""
     folders = _present(("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"))

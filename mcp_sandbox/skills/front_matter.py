@@ -34,9 +34,7 @@ _CLOSING = re.compile(
 )
 _LINE_END = re.compile(rb"\r\n?|\n")
 _ALMOST = re.compile(rb"\s*(?:-{2,}|\xe2\x80\x93|\xe2\x80\x94|\+\+\+|```)")
-_UNPRINTABLE = re.compile(
-    r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
-)
+_UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _TAGGED = (yaml.ScalarEvent, yaml.CollectionStartEvent)
 _DASHES = "Begin the file with a line of three dashes, the fields, and again three dashes."
 

@@ -40,7 +40,7 @@ def parse(
         found += rules.of_fields(fields, front, folder_name)
     except Refused as refused:
         found.append(refused.diagnostic)
-    found += rules.of_document(document, size - len(parts.head))
+    found += rules.of_document(document, size - len(parts.head) if parts.head else 0)
     if document != "SKILL.md":
         found = [replace(each, file=document) for each in found]
     if any(each.level == "error" for each in found):

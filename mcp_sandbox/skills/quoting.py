@@ -14,6 +14,8 @@ MAX_QUOTED = 32
 _LINES = re.compile(r"[^\r\n]*(?:\r\n?|\n|\Z)")
 _ENTRY = re.compile(r"( *)[\w.-]+[ \t]*:[ \t]+(?=[^\s#])")
 _COLON = re.compile(r":(?:\s|\Z)")
+# A line that goes on with a value, and looks like a field that is indented by mistake.
+_FIELD = re.compile(r"^[ \t]+[\w.-]+[ \t]*:(?:\s|\Z)", re.MULTILINE)
 _PAIRS = (("[", "]"), ("{", "}"))
 
 
@@ -56,7 +58,16 @@ def _is_mistaken(value: str) -> bool:
         )
     if first in "'\"":
         return value.count(first) > 1 and not _is_yaml(value)
-    return first in "%@`" or value[:2] in {"- ", "? "} or _COLON.search(value) is not None
+    if first in "*&!":
+        return not _is_yaml(value)
+    return first in "%@`" or value[:2] in {"- ", "? "} or _has_colon(value)
+
+
+def _has_colon(value: str) -> bool:
+    colon = _COLON.search(value)
+    if colon is None:
+        return False
+    return _FIELD.search(value) is None or not re.search(r"[\r\n]", value[: colon.start()])
 
 
 def _is_yaml(value: str) -> bool:

@@ -27,7 +27,12 @@ _GOOD_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*+\Z")
 _NO_FOLDER = re.compile(r"[/\\\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|\A\.")
 _XML_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _FOLDER_NAME_BYTES = 255
-_TEXTS = ("license", "compatibility")
+_KINDS: dict[str, tuple[type, ...]] = {
+    "description": (str,),
+    "license": (str,),
+    "compatibility": (str,),
+    "allowed-tools": (str, list),
+}
 _YES_OR_NO = ("user-invocable", "disable-model-invocation")
 _MAX_NAMED = 10
 
@@ -74,6 +79,9 @@ def _of_name(fields: Fields, name: str, folder_name: str) -> Iterator[Diagnostic
     if not isinstance(written, str) or not written.strip():
         reason = "The front matter has no name that is text; the folder's is used."
         yield _at(fields, "no-name", "warning", reason, "Add a line such as `name: my-skill`.")
+    if unusable := _unusable(fields, name):
+        yield unusable
+        return
     if _GOOD_NAME.match(name) is None:
         yield from _of_name_characters(fields, name)
     if len(name) > NAME_CHARACTERS:
@@ -86,13 +94,19 @@ def _of_name(fields: Fields, name: str, folder_name: str) -> Iterator[Diagnostic
         yield _at(fields, "name-reserved", "note", reason, "Choose another to publish it there.")
 
 
-def _of_name_characters(fields: Fields, name: str) -> Iterator[Diagnostic]:
+def _unusable(fields: Fields, name: str) -> Diagnostic | None:
+    """Why no folder can have that name, or nobody can type it."""
     if _NO_FOLDER.search(name) or len(name.encode(errors="replace")) > _FOLDER_NAME_BYTES:
         reason = f"No folder can have the name {_short(name)}."
-        yield _at(fields, "name-unusable", "error", reason, _NAME)
-    elif hidden := HIDDEN.search(name):
-        yield _character("hidden-character", "The name", hidden, fields.lines.get("name"), "error")
-    elif name != name.lower():
+        return _at(fields, "name-unusable", "error", reason, _NAME)
+    if not name.isascii() and (hidden := HIDDEN.search(name)):
+        line = fields.lines.get("name")
+        return _character("hidden-character", "The name", hidden, line, "error")
+    return None
+
+
+def _of_name_characters(fields: Fields, name: str) -> Iterator[Diagnostic]:
+    if name != name.lower():
         yield _at(fields, "name-case", "warning", "The name has upper-case letters.", _NAME)
     if name[:1] == "-" or name[-1:] == "-" or "--" in name:
         reason = "The name begins or ends with a hyphen, or has two in a row."
@@ -118,8 +132,8 @@ def _of_description(fields: Fields, description: str) -> Iterator[Diagnostic]:
 
 
 def _of_types(fields: Fields) -> Iterator[Diagnostic]:
-    for name in _TEXTS:
-        if not isinstance(value := fields.values.get(name, ""), str):
+    for name, kinds in _KINDS.items():
+        if not isinstance(fields.values.get(name, ""), kinds):
             reason = f"The field {name} is not a text."
             yield _at(fields, "not-text", "warning", reason, "Write it as one text.", name)
     if not isinstance(fields.values.get("metadata", {}), dict):

@@ -22,7 +22,7 @@ Resolver = Callable[[int, bytes, int, int, bool], int]
 
 PATH_MAX = 4096
 _OPENAT2 = 437
-_RENAME_NOREPLACE = 1
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
 # The kernel answers EAGAIN when a rename anywhere on the machine races with a "..".
 _RETRIES = 128
@@ -103,10 +103,21 @@ def make_link(parent: int, name: bytes, text: bytes, *, owner: tuple[int, int]) 
 
 def rename_new(source_parent: int, source: bytes, target_parent: int, target: bytes) -> None:
     """Rename to a name that is free; what has it already stays, and FileExistsError is raised."""
+    _rename(source_parent, source, target_parent, target, _RENAME_NOREPLACE)
+
+
+def exchange(source_parent: int, source: bytes, target_parent: int, target: bytes) -> None:
+    """Let two names change their places in one step, so that both are always there."""
+    _rename(source_parent, source, target_parent, target, _RENAME_EXCHANGE)
+
+
+def _rename(
+    source_parent: int, source: bytes, target_parent: int, target: bytes, flags: int
+) -> None:
     rename = getattr(_libc, "renameat2", None)
     if rename is None:
         raise _error(errno.ENOSYS, target)
-    if rename(source_parent, source, target_parent, target, _RENAME_NOREPLACE) != 0:
+    if rename(source_parent, source, target_parent, target, flags) != 0:
         raise _error(ctypes.get_errno(), target)
 
 

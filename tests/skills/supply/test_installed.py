@@ -6,12 +6,12 @@ import signal
 from pathlib import Path
 
 import pytest
+
+from mcp_sandbox.errors import AlreadyExists, ConfigError, InvalidArgument, UnknownSkill
 from mcp_sandbox.skills.supply import lock
 from mcp_sandbox.skills.supply.folder import read_folder
 from mcp_sandbox.skills.supply.installed import Installed, version_of
 from mcp_sandbox.skills.supply.tree import Tree
-
-from mcp_sandbox.errors import AlreadyExists, ConfigError, InvalidArgument, UnknownSkill
 from tests.skills.supply import killed
 from tests.skills.supply.killed import NAME, USER, put, version
 
