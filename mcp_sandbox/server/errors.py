@@ -8,8 +8,15 @@ from typing import Any, ParamSpec, TypeVar
 
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
+from mcp.types import INTERNAL_ERROR, INVALID_PARAMS
 
-from mcp_sandbox.errors import CapacityReached, OperatorError, SandboxError, SandboxGone
+from mcp_sandbox.errors import (
+    CallerError,
+    CapacityReached,
+    OperatorError,
+    SandboxError,
+    SandboxGone,
+)
 from mcp_sandbox.server.text import shorten, show
 
 P = ParamSpec("P")
@@ -42,6 +49,27 @@ def readable_errors(
         except Exception as exc:
             logger.exception("a tool call failed unexpectedly")
             raise ToolError(_fault(exc)) from exc
+
+    return answered
+
+
+def protocol_errors(
+    answer: Callable[P, Coroutine[Any, Any, R]],
+) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Let every failure of ours in answering a request that is no tool call reach the client.
+
+    Raises:
+        MCPError: "invalid params" for what the caller can mend, else "internal error".
+    """
+
+    @functools.wraps(answer)
+    async def answered(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            with sole_error():
+                return await answer(*args, **kwargs)
+        except SandboxError as exc:
+            code = INVALID_PARAMS if isinstance(exc, CallerError) else INTERNAL_ERROR
+            raise MCPError(code=code, message=text_for_model(exc)) from exc
 
     return answered
 

@@ -29,25 +29,46 @@ _NO_CHAT = (
 
 @dataclass(frozen=True)
 class Caller:
-    """Who an HTTP request comes from, after its token; `chat` is None when it names none."""
+    """Who a request comes from; `chat` is None when an HTTP request names none."""
 
     user: str
     chat: ChatId | None
+
+
+CallerOf = Callable[[Request], Caller]
 
 
 def http_or(other: ChatOf) -> ChatOf:
     """The chat that an HTTP request names; requests that came in another way belong to `other`."""
 
     def chat_of(request: Request) -> ChatId:
-        scope = getattr(request.request_context.request, "scope", None)
-        if scope is None:
+        caller = _http_caller(request)
+        if caller is None:
             return other(request)
-        caller: Caller = scope[CALLER]
         if caller.chat is None:
             raise InvalidArgument(_NO_CHAT)
         return caller.chat
 
     return chat_of
+
+
+def callers_by(chat_of: ChatOf) -> CallerOf:
+    """Who a request comes from, for what an HTTP request can have without naming a chat."""
+
+    def caller_of(request: Request) -> Caller:
+        caller = _http_caller(request)
+        if caller is None:
+            chat = chat_of(request)
+            caller = Caller(chat.user, chat)
+        return caller
+
+    return caller_of
+
+
+def _http_caller(request: Request) -> Caller | None:
+    scope = getattr(request.request_context.request, "scope", None)
+    caller: Caller | None = scope[CALLER] if scope is not None else None
+    return caller
 
 
 _connected = ContextVar[ChatId]("chat of the connection")

@@ -18,6 +18,9 @@ from mcp_sandbox.models import Network, ProjectAccess
 from mcp_sandbox.server.arguments import nearest
 from mcp_sandbox.server.identity import SessionFor
 from mcp_sandbox.server.observer import CallCounter, Observer
+from mcp_sandbox.server.skills.answers import answers
+from mcp_sandbox.server.skills.extension import SkillsExtension
+from mcp_sandbox.server.skills.visible import Visible
 from mcp_sandbox.server.text import clip, show_name
 from mcp_sandbox.server.tools.code import code_tools
 from mcp_sandbox.server.tools.files import file_tools
@@ -80,6 +83,11 @@ class SandboxServer(MCPServer[dict[str, Any]]):
             self._lowlevel_server, max_request_body_size=max_body, session_idle_timeout=idle_s
         )
 
+    def offer_skills(self, visible: Visible) -> None:
+        """Answer requests about resources and prompts with the caller's skills."""
+        for method, params, answer in answers(visible):
+            self._lowlevel_server.add_request_handler(method, params, answer)
+
     async def call_tool(
         self,
         name: str,
@@ -103,6 +111,7 @@ def build_server(
     project: ProjectAccess = "none",
     isolated: bool = True,
     counter: CallCounter | None = None,
+    skills: Visible | None = None,
 ) -> SandboxServer:
     """The server with the twelve core tools. It opens no session before a tool is called.
 
@@ -116,7 +125,7 @@ def build_server(
         *file_tools(session_for),
         *sandbox_tools(session_for),
     ]
-    return SandboxServer(
+    server = SandboxServer(
         "mcp-sandbox",
         title="Sandbox",
         description="Gives each chat its own Linux computer that remembers its files.",
@@ -125,4 +134,8 @@ def build_server(
         icons=[Icon(src=f"data:image/svg+xml,{quote(_ICON)}", mime_type="image/svg+xml")],
         tools=[tool.observed_by(observer) for tool in tools],
         log_level="WARNING",
+        extensions=[SkillsExtension(skills)] if skills else [],
     )
+    if skills:
+        server.offer_skills(skills)
+    return server

@@ -20,6 +20,7 @@ from mcp_sandbox.models import ChatId, ExecResult
 from mcp_sandbox.server.http import HttpDoor, listen, open_http
 from mcp_sandbox.server.identity import ChatOf, Request, http_or, sessions_by
 from mcp_sandbox.server.server import build_server
+from mcp_sandbox.server.skills.visible import Visible
 from tests.server.scripted import ScriptedSession
 
 MODERN = "2026-07-28"
@@ -136,11 +137,12 @@ async def served(
     anonymous: bool = False,
     address: str = "127.0.0.1:0",
     other: ChatOf = nobody,
+    skills: Visible | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Web]:
     """Serve scripted sessions over HTTP; all of it must be over in half a minute."""
     computers = Computers()
-    server = build_server(sessions_by(http_or(other), computers.session))
+    server = build_server(sessions_by(http_or(other), computers.session), skills=skills)
     with anyio.fail_after(30):
         listener = await listen(address, anonymous=anonymous)
         with closing(listener.socket):

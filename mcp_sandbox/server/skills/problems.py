@@ -1,0 +1,37 @@
+"""What is wrong with skills, as JSON of bounded size."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from mcp_sandbox.skills.catalogue import Catalogue
+from mcp_sandbox.skills.models import Diagnostic
+
+_MOST_CHARACTERS = 64_000
+
+
+def problems_as_json(catalogue: Catalogue) -> str:
+    """First what is not offered at all, then the flaws of what is; `omitted` counts the rest."""
+    told: list[dict[str, Any]] = []
+    size = omitted = 0
+    for problem in _problems(catalogue):
+        size += len(json.dumps(problem))
+        if size > _MOST_CHARACTERS:
+            omitted += 1
+        else:
+            told.append(problem)
+    return json.dumps({"problems": told, "omitted": omitted}, indent=1)
+
+
+def _problems(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
+    for problem in catalogue.problems:
+        about = {"folder": problem.folder.name, "root": problem.root, "offered": False}
+        yield from (_told(about, each) for each in problem.diagnostics)
+    for skill in catalogue.skills:
+        about = {"uri": skill.uri, "offered": True}
+        yield from (_told(about, each) for each in skill.diagnostics)
+
+
+def _told(about: dict[str, Any], diagnostic: Diagnostic) -> dict[str, Any]:
+    return {**about, **{k: v for k, v in asdict(diagnostic).items() if v is not None}}

@@ -1,0 +1,123 @@
+"""One prompt for each skill that users may invoke: its text, with their arguments put in."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+from mcp.shared.exceptions import MCPError
+from mcp.types import (
+    INVALID_PARAMS,
+    GetPromptRequestParams,
+    GetPromptResult,
+    ListPromptsResult,
+    PaginatedRequestParams,
+    Prompt,
+    PromptArgument,
+    PromptMessage,
+    TextContent,
+)
+
+from mcp_sandbox.server.errors import protocol_errors
+from mcp_sandbox.server.skills.pages import page
+from mcp_sandbox.server.skills.visible import Asked, Visible, folder_uri, shown
+from mcp_sandbox.skills.catalogue import Catalogue
+from mcp_sandbox.skills.models import FrontMatter, Skill
+from mcp_sandbox.skills.uris import DOCUMENT, SCHEME
+
+ALL = "arguments"
+"""The argument of a skill that names none: everything that the user says, in one."""
+_MOST_LISTED = 500
+
+
+class SkillPrompts:
+    """Answers the protocol's requests about prompts."""
+
+    def __init__(self, visible: Visible) -> None:
+        self._visible = visible
+
+    @protocol_errors
+    async def list(self, asked: Asked, params: PaginatedRequestParams) -> ListPromptsResult:
+        """Those that users may invoke, though a model may not."""
+        known = invocable(await self._visible.catalogue(asked))
+        prompts = [_prompt(name, skill) for name, skill in known.items()]
+        found = page(prompts, lambda prompt: prompt.name, params.cursor, _MOST_LISTED)
+        return ListPromptsResult(prompts=found.items, next_cursor=found.next_cursor)
+
+    @protocol_errors
+    async def get(self, asked: Asked, params: GetPromptRequestParams) -> GetPromptResult:
+        """The text of a skill, with the arguments where it wants them."""
+        known = invocable(await self._visible.catalogue(asked))
+        skill = known.get(params.name)
+        if skill is None:
+            problem = f"there is no prompt {shown(params.name)!r}: prompts/list shows all"
+            raise MCPError(code=INVALID_PARAMS, message=problem)
+        document = await self._visible.library.read(skill, DOCUMENT)
+        body = document[skill.body_at :].decode(errors="replace")
+        text = filled(body, skill.front, params.arguments or {})
+        message = PromptMessage(role="user", content=TextContent(type="text", text=text))
+        return GetPromptResult(description=skill.front.description, messages=[message])
+
+
+def invocable(catalogue: Catalogue) -> Mapping[str, Skill]:
+    """The skills that users may invoke, by the names of their prompts.
+
+    A skill whose name means another one goes by its path.
+    """
+    return {
+        skill.name if skill.shadowed_by is None else folder_uri(skill).removeprefix(SCHEME): skill
+        for skill in catalogue.skills
+        if skill.front.user_invocable
+    }
+
+
+def filled(body: str, front: FrontMatter, given: Mapping[str, str]) -> str:
+    """A body with arguments for `$ARGUMENTS`, and for `$0`, `$ARGUMENTS[0]` and `$name`.
+
+    A body that wants none gets what was given at its end. Numbers count only in a skill that says
+    it takes arguments: elsewhere a `$1` is some program's own.
+    """
+    values = _values(front, given)
+    everything = " ".join(values) if front.arguments else given.get(ALL, "")
+    declared = bool(front.arguments or front.argument_hint)
+    used = False
+
+    def value(match: re.Match[str]) -> str:
+        nonlocal used
+        number = match["index"] or match["number"]
+        if number is not None and not (declared or match["index"]):
+            return match[0]
+        used = True
+        if number is not None:
+            return values[int(number)] if int(number) < len(values) else ""
+        name = match["name"]
+        return everything if name == "ARGUMENTS" else values[front.arguments.index(name)]
+
+    text = _placeholders(front.arguments).sub(value, body)
+    return text if used or not everything else f"{text.rstrip()}\n\nARGUMENTS: {everything}\n"
+
+
+def _values(front: FrontMatter, given: Mapping[str, str]) -> Sequence[str]:
+    if front.arguments:
+        return [given.get(name, "") for name in front.arguments]
+    try:
+        return shlex.split(given.get(ALL, ""))
+    except ValueError:
+        # A quotation mark that is one of its own, as in "don't".
+        return given.get(ALL, "").split()
+
+
+def _placeholders(names: Sequence[str]) -> re.Pattern[str]:
+    known = "|".join(map(re.escape, sorted(("ARGUMENTS", *names), key=len, reverse=True)))
+    return re.compile(
+        rf"\$(?:ARGUMENTS\[(?P<index>\d{{1,3}})\]|(?P<number>\d{{1,3}})\b|(?P<name>{known})\b)"
+    )
+
+
+def _prompt(name: str, skill: Skill) -> Prompt:
+    front = skill.front
+    if front.arguments:
+        arguments = [PromptArgument(name=each, required=False) for each in front.arguments]
+    else:
+        hint = front.argument_hint or "what to do, in your own words"
+        arguments = [PromptArgument(name=ALL, description=hint, required=False)]
+    return Prompt(name=name, description=front.description, arguments=arguments)

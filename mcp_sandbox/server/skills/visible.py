@@ -1,0 +1,77 @@
+"""What the caller of a request may see: its own catalogue, and files by their uris."""
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote_to_bytes
+
+from mcp.server.context import ServerRequestContext
+from mcp.server.mcpserver import Context
+
+from mcp_sandbox.errors import UnknownSkill
+from mcp_sandbox.server.identity import CallerOf
+from mcp_sandbox.server.text import clip, show_name
+from mcp_sandbox.skills.catalogue import Catalogue
+from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.models import Skill, SkillFile
+from mcp_sandbox.skills.roots import Whose
+from mcp_sandbox.skills.uris import DOCUMENT, SCHEME, file_uri
+
+Asked = ServerRequestContext[Any, Any]
+_SHOWN_URI = 200
+
+
+@dataclass(frozen=True)
+class Visible:
+    """The skills that callers may see, each its own."""
+
+    library: Library
+    caller_of: CallerOf
+
+    def whose(self, asked: Asked) -> Whose:
+        """The chat that a request comes from, or its user if it names none."""
+        caller = self.caller_of(Context(request_context=asked))
+        return caller.chat or caller.user
+
+    async def catalogue(self, asked: Asked) -> Catalogue:
+        """The catalogue of a request's caller."""
+        return await self.library.catalogue(self.whose(asked))
+
+    async def file(self, catalogue: Catalogue, uri: str) -> tuple[Skill, SkillFile]:
+        """The file with that uri, and the innermost skill of the catalogue that has it.
+
+        Only what a skill's contents name has a uri, so none leads to anything else.
+
+        Raises:
+            UnknownSkill: no skill has it.
+        """
+        wanted = canonical(uri)
+        for skill in around(catalogue, wanted):
+            for file in (await self.library.contents(skill)).files:
+                if file_uri(skill.uri, file.path) == wanted:
+                    return skill, file
+        raise UnknownSkill(f"there is no file of a skill at {shown(uri)}: resources/list has some")
+
+
+def canonical(uri: str) -> str:
+    """The one spelling of a uri that we give out, of all that mean the same."""
+    scheme, _, rest = uri.partition("://")
+    parts = (quote(unquote_to_bytes(part), safe="") for part in rest.split("/"))
+    return f"{scheme}://" + "/".join(parts)
+
+
+def folder_uri(skill: Skill) -> str:
+    """The uri of a skill's folder."""
+    return skill.uri.removesuffix(f"/{DOCUMENT}")
+
+
+def around(catalogue: Catalogue, uri: str) -> list[Skill]:
+    """The skills in whose folder a uri lies, the innermost first."""
+    parts = uri.removeprefix(SCHEME).split("/")
+    heads = ("/".join(parts[:length]) for length in range(len(parts), 0, -1))
+    found = (catalogue.by_uri.get(f"{SCHEME}{head}/{DOCUMENT}") for head in heads)
+    return [skill for skill in found if skill is not None]
+
+
+def shown(uri: str) -> str:
+    """A uri of a caller, fit to be told back."""
+    return clip(show_name(uri), _SHOWN_URI)
