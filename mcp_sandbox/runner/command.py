@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.native import signal
 from mcp_sandbox.runner.output import Capture
 from mcp_sandbox.runner.protocol import OpError
@@ -15,17 +16,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from mcp_sandbox.runner.handle import Worker
     from mcp_sandbox.runner.loop import Loop, Timer
-    from mcp_sandbox.runner.pool import Pool, Worker
+    from mcp_sandbox.runner.pool import Pool
     from mcp_sandbox.runner.reply import Reply
+    from mcp_sandbox.runner.standby import Standby
 
-# The command comes as a file on descriptor 3: argv has a size limit and shows in process lists.
-BASH = 'IFS= read -r -d "" -u 3 __code; exec 3<&-; eval "unset __code; $__code"'
+# A line on descriptor 4 says when; without it nothing is run. The command is a file on 3: argv
+# has a size limit and shows in process lists.
+BASH = (
+    "IFS= read -r -u 4 __code || kill -KILL $$; exec 4<&-; SECONDS=0; "
+    'IFS= read -r -d "" -u 3 __code; exec 3<&-; eval "unset __code; $__code"'
+)
 _ARGV = {"bash": ["bash", "-c", BASH], "javascript": ["node", "-"], "python": ["python3"]}
 _LIVE_WINDOW = 256 * 1024
 # Longer than the pool takes a look at all processes for a fresh one.
 _SETTLE_S = 0.005
 _SETTLE_MOST_S = 5.0
+_SEEN_WITHIN_S = 0.2
 _TRIES = 20
 _TRY_AGAIN_S = 0.05
 _NO_START = (
@@ -37,9 +45,12 @@ _NO_START = (
 class Command:
     """One command on its way."""
 
-    def __init__(self, loop: Loop, pool: Pool, reply: Reply, args: dict[str, Any]) -> None:
+    def __init__(
+        self, loop: Loop, pool: Pool, standby: Standby, reply: Reply, args: dict[str, Any]
+    ) -> None:
         self._loop = loop
         self._pool = pool
+        self._standby = standby
         self._reply = reply
         self._args = args
         self._worker: Worker | None = None
@@ -56,6 +67,7 @@ class Command:
         self._status: int | None = None
         self._changed: list[str] | None = []
         self._job: dict[str, Any] = {}
+        self._is_plain = False
         self._given: list[int] = []
         self._tries_left = _TRIES
         self._live = _LIVE_WINDOW if args.get("live") else 0
@@ -67,14 +79,28 @@ class Command:
             OpError: it cannot be started.
         """
         self._started = time.monotonic()
-        self._born_since = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK") - 1
+        self._born_since = processes.now_ticks()
         self._kills_before = self._pool.memory.kills()
         self._job = self._describe()
+        self._deadline = self._loop.later(self._args["timeout_s"], self._time_out)
+        self._is_plain = self._args.get("language") == "bash" and not stdin and not more
+        if self._is_plain and self._start_ready(code or b""):
+            return
         self._given = self._open_streams(stdin, more=more)
         if code is not None:
             self._give_code(code)
-        self._deadline = self._loop.later(self._args["timeout_s"], self._time_out)
         self._launch()
+
+    def _start_ready(self, code: bytes) -> bool:
+        """Have the bash that waits run it, if it can."""
+        ready = self._standby.start(self._job, code, self._hear)
+        if ready is None:
+            return False
+        self._worker, self._born_since = ready.worker, ready.born
+        # Until it has begun, another bash may have to be started on the same streams.
+        self._given = ready.theirs
+        self._listen(*ready.ours)
+        return True
 
     def _launch(self) -> None:
         if self._why:
@@ -104,21 +130,25 @@ class Command:
         argv = _ARGV[language] if language else self._args["argv"]
         # By its path: PATH begins with directories that it would be looked for in first.
         program = "/bin/bash" if language == "bash" else argv[0]
-        return {**job, "op": "command", "program": program, "argv": argv}
+        gated = language == "bash"
+        return {**job, "op": "command", "program": program, "argv": argv, "gated": gated}
 
     def _open_streams(self, stdin: bytes, *, more: bool) -> list[int]:
         out_read, out_write = pipe()
         err_read, err_write = pipe()
-        self._taps = {
-            "stdout": Tap(self._loop, out_read, lambda data: self._take("stdout", data)),
-            "stderr": Tap(self._loop, err_read, lambda data: self._take("stderr", data)),
-        }
+        self._listen(out_read, err_read)
         if not stdin and not more:
             return [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), out_write, err_write]
         theirs, ours = pipe()
         self._inflow = Inflow(self._loop, ours, self._reply.credit)
         self._inflow.add(stdin, more=more)
         return [theirs, out_write, err_write]
+
+    def _listen(self, stdout: int, stderr: int) -> None:
+        self._taps = {
+            "stdout": Tap(self._loop, stdout, lambda data: self._take("stdout", data)),
+            "stderr": Tap(self._loop, stderr, lambda data: self._take("stderr", data)),
+        }
 
     def feed(self, data: bytes, *, more: bool) -> None:
         if self._inflow:
@@ -152,6 +182,7 @@ class Command:
         if said["e"] == "begin":
             self._begun = True
         elif said["e"] == "pid":
+            self._begun = True
             self._main = said["pid"]
             self._let_go()
             if self._why and self._worker:
@@ -194,15 +225,23 @@ class Command:
             self._loop.later(_SETTLE_S, lambda: self._settle(until))
         elif self._begun:
             self._changed = None
-            self._main = self._pool.adopt(self._main, self._ended, self._born_since)
-            if self._main is None:
-                self._failed("cancelled", "the command was cut off as it began; it may have run")
+            self._take_over(time.monotonic() + _SEEN_WITHIN_S)
         elif self._tries_left > 0:
             # Nothing had begun. Most likely no process was left for it.
             self._tries_left -= _TRIES // 3
             self._make_room()
         else:
             self._failed("unsupported", _NO_START)
+
+    def _take_over(self, until: float) -> None:
+        """Wait for a command that lives on without its worker; one just ended shows in a moment."""
+        if self._status is not None:
+            return
+        self._main = self._pool.adopt(self._main, self._ended, self._born_since)
+        if self._main is None and time.monotonic() < until:
+            self._loop.later(_SETTLE_S, lambda: self._take_over(until))
+        elif self._main is None:
+            self._failed("cancelled", "the command was cut off as it began; it may have run")
 
     def _settle(self, until: float) -> None:
         """Answer when nothing of the killed tree is left."""
@@ -226,6 +265,8 @@ class Command:
         header, payload = self._result(status)
         self._close()
         self._reply.done(header, payload)
+        if self._is_plain:
+            self._standby.expect(self._job)
 
     def _result(self, status: int) -> tuple[dict[str, Any], bytes]:
         ends = [part for stream in self._capture.streams.values() for part in stream.ends()]

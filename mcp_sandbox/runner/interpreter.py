@@ -1,15 +1,16 @@
-"""Starts the warm interpreter (python.py) from pid 1, as a program or as a fork."""
+"""The warm interpreter (python.py) as pid 1 sees it: started as a program or as a fork."""
 
 from __future__ import annotations
 
 import os
 import sys
 
+from mcp_sandbox.runner.handle import Worker
 from mcp_sandbox.runner.native import Socket, pair, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 CONTROL_FD = 3
 # What the C library or Python looks at when a program starts, and not later.
@@ -65,3 +66,51 @@ def start(env: dict[str, str]) -> tuple[int, Socket]:
     finally:
         theirs.close()
     return pid, mine
+
+
+class Interpreter:
+    """The one that is warm now, if any. It forks the seats."""
+
+    def __init__(
+        self,
+        env: dict[str, str],
+        watch: Callable[[Worker], Worker],
+        started: Callable[[], None],
+    ) -> None:
+        self._env = env
+        self._watch = watch
+        self._started = started
+        self.worker: Worker | None = None
+
+    def seat(self) -> Worker:
+        """Ask for a seat, starting an interpreter when there is none.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        mine, theirs = pair()
+        try:
+            self._warm().give({"op": "seat"}, [theirs.fileno()])
+        except ConnectionError:
+            # It has ended, and we have not heard it yet.
+            self.worker = None
+            self._warm().give({"op": "seat"}, [theirs.fileno()])
+        finally:
+            theirs.close()
+        return self._watch(Worker(None, mine, seat=True))
+
+    def _warm(self) -> Worker:
+        if self.worker:
+            return self.worker
+        self._started()
+        return self.adopt(*start(self._env))
+
+    def adopt(self, pid: int, control: Socket) -> Worker:
+        """Take over a started one."""
+        self.worker = self._watch(Worker(pid, control, seat=False))
+        return self.worker
+
+    def lost(self, gone: Worker) -> None:
+        """It has ended, if it was this one."""
+        if gone is self.worker:
+            self.worker = None

@@ -13,8 +13,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from mcp_sandbox.runner.handle import Worker
     from mcp_sandbox.runner.loop import Loop
-    from mcp_sandbox.runner.pool import Pool, Worker
+    from mcp_sandbox.runner.pool import Pool
     from mcp_sandbox.runner.reply import Reply
 
 _GRACE_S = 1.0

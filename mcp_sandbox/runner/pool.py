@@ -10,9 +10,10 @@ import os
 import time
 
 from mcp_sandbox.runner import interpreter, processes, worker
+from mcp_sandbox.runner.handle import Worker
 from mcp_sandbox.runner.loop import READ, Soon
 from mcp_sandbox.runner.memory import Memory
-from mcp_sandbox.runner.native import Socket, pair, receive, send, signal
+from mcp_sandbox.runner.native import Socket, pair, receive, signal
 from mcp_sandbox.runner.protocol import OpError
 from mcp_sandbox.runner.said import is_pid, makes_sense
 
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    Listener = Callable[[dict[str, Any]], None]
-
+    from mcp_sandbox.runner.handle import Listener
     from mcp_sandbox.runner.loop import Loop, Timer
 
 _CONTROL_FD = 3
@@ -37,38 +37,24 @@ _TIDY_S = 0.005
 _SOON_S = 0.02
 
 
-class Worker:
-    """One worker as pid 1 sees it. `listener` gets its messages while it has a job."""
-
-    def __init__(self, pid: int | None, control: Socket, *, seat: bool) -> None:
-        self.pid = pid  # A seat's is known once it has said hello.
-        self.control = control
-        self.seat = seat
-        self.listener: Listener | None = None
-        # Its command has ended and left something running.
-        self.lingers = False
-
-    def give(self, job: dict[str, Any], fds: list[int]) -> None:
-        send(self.control, job, fds)
-
-
 class Pool:
     """All workers. What is a child of ours and not `known` is an orphan and is killed."""
 
     def __init__(self, loop: Loop, env: dict[str, str]) -> None:
         self._loop = loop
-        self._env = env
         self._lineage = processes.become_subreaper()
         self._idle: dict[bool, list[Worker]] = {False: [], True: []}
         self._busy: set[Worker] = set()
+        # Its command waits to be told what it is.
+        self._held: Worker | None = None
         self._adopted: dict[int, Callable[[int], None]] = {}
-        self._interpreter: Worker | None = None
+        self._interpreter = interpreter.Interpreter(env, self._watch, self._cool_later)
         self._cooling: Timer | None = None
         self._reaped: dict[int, int] = {}
         self._doomed: set[int] = set()
         self._looked_at = 0.0
         self._tidying = Soon(loop, _TIDY_S, self._tidy_now)
-        self._looking = Soon(loop, _SOON_S, self._look)
+        self._looking = Soon(loop, _SOON_S, lambda: self.on_background())  # noqa: PLW0108 - set later
         self.memory = Memory()
         self.on_quiet: Callable[[], None] = lambda: None
         self.on_background: Callable[[], None] = lambda: None
@@ -98,9 +84,7 @@ class Pool:
         while True:
             found = self._take(seat=seat)
             found.listener = listener
-            if found.pid:
-                # User code may have stopped it.
-                processes.send(found.pid, signal.SIGCONT)
+            found.wake()
             try:
                 found.give(job, fds)
             except ConnectionError:
@@ -113,7 +97,7 @@ class Pool:
     def _take(self, *, seat: bool) -> Worker:
         idle = self._idle[seat]
         try:
-            found = idle.pop() if idle else self._sit() if seat else self._fork()
+            found = idle.pop() if idle else self._new(seat=seat)
         except OSError as exc:
             self.kill_background()
             raise OpError(
@@ -124,14 +108,55 @@ class Pool:
         self._busy.add(found)
         return found
 
-    def prepare(self) -> None:
-        """Have a plain worker ready before the first call asks for it."""
-        if not self._idle[False]:
-            try:
-                self._idle[False].append(self._fork())
-            except OSError:
-                # No process is left now; the call will say so, or find one.
-                return
+    def hold(self, job: dict[str, Any], fds: list[int]) -> Worker | None:
+        """Have a free worker start something that waits for `resume`; None where none can.
+
+        Without lineage, what a call leaves is told by when it began: it may not be earlier.
+        """
+        if not self._lineage:
+            return None
+        self._held = held = self._take(seat=False)
+        self._busy.discard(held)
+        try:
+            held.give(job, fds)
+        except ConnectionError:
+            self._lost(held)
+        self.prepare()
+        return self._held
+
+    def holds(self, worker: Worker) -> bool:
+        """Whether it is still there, and what it has started with it, as far as is known."""
+        return worker is self._held
+
+    def resume(self, held: Worker, job: dict[str, Any], listener: Listener) -> bool:
+        """Let what a worker holds go on; `listener` hears how it goes. False when it has died."""
+        if not self.holds(held):
+            return False
+        held.wake()
+        try:
+            held.give(job, [])
+        except ConnectionError:
+            return False
+        self._held, held.listener = None, listener
+        self._busy.add(held)
+        return True
+
+    def release(self) -> None:
+        """What a worker holds is not needed."""
+        held, self._held = self._held, None
+        if held:
+            self._forget(held)
+
+    def prepare(self, *, seat: bool = False) -> None:
+        """Have a worker ready before a call asks for it."""
+        try:
+            self._idle[seat] = self._idle[seat] or [self._new(seat=seat)]
+        except OSError:
+            # No process is left, or the chat's start-up files end Python: the call will say so.
+            return
+
+    def _new(self, *, seat: bool) -> Worker:
+        return self._interpreter.seat() if seat else self._fork()
 
     def _fork(self) -> Worker:
         mine, theirs = pair()
@@ -168,7 +193,7 @@ class Pool:
             said = {}
         if said is None:
             self._lost(speaker)
-        elif speaker is not self._interpreter:
+        elif speaker is not self._interpreter.worker:
             self._take_message(speaker, said)
 
     def _take_message(self, speaker: Worker, said: Any) -> None:  # noqa: ANN401 - as it came
@@ -182,7 +207,10 @@ class Pool:
         elif event == "free" and speaker.listener is None and speaker in self._busy:
             self._release(speaker)
         elif speaker.listener and makes_sense(said):
-            if event == "exit":
+            if event == "pid":
+                speaker.main = said["pid"]
+            elif event == "exit":
+                speaker.main = None
                 self._notice_background(speaker, stays=said["stays"])
             speaker.listener(said)
             # With its command the whole job has ended, unless something of it stays.
@@ -211,9 +239,6 @@ class Pool:
             # Who has just forked still shows the shell's command line for a moment.
             self._looking.plan()
 
-    def _look(self) -> None:
-        self.on_background()
-
     def _lingers_no_more(self, freed: Worker) -> None:
         if freed.lingers:
             freed.lingers = False
@@ -228,12 +253,13 @@ class Pool:
         """Its process ended, killed by us or by the user's code."""
         self._forget(gone)
         self._busy.discard(gone)
+        if gone is self._held:
+            self._held = None
         self._lingers_no_more(gone)
         for idle in self._idle.values():
             if gone in idle:
                 idle.remove(gone)
-        if gone is self._interpreter:
-            self._interpreter = None
+        self._interpreter.lost(gone)
         self._reap()
         if gone.listener:
             gone.listener({"e": "lost"})
@@ -246,8 +272,8 @@ class Pool:
         Soon, not now: what is killed in one round of the loop is looked for together.
         """
         pid = worker_or_main if isinstance(worker_or_main, int) else worker_or_main.pid
-        if pid is None and self._interpreter:
-            pid = self._interpreter.pid
+        if pid is None and self._interpreter.worker:
+            pid = self._interpreter.worker.pid
         if pid is not None:
             if not self._doomed:
                 self._loop.later(0, self._kill_doomed)
@@ -259,6 +285,7 @@ class Pool:
 
     def kill_background(self) -> int:
         """Kill all whose command has ended and left something running; how many there were."""
+        self.release()
         lingering = [one for one in self._busy if one.listener is None]
         for one in lingering:
             self.kill(one)
@@ -282,7 +309,8 @@ class Pool:
         if not self._lineage:
             lost = [pid for pid in lost if born_since <= processes.birth(pid) < float("inf")]
         if lost:
-            processes.kill_trees(lost)
+            # One that is ending may still be the parent of a command that has outlived it.
+            processes.kill_trees(lost, self._adopted)
             self._looked_at = 0.0
         return len(lost)
 
@@ -305,10 +333,10 @@ class Pool:
         """None, when none were seen just now: many ends at once ask the same question."""
         if time.monotonic() - self._looked_at < _LOOK_S:
             return []
-        everyone = [*self._idle[False], *self._idle[True], *self._busy]
-        known = {one.pid for one in everyone if one.pid} | set(self._adopted)
-        if self._interpreter and self._interpreter.pid:
-            known.add(self._interpreter.pid)
+        others = [one for one in (self._interpreter.worker, self._held) if one]
+        everyone = [*self._idle[False], *self._idle[True], *self._busy, *others]
+        # A command whose worker has just died is not nobody's yet: we have not heard it.
+        known = {pid for one in everyone for pid in (one.pid, one.main) if pid} | set(self._adopted)
         lost = processes.orphans(known)
         self._looked_at = 0.0 if lost else time.monotonic()
         return lost
@@ -351,38 +379,9 @@ class Pool:
         while len(self._reaped) > 64:
             del self._reaped[next(iter(self._reaped))]
 
-    def _sit(self) -> Worker:
-        """Ask the warm interpreter for a seat, starting it when there is none."""
-        mine, theirs = pair()
-        try:
-            self._warm().give({"op": "seat"}, [theirs.fileno()])
-        except ConnectionError:
-            # It has ended, and we have not heard it yet.
-            self._interpreter = None
-            self._warm().give({"op": "seat"}, [theirs.fileno()])
-        finally:
-            theirs.close()
-        return self._watch(Worker(None, mine, seat=True))
-
-    def adopt_interpreter(self, pid: int, control: Socket) -> Worker:
+    def adopt_interpreter(self, pid: int, control: Socket) -> None:
         """Take over a started interpreter; it stays warm until the first call, however long."""
-        self._interpreter = self._watch(Worker(pid, control, seat=False))
-        return self._interpreter
-
-    def _warm(self) -> Worker:
-        """The warm interpreter, started when there is none."""
-        if self._interpreter:
-            return self._interpreter
-        self._cool_later()
-        return self.adopt_interpreter(*interpreter.start(self._env))
-
-    def prepare_seat(self) -> None:
-        """Have a seat ready before the first piece of Python asks for it."""
-        try:
-            self._idle[True].append(self._sit())
-        except OSError:
-            # The chat's start-up files end the interpreter; the call will say so.
-            return
+        self._interpreter.adopt(pid, control)
 
     def _cool_later(self) -> None:
         if self._cooling:
@@ -392,9 +391,10 @@ class Pool:
     def _cool(self) -> None:
         """Unused for a while: give the interpreter and all but one worker back to the system."""
         unused = self._idle[True] + self._idle[False][1:]
-        if self._interpreter and not any(one.seat for one in self._busy):
-            unused.append(self._interpreter)
-            self._interpreter = None
+        if self._interpreter.worker and not any(one.seat for one in self._busy):
+            unused.append(self._interpreter.worker)
+            self._interpreter.worker = None
+        self.release()
         self._idle = {False: self._idle[False][:1], True: []}
         for one in unused:
             self._forget(one)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 
 from mcp_sandbox.runner import libc
 from mcp_sandbox.runner.native import signal
@@ -112,8 +113,8 @@ def parents() -> dict[int, int]:
     return found
 
 
-def below(roots: Iterable[int], tree: dict[int, int]) -> set[int]:
-    """All descendants of `roots` in a map made by `parents`."""
+def below(roots: Iterable[int], tree: dict[int, int], spared: Collection[int] = ()) -> set[int]:
+    """All descendants of `roots` in a map made by `parents`, but for `spared` and theirs."""
     children: dict[int, list[int]] = {}
     for pid, parent in tree.items():
         children.setdefault(parent, []).append(pid)
@@ -121,7 +122,7 @@ def below(roots: Iterable[int], tree: dict[int, int]) -> set[int]:
     pending = list(roots)
     while pending:
         for pid in children.get(pending.pop(), ()):
-            if pid not in found:
+            if pid not in found and pid not in spared:
                 found.add(pid)
                 pending.append(pid)
     return found
@@ -136,14 +137,14 @@ def send(pid: int, number: int) -> None:
         return
 
 
-def freeze(roots: Collection[int], *, rounds: int = 20) -> set[int]:
-    """Stop everything below `roots`, round after round until nothing new turns up.
+def freeze(roots: Collection[int], spared: Collection[int] = (), *, rounds: int = 20) -> set[int]:
+    """Stop everything below `roots` but `spared`, round after round until nothing new turns up.
 
     A stopped process cannot fork, so even a fork bomb comes to rest.
     """
     stopped: set[int] = set()
     for _ in range(rounds):
-        fresh = below(roots, parents()) - stopped
+        fresh = below(roots, parents(), spared) - stopped
         if not fresh:
             break
         for pid in fresh:
@@ -152,9 +153,9 @@ def freeze(roots: Collection[int], *, rounds: int = 20) -> set[int]:
     return stopped
 
 
-def kill_trees(roots: Collection[int]) -> None:
-    """Kill `roots` and everything below them that can be seen now."""
-    for pid in (*freeze(roots), *roots):
+def kill_trees(roots: Collection[int], spared: Collection[int] = ()) -> None:
+    """Kill `roots` and everything below them that can be seen now, but not `spared`."""
+    for pid in (*freeze(roots, spared), *roots):
         send(pid, signal.SIGKILL)
 
 
@@ -170,6 +171,11 @@ def leads_session(pid: int) -> bool:
         return os.getsid(pid) == pid
     except OSError:
         return False
+
+
+def now_ticks() -> float:
+    """What `birth` says of a process that begins now, or a moment less."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK") - 1
 
 
 def birth(pid: int) -> float:

@@ -14,6 +14,7 @@ from mcp_sandbox.runner.native import Socket, accept, signal
 from mcp_sandbox.runner.operation import Operation
 from mcp_sandbox.runner.pool import Pool
 from mcp_sandbox.runner.protocol import OpError, ProtocolError
+from mcp_sandbox.runner.standby import Standby
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Server:
         self._env = env
         self._pool = Pool(self.loop, env)
         self._pool.on_quiet = self._consider_idle
+        self._standby = Standby(self.loop, self._pool)
         self._pool.on_background = self._tell_background
         self._told: dict[str, Any] = background.described([])
         self._used_at = time.monotonic()
@@ -98,7 +100,7 @@ class Server:
             # Only now: it runs the chat's start-up files, and who proves the token has looked
             # at the sandbox from outside before.
             self._awaited = False
-            self._pool.prepare_seat()
+            self._pool.prepare(seat=True)
         self._consider_idle()
 
     def closed(self, connection: Connection) -> None:
@@ -160,7 +162,7 @@ class Server:
         if self._retiring:
             raise OpError("retired", "the sandbox is about to end")
         if op == "run":
-            return Command(self.loop, self._pool, reply, self._complete(args))
+            return Command(self.loop, self._pool, self._standby, reply, self._complete(args))
         if op in ("ping", "status", "retire"):
             reply.done(self._answer(connection, op, args))
             return None

@@ -79,7 +79,9 @@ class Worker:
     def _do(self, job: dict[str, Any], fds: list[int]) -> bool:
         """Whether its last message has told already that we are free."""
         if job["op"] == "command":
-            return self._command(job, fds)
+            return self._gated(job, fds) if job["gated"] else self._command(job, fds)
+        if job["op"] == "standby":
+            return self._gated(job, fds)
         self._operation(job, fds)
         return False
 
@@ -93,6 +95,37 @@ class Worker:
         self._say(e="pid", pid=pid)
         _close(fds)
         lower(pid, grow=job["grow"])
+        return self._see_through(pid, since, job)
+
+    def _gated(self, job: dict[str, Any], fds: list[int]) -> bool:
+        """Start what waits at a gate, and open it when pid 1 knows which process it is.
+
+        A standby also waits there for pid 1 to say what it is for.
+        """
+        gate, opener = os.pipe2(os.O_CLOEXEC)
+        try:
+            pid = self._start(job, [*fds, gate])
+            if job["op"] == "standby":
+                named, _ = receive(self._control, MAX_HEADER + 4096, 0)
+                if named is None:
+                    raise SystemExit
+                job = {**job, **named}
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    # User code has killed it while it waited; it never saw its command.
+                    pid = self._start(job, [*fds, gate])
+            since = now_coarse()
+            self._say(e="pid", pid=pid)
+            lower(pid, grow=job["grow"])
+            _close(fds)
+            processes.send(pid, signal.SIGCONT)
+            os.write(opener, b"\n")
+        finally:
+            os.close(gate)
+            os.close(opener)
+        return self._see_through(pid, since, job)
+
+    def _see_through(self, pid: int, since: int, job: dict[str, Any]) -> bool:
+        """Tell how a command ended; whether with it everything has."""
         status, stays = _await(pid)
         changed = changed_since(since, job["workspace"])
         self._say(e="exit", status=status, changed=changed, stays=stays)
@@ -140,11 +173,13 @@ def _await(main: int | None) -> tuple[int, bool]:
     status, options = 0, 0
     while True:
         try:
-            pid, ended = os.waitpid(-1, options)
+            # A look first: killed in this wait we would take the status with us, and not to pid 1.
+            seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | options)
         except ChildProcessError:
             return status, False
-        if pid == 0:
+        if seen is None:
             return status, True
+        pid, ended = os.waitpid(seen.si_pid, 0)
         if pid == main:
             # Who ended together with it is collected, nobody is waited for.
             status, options = ended, os.WNOHANG

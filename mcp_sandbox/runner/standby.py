@@ -1,0 +1,112 @@
+"""Keeps one bash ready: loaded before its command is there, it saves every next command the wait.
+
+It is in the workspace and has the environment of the last command; one that needs others is
+started as usual. A worker holds it, as it holds every command, so it ends as they do.
+"""
+
+from __future__ import annotations
+
+import os
+
+from mcp_sandbox.runner import processes
+from mcp_sandbox.runner.loop import Soon
+from mcp_sandbox.runner.protocol import OpError
+from mcp_sandbox.runner.streams import pipe
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from mcp_sandbox.runner.handle import Listener, Worker
+    from mcp_sandbox.runner.loop import Loop
+    from mcp_sandbox.runner.pool import Pool
+
+_CODE = 3
+# What bash looks at when it starts: it may be another by the time of the command.
+_READ_AT_START = ("BASH_ENV", "BASHOPTS", "SHELLOPTS", "BASH_XTRACEFD")
+
+
+class Ready:
+    """A bash that waits. Its streams, as in a job: `theirs` are the ends that it has."""
+
+    def __init__(
+        self, worker: Worker, job: dict[str, Any], ours: tuple[int, int], theirs: list[int]
+    ) -> None:
+        self.worker = worker
+        self.place = _place(job)
+        self.ours = ours
+        self.theirs = theirs
+        self.born = processes.now_ticks()
+
+    def close(self) -> None:
+        """Let go of its streams."""
+        _close(*self.ours, *self.theirs)
+
+
+class Standby:
+    """The bash that waits, if there is one."""
+
+    def __init__(self, loop: Loop, pool: Pool) -> None:
+        self._pool = pool
+        self._ready: Ready | None = None
+        self._job: dict[str, Any] = {}
+        # Who waits for the result of the last command comes first.
+        self._soon = Soon(loop, 0, self._prepare)
+
+    def expect(self, job: dict[str, Any]) -> None:
+        """The next command will be like this one.
+
+        Any other directory than the workspace, a mount, may be another by then.
+        """
+        is_steered = any(name in job["env"] for name in _READ_AT_START)
+        if job["cwd"] == job["workspace"] and job["grow"] and not is_steered:
+            self._job = job
+            self._soon.plan()
+
+    def start(self, job: dict[str, Any], code: bytes, listener: Listener) -> Ready | None:
+        """Give the bash that waits its command, if it fits; `listener` hears how it goes."""
+        ready, self._ready = self._ready, None
+        if ready is None:
+            return None
+        if ready.place == _place(job) and job["grow"]:
+            os.pwrite(ready.theirs[_CODE], code, 0)
+            if self._pool.resume(ready.worker, {"name": job["name"]}, listener):
+                return ready
+        if self._pool.holds(ready.worker):
+            self._pool.release()
+        ready.close()
+        return None
+
+    def _prepare(self) -> None:
+        if not self._pool.quiet or (self._ready and self._pool.holds(self._ready.worker)):
+            return
+        if self._ready:
+            self._ready.close()
+        self._ready = self._start()
+
+    def _start(self) -> Ready | None:
+        out_read, out_write = pipe()
+        err_read, err_write = pipe()
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        ours, theirs = (
+            (out_read, err_read),
+            [nothing, out_write, err_write, os.memfd_create("code")],
+        )
+        try:
+            worker = self._pool.hold({**self._job, "op": "standby"}, theirs)
+        except OpError:
+            worker = None
+        if worker:
+            return Ready(worker, self._job, ours, theirs)
+        _close(*ours, *theirs)
+        return None
+
+
+def _place(job: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    """What a command finds when it starts."""
+    return job["cwd"], job["env"]
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)
