@@ -45,10 +45,10 @@ class Pool:
         self._lineage = processes.become_subreaper()
         self._idle: dict[bool, list[Worker]] = {False: [], True: []}
         self._busy: set[Worker] = set()
-        # Its command waits to be told what it is.
-        self._held: Worker | None = None
+        # Has started something that waits for `resume`.
+        self.held: Worker | None = None
         self._adopted: dict[int, Callable[[int], None]] = {}
-        self._interpreter = interpreter.Interpreter(env, self._watch, self._cool_later)
+        self.interpreter = interpreter.Interpreter(env, self._watch, self._cool_later)
         self._cooling: Timer | None = None
         self._reaped: dict[int, int] = {}
         self._doomed: set[int] = set()
@@ -115,37 +115,27 @@ class Pool:
         """
         if not self._lineage:
             return None
-        self._held = held = self._take(seat=False)
+        self.held = held = self._take(seat=False)
         self._busy.discard(held)
         try:
             held.give(job, fds)
         except ConnectionError:
             self._lost(held)
         self.prepare()
-        return self._held
-
-    def holds(self, worker: Worker) -> bool:
-        """Whether it is still there, and what it has started with it, as far as is known."""
-        return worker is self._held
+        return self.held
 
     def resume(self, held: Worker, job: dict[str, Any], listener: Listener) -> bool:
         """Let what a worker holds go on; `listener` hears how it goes. False when it has died."""
-        if not self.holds(held):
+        if held is not self.held:
             return False
         held.wake()
         try:
             held.give(job, [])
         except ConnectionError:
             return False
-        self._held, held.listener = None, listener
+        self.held, held.listener = None, listener
         self._busy.add(held)
         return True
-
-    def release(self) -> None:
-        """What a worker holds is not needed."""
-        held, self._held = self._held, None
-        if held:
-            self._forget(held)
 
     def prepare(self, *, seat: bool = False) -> None:
         """Have a worker ready before a call asks for it."""
@@ -156,7 +146,7 @@ class Pool:
             return
 
     def _new(self, *, seat: bool) -> Worker:
-        return self._interpreter.seat() if seat else self._fork()
+        return self.interpreter.seat() if seat else self._fork()
 
     def _fork(self) -> Worker:
         mine, theirs = pair()
@@ -193,7 +183,7 @@ class Pool:
             said = {}
         if said is None:
             self._lost(speaker)
-        elif speaker is not self._interpreter.worker:
+        elif speaker is not self.interpreter.worker:
             self._take_message(speaker, said)
 
     def _take_message(self, speaker: Worker, said: Any) -> None:  # noqa: ANN401 - as it came
@@ -231,6 +221,11 @@ class Pool:
         self._cool_later()
         self.on_quiet()
 
+    def _free_held(self) -> None:
+        held, self.held = self.held, None
+        if held:
+            self._forget(held)
+
     def _notice_background(self, speaker: Worker, *, stays: bool) -> None:
         if stays:
             speaker.lingers = True
@@ -253,13 +248,13 @@ class Pool:
         """Its process ended, killed by us or by the user's code."""
         self._forget(gone)
         self._busy.discard(gone)
-        if gone is self._held:
-            self._held = None
+        if gone is self.held:
+            self.held = None
         self._lingers_no_more(gone)
         for idle in self._idle.values():
             if gone in idle:
                 idle.remove(gone)
-        self._interpreter.lost(gone)
+        self.interpreter.lost(gone)
         self._reap()
         if gone.listener:
             gone.listener({"e": "lost"})
@@ -272,8 +267,8 @@ class Pool:
         Soon, not now: what is killed in one round of the loop is looked for together.
         """
         pid = worker_or_main if isinstance(worker_or_main, int) else worker_or_main.pid
-        if pid is None and self._interpreter.worker:
-            pid = self._interpreter.worker.pid
+        if pid is None and self.interpreter.worker:
+            pid = self.interpreter.worker.pid
         if pid is not None:
             if not self._doomed:
                 self._loop.later(0, self._kill_doomed)
@@ -285,7 +280,7 @@ class Pool:
 
     def kill_background(self) -> int:
         """Kill all whose command has ended and left something running; how many there were."""
-        self.release()
+        self._free_held()
         lingering = [one for one in self._busy if one.listener is None]
         for one in lingering:
             self.kill(one)
@@ -333,7 +328,7 @@ class Pool:
         """None, when none were seen just now: many ends at once ask the same question."""
         if time.monotonic() - self._looked_at < _LOOK_S:
             return []
-        others = [one for one in (self._interpreter.worker, self._held) if one]
+        others = [one for one in (self.interpreter.worker, self.held) if one]
         everyone = [*self._idle[False], *self._idle[True], *self._busy, *others]
         # A command whose worker has just died is not nobody's yet: we have not heard it.
         known = {pid for one in everyone for pid in (one.pid, one.main) if pid} | set(self._adopted)
@@ -379,10 +374,6 @@ class Pool:
         while len(self._reaped) > 64:
             del self._reaped[next(iter(self._reaped))]
 
-    def adopt_interpreter(self, pid: int, control: Socket) -> None:
-        """Take over a started interpreter; it stays warm until the first call, however long."""
-        self._interpreter.adopt(pid, control)
-
     def _cool_later(self) -> None:
         if self._cooling:
             self._cooling.cancel()
@@ -391,10 +382,10 @@ class Pool:
     def _cool(self) -> None:
         """Unused for a while: give the interpreter and all but one worker back to the system."""
         unused = self._idle[True] + self._idle[False][1:]
-        if self._interpreter.worker and not any(one.seat for one in self._busy):
-            unused.append(self._interpreter.worker)
-            self._interpreter.worker = None
-        self.release()
+        if self.interpreter.worker and not any(one.seat for one in self._busy):
+            unused.append(self.interpreter.worker)
+            self.interpreter.worker = None
+        self._free_held()
         self._idle = {False: self._idle[False][:1], True: []}
         for one in unused:
             self._forget(one)

@@ -64,7 +64,7 @@ class Server:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         else:
             self.loop.on_signal(signal.SIGTERM, self.stop)
-        self._pool.adopt_interpreter(*warm)
+        self._pool.interpreter.adopt(*warm)
         self._awaited = True
 
     def run(self) -> None:

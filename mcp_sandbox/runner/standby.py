@@ -72,13 +72,13 @@ class Standby:
             os.pwrite(ready.theirs[_CODE], code, 0)
             if self._pool.resume(ready.worker, {"name": job["name"]}, listener):
                 return ready
-        if self._pool.holds(ready.worker):
-            self._pool.release()
+        if self._pool.held is ready.worker:
+            self._pool.kill(ready.worker)
         ready.close()
         return None
 
     def _prepare(self) -> None:
-        if not self._pool.quiet or (self._ready and self._pool.holds(self._ready.worker)):
+        if not self._pool.quiet or (self._ready and self._pool.held is self._ready.worker):
             return
         if self._ready:
             self._ready.close()
