@@ -21,9 +21,6 @@ HEAD_BYTES = 64 * 1024
 """So much of a document has to be read to know its front matter."""
 MAX_BYTES = 16 * 1024
 """Longer front matter is refused; the longest of thousands of published ones is far shorter."""
-MAX_DEPTH = 20
-MAX_VALUES = 1000
-"""Keys and values together."""
 
 _EOL = rb"(?>\r\n?|\n)"
 _OPENING = re.compile(
@@ -67,12 +64,25 @@ class Parts:
 class Fields:
     """What the front matter says: the fields in the file's order, all scalars as text.
 
-    `lines` has the line of each field and `flow` that of the first `[…]` or `{…}`, counted from 1.
+    `lines` has the line of each field, `flow` that of the first `[…]` or `{…}`, `ragged` that of
+    the first map that is indented otherwise than one beside it; lines count from 1.
     """
 
     values: dict[str, Json] = field(default_factory=dict[str, Json])
     lines: dict[str, int] = field(default_factory=dict[str, int])
     flow: int | None = None
+    ragged: int | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is read: keys and values together, and how deep they are nested."""
+
+    values: int = 1000
+    depth: int = 20
+
+
+ORDINARY = Limits()
 
 
 def split(data: bytes, *, cut: bool = False) -> Parts:
@@ -111,7 +121,7 @@ def text(parts: Parts) -> str:
         raise Refused(Diagnostic("not-utf-8", "error", reason, fix, line)) from error
 
 
-def read(source: str, line: int = 1) -> Fields:
+def read(source: str, line: int = 1, limits: Limits = ORDINARY) -> Fields:
     """What the YAML text `source` says, whose first line is line `line` of its file.
 
     Raises:
@@ -124,7 +134,7 @@ def read(source: str, line: int = 1) -> Fields:
             "install it with libyaml, for instance by pip install --force-reinstall pyyaml"
         )
     try:
-        return _Reader(yaml.parse(source, Loader=yaml.CBaseLoader), line).document()
+        return _Reader(yaml.parse(source, Loader=yaml.CBaseLoader), line, limits).document()
     except yaml.YAMLError as error:
         raise Refused(_broken(error, source, line)) from error
 
@@ -132,10 +142,11 @@ def read(source: str, line: int = 1) -> Fields:
 class _Reader:
     """Makes values of the events of YAML, and stops at the first that is not read here."""
 
-    def __init__(self, events: Iterator[yaml.Event], line: int) -> None:
+    def __init__(self, events: Iterator[yaml.Event], line: int, limits: Limits) -> None:
         self._events = events
         self._line = line
-        self._left = MAX_VALUES
+        self._limits = limits
+        self._read = 0
         self._fields = Fields()
 
     def document(self) -> Fields:
@@ -166,6 +177,7 @@ class _Reader:
 
     def _mapping(self, depth: int) -> dict[str, Json]:
         found: dict[str, Json] = {}
+        columns: set[int] = set()
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             self._allow(event, depth)
             if not isinstance(event, yaml.ScalarEvent):
@@ -177,13 +189,23 @@ class _Reader:
                 raise self._refused("duplicate-key", event, f"has {_short(key)} twice", fix)
             if depth == 1:
                 self._fields.lines[key] = self._at(event)
-            found[key] = self._value(next(self._events), depth)
+            value = next(self._events)
+            if isinstance(value, yaml.MappingStartEvent):
+                self._align(value, columns)
+            found[key] = self._value(value, depth)
         return found
 
+    def _align(self, event: yaml.Event, columns: set[int]) -> None:
+        if event.start_mark:
+            columns.add(event.start_mark.column)
+        if len(columns) > 1 and self._fields.ragged is None:
+            self._fields.ragged = self._at(event)
+
     def _allow(self, event: yaml.Event, depth: int) -> None:
-        self._left -= 1
-        if self._left < 0:
-            what, fix = f"has over {MAX_VALUES:,} keys and values", "Move data into a file."
+        self._read += 1
+        if self._read > self._limits.values:
+            what = f"has over {self._limits.values:,} keys and values"
+            fix = "Move data into a file."
             raise self._refused("too-many-values", event, what, fix)
         if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
             what = f"has the YAML anchor or alias {_short(event.anchor)}"
@@ -195,8 +217,8 @@ class _Reader:
             self._allow_collection(event, depth)
 
     def _allow_collection(self, event: yaml.CollectionStartEvent, depth: int) -> None:
-        if depth >= MAX_DEPTH:
-            what = f"is nested more than {MAX_DEPTH} deep"
+        if depth >= self._limits.depth:
+            what = f"is nested more than {self._limits.depth} deep"
             raise self._refused("too-deep", event, what, "Flatten it, or move data into a file.")
         if event.flow_style and self._fields.flow is None:
             self._fields.flow = self._at(event)

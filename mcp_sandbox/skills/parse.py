@@ -36,7 +36,7 @@ def parse(
     front = None
     try:
         fields = _fields(parts, found)
-        front = _front(fields.values, folder_name)
+        front = front_of(fields.values, folder_name)
         found += rules.of_fields(fields, front, folder_name)
     except Refused as refused:
         found.append(refused.diagnostic)
@@ -73,7 +73,8 @@ def _read_again(source: str, line: int, first: Refused) -> Fields:
         raise first from None
 
 
-def _front(values: Mapping[str, Json], folder_name: str) -> FrontMatter:
+def front_of(values: Mapping[str, Json], folder_name: str) -> FrontMatter:
+    """The front matter that those fields make, in a folder of that name."""
     metadata = values.get("metadata")
     return FrontMatter(
         name=unicodedata.normalize("NFKC", _text(values, "name") or folder_name),
