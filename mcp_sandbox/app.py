@@ -25,10 +25,13 @@ from mcp_sandbox.errors import BackendUnavailable, ImageMissing, OperatorError
 from mcp_sandbox.models import BackendName, ChatId
 
 if TYPE_CHECKING:
+    from mcp_sandbox.server.identity import ChatOf
+    from mcp_sandbox.server.skills.visible import Visible
     from mcp_sandbox.sessions.clock import Clock
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.session import Session
     from mcp_sandbox.sessions.settings import SessionSettings
+    from mcp_sandbox.sessions.skills import Skills
     from mcp_sandbox.workspace.projects import ClientFolders, Projects
 
 logger = logging.getLogger(__name__)
@@ -111,12 +114,13 @@ async def open_manager(
     *,
     for_many: bool = False,
     clock: "Clock | None" = None,
+    skills: "Skills | None" = None,
 ) -> AsyncGenerator["SessionManager"]:
     """Open the manager of all chats of a data root; what it opened ends with the block.
 
     `folders` says in which folders the clients of the chats work. `for_many` new chats it is
     worth to start sandboxes early, unless the configuration says how many. Without `clock`, the
-    time is the machine's.
+    time is the machine's. `skills` are those that others use too.
 
     Raises:
         OperatorError: no backend works here, or the data root cannot be used.
@@ -124,6 +128,7 @@ async def open_manager(
     for room in ("mcp_sandbox.sessions.manager", "mcp_sandbox.sessions.store_sqlite"):
         await to_thread.run_sync(import_module, room)
     from mcp_sandbox.sessions.clock import system_clock
+    from mcp_sandbox.sessions.extras import Extras
     from mcp_sandbox.sessions.ledger import Ledger
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.store_sqlite import SqliteStore
@@ -136,27 +141,43 @@ async def open_manager(
         logger.info("backend %s: %s", name, choice.reason)
         owner, size = _sandbox_user(name), _pool_size(config, name, for_many)
         # Where nothing is mounted, skills are copied.
-        skills = config.skills.enabled and name != "unsafe-local"
-        folder = PoolFolder(config.data_dir, owner=owner, settings=config.workspace, skills=skills)
+        shown = config.skills.enabled and name != "unsafe-local"
+        folder = PoolFolder(config.data_dir, owner=owner, settings=config.workspace, skills=shown)
         async with SessionManager(
             choice.backend,
-            Workspaces(config.data_dir, owner=owner, settings=config.workspace, skills=skills),
+            Workspaces(config.data_dir, owner=owner, settings=config.workspace, skills=shown),
             ledger=Ledger(store, name, clock or system_clock),
             settings=replace(_session_settings(config), pool_size=size, keep_background=for_many),
-            projects=_projects(config, name, folders),
+            extras=Extras(_projects(config, name, folders), skills or open_skills(config)),
             pool=folder if size else None,
         ) as manager:
             yield manager
 
 
-def _projects(
-    config: Config, backend: BackendName, folders: "ClientFolders | None"
-) -> "Projects | None":
-    from mcp_sandbox.workspace.projects import Projects
+def open_skills(config: Config) -> "Skills":
+    """What agents can be taught; nothing is read before somebody asks."""
+    from mcp_sandbox.sessions.skills import Skills
+    from mcp_sandbox.skills.library import Library
+
+    return Skills(Library(config.skills, config.data_dir))
+
+
+def visible_skills(config: Config, skills: "Skills", chat_of: "ChatOf") -> "Visible | None":
+    """What each caller sees of them; None if they are switched off."""
+    from mcp_sandbox.server.identity import callers_by
+    from mcp_sandbox.server.skills.visible import Visible
+
+    if not config.skills.enabled:
+        return None
+    return Visible(skills, callers_by(chat_of), config.skills)
+
+
+def _projects(config: Config, backend: BackendName, folders: "ClientFolders | None") -> "Projects":
+    from mcp_sandbox.workspace.projects import Projects, no_projects
 
     # Where nothing is mounted, nothing is shown.
     if folders is None or backend == "unsafe-local":
-        return None
+        return no_projects(config.data_dir)
     return Projects(
         config.project,
         config.data_dir,
@@ -228,8 +249,10 @@ class LateManager:
         folders: "ClientFolders | None" = None,
         *,
         for_many: bool = False,
+        skills: "Skills | None" = None,
     ) -> None:
         self._config = config
+        self._skills = skills
         self._for_many = for_many
         self._tasks = tasks
         self._folders = folders
@@ -250,7 +273,9 @@ class LateManager:
         """Return the manager; after a failure to open it, the next call tries again."""
         async with self._lock:
             if self._manager is None:
-                open_it = partial(_hold_open, self._config, self._folders, self._for_many)
+                open_it = partial(
+                    _hold_open, self._config, self._folders, self._for_many, self._skills
+                )
                 self._manager = await self._tasks.start(open_it)
         return self._manager
 
@@ -270,10 +295,11 @@ async def _hold_open(
     config: Config,
     folders: "ClientFolders | None",
     for_many: bool,
+    skills: "Skills | None",
     *,
     task_status: "TaskStatus[SessionManager]",
 ) -> None:
-    async with open_manager(config, folders, for_many=for_many) as manager:
+    async with open_manager(config, folders, for_many=for_many, skills=skills) as manager:
         task_status.started(manager)
         await anyio.sleep_forever()
 
@@ -290,12 +316,14 @@ async def serve_stdio(config: Config, chat: ChatId, project: Path | None = None)
 
     folders = ClientFolders(own_folders())
     async with transports.stopped_by_signals(), anyio.create_task_group() as tasks:
-        session_for = sessions_by(one_chat(chat), LateManager(config, tasks, folders).session)
+        skills, chat_of = open_skills(config), one_chat(chat)
+        manager = LateManager(config, tasks, folders, skills=skills)
         server = build_server(
-            session_for,
+            sessions_by(chat_of, manager.session),
             network=config.network,
             project=config.project.access,
             isolated=config.backend != "unsafe-local",
+            skills=visible_skills(config, skills, chat_of),
         )
         with folders.brought(chat, project):
             await transports.serve_stdio(server)

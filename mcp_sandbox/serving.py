@@ -16,7 +16,7 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox import __version__
-from mcp_sandbox.app import LateManager
+from mcp_sandbox.app import LateManager, open_skills, visible_skills
 from mcp_sandbox.config import Config, own_folders
 from mcp_sandbox.errors import ConfigError, Draining
 from mcp_sandbox.models import ChatId
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.server.http import Listener
     from mcp_sandbox.server.server import SandboxServer
     from mcp_sandbox.sessions.session import Session
+    from mcp_sandbox.sessions.skills import Skills
     from mcp_sandbox.telemetry.metrics import Metrics
     from mcp_sandbox.workspace.projects import ClientFolders
 
@@ -42,9 +43,15 @@ class _ChatServer:
     """One MCP server for all connections to the daemon, each with its own chat."""
 
     def __init__(
-        self, config: Config, manager: LateManager, folders: "ClientFolders", ending: "Ending"
+        self,
+        config: Config,
+        manager: LateManager,
+        folders: "ClientFolders",
+        skills: "Skills",
+        ending: "Ending",
     ) -> None:
         self._config = config
+        self._skills = skills
         self._manager = manager
         self._folders = folders
         self._ending = ending
@@ -64,12 +71,14 @@ class _ChatServer:
 
         self.metrics = Metrics()
         self.metrics.watch(self._figures)
+        chat_of = http_or(chat_of_connection)
         return build_server(
-            sessions_by(http_or(chat_of_connection), self._session),
+            sessions_by(chat_of, self._session),
             network=self._config.network,
             project=self._config.project.access,
             isolated=self._config.backend != "unsafe-local",
             counter=self.metrics,
+            skills=visible_skills(self._config, self._skills, chat_of),
         )
 
     def calls(self) -> list[dict[str, object]]:
@@ -219,8 +228,9 @@ async def serve(config: Config, socket: Path, *, anonymous_http: bool = False) -
         anyio.create_task_group() as tasks,
     ):
         folders = ClientFolders((*own_folders(), socket.parent))
-        manager = LateManager(config, tasks, folders, for_many=True)
-        server = _ChatServer(config, manager, folders, ending)
+        skills = await to_thread.run_sync(open_skills, config)
+        manager = LateManager(config, tasks, folders, for_many=True, skills=skills)
+        server = _ChatServer(config, manager, folders, skills, ending)
         tasks.start_soon(server.build)
         tasks.start_soon(manager.open_early)
         door = Door(listener, most=config.serve.max_connections)

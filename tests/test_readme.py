@@ -23,7 +23,7 @@ from mcp_sandbox.config import Config, DockerConfig, load_config
 from mcp_sandbox.config.sources import KNOWN, Loaded
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.aliases import parse_aliases
-from tests.server.scripted import answering, server_of
+from tests.server.scripted import answering, server_of, shipped_skills
 from tests.server.web import served
 
 ROOT = Path(__file__).parent.parent
@@ -98,9 +98,10 @@ def test_the_shown_run_is_what_the_demo_prints(tmp_path: Path) -> None:
     assert [line for line in shown if line not in printed] == []
 
 
-async def offered_tools() -> Sequence[Tool]:
+async def offered_tools(data_root: Path) -> Sequence[Tool]:
+    server = server_of(answering(None), shipped_skills(data_root))
     with anyio.fail_after(10):
-        async with Client(server_of(answering(None))) as client:
+        async with Client(server) as client:
             return (await client.list_tools()).tools
 
 
@@ -122,8 +123,8 @@ def tool_row(tool: Tool) -> str:
     return f"| `{tool.name}` | {', '.join(parameters) or '-'} | {first.replace('|', '/')} |"
 
 
-async def test_the_tool_table_is_made_of_the_registered_tools() -> None:
-    expected = [tool_row(tool) for tool in await offered_tools()]
+async def test_the_tool_table_is_made_of_the_registered_tools(tmp_path: Path) -> None:
+    expected = [tool_row(tool) for tool in await offered_tools(tmp_path)]
     start = LINES.index("## What the agent can do")
     shown = [line for line in LINES[start : start + 20] if line.startswith("| `")]
     assert shown == expected, "put these lines in README.md:\n" + "\n".join(expected)

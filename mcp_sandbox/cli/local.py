@@ -16,6 +16,7 @@ from mcp_sandbox.cli.options import (
     Data,
     LogFormatOption,
     ProjectAccessOption,
+    SkillFolders,
     console,
     load,
 )
@@ -33,6 +34,7 @@ def stdio(
         typer.Option(metavar="DIR", help="The folder for --project-dir.", show_default="here"),
     ] = None,
     project_dir: ProjectAccessOption = None,
+    skills: SkillFolders = None,
     log_format: LogFormatOption = None,
     data: Data = None,
     backend: BackendOption = None,
@@ -43,7 +45,9 @@ def stdio(
         chat_id = ChatId(user, chat)
     except InvalidArgument as exc:
         raise typer.BadParameter(str(exc)) from exc
-    loaded = load(config, data, backend, log_format=log_format, project_dir=project_dir)
+    loaded = load(
+        config, data, backend, log_format=log_format, project_dir=project_dir, skills=skills
+    )
     if log_format is not None:
         logs.configure(loaded.config.serve.log_format)
     anyio.run(app.serve_stdio, loaded.config, chat_id, (project or Path()).absolute())

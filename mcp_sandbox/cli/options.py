@@ -40,6 +40,15 @@ ProjectAccessOption = Annotated[
         show_default=False,
     ),
 ]
+SkillFolders = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--skills",
+        metavar="DIR",
+        help="Offer the skills in this folder; may be given several times.",
+        show_default=False,
+    ),
+]
 LogFormatOption = Annotated[
     str | None,
     typer.Option(
@@ -61,6 +70,7 @@ def load(
     log_format: str | None = None,
     project_dir: str | None = None,
     http: str | None = None,
+    skills: list[Path] | None = None,
 ) -> Loaded:
     """Load the configuration that the command line's options lead to."""
     flags = {
@@ -70,6 +80,7 @@ def load(
         "serve.log_format": log_format,
         "project.access": project_dir,
         "serve.http": http,
+        "skills.folders": [str(folder) for folder in skills] if skills else None,
     }
     return load_config(config, flags)
 

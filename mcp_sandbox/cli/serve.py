@@ -13,6 +13,7 @@ from mcp_sandbox.cli.options import (
     Data,
     LogFormatOption,
     ProjectAccessOption,
+    SkillFolders,
     Socket,
     load,
     socket_path,
@@ -33,6 +34,7 @@ def serve(
         ),
     ] = None,
     project_dir: ProjectAccessOption = None,
+    skills: SkillFolders = None,
     http: Annotated[
         str | None,
         typer.Option(
@@ -63,6 +65,7 @@ def serve(
         log_format=log_format,
         project_dir=project_dir,
         http=http,
+        skills=skills,
     )
     logs.configure(loaded.config.serve.log_format)
     work = partial(serving.serve, anonymous_http=allow_anonymous_loopback)

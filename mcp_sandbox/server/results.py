@@ -49,7 +49,7 @@ def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
         f"[stderr]\n{shown_err}" if shown_err else "",
         "\n".join(_ending(result, timeout_s)),
     ]
-    return _texts([block for block in blocks if block] or ["(no output)"], _exec_meta(result))
+    return texts([block for block in blocks if block] or ["(no output)"], _exec_meta(result))
 
 
 def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> str:
@@ -130,7 +130,7 @@ def file_content(content: FileContent) -> CallToolResult:
         )
         return _result([TextContent(text=text, type="text"), image], meta)
     if content.kind == "binary":
-        return _texts([_binary(content)], meta)
+        return texts([_binary(content)], meta)
     return _numbered(content, meta)
 
 
@@ -147,7 +147,7 @@ def _numbered(content: FileContent, meta: dict[str, Any]) -> CallToolResult:
         numbered.append(f"{row.head}…" if row.left_out else row.head)
     notes = _file_notes(content, len(numbered))
     meta |= {"lines": len(numbered), "more": content.more or len(numbered) < len(lines)}
-    return _texts(["\n".join(numbered), "\n".join(notes)], meta)
+    return texts(["\n".join(numbered), "\n".join(notes)], meta)
 
 
 def _file_notes(content: FileContent, shown: int) -> list[str]:
@@ -192,7 +192,7 @@ def write_result(result: WriteResult, *, append: bool) -> CallToolResult:
     """What was written where."""
     done = "created" if result.created else "appended to" if append else "replaced"
     text = f"{done} {show_name(result.path)} ({_count(result.written, 'byte')})"
-    return _texts(
+    return texts(
         [text],
         {"path": show_name(result.path), "written": result.written, "created": result.created},
     )
@@ -205,7 +205,7 @@ def edit_result(result: EditResult, *, dry_run: bool) -> CallToolResult:
     diff = f"{cut.head}\n{gap}{cut.tail}" if cut.left_out else cut.head
     count = _count(result.replacements, "replacement")
     done = f"[dry run, nothing written: {count}]" if dry_run else f"[{count}]"
-    return _texts(
+    return texts(
         [diff, done], {"path": show_name(result.path), "replacements": result.replacements}
     )
 
@@ -222,7 +222,7 @@ def glob_result(result: GlobResult) -> CallToolResult:
         )
     truncated = result.truncated or len(lines) < len(result.paths)
     meta = {"shown": len(lines), "total": result.total, "truncated": truncated}
-    return _texts(["\n".join(lines), *notes], meta)
+    return texts(["\n".join(lines), *notes], meta)
 
 
 def grep_result(result: GrepResult) -> CallToolResult:
@@ -236,7 +236,7 @@ def grep_result(result: GrepResult) -> CallToolResult:
         f"{'; shortened: narrow the pattern, path or glob' if truncated else ''}]"
     )
     meta = {"matches": result.matches, "files": result.files, "truncated": truncated}
-    return _texts(["\n".join(lines), note], meta)
+    return texts(["\n".join(lines), note], meta)
 
 
 def _fitting(lines: list[str]) -> list[str]:
@@ -254,7 +254,7 @@ def delete_result(result: DeleteResult) -> CallToolResult:
     inside = _count(result.entries - 1, "entry", "entries")
     more = f" with {inside}" if result.entries > 1 else ""
     text = f"deleted {result.kind} {show_name(result.path)}{more}"
-    return _texts([text], {"path": show_name(result.path), "entries": result.entries})
+    return texts([text], {"path": show_name(result.path), "entries": result.entries})
 
 
 def move_result(result: MoveResult) -> CallToolResult:
@@ -262,7 +262,7 @@ def move_result(result: MoveResult) -> CallToolResult:
     source, destination = show_name(result.source), show_name(result.destination)
     replaced = " (replaced what was there)" if result.replaced else ""
     meta = {"source": source, "destination": destination, "replaced": result.replaced}
-    return _texts([f"moved {source} to {destination}{replaced}"], meta)
+    return texts([f"moved {source} to {destination}{replaced}"], meta)
 
 
 def _count(number: int, one: str, many: str = "") -> str:
@@ -277,13 +277,14 @@ def with_news(result: CallToolResult, news: list[str]) -> CallToolResult:
     return result.model_copy(update={"content": [*result.content, *told]})
 
 
+def texts(blocks: list[str], meta: dict[str, Any]) -> CallToolResult:
+    """Blocks of text, and their machine-readable form."""
+    return _result([TextContent(text=block, type="text") for block in blocks if block], meta)
+
+
 def plain(text: str) -> CallToolResult:
     """A sentence of ours."""
-    return _texts([show(text)], {})
-
-
-def _texts(blocks: list[str], meta: dict[str, Any]) -> CallToolResult:
-    return _result([TextContent(text=block, type="text") for block in blocks if block], meta)
+    return texts([show(text)], {})
 
 
 def _result(content: list[ContentBlock], meta: dict[str, Any]) -> CallToolResult:

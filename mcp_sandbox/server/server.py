@@ -19,12 +19,14 @@ from mcp_sandbox.server.arguments import nearest
 from mcp_sandbox.server.identity import SessionFor
 from mcp_sandbox.server.observer import CallCounter, Observer
 from mcp_sandbox.server.skills.answers import answers
+from mcp_sandbox.server.skills.disclosure import Disclosure
 from mcp_sandbox.server.skills.extension import SkillsExtension
 from mcp_sandbox.server.skills.visible import Visible
 from mcp_sandbox.server.text import clip, show_name
 from mcp_sandbox.server.tools.code import code_tools
 from mcp_sandbox.server.tools.files import file_tools
 from mcp_sandbox.server.tools.sandbox import sandbox_tools
+from mcp_sandbox.server.tools.skills import skill_tools
 
 # The SDK imports it whenever a server is made, which may be inside a running event loop.
 import_module("rich.logging")
@@ -115,7 +117,7 @@ def build_server(
 ) -> SandboxServer:
     """The server with the twelve core tools. It opens no session before a tool is called.
 
-    `counter` is told of every call that has ended.
+    `counter` is told of every call that has ended. `skills` are those that it teaches.
     """
     about = [_WHAT, _PROJECT[project], _NETWORK[network]] if isolated else [_WHAT, _UNSAFE]
     warning = "" if isolated else _UNSAFE
@@ -124,6 +126,7 @@ def build_server(
         *code_tools(session_for, note=warning),
         *file_tools(session_for),
         *sandbox_tools(session_for),
+        *(skill_tools(session_for) if skills else ()),
     ]
     server = SandboxServer(
         "mcp-sandbox",
@@ -135,6 +138,7 @@ def build_server(
         tools=[tool.observed_by(observer) for tool in tools],
         log_level="WARNING",
         extensions=[SkillsExtension(skills)] if skills else [],
+        middleware=[Disclosure(skills)] if skills else [],
     )
     if skills:
         server.offer_skills(skills)

@@ -79,7 +79,7 @@ def listed_files(listing: Listing) -> CallToolResult:
         entries.append(entry)
     truncated = listing.truncated or len(entries) < len(listing.entries)
     note = f"{len(entries)} shown: list a subdirectory, or use glob" if truncated else None
-    return _structured(
+    return structured(
         ListedFiles(
             path=show_name(listing.path),
             entries=entries,
@@ -111,7 +111,7 @@ def _utc(seconds: float) -> str:
 def sandbox_report(report: SandboxReport) -> CallToolResult:
     """Everything `sandbox_info` knows."""
     usage = report.usage
-    return _structured(
+    return structured(
         SandboxInfoReport(
             chat=str(report.chat),
             backend=report.backend,
@@ -138,7 +138,8 @@ def sandbox_report(report: SandboxReport) -> CallToolResult:
     )
 
 
-def _structured(answer: BaseModel) -> CallToolResult:
+def structured(answer: BaseModel) -> CallToolResult:
+    """Data, and the same as text."""
     text = TextContent(text=_json(answer), type="text")
     return CallToolResult(
         content=[text], structured_content=answer.model_dump(mode="json", exclude_none=True)

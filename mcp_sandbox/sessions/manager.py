@@ -15,6 +15,7 @@ from mcp_sandbox.models import BackendName, ChatId, SessionStatus, Statistics
 from mcp_sandbox.sessions.chat_lock import ChatLocks
 from mcp_sandbox.sessions.cleaning import Cleaning, GcReport
 from mcp_sandbox.sessions.drain import Drain
+from mcp_sandbox.sessions.extras import Extras, no_extras
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.ledger import Ledger
 from mcp_sandbox.sessions.listing import statuses
@@ -30,7 +31,6 @@ from mcp_sandbox.sessions.warm import WarmPool
 from mcp_sandbox.sessions.warming import Warmer
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.pool import PoolFolder
-from mcp_sandbox.workspace.projects import Projects, no_projects
 
 logger = logging.getLogger(__name__)
 
@@ -50,14 +50,14 @@ class SessionManager:
         *,
         ledger: Ledger,
         settings: SessionSettings | None = None,
-        projects: Projects | None = None,
+        extras: Extras | None = None,
         pool: PoolFolder | None = None,
     ) -> None:
         """`pool`: where trees wait for new chats; without it no sandbox is started early."""
         data_root = workspaces.data_root
         self._backend = backend
         self._workspaces = workspaces
-        self._projects = projects or no_projects(data_root)
+        self._extras = extras or no_extras(data_root)
         self._settings = settings or SessionSettings()
         self._residence = Residence(data_root, may_move=self._settings.may_move)
         self._slots = Slots(
@@ -91,7 +91,7 @@ class SessionManager:
         self._rooms = Rooms(
             backend=self._backend,
             workspaces=self._workspaces,
-            projects=self._projects,
+            projects=self._extras.projects,
             residence=self._residence,
             locks=self._locks,
             news=News(),
@@ -197,7 +197,7 @@ class SessionManager:
 
     async def session(self, chat: ChatId) -> Session:
         """The chat's session; its sandbox is made at the first call that needs it."""
-        return Session(self._hold(chat))
+        return Session(self._hold(chat), self._extras.skills.of(chat))
 
     def _hold(self, chat: ChatId) -> Hold:
         if self._rooms is None:

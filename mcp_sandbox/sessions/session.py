@@ -23,6 +23,7 @@ from mcp_sandbox.runtime.runtime import OnOutput, Runtime
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.report import SandboxReport, ask_programs, report_on
 from mcp_sandbox.sessions.shell import Shell
+from mcp_sandbox.sessions.skills import ChatSkills
 
 
 class Session:
@@ -32,9 +33,10 @@ class Session:
     files), OperatorError (no sandbox can be made) and CallerError (the call cannot be done).
     """
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, hold: Hold, skills: ChatSkills) -> None:
         self._hold = hold
         self.shell = Shell(hold)
+        self.skills = skills
 
     @property
     def chat(self) -> ChatId:

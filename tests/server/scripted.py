@@ -1,11 +1,18 @@
 """A session that answers with a given value or error, for tests of what the server room adds."""
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
-from mcp_sandbox.server.identity import SessionFor
+from mcp_sandbox.config import SkillsConfig
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.server.identity import SessionFor, callers_by, one_chat
 from mcp_sandbox.server.server import SandboxServer, build_server
+from mcp_sandbox.server.skills.visible import Visible
+from mcp_sandbox.sessions.skills import Skills
+from mcp_sandbox.skills.library import Library
 
+CHAT = ChatId("tester", "scripted")
 Answer = Callable[..., Awaitable[Any]]
 
 
@@ -41,12 +48,19 @@ def failing(error: BaseException) -> ScriptedSession:
     return ScriptedSession(answer)
 
 
-def server_of(session: ScriptedSession) -> SandboxServer:
+def shipped_skills(data_root: Path) -> Visible:
+    """What a chat of its own sees of skills."""
+    settings = SkillsConfig()
+    skills = Skills(Library(settings, data_root))
+    return Visible(skills, callers_by(one_chat(CHAT)), settings)
+
+
+def server_of(session: ScriptedSession, skills: Visible | None = None) -> SandboxServer:
     async def session_for(_request: Any) -> Any:
         return session
 
     find: SessionFor = session_for
-    return build_server(find)
+    return build_server(find, skills=skills)
 
 
 def text_of(result: Any) -> str:

@@ -7,9 +7,11 @@ from urllib.parse import quote, unquote_to_bytes
 from mcp.server.context import ServerRequestContext
 from mcp.server.mcpserver import Context
 
+from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.errors import UnknownSkill
 from mcp_sandbox.server.identity import CallerOf
 from mcp_sandbox.server.text import clip, show_name
+from mcp_sandbox.sessions.skills import Skills
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.library import Library
 from mcp_sandbox.skills.models import Skill, SkillFile
@@ -24,8 +26,14 @@ _SHOWN_URI = 200
 class Visible:
     """The skills that callers may see, each its own."""
 
-    library: Library
+    skills: Skills
     caller_of: CallerOf
+    settings: SkillsConfig
+
+    @property
+    def library(self) -> Library:
+        """Where they are."""
+        return self.skills.library
 
     def whose(self, asked: Asked) -> Whose:
         """The chat that a request comes from, or its user if it names none."""

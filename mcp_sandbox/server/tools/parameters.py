@@ -30,8 +30,8 @@ def _without_nul(text: str) -> str:
     return text
 
 
-def _whole(value: object) -> object:
-    # JSON does not tell 30.0 from 30, and some clients send the first.
+def whole(value: object) -> object:
+    """The number as a whole one, if it is: JSON does not tell 30.0 from 30."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -64,7 +64,7 @@ Code = Annotated[
 EnvValue = Annotated[str, StringConstraints(max_length=_MAX_ENV_VALUE_BYTES)]
 Env = Annotated[dict[str, EnvValue] | None, AfterValidator(_settable)]
 LanguageName = Annotated[Language, BeforeValidator(_known_language)]
-Limit = Annotated[int, Field(ge=1, le=10_000), BeforeValidator(_whole)]
-Line = Annotated[int, Field(ge=1, le=2**31), BeforeValidator(_whole)]
-Depth = Annotated[int, Field(ge=1, le=10), BeforeValidator(_whole)]
-ContextLines = Annotated[int, Field(ge=0, le=20), BeforeValidator(_whole)]
+Limit = Annotated[int, Field(ge=1, le=10_000), BeforeValidator(whole)]
+Line = Annotated[int, Field(ge=1, le=2**31), BeforeValidator(whole)]
+Depth = Annotated[int, Field(ge=1, le=10), BeforeValidator(whole)]
+ContextLines = Annotated[int, Field(ge=0, le=20), BeforeValidator(whole)]

@@ -13,6 +13,7 @@ from pydantic import ConfigDict
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.server.identity import callers_by, http_or
 from mcp_sandbox.server.skills.visible import Visible
+from mcp_sandbox.sessions.skills import Skills
 from mcp_sandbox.skills.library import Library
 from tests.server.web import Web, nobody, served
 
@@ -90,7 +91,7 @@ def _raw(result: Anything) -> dict[str, Any]:
 async def offering(data_root: Path, *folders: Path, **settings: Any) -> AsyncGenerator[Web]:
     """A server over HTTP whose skills are those in the folders, and its users' own."""
     config = SkillsConfig(folders=folders, shipped=False, **settings)
-    visible = Visible(Library(config, data_root), callers_by(http_or(nobody)))
+    visible = Visible(Skills(Library(config, data_root)), callers_by(http_or(nobody)), config)
     async with served(data_root, skills=visible) as web:
         yield web
 

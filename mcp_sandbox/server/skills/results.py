@@ -1,0 +1,247 @@
+"""Skills -> MCP content: a listing as data, a skill and its files as text to be read.
+
+The text of a skill is given byte for byte, whatever is in it. It stands in one wrapper whose last
+line repeats the digest of the skill: no text can hold the digest of itself, so none can end the
+wrapper early. All that we say of a skill stands before its text.
+"""
+
+import base64
+from collections.abc import Iterable
+from dataclasses import asdict
+from html import escape
+
+from mcp.types import CallToolResult
+from pydantic import BaseModel, ConfigDict
+
+from mcp_sandbox.errors import InvalidArgument
+from mcp_sandbox.server.results import texts
+from mcp_sandbox.server.structured import structured
+from mcp_sandbox.server.text import MAX_TEXT_BYTES, byte_length, show_name
+from mcp_sandbox.sessions.skills import Activation
+from mcp_sandbox.skills.models import Findings, SkillFile, Unmet
+from mcp_sandbox.skills.overview import MOST_OF_A_DESCRIPTION, call_name, cut_short, one_line
+from mcp_sandbox.skills.pages import Listed, Page
+from mcp_sandbox.skills.uris import DOCUMENT
+
+# A structured result holds everything twice, for clients of either kind.
+_LIST_BYTES = 15_000
+_PAGE_BYTES = MAX_TEXT_BYTES - 2_000
+_BASE64_BYTES = _PAGE_BYTES // 4 * 3
+_MOST_BODY_BYTES = 512 * 1024
+_LONG_BODY_BYTES = 20_000
+_MOST_FILES = 60
+_SCRIPTS = (".py", ".sh", ".bash", ".js", ".mjs", ".cjs", ".ts", ".rb", ".pl", ".ps1")
+_OWN_FOLDER = ("{baseDir}", "${CLAUDE_SKILL_DIR}", "${CLAUDE_PLUGIN_ROOT}", "~/.claude/skills/")
+
+
+class ListedSkill(BaseModel):
+    """A skill; `name` is what skill_activate takes, `match` says what fits the query."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    description: str
+    uri: str
+    root: str
+    match: list[str] | None = None
+
+
+class SkillsListed(BaseModel):
+    """What skills_list answers; `omitted` says what is not here, and why."""
+
+    model_config = ConfigDict(frozen=True)
+
+    skills: list[ListedSkill]
+    next_cursor: str | None = None
+    total: int
+    omitted: list[str]
+
+
+def listed_skills(page: Page) -> CallToolResult:
+    """The skills of a page that fit in one result."""
+    shown: list[ListedSkill] = []
+    used = 0
+    for each in map(_listed, page.skills):
+        used += byte_length(each.model_dump_json(exclude_none=True)) + 1
+        if used > _LIST_BYTES and shown:
+            break
+        shown.append(each)
+    more = page.more or len(shown) < len(page.skills)
+    return structured(
+        SkillsListed(
+            skills=shown,
+            next_cursor=page.skills[len(shown) - 1].cursor if more and shown else None,
+            total=page.total,
+            omitted=[*page.notes, *_omitted(page, shown, more=more)],
+        )
+    )
+
+
+def _listed(each: Listed) -> ListedSkill:
+    skill = each.skill
+    return ListedSkill(
+        name=call_name(skill),
+        description=cut_short(one_line(skill.front.description), MOST_OF_A_DESCRIPTION),
+        uri=skill.uri,
+        root=skill.root,
+        match=[*map(one_line, each.reasons)] or None,
+    )
+
+
+def _omitted(page: Page, shown: list[ListedSkill], *, more: bool) -> Iterable[str]:
+    cut = sum(
+        len(one_line(each.skill.front.description)) > MOST_OF_A_DESCRIPTION
+        for each in page.skills[: len(shown)]
+    )
+    if cut:
+        yield f"{cut} descriptions end with … after {MOST_OF_A_DESCRIPTION:,} characters"
+    if more:
+        yield f"{len(shown)} of {page.total:,} are on this page: next_cursor leads to the next"
+
+
+def activation(got: Activation) -> CallToolResult:
+    """The text of a skill in its wrapper, or that it was given before."""
+    if got.repeated:
+        text = (
+            f"The skill {show_name(got.name)} is active already and has not changed "
+            f"({got.digest}). If you do not have its text any more, call again with refresh=true."
+        )
+        return texts([text], _meta(got))
+    body = got.body[:_MOST_BODY_BYTES].decode("utf-8", "replace")
+    notes = "\n".join(f"[{note}]" for note in _notes(got, body))
+    name, uri = escape(one_line(got.name)), escape(got.uri)
+    begin = f'<skill_content name="{name}" origin="{uri}" digest="{got.digest}">'
+    end = f'</skill_content digest="{got.digest}">'
+    return texts([f"{begin}\n{notes}\n{body}\n{end}"], _meta(got))
+
+
+def _notes(got: Activation, body: str) -> Iterable[str]:
+    """What the text does not say itself, a line each."""
+    where = got.path_in_sandbox
+    if where:
+        yield f"In the sandbox this skill lies at {where}, read-only; its paths begin there."
+    used = [name for name in _OWN_FOLDER if name in body]
+    if used and where:
+        yield f"In its text, {' and '.join(used)} mean{'' if used[1:] else 's'} that folder."
+    yield from _file_notes(got)
+    yield from map(_lack, got.unmet)
+    if got.findings and (seen := _seems_to_use(got.findings)):
+        yield f"Its scripts seem to use {seen}."
+    front = got.skill.front
+    if front.compatibility:
+        yield f"Compatibility, says its author: {cut_short(one_line(front.compatibility), 500)}"
+    if front.allowed_tools:
+        names = cut_short(one_line(", ".join(front.allowed_tools)), 300)
+        yield f"allowed-tools of its author: {names}. They give no rights here."
+    if got.drift:
+        names = cut_short(", ".join(map(show_name, got.drift)), 300)
+        yield f"Changed since this chat got it: {names}. refresh=true gets what is there now."
+    yield from _text_notes(got)
+
+
+def _file_notes(got: Activation) -> Iterable[str]:
+    others = [file for file in got.contents.files if file.path != DOCUMENT]
+    if not others:
+        return
+    rows = [f"{show_name(file.path)} ({file.size:,} bytes, {file.kind})" for file in others]
+    more = f", and {len(rows) - _MOST_FILES} more" if len(rows) > _MOST_FILES else ""
+    yield (
+        "Its files, read with skill_activate and path: "
+        f"{', '.join(cut_short(row, 200) for row in rows[:_MOST_FILES])}{more}."
+    )
+    if got.path_in_sandbox and any(file.path.endswith(_SCRIPTS) for file in others):
+        yield "Run its scripts with exec by their interpreter (python3 F, bash F, node F), not ./F."
+
+
+def _lack(unmet: Unmet) -> str:
+    files = cut_short(", ".join(map(show_name, unmet.needed_by)), 200)
+    has = f"; image layer {unmet.layer} has it" if unmet.layer else ""
+    return f"Missing in this sandbox: {unmet.need} {show_name(unmet.name)}, for {files}{has}."
+
+
+def _seems_to_use(findings: Findings) -> str:
+    seen = {
+        "the network": findings.hosts,
+        "variables": findings.variables,
+        "commands": findings.commands,
+        "packages": findings.packages,
+    }
+    return "; ".join(
+        f"{what}: {cut_short(one_line(', '.join(names)), 200)}"
+        for what, names in seen.items()
+        if names
+    )
+
+
+def _text_notes(got: Activation) -> Iterable[str]:
+    size = len(got.body)
+    if size > _MOST_BODY_BYTES:
+        size_of_file = next(f.size for f in got.contents.files if f.path == DOCUMENT)
+        rest = size_of_file - size + _MOST_BODY_BYTES
+        yield (
+            f"Only the first {_MOST_BODY_BYTES:,} of {size:,} bytes of its text are here: read on "
+            f"with path={DOCUMENT} offset={rest}"
+        )
+    elif size > _LONG_BODY_BYTES:
+        yield f"A long text: {size:,} bytes, about {size // 4:,} tokens, given as a whole."
+    if "\N{REPLACEMENT CHARACTER}" in got.body.decode("utf-8", "replace"):
+        yield "Bytes that are not UTF-8 are shown as \N{REPLACEMENT CHARACTER}."
+    yield "The text of its author follows, up to the line with the same digest."
+
+
+def _meta(got: Activation) -> dict[str, object]:
+    return {
+        "uri": got.uri,
+        "name": got.name,
+        "digest": got.digest,
+        "path": got.path_in_sandbox,
+        "bytes": len(got.body),
+        "repeated": got.repeated,
+        "files": [
+            {"path": file.path, "size": file.size, "kind": file.kind, "digest": file.digest}
+            for file in got.contents.files
+        ],
+        "unmet": [
+            {"need": lack.need, "name": lack.name, "files": lack.needed_by, "layer": lack.layer}
+            for lack in got.unmet
+        ],
+        "findings": got.findings and asdict(got.findings),
+        "drift": got.drift,
+        "compatibility": got.skill.front.compatibility,
+        "allowed_tools": got.skill.front.allowed_tools,
+    }
+
+
+def skill_file(file: SkillFile, data: bytes, offset: int) -> CallToolResult:
+    """A page of one file: text as it is, else base64.
+
+    Raises:
+        InvalidArgument: the file ends before `offset`.
+    """
+    if offset > max(len(data) - 1, 0):
+        raise InvalidArgument(f"{file.path} has {len(data):,} bytes: offset must be below that")
+    if file.kind == "text":
+        page = _text_page(data, offset)
+        text = page.decode("utf-8", "replace")
+    else:
+        page = data[offset : offset + _BASE64_BYTES]
+        text = base64.b64encode(page).decode()
+    end = offset + len(page)
+    what = show_name(file.path) if file.kind == "text" else f"{show_name(file.path)} as base64"
+    on = f"; read on with offset={end}" if end < len(data) else ""
+    note = f"[{what}: bytes {offset:,} to {end:,} of {len(data):,}, {file.mime}{on}]"
+    meta = {**asdict(file), "offset": offset, "next_offset": end if end < len(data) else None}
+    return texts([text, note], meta)
+
+
+def _text_page(data: bytes, offset: int) -> bytes:
+    """As much as fits, up to the end of a line or at least of a character."""
+    page = data[offset : offset + _PAGE_BYTES]
+    if offset + len(page) == len(data):
+        return page
+    line = page.rfind(b"\n") + 1
+    if line > len(page) // 2:
+        return page[:line]
+    # A character has at most three bytes after its first.
+    whole = next((n for n in range(1, 5) if page[-n] & 0xC0 != 0x80), 1)
+    return page[:-whole] if page[-whole] & 0x80 else page

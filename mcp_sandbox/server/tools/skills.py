@@ -1,0 +1,60 @@
+"""Tools that teach the agent: finding skills, and reading one."""
+
+from typing import Annotated
+
+from mcp.types import CallToolResult, ToolAnnotations
+from pydantic import BeforeValidator, Field, StringConstraints
+
+from mcp_sandbox.server.identity import SessionFor
+from mcp_sandbox.server.skills.results import SkillsListed, activation, listed_skills, skill_file
+from mcp_sandbox.server.tool import SandboxTool, build_tool
+from mcp_sandbox.server.tools.parameters import Path, whole
+from mcp_sandbox.sessions.session import Session
+
+Words = Annotated[str, StringConstraints(max_length=400)]
+Cursor = Annotated[str, StringConstraints(max_length=4000)]
+# No enumeration of the names: it would change the tools with every skill that comes or goes, and a
+# wrong name is answered with the nearest.
+Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+PageSize = Annotated[int, Field(ge=1, le=100), BeforeValidator(whole)]
+Offset = Annotated[int, Field(ge=0, le=2**31), BeforeValidator(whole)]
+
+
+async def skills_list(
+    session: Session,
+    query: Annotated[Words | None, Field(description="Words of the task.")] = None,
+    cursor: Annotated[Cursor | None, Field(description="next_cursor of the page before.")] = None,
+    limit: PageSize = 50,
+) -> CallToolResult:
+    """List skills (expert instructions for particular tasks), or search them with query."""
+    return listed_skills(await session.skills.list(query, cursor, limit))
+
+
+async def skill_activate(
+    session: Session,
+    name: Annotated[Name, Field(description="Name or uri of a skill.")],
+    path: Annotated[Path | None, Field(description="One of its files, to read that.")] = None,
+    offset: Annotated[Offset, Field(description="With path: first byte.")] = 0,
+    refresh: Annotated[bool, Field(description="Give the current text again.")] = False,
+) -> CallToolResult:
+    """Read a skill before you begin the task it is for, then follow it.
+
+    Answers its instructions, its files and what this computer lacks for its scripts.
+    """
+    if path is None:
+        return activation(await session.skills.activate(name, refresh=refresh))
+    file, data = await session.skills.read(name, path)
+    return skill_file(file, data, offset)
+
+
+def skill_tools(session_for: SessionFor) -> list[SandboxTool]:
+    """skills_list and skill_activate."""
+    reads = ToolAnnotations(
+        read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+    )
+    return [
+        build_tool(
+            skills_list, session_for, title="List skills", annotations=reads, output=SkillsListed
+        ),
+        build_tool(skill_activate, session_for, title="Activate a skill", annotations=reads),
+    ]

@@ -1,0 +1,195 @@
+"""What one chat is offered to learn, and what it has learned already.
+
+Skills that their authors keep from models do not exist here. What a chat has activated is kept in
+memory, so that a text is not given twice; a client that connects anew is given it again.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from anyio import to_thread
+
+from mcp_sandbox.errors import Busy, CallerError, UnknownSkill
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.skills.contents import digest_of
+from mcp_sandbox.skills.front_matter import split
+from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.models import Contents, Findings, Skill, SkillFile, Unmet
+from mcp_sandbox.skills.outline import headings
+from mcp_sandbox.skills.pages import Page, all_by_name, best_first
+from mcp_sandbox.skills.roots import Whose
+from mcp_sandbox.skills.search import Index, Match
+from mcp_sandbox.skills.uris import DOCUMENT
+
+_MOST_CHATS = 1000
+_MOST_INDEXES = 8
+_MOST_MATCHES = 200
+_TRIES = 3
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A skill as a chat got it. `body` is its text after the front matter, as it is in the file.
+
+    `path_in_sandbox` is where its files lie there, if they do. `drift` names the files that have
+    changed in the library since. `repeated`: the chat has been given this text before.
+    """
+
+    skill: Skill
+    digest: str
+    body: bytes
+    contents: Contents
+    path_in_sandbox: str | None = None
+    unmet: tuple[Unmet, ...] = ()
+    findings: Findings | None = None
+    drift: tuple[str, ...] = ()
+    repeated: bool = False
+
+    @property
+    def uri(self) -> str:
+        return self.skill.uri
+
+    @property
+    def name(self) -> str:
+        return self.skill.name
+
+
+@dataclass
+class _Learned:
+    """What a chat has activated, by uri, and the digests of what its client was given."""
+
+    active: dict[str, Activation] = field(default_factory=dict[str, Activation])
+    told: set[str] = field(default_factory=set[str])
+
+
+class Skills:
+    """The skills of all chats."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self._learned: OrderedDict[ChatId, _Learned] = OrderedDict()
+        self._indexes: OrderedDict[str, Index] = OrderedDict()
+
+    def of(self, chat: ChatId) -> "ChatSkills":
+        """Those of one chat."""
+        return ChatSkills(chat, self)
+
+    async def offered(self, whose: Whose) -> tuple[Skill, ...]:
+        """What the model may know of; those that another one hides are among them."""
+        catalogue = await self.library.catalogue(whose)
+        return tuple(skill for skill in catalogue.skills if skill.front.model_invocable)
+
+    def learned(self, chat: ChatId) -> _Learned:
+        """What the chat has activated."""
+        learned = self._learned.setdefault(chat, _Learned())
+        self._learned.move_to_end(chat)
+        if len(self._learned) > _MOST_CHATS:
+            self._learned.popitem(last=False)
+        return learned
+
+    def connected(self, chat: ChatId) -> None:
+        """Its client is new and was not told anything yet."""
+        if chat in self._learned:
+            self._learned[chat].told.clear()
+
+    def index(self, chat: ChatId) -> Index:
+        """Where the chat's skills are searched: one index for all chats of a user."""
+        index = self._indexes.setdefault(chat.user, Index())
+        self._indexes.move_to_end(chat.user)
+        if len(self._indexes) > _MOST_INDEXES:
+            self._indexes.popitem(last=False)
+        return index
+
+
+class ChatSkills:
+    """The skills of one chat."""
+
+    def __init__(self, chat: ChatId, skills: Skills) -> None:
+        self._chat = chat
+        self._skills = skills
+        self._library = skills.library
+
+    async def list(
+        self, query: str | None = None, cursor: str | None = None, limit: int = 50
+    ) -> Page:
+        """A page of what there is, by name; with a query of what matches, the best first.
+
+        Raises:
+            InvalidArgument: the cursor is not one of this listing.
+        """
+        offered = await self._skills.offered(self._chat)
+        if not query or not query.strip():
+            return all_by_name(offered, cursor, limit)
+        index = self._skills.index(self._chat)
+        outlines = {
+            skill.uri: await self._outline(skill)
+            for skill in await to_thread.run_sync(index.unknown, offered)
+        }
+
+        def search() -> Sequence[Match]:
+            index.update(offered, outlines)
+            return index.search(query, _MOST_MATCHES)
+
+        return best_first(offered, await to_thread.run_sync(search), query, cursor, limit)
+
+    async def _outline(self, skill: Skill) -> tuple[str, ...]:
+        try:
+            return headings(split(await self._library.read(skill, DOCUMENT)).body)
+        except CallerError:
+            # It went meanwhile, or cannot be read: it is still found by its name.
+            return ()
+
+    async def activate(self, name: str, *, refresh: bool = False) -> Activation:
+        """The skill with its text; `refresh`: as it is now, and also if it was given before.
+
+        Raises:
+            UnknownSkill: there is none that the name means.
+            Busy: it is just being changed.
+        """
+        skill = await self._found(name)
+        learned = self._skills.learned(self._chat)
+        activation = await self._read_whole(skill)
+        repeated = not refresh and activation.digest in learned.told
+        learned.active[skill.uri] = activation
+        learned.told.add(activation.digest)
+        return replace(activation, repeated=repeated)
+
+    async def _read_whole(self, skill: Skill) -> Activation:
+        """Its text and its files as they were at one moment."""
+        for _ in range(_TRIES):
+            contents = await self._library.contents(skill)
+            document = await self._library.read(skill, DOCUMENT)
+            if _digest_in(contents, DOCUMENT) == digest_of(document):
+                body = split(document).body
+                return Activation(skill, contents.digest, body, contents)
+        raise Busy(f"the files of {skill.name} are just being changed: call again in a moment")
+
+    async def read(self, name: str, path: str) -> tuple[SkillFile, bytes]:
+        """One file of a skill.
+
+        Raises:
+            UnknownSkill: there is no such skill, or no such file in it.
+        """
+        skill = await self._found(name)
+        data = await self._library.read(skill, path)
+        contents = await self._library.contents(skill)
+        known = next((file for file in contents.files if file.path == path), None)
+        if known is None:
+            raise UnknownSkill(f"{name} has no file {path!r}: skill_activate lists its files")
+        return known, data
+
+    def active(self) -> Sequence[Activation]:
+        """What the chat has activated, in that order."""
+        return tuple(self._skills.learned(self._chat).active.values())
+
+    async def _found(self, name: str) -> Skill:
+        catalogue = await self._library.catalogue(self._chat)
+        skill = catalogue.find(name)
+        if not skill.front.model_invocable:
+            raise UnknownSkill(f"there is no skill {name!r}: skills_list shows those there are")
+        return skill
+
+
+def _digest_in(contents: Contents, path: str) -> str | None:
+    return next((file.digest for file in contents.files if file.path == path), None)
