@@ -12,6 +12,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import yaml
+from yaml.events import (
+    CollectionStartEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    NodeEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+)
 
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.skills.core_schema import Plain
@@ -32,7 +42,7 @@ _CLOSING = re.compile(
 _LINE_END = re.compile(rb"\r\n?|\n")
 _ALMOST = re.compile(rb"\s*(?:-{2,}|\xe2\x80\x93|\xe2\x80\x94|\+\+\+|```)")
 _UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_TAGGED = (yaml.ScalarEvent, yaml.CollectionStartEvent)
+_TAGGED = (ScalarEvent, CollectionStartEvent)
 _DASHES = "Begin the file with a line of three dashes, the fields, and again three dashes."
 
 
@@ -134,7 +144,7 @@ def read(source: str, line: int = 1, limits: Limits = ORDINARY) -> Fields:
             "install it with libyaml, for instance by pip install --force-reinstall pyyaml"
         )
     try:
-        return _Reader(yaml.parse(source, Loader=yaml.CBaseLoader), line, limits).document()
+        return _Reader(iter(yaml.CBaseLoader(source).get_event, None), line, limits).document()
     except yaml.YAMLError as error:
         raise Refused(_broken(error, source, line)) from error
 
@@ -142,7 +152,7 @@ def read(source: str, line: int = 1, limits: Limits = ORDINARY) -> Fields:
 class _Reader:
     """Makes values of the events of YAML, and stops at the first that is not read here."""
 
-    def __init__(self, events: Iterator[yaml.Event], line: int, limits: Limits) -> None:
+    def __init__(self, events: Iterator[Event], line: int, limits: Limits) -> None:
         self._events = events
         self._line = line
         self._limits = limits
@@ -152,35 +162,35 @@ class _Reader:
     def document(self) -> Fields:
         next(self._events)  # The stream's start.
         event = next(self._events)
-        if isinstance(event, yaml.DocumentStartEvent):
+        if isinstance(event, DocumentStartEvent):
             event = next(self._events)
-            if not isinstance(event, yaml.MappingStartEvent):
+            if not isinstance(event, MappingStartEvent):
                 raise self._not_a_mapping(event)
             self._allow(event, 0)
             self._fields.values = self._mapping(1)
             next(self._events)  # The document's end.
             event = next(self._events)
-        if isinstance(event, yaml.DocumentStartEvent):
+        if isinstance(event, DocumentStartEvent):
             raise self._refused("yaml", event, "has a second document", "Keep one block of fields.")
         return self._fields
 
-    def _value(self, event: yaml.Event, depth: int) -> Json:
+    def _value(self, event: Event, depth: int) -> Json:
         self._allow(event, depth)
-        if isinstance(event, yaml.ScalarEvent):
+        if isinstance(event, ScalarEvent):
             return _scalar(event)
-        if isinstance(event, yaml.MappingStartEvent):
+        if isinstance(event, MappingStartEvent):
             return self._mapping(depth + 1)
         items: list[Json] = []
-        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+        while not isinstance(event := next(self._events), SequenceEndEvent):
             items.append(self._value(event, depth + 1))
         return items
 
     def _mapping(self, depth: int) -> dict[str, Json]:
         found: dict[str, Json] = {}
         columns: set[int] = set()
-        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+        while not isinstance(event := next(self._events), MappingEndEvent):
             self._allow(event, depth)
-            if not isinstance(event, yaml.ScalarEvent):
+            if not isinstance(event, ScalarEvent):
                 fix = "Use a plain word as the key; quote a value that begins with a bracket."
                 raise self._refused("key", event, "has a key that is not text", fix)
             key = _scalar(event)
@@ -190,52 +200,52 @@ class _Reader:
             if depth == 1:
                 self._fields.lines[key] = self._at(event)
             value = next(self._events)
-            if isinstance(value, yaml.MappingStartEvent):
+            if isinstance(value, MappingStartEvent):
                 self._align(value, columns)
             found[key] = self._value(value, depth)
         return found
 
-    def _align(self, event: yaml.Event, columns: set[int]) -> None:
+    def _align(self, event: Event, columns: set[int]) -> None:
         if event.start_mark:
             columns.add(event.start_mark.column)
         if len(columns) > 1 and self._fields.ragged is None:
             self._fields.ragged = self._at(event)
 
-    def _allow(self, event: yaml.Event, depth: int) -> None:
+    def _allow(self, event: Event, depth: int) -> None:
         self._read += 1
         if self._read > self._limits.values:
             what = f"has over {self._limits.values:,} keys and values"
             fix = "Move data into a file."
             raise self._refused("too-many-values", event, what, fix)
-        if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
+        if isinstance(event, NodeEvent) and event.anchor is not None:
             what = f"has the YAML anchor or alias {_short(event.anchor)}"
             raise self._refused("alias", event, what, "Write the value out, or quote it.")
         if isinstance(event, _TAGGED) and event.tag is not None:
             what = f"has the YAML tag {_short(event.tag)}"
             raise self._refused("tag", event, what, "Leave the tag out, or quote the value.")
-        if isinstance(event, yaml.CollectionStartEvent):
+        if isinstance(event, CollectionStartEvent):
             self._allow_collection(event, depth)
 
-    def _allow_collection(self, event: yaml.CollectionStartEvent, depth: int) -> None:
+    def _allow_collection(self, event: CollectionStartEvent, depth: int) -> None:
         if depth >= self._limits.depth:
             what = f"is nested more than {self._limits.depth} deep"
             raise self._refused("too-deep", event, what, "Flatten it, or move data into a file.")
         if event.flow_style and self._fields.flow is None:
             self._fields.flow = self._at(event)
 
-    def _at(self, event: yaml.Event) -> int:
+    def _at(self, event: Event) -> int:
         return self._line + (event.start_mark.line if event.start_mark else 0)
 
-    def _refused(self, code: str, event: yaml.Event, what: str, fix: str) -> Refused:
+    def _refused(self, code: str, event: Event, what: str, fix: str) -> Refused:
         reason = f"The front matter {what}."
         return Refused(Diagnostic(code, "error", reason, fix, self._at(event)))
 
-    def _not_a_mapping(self, event: yaml.Event) -> Refused:
+    def _not_a_mapping(self, event: Event) -> Refused:
         what, fix = "has no fields", "Write fields such as `name: value`, one to a line."
         return self._refused("not-a-mapping", event, what, fix)
 
 
-def _scalar(event: yaml.ScalarEvent) -> str:
+def _scalar(event: ScalarEvent) -> str:
     return Plain(event.value) if event.implicit[0] else event.value
 
 

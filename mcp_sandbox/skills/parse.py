@@ -1,5 +1,6 @@
 """Reads a `SKILL.md`: what can be used is used, and what is wrong with it is said. Pure."""
 
+import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,6 +8,8 @@ from dataclasses import dataclass, replace
 from mcp_sandbox.skills import front_matter, quoting, rules
 from mcp_sandbox.skills.front_matter import Fields, Parts, Refused
 from mcp_sandbox.skills.models import Diagnostic, FrontMatter, Json
+
+_PIECES = re.compile(r"[^\s,()]+|\s+|[,()]")
 
 
 @dataclass(frozen=True)
@@ -108,20 +111,20 @@ def _bracketed(values: Mapping[str, Json], field: str) -> str:
 
 def _words(values: Mapping[str, Json], field: str) -> tuple[str, ...]:
     """The words of a list or of a text, divided at blanks and commas outside parentheses."""
-    words: list[str] = []
-    for text in [_text(values, field), *_texts(values, field)]:
-        words += _divided(text)
-    return tuple(words)
+    if field not in values:
+        return ()
+    texts = [_text(values, field), *_texts(values, field)]
+    return tuple(word for text in texts for word in _divided(text))
 
 
 def _divided(text: str) -> list[str]:
     words: list[str] = []
     word, depth = "", 0
-    for each in text:
-        depth = max(0, depth + (each == "(") - (each == ")"))
-        if depth == 0 and (each.isspace() or each == ","):
+    for piece in _PIECES.findall(text):
+        depth = max(0, depth + (piece == "(") - (piece == ")"))
+        if depth or not (piece.isspace() or piece == ","):
+            word += piece
+        elif word:
             words.append(word)
             word = ""
-        else:
-            word += each
-    return [each for each in (*words, word) if each]
+    return [*words, word] if word else words

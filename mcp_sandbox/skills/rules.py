@@ -23,6 +23,7 @@ HIDDEN = re.compile(
 )
 """Characters that show nothing or turn the direction of text: what hides text from a reader."""
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+_UNSEEN = (("control-character", CONTROL), ("hidden-character", HIDDEN))
 _GOOD_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*+\Z")
 _NO_FOLDER = re.compile(r"[/\\\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|\A\.")
 _XML_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
@@ -68,7 +69,7 @@ def of_body(body: bytes, first_line: int = 1) -> Iterator[Diagnostic]:
         line = first_line + body.count(b"\n", 0, error.start)
         yield Diagnostic("not-utf-8", "warning", reason, "Save the file as UTF-8.", line)
         text = body.decode(errors="replace")
-    for code, pattern in (("control-character", CONTROL), ("hidden-character", HIDDEN)):
+    for code, pattern in _UNSEEN:
         if match := pattern.search(text):
             line = first_line + text.count("\n", 0, match.start())
             yield _character(code, "The body", match, line)
@@ -123,7 +124,8 @@ def _of_description(fields: Fields, description: str) -> Iterator[Diagnostic]:
         yield _at(fields, "no-description", "error", reason, fix, "description")
     if len(description) > DESCRIPTION_CHARACTERS:
         yield _too_long(fields, "description", description, DESCRIPTION_CHARACTERS)
-    for code, pattern in (("control-character", CONTROL), ("hidden-character", HIDDEN)):
+    # Whatever the two patterns find is not printable.
+    for code, pattern in _UNSEEN if not description.isprintable() else ():
         if match := pattern.search(description):
             yield _character(code, "The description", match, fields.lines.get("description"))
     if "<" in description and (tag := _XML_TAG.search(description)):

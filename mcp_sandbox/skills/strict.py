@@ -4,7 +4,8 @@ The verdict is the same on everything, with the tool's own mistakes: it divides 
 first three dashes after the first, wherever they are. It differs where the tool ends in an error of
 Python's instead of a verdict (bytes that are not UTF-8, control characters, deep nesting), where
 it would follow a link out of the folder, and where what it would read is not bounded: all these
-are invalid here. An entry without a key (`: value`) is invalid here and not there.
+are invalid here. Otherwise only corners of YAML are known to differ: an entry without a key
+(`: value`), and U+0085, U+2028 and U+2029 in keys and block texts.
 """
 
 import os

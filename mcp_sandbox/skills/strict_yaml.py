@@ -31,6 +31,8 @@ def read(source: str) -> Fields:
     if len(source) > _MAX_CHARACTERS:
         reason = f"The front matter has over {_MAX_CHARACTERS:,} characters."
         raise _refused("front-matter-too-long", reason, "Move what is long into a file.", 1)
+    # The C library skips a byte-order mark at the beginning of any line; here it is a character.
+    source = source[:1] + source[1:].replace("\ufeff", "\u2060")
     source = _with_line_feeds(source)
     fields = front_matter.read(source, limits=_LIMITS)
     if fields.flow is not None:

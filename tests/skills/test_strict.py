@@ -65,6 +65,7 @@ def test_the_verdict_is_that_of_the_reference_tool(case: Case, tmp_path: Path) -
         described("skill", "Does\x85this."),
         described("skill", "Does\u2028this: that."),
         described("skill", "\u2029Does."),
+        good("skill", "\ufeff"),
         described("skill", "Does --- this."),
         described("skill", "'Does --- this.'"),
         described("skill", "|\n" + f"  {'d' * 1023}"),
