@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.sessions.settings import SessionSettings
     from mcp_sandbox.sessions.skills import Skills
     from mcp_sandbox.workspace.projects import ClientFolders, Projects
+    from mcp_sandbox.workspace.view import Showing
 
 logger = logging.getLogger(__name__)
 
@@ -140,9 +141,13 @@ async def open_manager(
         name = choice.backend.name
         logger.info("backend %s: %s", name, choice.reason)
         owner, size = _sandbox_user(name), _pool_size(config, name, for_many)
-        # Where nothing is mounted, skills are copied.
-        shown = config.skills.enabled and name != "unsafe-local"
-        folder = PoolFolder(config.data_dir, owner=owner, settings=config.workspace, skills=shown)
+        shown = _skills_shown(config, name)
+        folder = PoolFolder(
+            config.data_dir,
+            owner=owner,
+            settings=config.workspace,
+            skills=shown == "mounted",
+        )
         async with SessionManager(
             choice.backend,
             Workspaces(config.data_dir, owner=owner, settings=config.workspace, skills=shown),
@@ -152,6 +157,13 @@ async def open_manager(
             pool=folder if size else None,
         ) as manager:
             yield manager
+
+
+def _skills_shown(config: Config, backend: BackendName) -> "Showing | None":
+    if not config.skills.enabled:
+        return None
+    # Where nothing is mounted, skills are copied.
+    return "copied" if backend == "unsafe-local" else "mounted"
 
 
 def open_skills(config: Config) -> "Skills":

@@ -73,12 +73,12 @@ class Workspaces:
         *,
         owner: tuple[int, int],
         settings: WorkspaceConfig | None = None,
-        skills: bool = False,
+        skills: view.Showing | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`owner` is the (uid, gid) that sandboxes run as; `now` gives seconds since the epoch.
 
-        With `skills`, sandboxes have a place at which they see skills.
+        `skills` is how sandboxes see skills, if they do.
         """
         self.data_root = data_root
         aliases.parse_aliases(settings.aliases if settings else ())
@@ -108,7 +108,7 @@ class Workspaces:
         Raises:
             StorageUnavailable: the data root cannot be used.
         """
-        if not self._skills:
+        if self._skills != "mounted":
             return []
         return await to_thread.run_sync(self._clear_way, chat, limiter=self._layout_limiter)
 
@@ -158,6 +158,13 @@ class Workspaces:
         """
         return await to_thread.run_sync(self._empty_trash, is_due, limiter=self._trash_limiter)
 
+    def view_of(self, chat: ChatId) -> view.View | None:
+        """Where the chat's sandbox sees skills, if it does; `open` makes it."""
+        if self._skills is None:
+            return None
+        trees = self._path("skills", chat), self._path("workspace", chat)
+        return view.View(*trees, self._owner, copied=self._skills == "copied")
+
     def meter(self, chat: ChatId) -> Meter:
         """A new meter for all files of the chat together; keep one per open chat."""
 
@@ -180,13 +187,14 @@ class Workspaces:
                 home=self._path("home", chat),
                 workspace_inode=os.fstat(workspace).st_ino,
                 aliases=aliases.alias_mounts(planned, source, links),
-                skills=self._view(stack, sandbox, chat) if self._skills else (),
+                skills=self._make_view(stack, sandbox, chat) if self._skills else (),
             )
 
-    def _view(self, stack: ExitStack, sandbox: int, chat: ChatId) -> tuple[Mount, ...]:
-        for kind in view.KINDS:
-            tree, _ = self._tree(stack, sandbox, kind, chat)
-        view.make_view(tree)
+    def _make_view(self, stack: ExitStack, sandbox: int, chat: ChatId) -> tuple[Mount, ...]:
+        view.make_view(self._tree(stack, sandbox, "skills", chat)[0])
+        if self._skills == "copied":
+            return ()
+        self._tree(stack, sandbox, "claude", chat)
         return view.mounts({kind: self._path(kind, chat) for kind in view.KINDS})
 
     def _clear_way(self, chat: ChatId) -> Sequence[str]:

@@ -8,6 +8,9 @@ is a mount point too. What is mounted there lies beside the workspace and not in
 swap a directory of the workspace for a link, and an engine that mounts by path would follow that on
 the host. Whatever a chat has put where a mount point belongs is moved aside and never followed.
 
+Where nothing is mounted, the view is a folder of the workspace itself, and what is in it are copies
+that the chat's code can change.
+
 Blocking.
 """
 
@@ -16,7 +19,9 @@ import os
 import stat
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from mcp_sandbox.models import Mount
 from mcp_sandbox.workspace.beneath import (
@@ -30,22 +35,75 @@ from mcp_sandbox.workspace.beneath import (
 
 KINDS = ("claude", "skills")
 """The trees of a chat that it needs: what the sandbox's user owns, and what is ours."""
-VIEW = b"view"
+Showing = Literal["mounted", "copied"]
+_VIEW = "view"
 _CLAUDE, _SKILLS, _AGENTS = b".claude", b"skills", b".agents"
 _PLACE = "/workspace/.claude"
+_SHOWN = {_CLAUDE: _PLACE, _SKILLS: f"{_PLACE}/skills"}
+_MOVED = "{} is where skills are shown: what was there before is called {} now, beside it"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTEMPTS = 20
 _MOST_ASIDE = 1000
 
 
+@dataclass(frozen=True)
+class View:
+    """The view of one chat. `tree` is ours, `workspace` the chat's; `owner` is (uid, gid)."""
+
+    tree: Path
+    workspace: Path
+    owner: tuple[int, int]
+    copied: bool
+
+    @property
+    def folder(self) -> Path:
+        """Where the skills' folders are on the host; in a workspace any part may be a link."""
+        return self.workspace / ".claude" / "skills" if self.copied else self.tree / _VIEW
+
+    @property
+    def anchor(self) -> Path:
+        """The part of `folder` in which nobody but us makes links."""
+        return self.workspace if self.copied else self.tree
+
+    @property
+    def shown(self) -> str:
+        """Where the sandbox sees it."""
+        return str(self.folder) if self.copied else f"{_PLACE}/skills"
+
+
+def open_folder(view: View) -> int:
+    """Open the folder of a view; in a workspace it is made, and what is in its way set aside."""
+    if not view.copied:
+        return os.open(view.folder, _DIRECTORY)
+    with ExitStack() as stack:
+        directory = os.open(view.workspace, _DIRECTORY)
+        for name in (_CLAUDE, _SKILLS):
+            stack.callback(os.close, directory)
+            if not _is_directory(directory, name):
+                _make_point(directory, name, view.owner)
+            directory = open_directory(directory, name)
+        return directory
+
+
+def make_agents_link(view: View) -> None:
+    """Make `.agents/skills` lead to the skills, unless the chat has something there."""
+    with suppress(OSError), ExitStack() as stack:
+        workspace = os.open(view.workspace, _DIRECTORY)
+        stack.callback(os.close, workspace)
+        agents, _ = make_directory(workspace, _AGENTS, owner=view.owner, mode=0o755)
+        stack.callback(os.close, agents)
+        make_link(agents, _SKILLS, b"../.claude/skills", owner=view.owner)
+
+
 def mounts(trees: Mapping[str, Path]) -> tuple[Mount, ...]:
     """What a sandbox shows of the trees, given by their kinds."""
-    view = trees["skills"] / os.fsdecode(VIEW)
+    view = trees["skills"] / _VIEW
     return Mount(trees["claude"], _PLACE), Mount(view, f"{_PLACE}/skills", read_only=True)
 
 
 def make_view(tree: int) -> None:
     """Make the folder that a sandbox sees, in the chat's tree of the kind "skills"."""
-    view, _ = make_directory(tree, VIEW, mode=0o755)
+    view, _ = make_directory(tree, _VIEW.encode(), mode=0o755)
     try:
         # Its parents are closed to others; through the mount the sandbox user must get in.
         os.fchmod(view, 0o755)
@@ -66,14 +124,6 @@ def clear_way(workspace: int, claude: tuple[int, bytes], owner: tuple[int, int])
         stack.callback(os.close, tree)
         said += _make_point(tree, _SKILLS, owner)
     return said
-
-
-def make_agents_link(workspace: int, owner: tuple[int, int]) -> None:
-    """Make `.agents/skills` lead to the skills, unless the chat has something there."""
-    with suppress(OSError), ExitStack() as stack:
-        agents, _ = make_directory(workspace, _AGENTS, owner=owner, mode=0o755)
-        stack.callback(os.close, agents)
-        make_link(agents, _SKILLS, b"../.claude/skills", owner=owner)
 
 
 def _take_over(workspace: int, claude: tuple[int, bytes], owner: tuple[int, int]) -> None:
@@ -129,7 +179,7 @@ def _set_aside(parent: int, name: bytes) -> list[str]:
             continue
         except FileNotFoundError:
             return []
-        return [f"{name.decode()} was in the way of the skills and is now called {aside.decode()}"]
+        return [_MOVED.format(_SHOWN[name], aside.decode())]
     raise OSError(errno.EEXIST, "too much was set aside before", os.fsdecode(name))
 
 
