@@ -5,26 +5,27 @@ memory, so that a text is not given twice; a client that connects anew is given 
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from anyio import to_thread
 
-from mcp_sandbox.errors import Busy, CallerError, UnknownSkill
+from mcp_sandbox.errors import Busy, UnknownSkill
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.contents import digest_of
 from mcp_sandbox.skills.front_matter import split
 from mcp_sandbox.skills.library import Library
 from mcp_sandbox.skills.models import Contents, Findings, Skill, SkillFile, Unmet
-from mcp_sandbox.skills.outline import headings
+from mcp_sandbox.skills.outline import BEGINNING, headings
 from mcp_sandbox.skills.pages import Page, all_by_name, best_first
 from mcp_sandbox.skills.roots import Whose
-from mcp_sandbox.skills.search import Index, Match
+from mcp_sandbox.skills.search import Index
 from mcp_sandbox.skills.uris import DOCUMENT
 
 _MOST_CHATS = 1000
 _MOST_INDEXES = 8
 _MOST_MATCHES = 200
+_AT_ONCE = 100
 _TRIES = 3
 
 
@@ -122,23 +123,20 @@ class ChatSkills:
         if not query or not query.strip():
             return all_by_name(offered, cursor, limit)
         index = self._skills.index(self._chat)
-        outlines = {
-            skill.uri: await self._outline(skill)
-            for skill in await to_thread.run_sync(index.unknown, offered)
-        }
+        outlines = await self._outlines(await to_thread.run_sync(index.unknown, offered))
+        found = await to_thread.run_sync(
+            index.search_among, offered, outlines, query, _MOST_MATCHES
+        )
+        return best_first(offered, found, query, cursor, limit)
 
-        def search() -> Sequence[Match]:
-            index.update(offered, outlines)
-            return index.search(query, _MOST_MATCHES)
-
-        return best_first(offered, await to_thread.run_sync(search), query, cursor, limit)
-
-    async def _outline(self, skill: Skill) -> tuple[str, ...]:
-        try:
-            return headings(split(await self._library.read(skill, DOCUMENT)).body)
-        except CallerError:
-            # It went meanwhile, or cannot be read: it is still found by its name.
-            return ()
+    async def _outlines(self, skills: Sequence[Skill]) -> Mapping[str, Sequence[str]]:
+        """The headings of the texts; what cannot be read is still found by its name."""
+        outlines: dict[str, Sequence[str]] = {}
+        for begin in range(0, len(skills), _AT_ONCE):
+            some = skills[begin : begin + _AT_ONCE]
+            texts = await self._library.beginnings(some, BEGINNING)
+            outlines.update(await to_thread.run_sync(_headings, texts))
+        return outlines
 
     async def activate(self, name: str, *, refresh: bool = False) -> Activation:
         """The skill with its text; `refresh`: as it is now, and also if it was given before.
@@ -189,6 +187,10 @@ class ChatSkills:
         if not skill.front.model_invocable:
             raise UnknownSkill(f"there is no skill {name!r}: skills_list shows those there are")
         return skill
+
+
+def _headings(texts: Mapping[str, bytes]) -> Mapping[str, Sequence[str]]:
+    return {uri: headings(text) for uri, text in texts.items()}
 
 
 def _digest_in(contents: Contents, path: str) -> str | None:

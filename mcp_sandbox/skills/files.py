@@ -43,6 +43,19 @@ def read_whole(directory: int, path: str) -> Whole:
     raise Busy(f"{path} changes while it is read: try again when it is written")
 
 
+def read_beginning(directory: int, path: str, size: int) -> bytes:
+    """The first bytes of a regular file beneath an open folder, following no link.
+
+    Raises:
+        OSError: there is none.
+    """
+    file = open_file(directory, os.fsencode(path))
+    try:
+        return os.read(file, size)
+    finally:
+        os.close(file)
+
+
 def _all(file: int, path: str) -> bytes:
     chunks: list[bytes] = []
     left = MAX_BYTES + 1

@@ -3,8 +3,8 @@
 import difflib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 
 from anyio import CapacityLimiter, to_thread
@@ -13,7 +13,7 @@ from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.errors import UnknownSkill
 from mcp_sandbox.skills.catalogue import Catalogue, merge
 from mcp_sandbox.skills.contents import Gathered, gather
-from mcp_sandbox.skills.files import read_whole
+from mcp_sandbox.skills.files import read_beginning, read_whole
 from mcp_sandbox.skills.junk import is_junk
 from mcp_sandbox.skills.models import Change, Contents, Skill
 from mcp_sandbox.skills.roots import Whose, opened, shared_roots
@@ -96,6 +96,10 @@ class Library:
                 f"the skill {skill.name!r} has no file {path[:140]!r}{nearest}"
             ) from exc
 
+    async def beginnings(self, skills: Sequence[Skill], size: int) -> Mapping[str, bytes]:
+        """The first bytes of the documents of skills, by uri; those that are gone are left out."""
+        return await to_thread.run_sync(self._beginnings, skills, size, limiter=self._reading)
+
     def _merge(self, parts: list[Catalogue]) -> Catalogue:
         """The catalogue of these parts; the same object for the same parts."""
         key = tuple(map(id, parts))
@@ -119,6 +123,13 @@ class Library:
     def _read(self, skill: Skill, path: str) -> bytes:
         with opened(skill.folder, self._anchor(skill)) as directory:
             return read_whole(directory, skill.document if path == DOCUMENT else path).data
+
+    def _beginnings(self, skills: Sequence[Skill], size: int) -> Mapping[str, bytes]:
+        found: dict[str, bytes] = {}
+        for skill in skills:
+            with suppress(OSError), opened(skill.folder, self._anchor(skill)) as directory:
+                found[skill.uri] = read_beginning(directory, skill.document, size)
+        return found
 
     def _anchor(self, skill: Skill) -> Path | None:
         """The folder from which on no link is followed to the skill."""

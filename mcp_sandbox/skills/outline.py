@@ -1,6 +1,8 @@
-"""The headings of a skill's text, for the search only."""
+"""The headings of a skill's text, for the search only. Pure."""
 
 import re
+
+from mcp_sandbox.skills.front_matter import split
 
 BEGINNING = 64 * 1024
 """Bytes of a document that are looked at."""
@@ -10,11 +12,12 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(\S.*)")
 
 
-def headings(body: bytes) -> tuple[str, ...]:
-    """The headings of Markdown text, outside of blocks of code; the first ones of very many."""
+def headings(document: bytes) -> tuple[str, ...]:
+    """The headings of a SKILL.md, outside of blocks of code; the first ones of very many."""
+    body = split(document[:BEGINNING], cut=len(document) >= BEGINNING).body
     found: list[str] = []
     fence = ""
-    for line in body[:BEGINNING].decode("utf-8", "replace").splitlines():
+    for line in body.decode("utf-8", "replace").splitlines():
         if mark := _FENCE.match(line):
             if not fence:
                 fence = mark[1]

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from threading import Lock
+from threading import RLock
 from weakref import finalize
 
 from mcp_sandbox.skills.models import Json, Skill
@@ -96,7 +96,7 @@ class Index:
     """Skills of one catalogue, ready to be searched. Blocks; one caller at a time gets in."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = RLock()
         self._rows: dict[str, int] = {}
         self._skills: dict[int, Skill] = {}
         self._next = 1
@@ -148,6 +148,18 @@ class Index:
         self._skills[row] = skill
         self._next += 1
         self._vocabulary = None
+
+    def search_among(
+        self,
+        skills: Sequence[Skill],
+        outlines: Mapping[str, Sequence[str]],
+        query: str,
+        most: int = 50,
+    ) -> list[Match]:
+        """Update and search, with nobody between: what others hold here is never found."""
+        with self._lock:
+            self.update(skills, outlines)
+            return self.search(query, most)
 
     def search(self, query: str, most: int = 50) -> list[Match]:
         """The skills that fit best, at most so many; none for a query without words."""
