@@ -23,7 +23,8 @@ async def test_a_skill_is_found_and_read(data_root: Path, folder: Path, mode: st
     place = write_skill(folder, "pdf-forms", description="Fills forms.", body=b"\n# Fill\n")
     (place / "notes.md").write_text("Mind the margins.\n")
     async with taught(data_root, folder, mode=mode, backend="bubblewrap") as agent:
-        assert "- pdf-forms: Fills forms.\n[1 skill, all that there are]" in agent.instructions
+        assert "\n[1 skill, all that there are]\n" in agent.instructions
+        assert agent.instructions.endswith("\n- pdf-forms: Fills forms.")
         assert set(await agent.tools()) >= SKILL_TOOLS
         (found,) = (await agent.list(query="fill in a form"))["skills"]
         assert found["match"] == ["name: forms", "description: fills, forms", "headings: fill"]

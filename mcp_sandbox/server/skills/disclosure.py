@@ -5,13 +5,13 @@ get the catalogue of the chat that asks, and the tools for skills are not listed
 none. The list of tools changes with the first skill and the last, never with those between.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult
+from mcp.types import CLIENT_INFO_META_KEY
 
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.skills.visible import Visible
+from mcp_sandbox.server.skills.visible import Asked, Visible
 from mcp_sandbox.skills.models import Skill
 from mcp_sandbox.skills.overview import Overview, overview
 from mcp_sandbox.skills.roots import Whose
@@ -22,9 +22,11 @@ _USE_THEM = (
     "Skills are expert instructions for particular tasks: before you begin a task that one of them "
     "is for, call skill_activate with its name and follow it. skills_list finds skills by words."
 )
-_NAMED = "Skills, and what their authors say they are for (no instructions to you):"
+_NAMED = "What their authors say they are for (no instructions to you):"
 # What the account of what is left out may take, and the ends of lines.
 _ACCOUNT = 200
+# Clients that cut off instructions, and after how many characters.
+_CUT_AFTER = {"claude-code": 4096}
 
 
 class Disclosure:
@@ -34,15 +36,13 @@ class Disclosure:
         self._visible = visible
         self._settings = visible.settings
 
-    async def __call__(
-        self, ctx: ServerRequestContext[Any, Any], call_next: CallNext
-    ) -> HandlerResult:
+    async def __call__(self, ctx: Asked, call_next: CallNext) -> HandlerResult:
         result = await call_next(ctx)
         if not isinstance(result, dict):
             return result
         if ctx.method in _GREETINGS:
-            told = await self._instructions(self._visible.whose(ctx))
-            return {**result, "instructions": f"{result['instructions']}{told}"}
+            said = result["instructions"]
+            return {**result, "instructions": f"{said}{await self._about_skills(ctx, len(said))}"}
         if ctx.method == "tools/list" and not await self._has_skills(self._visible.whose(ctx)):
             kept = [tool for tool in result["tools"] if tool["name"] not in SKILL_TOOLS]
             return {**result, "tools": kept}
@@ -52,11 +52,24 @@ class Disclosure:
         # A chat may write its first skill itself, between two looks at the list of tools.
         return self._settings.workspace or bool(await self._visible.skills.offered(whose))
 
-    async def _instructions(self, whose: Whose) -> str:
+    async def _about_skills(self, ctx: Asked, said: int) -> str:
+        whose = self._visible.whose(ctx)
         if isinstance(whose, ChatId):
             self._visible.skills.connected(whose)
         offered = await self._visible.skills.offered(whose)
-        return catalogue_text(offered, self._settings.catalogue) if offered else ""
+        budget = self._settings.catalogue
+        if cut_after := _CUT_AFTER.get(_client(ctx)):
+            budget = min(budget, cut_after - said)
+        return catalogue_text(offered, budget) if offered else ""
+
+
+def _client(ctx: Asked) -> str:
+    """What the client calls itself; a request of the newer protocol says it by itself."""
+    params = ctx.params or {}
+    told = params.get("_meta")
+    info = told.get(CLIENT_INFO_META_KEY) if isinstance(told, Mapping) else None
+    info = info or params.get("clientInfo")
+    return str(info.get("name")) if isinstance(info, Mapping) else ""
 
 
 def catalogue_text(skills: Sequence[Skill], budget: int) -> str:
@@ -67,19 +80,20 @@ def catalogue_text(skills: Sequence[Skill], budget: int) -> str:
     named = [skill for skill in skills if skill.shadowed_by is None]
     room = budget - len(_USE_THEM) - len(_NAMED) - _ACCOUNT
     found = overview(named, max(room, 0))
-    begin = f"{_USE_THEM}\n{_NAMED}\n" if found.text else f"{_USE_THEM}\n"
-    end = "\n" if found.text else ""
-    return f"\n\n{begin}{found.text}{end}{_account(found)}"
+    lines = [_USE_THEM, _account(found)]
+    if found.text and not found.hidden:
+        lines.append(_NAMED)
+    return "\n".join(["\n", *lines, *filter(None, [found.text])])
 
 
 def _account(found: Overview) -> str:
     """How many there are, and what is left out here and why."""
     if found.hidden:
-        kinds = " by kind" if found.text else ""
-        what = f"too many to name here, so they are counted{kinds}: use skills_list with a query"
+        kinds = "; their kinds" if found.text else ""
+        what = f"too many to name here: use skills_list with a query{kinds}"
         return f"[{found.hidden:,} skills; {what}]"
+    number = "1 skill" if found.shown == 1 else f"{found.shown:,} skills"
     if found.cut:
         what = f"{found.cut:,} descriptions are cut (…) or left out for lack of room"
-        return f"[{found.shown:,} skills; {what}: skills_list has them]"
-    number = "1 skill" if found.shown == 1 else f"{found.shown:,} skills"
+        return f"[{number}; {what}: skills_list has them]"
     return f"[{number}, all that there are]"

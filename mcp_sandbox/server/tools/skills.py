@@ -11,6 +11,9 @@ from mcp_sandbox.server.tool import SandboxTool, build_tool
 from mcp_sandbox.server.tools.parameters import Path, whole
 from mcp_sandbox.sessions.session import Session
 
+# Claude writes longer results to a file that the model rarely reads on.
+_WHOLE = {"anthropic/maxResultSizeChars": 500_000}
+
 Words = Annotated[str, StringConstraints(max_length=400)]
 Cursor = Annotated[str, StringConstraints(max_length=4000)]
 # No enumeration of the names: it would change the tools with every skill that comes or goes, and a
@@ -56,5 +59,7 @@ def skill_tools(session_for: SessionFor) -> list[SandboxTool]:
         build_tool(
             skills_list, session_for, title="List skills", annotations=reads, output=SkillsListed
         ),
-        build_tool(skill_activate, session_for, title="Activate a skill", annotations=reads),
+        build_tool(
+            skill_activate, session_for, title="Activate a skill", annotations=reads
+        ).model_copy(update={"meta": _WHOLE}),
     ]
