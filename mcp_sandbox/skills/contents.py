@@ -15,7 +15,7 @@ import hashlib
 import os
 import stat
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -72,10 +72,10 @@ def gather(
         return _Gathering(directory, document, before.kept if before else {}).run()
 
 
-def set_digest(files: Iterable[SkillFile]) -> str:
-    """The digest of a skill from those of its files."""
-    ordered = sorted(files, key=lambda file: file.path.encode())
-    lines = (f"{file.digest.removeprefix('sha256:')}  {file.path}\0" for file in ordered)
+def set_digest(files: Mapping[str, str]) -> str:
+    """The digest of a skill from those of its files, by their paths."""
+    ordered = sorted(files.items(), key=lambda item: item[0].encode())
+    lines = (f"{digest.removeprefix('sha256:')}  {path}\0" for path, digest in ordered)
     return digest_of("".join(lines).encode())
 
 
@@ -118,7 +118,8 @@ class _Gathering:
             diagnostics = (problems.over_the_limit(str(over)),)
         files = tuple(kept[path].file for path in sorted(kept, key=str.encode))
         diagnostics += tuple(self._left_out[:_MAX_DIAGNOSTICS])
-        return Gathered(Contents(files, set_digest(files), diagnostics), kept)
+        digest = set_digest({file.path: file.digest for file in files})
+        return Gathered(Contents(files, digest, diagnostics), kept)
 
     def _all(self) -> dict[str, Kept]:
         sizes = dict(self._files())

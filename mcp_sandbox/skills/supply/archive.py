@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mcp_sandbox.errors import SourceUnavailable, UnusableSkill
-from mcp_sandbox.skills.supply.tree import MAX_BYTES, Collector, Tree, is_junk, show, too_large
+from mcp_sandbox.skills.files import MAX_BYTES
+from mcp_sandbox.skills.supply.tree import Collector, Tree, is_junk, show, too_large
 
 SUFFIXES = (".zip", ".skill")
 MAX_ARCHIVE_BYTES = MAX_BYTES + (4 << 20)

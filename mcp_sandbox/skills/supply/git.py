@@ -17,10 +17,10 @@ from pathlib import Path
 
 from mcp_sandbox.config import git_variables
 from mcp_sandbox.errors import SourceUnavailable, UnusableSkill
+from mcp_sandbox.skills.contents import MAX_FILES
+from mcp_sandbox.skills.files import MAX_BYTES
 from mcp_sandbox.skills.supply.source import GitSource
 from mcp_sandbox.skills.supply.tree import (
-    MAX_BYTES,
-    MAX_FILES,
     Collector,
     Tree,
     is_junk,

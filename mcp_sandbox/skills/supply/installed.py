@@ -8,11 +8,12 @@ from pathlib import Path
 
 from mcp_sandbox.errors import AlreadyExists, SourceUnavailable, UnknownSkill, UnusableSkill
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.skills.contents import set_digest
 from mcp_sandbox.skills.supply import lock
 from mcp_sandbox.skills.supply.folder import read_folder
 from mcp_sandbox.skills.supply.lock import Drift, Entry, Version
 from mcp_sandbox.skills.supply.staging import Plan, Staging
-from mcp_sandbox.skills.supply.tree import Tree, documents
+from mcp_sandbox.skills.supply.tree import Tree, documents, show
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,10 @@ class Installed:
 
         Raises:
             AlreadyExists: something else than `instead_of` is there by now.
+            UnusableSkill: no skill can have that name here.
         """
+        if name == lock.NAME or name.startswith(".") or "/" in name:
+            raise UnusableSkill(f"no skill can be called {show(name)} here: change its name")
         with self._changing():
             old = self._tree(name) if self._is_there(name) else None
             if old != instead_of:
@@ -171,7 +175,7 @@ def version_of(tree: Tree, source: str, commit: str = "") -> Version:
     return Version(
         source=source,
         commit=commit,
-        digest=lock.set_digest(files),
+        digest=set_digest(files),
         files=files,
         installed_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )

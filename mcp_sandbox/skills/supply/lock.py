@@ -5,21 +5,24 @@
 A skill that was put there by hand has no entry until `lock` gives it one.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mcp_sandbox.errors import ConfigError
+from mcp_sandbox.skills.contents import digest_of
 from mcp_sandbox.skills.supply.tree import Tree
 
 NAME = "skills-lock.json"
 _LARGEST = 64 << 20
-_Sha256 = r"^[0-9a-f]{64}$"
+
+
+_Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
 class Version(BaseModel):
@@ -33,8 +36,8 @@ class Version(BaseModel):
 
     source: str
     commit: str = ""
-    digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
-    files: dict[str, str]
+    digest: _Digest
+    files: dict[str, _Digest]
     installed_at: str
 
 
@@ -114,14 +117,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def file_digests(tree: Tree) -> dict[str, str]:
-    """Return each file's sha256 by its path."""
-    return {path: hashlib.sha256(file.data).hexdigest() for path, file in tree.items()}
-
-
-def set_digest(files: Mapping[str, str]) -> str:
-    """Return what changes with any byte of any file, and with any name."""
-    joined = "".join(f"{digest}  {path}\n" for path, digest in sorted(files.items()))
-    return f"sha256:{hashlib.sha256(joined.encode()).hexdigest()}"
+    """Return each file's digest by its path."""
+    return {path: digest_of(file.data) for path, file in tree.items()}
 
 
 def drift(entry: Version, files: Mapping[str, str] | None) -> Drift:

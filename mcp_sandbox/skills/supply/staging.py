@@ -22,6 +22,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mcp_sandbox.errors import SourceUnavailable, UnusableSkill
+from mcp_sandbox.skills.contents import set_digest
 from mcp_sandbox.skills.supply import lock
 from mcp_sandbox.skills.supply.folder import read_folder
 from mcp_sandbox.skills.supply.lock import Entry
@@ -132,7 +133,7 @@ class Staging:
             tree = read_folder(self.folder(plan.user) / plan.name)
         except (UnusableSkill, SourceUnavailable):
             return False
-        return lock.set_digest(lock.file_digests(tree)) == plan.entry.digest
+        return set_digest(lock.file_digests(tree)) == plan.entry.digest
 
     def _is_there(self, plan: Plan) -> bool:
         return os.path.lexists(self.folder(plan.user) / plan.name)

@@ -10,16 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mcp_sandbox.errors import UnusableSkill
+from mcp_sandbox.skills import junk
+from mcp_sandbox.skills.contents import MAX_FILES
+from mcp_sandbox.skills.files import MAX_BYTES
 
-MAX_FILES = 512
-MAX_BYTES = 16 << 20
 _MAX_PATH_BYTES = 1024
 _MAX_NAME_BYTES = 255
 _MAX_DEPTH = 16
 _DRIVE = re.compile(r"[A-Za-z]:")
-# What tools and file managers leave behind; no part of any skill.
-JUNK_FOLDERS = frozenset({".git", ".hg", ".svn", "__pycache__", "node_modules", "__MACOSX"})
-JUNK_FILES = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
 
 
 @dataclass(frozen=True)
@@ -117,8 +115,7 @@ def check_path(path: str) -> None:
 
 def is_junk(path: str) -> bool:
     """Say whether a path is no part of the skill: what version control and systems leave."""
-    *folders, name = path.split("/")
-    return name in JUNK_FILES or not JUNK_FOLDERS.isdisjoint(folders)
+    return junk.is_junk(path) or path.startswith("__MACOSX/")
 
 
 def too_large() -> UnusableSkill:
