@@ -22,7 +22,7 @@ _LINES_SHOWN = 400
 
 @dataclass(frozen=True)
 class FileChange:
-    """A file that differs. `lines` are a unified diff, or the digests where it is long or no text."""
+    """A file that differs. `lines` are a unified diff, or digests where it is long or no text."""
 
     path: str
     kind: Kind
