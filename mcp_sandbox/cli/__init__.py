@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from mcp_sandbox import __version__
-from mcp_sandbox.cli import chats, connect, daemon, images, init, local, serve, shell, token
+from mcp_sandbox.cli import chats, connect, daemon, images, init, local, serve, shell, skills, token
 from mcp_sandbox.errors import NoDaemon, SandboxError
 
 logger = logging.getLogger("mcp_sandbox")
@@ -39,6 +39,7 @@ cli.command()(local.doctor)
 cli.command()(local.demo)
 cli.add_typer(init.group, name="init")
 cli.add_typer(images.group, name="images")
+cli.add_typer(skills.group, name="skills")
 cli.add_typer(token.group, name="token")
 
 

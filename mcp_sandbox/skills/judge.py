@@ -36,7 +36,8 @@ _SIGNS = (
         "It runs what a server sends, unseen: {}.",
         "Save it to a file and check its digest first, or install a package.",
         re.compile(
-            rf"\b(?:curl|wget)\b[^\n|;&]{{0,300}}\|\s*(?:{_SHELL}|python[0-9.]*\b|node\b|perl\b)"
+            r"\b(?:curl|wget)\b(?=[^\n|]{0,300}(?:://|\$|<\w))"
+            rf"[^\n|;&]{{0,300}}\|\s*(?:{_SHELL}|python[0-9.]*\b|node\b|perl\b)"
             r"|\b(?:ba|z|da)?sh\s+(?:-c\s+[\"']?\$\(|<\(\s*)(?:curl|wget)\b"
             r"|\b(?:eval|source|\.)\s+[\"']?(?:\$\(|`|<\()\s*(?:curl|wget)\b"
             rf"|\bbase64\s+(?:-d|-D|--decode)\b[^\n|]{{0,200}}\|\s*{_SHELL}"

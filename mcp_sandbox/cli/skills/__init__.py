@@ -1,0 +1,18 @@
+"""`skills …`: what agents can be taught, where it comes from, and what is wrong with it.
+
+Exit codes: 0 fine, 1 problems were found or nothing was done, 2 wrong usage.
+"""
+
+import typer
+
+from mcp_sandbox.cli.skills import check, look
+
+group = typer.Typer(
+    help="See, check, install and mend skills: folders with a SKILL.md. Exit codes: 0 fine, "
+    "1 problems were found or nothing was done, 2 wrong usage.",
+    no_args_is_help=True,
+)
+group.command(name="list")(look.list_skills)
+group.command()(look.show)
+group.command()(check.validate)
+group.command()(check.doctor)
