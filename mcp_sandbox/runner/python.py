@@ -16,7 +16,8 @@ _ROOT = os.path.abspath(__file__).rsplit("/", 3)[0]
 sys.path[0] = _ROOT
 
 from mcp_sandbox.runner import main_file, processes, worker  # noqa: E402
-from mcp_sandbox.runner.native import Socket, receive, send, signal, wait_for  # noqa: E402
+from mcp_sandbox.runner.native import Socket, pair, receive, send, signal, wait_for  # noqa: E402
+from mcp_sandbox.runner.protocol import MAX_HEADER, OpError  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,26 +60,70 @@ def _interpreter(control: Socket) -> None:
 def _seat(control: Socket) -> None:
     processes.die_with_parent()
     send(control, {"e": "hello", "pid": os.getpid()}, [])
+    seat = _Seat(control)
     try:
-        worker.serve(control, _start)
+        worker.serve(control, seat.start, seat.prepare)
     except _Run:
         # Closed already; who found it unclosed would warn, and close what has its number now.
         control.detach()
         raise
 
 
-def _start(job: dict[str, Any], fds: list[int]) -> int:
-    """Fork the process that runs the code of `job`; its pid."""
-    worker.enter(job["cwd"])
-    path = _save(fds[3], worker.code_path(job["name"]))
-    try:
+class _Seat:
+    """Forks the processes that run code, each before its code is there."""
+
+    def __init__(self, control: Socket) -> None:
+        self._control = control
+        self._ahead: tuple[int, Socket] | None = None
+
+    def prepare(self) -> None:
+        """Have a process that waits for code; without one, the code is told why."""
+        try:
+            self._ahead = self._ahead or self._fork([])
+        except OSError:
+            return
+
+    def start(self, job: dict[str, Any], fds: list[int]) -> int:
+        """Give the code of `job` to the process that waits; its pid."""
+        worker.enter(job["cwd"])
+        path = _save(fds[3], worker.code_path(job["name"]))
+        for _ in range(2):
+            try:
+                pid, ours = self._ahead or self._fork(fds)
+            except OSError as exc:
+                raise worker.cannot_start("python3", exc) from exc
+            self._ahead = None
+            # User code may have stopped it.
+            processes.send(pid, signal.SIGCONT)
+            try:
+                send(ours, {"job": job, "path": path}, fds)
+            except ConnectionError:
+                # User code has killed it while it waited; it never saw the code.
+                continue
+            finally:
+                ours.close()
+            return pid
+        raise OpError("cancelled", "the process was killed before it could run any code")
+
+    def _fork(self, held: list[int]) -> tuple[int, Socket]:
+        ours, theirs = pair()
         pid = os.fork()
-    except OSError as exc:
-        raise worker.cannot_start("python3", exc) from exc
-    if pid == 0:
-        _become(job, fds)
-        raise _Run(path)
-    return pid
+        if pid == 0:
+            # Their numbers will be others' there: nobody may close them a second time.
+            held.clear()
+            ours.close()
+            self._wait(theirs)
+        theirs.close()
+        return pid, ours
+
+    def _wait(self, control: Socket) -> None:
+        """Be the process that waits; leaves by _Run, or ends when nobody needs it."""
+        _become_ordinary(control.detach())
+        given, fds = receive(Socket(fileno=_CONTROL_FD), MAX_HEADER + 4096, 4)
+        if given is None:
+            os._exit(0)
+        _take_on(given["job"], fds)
+        raise _Run(given["path"])
 
 
 def _save(code: int, path: str) -> str:
@@ -95,15 +140,11 @@ def _save(code: int, path: str) -> str:
     return path
 
 
-def _become(job: dict[str, Any], fds: list[int]) -> None:
-    """Turn a fork of the seat into an ordinary process."""
+def _become_ordinary(control: int) -> None:
+    """Turn a fork of the seat into an ordinary process that has nothing open but `control`."""
     os.setsid()
-    kept = [os.dup(fd) if fd <= _CODE_FD else fd for fd in fds]
-    for number, fd in enumerate(kept):
-        os.dup2(fd, number)
-    os.closerange(_CODE_FD + 1, _MOST_FDS)
-    # The numbers may be taken anew from here on: nobody may close them a second time.
-    fds.clear()
+    os.dup2(control, _CONTROL_FD)
+    os.closerange(_CONTROL_FD + 1, _MOST_FDS)
     for number in worker.DEFAULT_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -112,6 +153,15 @@ def _become(job: dict[str, Any], fds: list[int]) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     processes.show_memory()
     worker.offer_to_the_oom_killer("self")
+    main_file.warm_up()
+
+
+def _take_on(job: dict[str, Any], fds: list[int]) -> None:
+    """Give an ordinary process what belongs to a job."""
+    os.chdir(job["cwd"])
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+    os.closerange(_CODE_FD + 1, _MOST_FDS)
     if not job["grow"]:
         import resource  # noqa: PLC0415 - only where the workspace is full
 

@@ -37,15 +37,19 @@ _NICER_BY = 5
 _MOMENT_MS = 1
 
 
-def serve(control: Socket, start: Starter) -> None:
-    """Do jobs until pid 1 closes the socket. `start` starts a command and returns its pid."""
+def serve(control: Socket, start: Starter, prepare: Callable[[], None] = lambda: None) -> None:
+    """Do jobs until pid 1 closes the socket. `start` starts a command and returns its pid.
+
+    `prepare` is called whenever there is time before the next job.
+    """
     processes.become_subreaper()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in SHIELDED:
         signal.signal(number, signal.SIG_IGN)
     worker = Worker(control, start)
+    prepare()
     while worker.do_next():
-        pass
+        prepare()
 
 
 class Worker:

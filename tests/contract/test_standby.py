@@ -1,4 +1,4 @@
-"""A second command finds a bash that waits for it, and nobody can tell but by the time it takes."""
+"""A second call finds a process that waits for it, and nobody can tell but by the time it takes."""
 
 import anyio
 import pytest
@@ -69,6 +69,28 @@ async def test_a_timeout_kills_what_a_later_command_has_started(session: Session
         result = await session.exec("echo before; setsid sleep 86398 & sleep 600", timeout_s=1)
     assert (result.timed_out, result.stdout) == (True, "before\n")
     assert (await session.exec("ps -eo args | grep -c '[s]leep 86398'")).stdout == "0\n"
+
+
+async def test_python_finds_its_own_directory_variables_and_limits(session: Session) -> None:
+    code = "import os, sys; print(os.getcwd(), sys.argv, os.getsid(0) == os.getpid(), sys.modules)"
+    first = await session.run_code(code)
+    assert (await session.run_code("import json, os; os.chdir('/'); os.x = 1")).success
+    second = await session.run_code(code)
+    assert first.stdout.split("/tmp/")[0] == second.stdout.split("/tmp/")[0]
+    assert "'json'" not in second.stdout
+
+
+@pytest.mark.parametrize("stroke", ["KILL", "STOP"])
+async def test_who_ends_or_stops_the_python_that_waits_harms_no_code(
+    session: Session, isolated: str, stroke: str
+) -> None:
+    if isolated == "docker-runsc":
+        pytest.skip("gVisor shields no pid 1, and hangs up a session when one in it is stopped")
+    assert (await session.run_code("print(1)")).stdout == "1\n"
+    with anyio.fail_after(30):
+        for number in range(5):
+            await session.exec(f"pkill -{stroke} -n mcp-sandbox; sleep 0.0{number}")
+            assert (await session.run_code(f"print({number})")).stdout == f"{number}\n"
 
 
 async def test_new_files_of_every_command_are_named(session: Session) -> None:
