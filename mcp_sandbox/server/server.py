@@ -11,7 +11,7 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.message import SessionMessage
-from mcp.types import CallToolResult, Icon, InputRequiredResult
+from mcp.types import CallToolResult, Icon, InputRequiredResult, NotificationParams
 
 from mcp_sandbox import __version__
 from mcp_sandbox.models import Network, ProjectAccess
@@ -19,6 +19,7 @@ from mcp_sandbox.server.arguments import nearest
 from mcp_sandbox.server.identity import SessionFor
 from mcp_sandbox.server.observer import CallCounter, Observer
 from mcp_sandbox.server.skills.answers import answers
+from mcp_sandbox.server.skills.changes import SkillChanges, declared, with_tasks
 from mcp_sandbox.server.skills.disclosure import Disclosure
 from mcp_sandbox.server.skills.extension import SkillsExtension
 from mcp_sandbox.server.skills.visible import Visible
@@ -59,6 +60,7 @@ _NETWORK = {
     "none": "It has no network: nothing can be downloaded.",
     "open": "It can reach the network: packages can be installed.",
 }
+_BEGUN = "notifications/initialized"
 # Sent with every answer to newer clients, so it is kept very small.
 _ICON = (
     "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'>"
@@ -87,8 +89,10 @@ class SandboxServer(MCPServer[dict[str, Any]]):
 
     def offer_skills(self, visible: Visible) -> None:
         """Answer requests about resources and prompts with the caller's skills."""
-        for method, params, answer in answers(visible):
-            self._lowlevel_server.add_request_handler(method, params, answer)
+        core, changes = self._lowlevel_server, SkillChanges(visible)
+        for method, params, answer in answers(visible, changes):
+            core.add_request_handler(method, params, answer)
+        core.add_notification_handler(_BEGUN, NotificationParams, changes.begin)
 
     async def call_tool(
         self,
@@ -138,7 +142,8 @@ def build_server(
         tools=[tool.observed_by(observer) for tool in tools],
         log_level="WARNING",
         extensions=[SkillsExtension(skills)] if skills else [],
-        middleware=[Disclosure(skills)] if skills else [],
+        middleware=[declared, Disclosure(skills)] if skills else [],
+        lifespan=with_tasks,
     )
     if skills:
         server.offer_skills(skills)

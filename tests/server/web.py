@@ -86,9 +86,11 @@ class Web:
         return {"Authorization": f"Bearer {secret}", **more}
 
     @asynccontextmanager
-    async def client(self, mode: Any, headers: Mapping[str, str]) -> AsyncGenerator[Client]:
+    async def client(
+        self, mode: Any, headers: Mapping[str, str], **more: Any
+    ) -> AsyncGenerator[Client]:
         """The SDK's client, in one of the eras."""
-        async with connected(self.door.url, mode, headers) as client:
+        async with connected(self.door.url, mode, headers, **more) as client:
             yield client
 
     async def post(self, headers: Mapping[str, str], message: Any = None) -> httpx2.Response:
@@ -105,9 +107,12 @@ class Web:
 
 
 @asynccontextmanager
-async def connected(url: str, mode: Any, headers: Mapping[str, str]) -> AsyncGenerator[Client]:
+async def connected(
+    url: str, mode: Any, headers: Mapping[str, str], **more: Any
+) -> AsyncGenerator[Client]:
     async with httpx2.AsyncClient(headers=dict(headers), timeout=30) as http:
-        async with Client(streamable_http_client(url, http_client=http), mode=mode) as client:
+        transport = streamable_http_client(url, http_client=http)
+        async with Client(transport, mode=mode, **more) as client:
             yield client
 
 

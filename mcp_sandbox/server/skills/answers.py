@@ -10,8 +10,12 @@ from mcp.types import (
     PaginatedRequestParams,
     ReadResourceRequestParams,
     RequestParams,
+    SubscribeRequestParams,
+    SubscriptionsListenRequestParams,
+    UnsubscribeRequestParams,
 )
 
+from mcp_sandbox.server.skills.changes import SkillChanges
 from mcp_sandbox.server.skills.completion import SkillCompletion
 from mcp_sandbox.server.skills.prompts import SkillPrompts
 from mcp_sandbox.server.skills.resources import SkillResources
@@ -26,13 +30,16 @@ class Answer(NamedTuple):
     answer: Callable[..., Awaitable[HandlerResult]]
 
 
-def answers(visible: Visible) -> Sequence[Answer]:
+def answers(visible: Visible, changes: SkillChanges) -> Sequence[Answer]:
     """All of them; the SDK's own would know nothing of whose request it is."""
     resources, prompts = SkillResources(visible), SkillPrompts(visible)
     return (
         Answer("resources/list", PaginatedRequestParams, resources.list),
         Answer("resources/templates/list", PaginatedRequestParams, resources.templates),
         Answer("resources/read", ReadResourceRequestParams, resources.read),
+        Answer("resources/subscribe", SubscribeRequestParams, changes.subscribe),
+        Answer("resources/unsubscribe", UnsubscribeRequestParams, changes.unsubscribe),
+        Answer("subscriptions/listen", SubscriptionsListenRequestParams, changes.listen),
         Answer("prompts/list", PaginatedRequestParams, prompts.list),
         Answer("prompts/get", GetPromptRequestParams, prompts.get),
         Answer("completion/complete", CompleteRequestParams, SkillCompletion(visible).complete),

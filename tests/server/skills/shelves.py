@@ -15,6 +15,7 @@ from mcp_sandbox.server.identity import callers_by, http_or
 from mcp_sandbox.server.skills.visible import Visible
 from mcp_sandbox.sessions.skills import Skills
 from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.watch import Pace
 from tests.server.web import Web, nobody, served
 
 EVERY_BYTE = bytes(range(256))
@@ -88,10 +89,13 @@ def _raw(result: Anything) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def offering(data_root: Path, *folders: Path, **settings: Any) -> AsyncGenerator[Web]:
+async def offering(
+    data_root: Path, *folders: Path, kind: type[Library] = Library
+) -> AsyncGenerator[Web]:
     """A server over HTTP whose skills are those in the folders, and its users' own."""
-    config = SkillsConfig(folders=folders, shipped=False, **settings)
-    visible = Visible(Skills(Library(config, data_root)), callers_by(http_or(nobody)), config)
+    config = SkillsConfig(folders=folders, shipped=False)
+    library = kind(config, data_root, pace=Pace(poll_s=0.02, settle_s=0.05))
+    visible = Visible(Skills(library), callers_by(http_or(nobody)), config)
     async with served(data_root, skills=visible) as web:
         yield web
 

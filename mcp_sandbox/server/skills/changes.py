@@ -1,0 +1,182 @@
+"""How clients learn that skills changed: each hears of its own catalogue only.
+
+Newer clients ask for it (`subscriptions/listen`); older ones are told after their handshake, and
+of single resources if they subscribed. Nothing watches for a client that has gone.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+from anyio.abc import TaskStatus
+from mcp.server.connection import Connection
+from mcp.server.context import CallNext, HandlerResult
+from mcp.server.session import ServerSession
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ServerEvent,
+    ToolsListChanged,
+)
+from mcp.shared.exceptions import MCPError
+from mcp.types import (
+    INVALID_REQUEST,
+    EmptyResult,
+    NotificationParams,
+    SubscribeRequestParams,
+    SubscriptionsListenRequestParams,
+    SubscriptionsListenResult,
+    UnsubscribeRequestParams,
+)
+
+from mcp_sandbox.server.errors import protocol_errors, sole_error
+from mcp_sandbox.server.skills.visible import Asked, Visible
+from mcp_sandbox.skills.models import Change
+from mcp_sandbox.skills.roots import Whose
+
+_TASKS = "mcp_sandbox.tasks"
+_MOST_SUBSCRIBED = 1000
+_KEY = "mcp_sandbox.skills"
+
+
+@dataclass
+class _Older:
+    """What is known of a connection of the older protocol: the resources that it subscribed."""
+
+    begun: bool = False
+    subscribed: set[str] = field(default_factory=set[str])
+
+
+@asynccontextmanager
+async def with_tasks(_server: object) -> AsyncGenerator[dict[str, Any]]:
+    """The lifespan of a server that tells clients of changes while no request of theirs runs."""
+    with sole_error():
+        async with anyio.create_task_group() as tasks:
+            yield {_TASKS: tasks}
+            tasks.cancel_scope.cancel()
+
+
+async def declared(ctx: Asked, call_next: CallNext) -> HandlerResult:
+    """Let clients of the older protocol know that they will be told; newer ones ask for it."""
+    result = await call_next(ctx)
+    if ctx.method == "initialize" and isinstance(result, dict):
+        capabilities = result["capabilities"]
+        for kind in ("prompts", "resources", "tools"):
+            capabilities[kind] = {**capabilities.get(kind, {}), "listChanged": True}
+    return result
+
+
+class SkillChanges:
+    """Tells clients of changes for as long as they are there."""
+
+    def __init__(self, visible: Visible) -> None:
+        self._visible = visible
+
+    @protocol_errors
+    async def listen(
+        self, asked: Asked, params: SubscriptionsListenRequestParams
+    ) -> SubscriptionsListenResult:
+        """Serve a newer client's stream of changes until it goes."""
+        bus = InMemorySubscriptionBus()
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self._publish, bus, self._visible.whose(asked))
+            result = await ListenHandler(bus)(asked, params)
+            tasks.cancel_scope.cancel()
+        return result
+
+    async def begin(self, asked: Asked, _params: NotificationParams) -> None:
+        """Tell an older client of changes from now on, until its connection ends."""
+        connection, older = _connection(asked), _older(asked)
+        if not older.begun:
+            older.begun = True
+            scope = anyio.CancelScope()
+            connection.exit_stack.callback(scope.cancel)
+            told = _Told(asked.session, older, scope)
+            asked.lifespan_context[_TASKS].start_soon(self._tell, told, self._visible.whose(asked))
+
+    async def subscribe(self, asked: Asked, params: SubscribeRequestParams) -> EmptyResult:
+        """Tell an older client of changes of this resource too."""
+        subscribed = _older(asked).subscribed
+        if len(subscribed) >= _MOST_SUBSCRIBED:
+            problem = f"{_MOST_SUBSCRIBED} resources are subscribed: unsubscribe from some first"
+            raise MCPError(code=INVALID_REQUEST, message=problem)
+        subscribed.add(params.uri)
+        return EmptyResult()
+
+    async def unsubscribe(self, asked: Asked, params: UnsubscribeRequestParams) -> EmptyResult:
+        """Tell an older client of this resource no more."""
+        _older(asked).subscribed.discard(params.uri)
+        return EmptyResult()
+
+    async def _publish(
+        self, bus: InMemorySubscriptionBus, whose: Whose, *, task_status: TaskStatus[None]
+    ) -> None:
+        async with self._events(whose) as events:
+            task_status.started()
+            async for event in events:
+                await bus.publish(event)
+
+    async def _tell(self, told: "_Told", whose: Whose) -> None:
+        with told.until:
+            async with self._events(whose) as events:
+                async for event in events:
+                    await told.tell(event)
+
+    @asynccontextmanager
+    async def _events(self, whose: Whose) -> AsyncGenerator[AsyncIterator[ServerEvent]]:
+        async with self._visible.library.changes(whose) as changes:
+            had = await self._has_tools(whose)
+            async with aclosing(self._each(whose, changes, had=had)) as events:
+                yield events
+
+    async def _each(
+        self, whose: Whose, changes: AsyncIterator[Change], *, had: bool
+    ) -> AsyncGenerator[ServerEvent]:
+        async for change in changes:
+            has = await self._has_tools(whose)
+            if has != had:
+                yield ToolsListChanged()
+            had = has
+            yield PromptsListChanged()
+            yield ResourcesListChanged()
+            for uri in sorted(change.uris):
+                yield ResourceUpdated(uri=uri)
+
+    async def _has_tools(self, whose: Whose) -> bool:
+        """Whether there is a skill for models, without which no tools for skills are listed."""
+        catalogue = await self._visible.library.catalogue(whose, max_age_s=1)
+        return any(skill.front.model_invocable for skill in catalogue.skills)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """A client of the older protocol that is told of changes."""
+
+    session: ServerSession
+    older: _Older
+    until: anyio.CancelScope
+
+    async def tell(self, event: ServerEvent) -> None:
+        if isinstance(event, ToolsListChanged):
+            await self.session.send_tool_list_changed()
+        elif isinstance(event, PromptsListChanged):
+            await self.session.send_prompt_list_changed()
+        elif isinstance(event, ResourcesListChanged):
+            await self.session.send_resource_list_changed()
+        elif event.uri in self.older.subscribed:
+            await self.session.send_resource_updated(event.uri)
+
+
+def _older(asked: Asked) -> _Older:
+    found: _Older = _connection(asked).state.setdefault(_KEY, _Older())
+    return found
+
+
+def _connection(asked: Asked) -> Connection:
+    # The SDK has no other way to what a connection keeps and undoes at its end.
+    return asked.session._connection  # noqa: SLF001
