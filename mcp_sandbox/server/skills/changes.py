@@ -35,7 +35,7 @@ from mcp.types import (
 )
 
 from mcp_sandbox.server.errors import protocol_errors, sole_error
-from mcp_sandbox.server.skills.visible import Asked, Visible
+from mcp_sandbox.server.skills.visible import Asked, Visible, canonical
 from mcp_sandbox.skills.models import Change
 from mcp_sandbox.skills.roots import Whose
 
@@ -99,18 +99,20 @@ class SkillChanges:
             told = _Told(asked.session, older, scope)
             asked.lifespan_context[_TASKS].start_soon(self._tell, told, self._visible.whose(asked))
 
+    @protocol_errors
     async def subscribe(self, asked: Asked, params: SubscribeRequestParams) -> EmptyResult:
         """Tell an older client of changes of this resource too."""
         subscribed = _older(asked).subscribed
         if len(subscribed) >= _MOST_SUBSCRIBED:
             problem = f"{_MOST_SUBSCRIBED} resources are subscribed: unsubscribe from some first"
             raise MCPError(code=INVALID_REQUEST, message=problem)
-        subscribed.add(params.uri)
+        subscribed.add(canonical(params.uri))
         return EmptyResult()
 
+    @protocol_errors
     async def unsubscribe(self, asked: Asked, params: UnsubscribeRequestParams) -> EmptyResult:
         """Tell an older client of this resource no more."""
-        _older(asked).subscribed.discard(params.uri)
+        _older(asked).subscribed.discard(canonical(params.uri))
         return EmptyResult()
 
     async def _publish(

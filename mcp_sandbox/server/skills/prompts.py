@@ -17,6 +17,7 @@ from mcp.types import (
     TextContent,
 )
 
+from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.server.errors import protocol_errors
 from mcp_sandbox.server.skills.pages import page
 from mcp_sandbox.server.skills.visible import Asked, Visible, folder_uri, shown
@@ -27,6 +28,8 @@ from mcp_sandbox.skills.uris import DOCUMENT, SCHEME
 ALL = "arguments"
 """The argument of a skill that names none: everything that the user says, in one."""
 _MOST_LISTED = 500
+_MOST_SAID = 100_000
+_MOST_FILLED = 1_000_000
 
 
 class SkillPrompts:
@@ -75,6 +78,9 @@ def filled(body: str, front: FrontMatter, given: Mapping[str, str]) -> str:
 
     A body that wants none gets what was given at its end. Numbers count only in a skill that says
     it takes arguments: elsewhere a `$1` is some program's own.
+
+    Raises:
+        InvalidArgument: there is more than a prompt can hold.
     """
     values = _values(front, given)
     everything = " ".join(values) if front.arguments else given.get(ALL, "")
@@ -92,7 +98,11 @@ def filled(body: str, front: FrontMatter, given: Mapping[str, str]) -> str:
         name = match["name"]
         return everything if name == "ARGUMENTS" else values[front.arguments.index(name)]
 
-    text = _placeholders(front.arguments).sub(value, body)
+    placeholders = _placeholders(front.arguments)
+    longest = max(map(len, (everything, *values)), default=0)
+    if longest > _MOST_SAID or longest * len(placeholders.findall(body)) > _MOST_FILLED:
+        raise InvalidArgument("the arguments are too long for this prompt: say it in a message")
+    text = placeholders.sub(value, body)
     return text if used or not everything else f"{text.rstrip()}\n\nARGUMENTS: {everything}\n"
 
 

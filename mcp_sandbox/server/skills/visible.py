@@ -20,6 +20,8 @@ from mcp_sandbox.skills.uris import DOCUMENT, SCHEME, file_uri
 
 Asked = ServerRequestContext[Any, Any]
 _SHOWN_URI = 200
+_MOST_URI = 32_000
+_MOST_PARTS = 64
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,13 @@ class Visible:
 
 
 def canonical(uri: str) -> str:
-    """The one spelling of a uri that we give out, of all that mean the same."""
+    """The one spelling of a uri that we give out, of all that mean the same.
+
+    Raises:
+        UnknownSkill: it is longer than any that we give out.
+    """
+    if len(uri) > _MOST_URI or uri.count("/") > _MOST_PARTS:
+        raise UnknownSkill(f"there is nothing at {shown(uri)}: no uri here is that long")
     scheme, _, rest = uri.partition("://")
     parts = (quote(unquote_to_bytes(part), safe="") for part in rest.split("/"))
     return f"{scheme}://" + "/".join(parts)

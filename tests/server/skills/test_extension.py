@@ -223,6 +223,7 @@ HOSTILE = [
     "skills://diagnostics/..",
     "%",
     "skill://" + "a/" * 5000,
+    "skill://assistant/" + "a" * 10_000,
     "skill://assistant/pdf/\ud800".encode("utf-8", "replace").decode(),
 ]
 

@@ -75,6 +75,17 @@ async def test_what_the_user_says_stands_where_the_skill_wants_it(
     assert [each.name for each in prompts["named"].arguments or []] == ["issue", "branch"]
 
 
+async def test_a_prompt_does_not_grow_beyond_what_can_be_sent(
+    data_root: Path, tmp_path: Path
+) -> None:
+    write_skill(tmp_path / "a", "many", document("many", "$ARGUMENTS " * 50_000))
+    async with offering(data_root, tmp_path / "a") as web, client_of(web) as client:
+        assert len(await text(client, "many", arguments="x")) == 2 * 50_000
+        with pytest.raises(MCPError, match="too long") as caught:
+            await client.get_prompt("many", {"arguments": "x" * 90_000})
+    assert caught.value.error.code == INVALID_PARAMS
+
+
 @MODES
 async def test_skills_and_their_files_complete_the_template(
     data_root: Path, tmp_path: Path, mode: str
