@@ -11,7 +11,7 @@ FileKind = Literal["text", "binary"]
 Need = Literal["command", "python", "node", "interpreter"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Diagnostic:
     """Something that is wrong with a skill, and what to do about it.
 
@@ -28,7 +28,7 @@ class Diagnostic:
     file: str = "SKILL.md"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FrontMatter:
     """What stands between the two lines of dashes of a `SKILL.md`.
 
@@ -50,7 +50,7 @@ class FrontMatter:
     model_invocable: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Skill:
     """A skill that can be used.
 

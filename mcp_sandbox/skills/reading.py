@@ -47,7 +47,7 @@ def read_document(base: int, path: str, spellings: tuple[str, ...], place: Place
         now = time.time_ns()
         stamp = stamp_of(os.fstat(file))
         # Read beyond the size too: it may have grown, and some file systems do not tell it.
-        data = os.read(file, HEAD_BYTES)
+        data = os.read(file, min(stamp[-1] + 1, HEAD_BYTES))
     finally:
         os.close(file)
     parsed = parse(data, place.folders[-1], document, size=stamp[-1])

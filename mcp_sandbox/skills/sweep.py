@@ -178,24 +178,27 @@ class Sweep:
         return known if stamp_of(status) == known.stamp else None
 
     def _listed(self, item: _Item) -> Listing:
-        with self._base(item) as (base, path, _):
-            return list_folder(base, path, self._limits.entries - self._entries)
+        left = self._limits.entries - self._entries
+        if not item.linked:
+            return list_folder(self._directory, item.path, left)
+        with self._target(item) as (base, _, path):
+            return list_folder(base, path, left)
 
     def _read(self, item: _Item, listing: Listing) -> Reading:
-        with self._base(item) as (base, path, folder):
-            names = tuple(item.path.split("/")) if item.path else ()
-            place = Place(self._root.name, (*self._seen.prefix, *names), folder)
+        names = (*self._seen.prefix, *item.path.split("/")) if item.path else self._seen.prefix
+        if not item.linked:
+            place = Place(self._root.name, names, Path(f"{self._root.folder}/{item.path}"))
+            return read_document(self._directory, item.path, listing.spellings, place)
+        with self._target(item) as (base, folder, path):
+            place = Place(self._root.name, names, folder)
             return read_document(base, path, listing.spellings, place)
 
     @contextmanager
-    def _base(self, item: _Item) -> Iterator[tuple[int, str, Path]]:
-        """An open folder, the path from there without links, and where that is on the host."""
-        if not item.linked:
-            yield self._directory, item.path, self._root.folder / item.path
-            return
+    def _target(self, item: _Item) -> Iterator[tuple[int, Path, str]]:
+        """What a link leads to: an open root, the folder on the host, and its path in that root."""
         root, path = links.target_of(self._root.folder / item.path, self._allowed)
         with opened(root.folder, root.anchor) as base:
-            yield base, path, root.folder / path
+            yield base, root.folder / path, path
 
     def _admit(self, item: _Item, reading: Reading) -> None:
         self._heads += reading.length

@@ -5,11 +5,14 @@ makes a uri of exactly as many parts as its path has, and none leads anywhere el
 """
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote
 
 SCHEME = "skill://"
 DOCUMENT = "SKILL.md"
+# What needs no encoding, as nearly all names.
+_PLAIN = re.compile(r"[A-Za-z0-9._~-]+")
 
 
 def skill_uri(root: str, folders: Iterable[str], name: str) -> str:
@@ -31,4 +34,4 @@ def unused(wanted: Sequence[str], taken: Mapping[str, object], root: str) -> str
 
 
 def _encode(part: str) -> str:
-    return quote(os.fsencode(part), safe="")
+    return part if _PLAIN.fullmatch(part) else quote(os.fsencode(part), safe="")
