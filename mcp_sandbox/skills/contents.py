@@ -16,6 +16,7 @@ import os
 import stat
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -93,6 +94,15 @@ def kind_of(data: bytes) -> FileKind:
     except UnicodeDecodeError:
         return "binary"
     return "text"
+
+
+def is_utf8(path: str) -> bool:
+    """Whether a path can be written in JSON and in a uri."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class _OverTheLimit(Exception):
@@ -180,12 +190,14 @@ class _Gathering:
         try:
             directory = open_directory(self._directory, os.fsencode(folder or "."))
         except OSError as exc:
-            return self._leave_out(folder, os.strerror(exc.errno or 0))
+            self._leave_out(folder, os.strerror(exc.errno or 0))
+            return
         try:
             with os.scandir(directory) as entries:
                 for entry in entries:
-                    path = f"{folder}/{entry.name}" if folder else entry.name
-                    yield path, entry.stat(follow_symlinks=False)
+                    with suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        yield f"{folder}/{entry.name}" if folder else entry.name, status
         finally:
             os.close(directory)
 
@@ -201,7 +213,7 @@ class _Gathering:
         name = path.rsplit("/", 1)[-1]
         if stat.S_ISDIR(status.st_mode) or is_junk_file(name):
             return False
-        if not path.isprintable() and not _is_utf8(path):
+        if not is_utf8(path):
             self._leave_out(path, "its name is not UTF-8")
         elif stat.S_ISLNK(status.st_mode):
             self._leave_out(path, "it is a symbolic link")
@@ -214,11 +226,3 @@ class _Gathering:
     def _leave_out(self, path: str, why: str) -> None:
         shown = path.encode(errors="backslashreplace").decode()
         self._left_out.append(problems.left_out(shown, why))
-
-
-def _is_utf8(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

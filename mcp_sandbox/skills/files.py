@@ -5,7 +5,7 @@ import time
 from typing import NamedTuple
 
 from mcp_sandbox.errors import Busy, TooLarge
-from mcp_sandbox.skills.stamps import Stamp, stamp_of
+from mcp_sandbox.skills.stamps import Stamp, is_settled, stamp_of
 from mcp_sandbox.workspace.beneath import open_file
 
 MAX_BYTES = 16 * 1024 * 1024
@@ -36,7 +36,9 @@ def read_whole(directory: int, path: str) -> Whole:
             now = time.time_ns()
             before = stamp_of(os.fstat(file))
             data = _all(file, path)
-            if stamp_of(os.fstat(file)) == before:
+            # A stamp that is not settled would not show an edit: the same bytes twice do.
+            same = is_settled(before, now) or _all(file, path) == data
+            if same and stamp_of(os.fstat(file)) == before:
                 return Whole(data, before, now)
         finally:
             os.close(file)
@@ -57,6 +59,7 @@ def read_beginning(directory: int, path: str, size: int) -> bytes:
 
 
 def _all(file: int, path: str) -> bytes:
+    os.lseek(file, 0, os.SEEK_SET)
     chunks: list[bytes] = []
     left = MAX_BYTES + 1
     while left > 0 and (chunk := os.read(file, min(left, _CHUNK))):

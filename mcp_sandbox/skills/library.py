@@ -12,7 +12,7 @@ from anyio import CapacityLimiter, to_thread
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.errors import UnknownSkill
 from mcp_sandbox.skills.catalogue import Catalogue, merge
-from mcp_sandbox.skills.contents import Gathered, gather
+from mcp_sandbox.skills.contents import Gathered, gather, is_utf8
 from mcp_sandbox.skills.files import read_beginning, read_whole
 from mcp_sandbox.skills.junk import is_junk
 from mcp_sandbox.skills.models import Change, Contents, Skill
@@ -146,5 +146,5 @@ class Library:
 
 def _leads_astray(path: str) -> bool:
     """Whether a path is none of a skill's file, whatever lies on the disk."""
-    parts = path.split("/")
-    return "\0" in path or not {"", ".", ".."}.isdisjoint(parts) or is_junk(path)
+    odd_parts = not {"", ".", ".."}.isdisjoint(path.split("/"))
+    return odd_parts or "\0" in path or not is_utf8(path) or is_junk(path)
