@@ -8,11 +8,13 @@ import anyio
 import pytest
 from rich.console import Console
 
-from mcp_sandbox.config import Config, DockerConfig, WorkspaceConfig
+from mcp_sandbox.config import Config, DockerConfig, SkillsConfig, WorkspaceConfig
 from mcp_sandbox.doctor import Check, Report, examine, render
 from mcp_sandbox.doctor.machine import examine_machine
 from mcp_sandbox.doctor.places import examine_engine, examine_place
+from mcp_sandbox.doctor.skills import examine_skills
 from mcp_sandbox.doctor.versions import holes_of, remedy
+from tests.server.taught import write_skill
 
 
 @pytest.mark.parametrize(
@@ -134,3 +136,18 @@ def test_command_prints_json_and_succeeds(tmp_path: Path) -> None:
     answer = json.loads(done.stdout)
     assert "bubblewrap" in answer["usable"]
     assert {"area", "name", "status", "found", "remedy"} == set(answer["checks"][0])
+
+
+async def test_skills_are_counted_and_what_cannot_be_used_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "skills"
+    write_skill(folder, "one")
+    write_skill(folder, "two")
+    (folder / "broken").mkdir()
+    (folder / "broken" / "SKILL.md").write_text("no front matter")
+    settings = SkillsConfig(folders=(folder,), shipped=False)
+    check = await examine_skills(Config(data_dir=tmp_path / "data", skills=settings))
+    assert (check.status, check.found.split(";")[0]) == ("warn", "2 offered (2 assistant)")
+    assert "1 cannot be used" in check.found
+    assert "skills doctor" in check.remedy
+    off = Config(data_dir=tmp_path / "data", skills=SkillsConfig(enabled=False))
+    assert (await examine_skills(off)).status == "ok"

@@ -1,8 +1,8 @@
 """Checks a machine and says what to do about what does not work.
 
 `report.py` has the words of the answer, `versions.py` what is known of old versions, `machine.py`
-looks at the host, `places.py` tries each backend with a real sandbox. Nothing here repairs
-anything, and nothing is decided here that a server would go by.
+looks at the host, `skills.py` at the skills, `places.py` tries each backend with a real sandbox.
+Nothing here repairs anything, and nothing is decided here that a server would go by.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from mcp_sandbox.config import Config
 from mcp_sandbox.doctor.machine import examine_machine
 from mcp_sandbox.doctor.places import examine_engine, examine_place
 from mcp_sandbox.doctor.report import Check, Report, render
+from mcp_sandbox.doctor.skills import examine_skills
 from mcp_sandbox.models import BackendName
 
 __all__ = ["Check", "Report", "examine", "render"]
@@ -21,9 +22,11 @@ _PLACES: tuple[BackendName, ...] = ("docker", "bubblewrap")
 
 
 async def examine(config: Config, progress: Callable[[str], None] = lambda _: None) -> Report:
-    """Look at the machine, then try a sandbox in each backend that isolates."""
+    """Look at the machine and the skills, then try a sandbox in each backend that isolates."""
     progress("looking at this machine")
     checks = await to_thread.run_sync(examine_machine, config)
+    progress("looking at the skills")
+    checks.append(await examine_skills(config))
     progress("asking the Docker engine")
     checks += await examine_engine(config)
     usable = list[BackendName]()
