@@ -56,12 +56,22 @@ class Activation:
         return self.skill.name
 
 
+@dataclass(frozen=True)
+class Active:
+    """A skill that a chat has activated, and which version of it."""
+
+    uri: str
+    name: str
+    digest: str
+    path_in_sandbox: str | None
+
+
 @dataclass
 class _Learned:
-    """What a chat has activated, by uri, and the digests of what its client was given."""
+    """What a chat has activated, and the digests of what its client was given, both by uri."""
 
-    active: dict[str, Activation] = field(default_factory=dict[str, Activation])
-    told: set[str] = field(default_factory=set[str])
+    active: dict[str, Active] = field(default_factory=dict[str, Active])
+    told: dict[str, str] = field(default_factory=dict[str, str])
 
 
 class Skills:
@@ -148,9 +158,11 @@ class ChatSkills:
         skill = await self._found(name)
         learned = self._skills.learned(self._chat)
         activation = await self._read_whole(skill)
-        repeated = not refresh and activation.digest in learned.told
-        learned.active[skill.uri] = activation
-        learned.told.add(activation.digest)
+        repeated = not refresh and learned.told.get(skill.uri) == activation.digest
+        learned.active[skill.uri] = Active(
+            skill.uri, skill.name, activation.digest, activation.path_in_sandbox
+        )
+        learned.told[skill.uri] = activation.digest
         return replace(activation, repeated=repeated)
 
     async def _read_whole(self, skill: Skill) -> Activation:
@@ -175,9 +187,10 @@ class ChatSkills:
         known = next((file for file in contents.files if file.path == path), None)
         if known is None:
             raise UnknownSkill(f"{name} has no file {path!r}: skill_activate lists its files")
-        return known, data
+        # The bytes are those that are there now, whatever was there when they were listed.
+        return replace(known, size=len(data), digest=digest_of(data)), data
 
-    def active(self) -> Sequence[Activation]:
+    def active(self) -> Sequence[Active]:
         """What the chat has activated, in that order."""
         return tuple(self._skills.learned(self._chat).active.values())
 
