@@ -13,9 +13,9 @@ Value = Union[str, "dict[str, Value]", "list[Value]"]
 
 KEY = re.compile(
     r"""("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'"""
-    r"""|[^\s'"\[\]{}&*!|>%@`#,?:-][^#]*?|[?:-][^\s#][^#]*?)\s*:(?=\s|$)"""
+    r"""|[^ '"\[\]{}&*!|>%@`#,?:-][^#]*?|[?:-][^ #][^#]*?)[ ]*:(?=[ ]|$)"""
 )
-BLOCK = re.compile(r"([|>])(?:([+-])([1-9])?|([1-9])([+-])?)?\s*(?:\s#.*)?")
+BLOCK = re.compile(r"([|>])(?:([+-])([1-9])?|([1-9])([+-])?)? *(?:#.*)?")
 ESCAPES = {
     "0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f",
     "r": "\r", "e": "\x1b", " ": " ", '"': '"', "/": "/", "\\": "\\", "N": "\x85", "_": "\xa0",
@@ -51,7 +51,12 @@ class Reader:
     """Goes through the lines once."""
 
     def __init__(self, text: str) -> None:
-        self.lines = text.split("\n")
+        lines = text.split("\n")
+        # Three dots end a document, whatever follows.
+        ends = (n for n, line in enumerate(lines) if re.match(r"\.\.\.([ \t]|$)", line))
+        end = next(ends, len(lines))
+        self.lines = lines[:end]
+        self.after = "".join(lines[end:])
         self.at = 0
 
     def read(self) -> Value:
@@ -59,8 +64,8 @@ class Reader:
         found = self._skip()
         if found is None:
             return ""
-        value = self._node(found)
-        if self._skip() is not None:
+        value = self._node(found, -1)
+        if self._skip() is not None or self.after[3:].strip():
             raise self._bad("this line fits to nothing above: look at its indentation")
         return value
 
@@ -71,16 +76,16 @@ class Reader:
         """Go to the next line that says something; its indentation, or None at the end."""
         while self.at < len(self.lines):
             line = self.lines[self.at]
-            if line.strip() and not line.lstrip().startswith("#"):
-                indent = len(line) - len(line.lstrip(" "))
-                if line[indent] == "\t":
-                    raise self._bad("indented with a tab: use spaces")
+            indent = len(line) - len(line.lstrip(" "))
+            if line[indent : indent + 1] == "\t":
+                raise self._bad("indented with a tab: use spaces")
+            if line[indent:] and line[indent] != "#":
                 return indent
             self.at += 1
         return None
 
-    def _node(self, indent: int) -> Value:
-        """What begins in this line: a list, a mapping, or text over several lines."""
+    def _node(self, indent: int, above: int) -> Value:
+        """What begins in this line, in something that is indented by `above`."""
         text = self.lines[self.at][indent:]
         if text == "-" or text.startswith("- "):
             return self._sequence(indent)
@@ -88,8 +93,7 @@ class Reader:
             return self._mapping(indent)
         if text.startswith("? "):
             raise self._bad("write `key: value`")
-        self.lines[self.at] = " " * indent + text
-        return self._scalar(text, indent - 1)
+        return self._scalar(text, above)
 
     def _mapping(self, indent: int) -> dict[str, Value]:
         result: dict[str, Value] = {}
@@ -99,11 +103,13 @@ class Reader:
             match = KEY.match(text)
             if match is None:
                 raise self._bad("expected `key: value`; if it belongs to the line above, indent it")
-            key = unquoted(match[1])
+            key = self._unquoted(match[1], self.at)
+            if key == "<<":
+                raise self._bad("merging with << is not allowed")
             if key in result:
                 raise self._bad(f"{key} is there twice")
             begins = self.at
-            result[key] = self._value(text[match.end() :].strip(" \t"), indent)
+            result[key] = self._value(text[match.end() :].strip(" "), indent)
             if isinstance(result[key], dict):
                 own = self._column(begins)
                 if column not in (None, own):
@@ -127,7 +133,7 @@ class Reader:
             if KEY.match(rest) or rest.startswith("- "):
                 inner = indent + len(text) - len(text[1:].lstrip(" "))
                 self.lines[self.at] = " " * inner + rest
-                result.append(self._node(inner))
+                result.append(self._node(inner, indent))
             else:
                 result.append(self._value(rest, indent, in_list=True))
         self._end_of_block(indent)
@@ -146,10 +152,10 @@ class Reader:
         found = self._skip()
         if found is None or found < indent:
             return ""
-        dashed = re.match(r"-(\s|$)", self.lines[self.at][found:])
+        dashed = re.match(r"-( |$)", self.lines[self.at][found:])
         if found == indent and (in_list or not dashed):
             return ""
-        return self._node(found)
+        return self._node(found, indent)
 
     def _scalar(self, text: str, indent: int) -> str:
         """Text; the lines that belong to it are indented more than `indent`."""
@@ -157,28 +163,28 @@ class Reader:
         if block:
             return self._block(block, indent)
         if text[0] in "'\"":
-            return self._quoted(text, indent)
+            return self._quoted(text)
         if text[0] in REFUSED:
             raise self._bad(REFUSED[text[0]])
-        if re.match(r"[-?](\s|$)", text):
+        if re.match(r"[-?]( |$)", text):
             raise self._bad("put this text into quotes, or begin a new line for a list")
         return self._plain(text, indent)
 
     def _plain(self, text: str, indent: int) -> str:
         parts = [self._plain_line(text)]
-        ended = parts[0] != text.rstrip()
+        ended = parts[0] != text.rstrip(" ")
         self.at += 1
         blank = 0
         while self.at < len(self.lines):
             line = self.lines[self.at]
             own = len(line) - len(line.lstrip(" "))
-            if not line.strip():
+            if not line.strip(" "):
                 blank += 1
-            elif own <= indent or line.lstrip().startswith("#") or ended:
+            elif own <= indent or line[own] == "#" or ended:
                 break
             else:
-                new = self._plain_line(line.strip())
-                ended = new != line.strip()
+                new = self._plain_line(line[own:])
+                ended = new != line[own:].rstrip(" ")
                 parts.append("\n" * blank + new if blank else f" {new}")
                 blank = 0
             self.at += 1
@@ -188,32 +194,34 @@ class Reader:
         return "".join(parts)
 
     def _plain_line(self, text: str) -> str:
-        said = re.split(r"\s#", text, maxsplit=1)[0].rstrip()
-        if re.search(r":(\s|$)", said):
+        said = re.split(" #", text, maxsplit=1)[0].rstrip(" ")
+        if "\t" in said:
+            raise self._bad("there is a tab in this text: use spaces, or quotes")
+        if re.search(":( |$)", said):
             raise self._bad("a colon with a space after it: put the whole text into quotes")
         return said
 
-    def _quoted(self, text: str, indent: int) -> str:
+    def _quoted(self, text: str) -> str:
         mark, begins, whole = text[0], self.at, text
         pattern = r'"(?:[^"\\]|\\.)*"' if mark == '"' else r"'(?:[^']|'')*'"
         while not re.match(pattern, whole, re.DOTALL):
             self.at += 1
             if self.at == len(self.lines):
                 raise self._bad(f"the text that begins with {mark} never ends", begins)
-            line = self.lines[self.at]
-            if line.strip() and len(line) - len(line.lstrip(" ")) <= indent:
-                raise self._bad("a text in quotes goes on here: indent it")
-            whole += "\n" + line
+            whole += "\n" + self.lines[self.at]
         match = re.match(pattern, whole, re.DOTALL)
         assert match is not None
         rest = whole[match.end() :]
-        if rest.strip() and not re.match(r"\s+#", rest):
+        if rest.strip() and not re.match(r"[ \t]*#", rest):
             raise self._bad("there is more after the closing quote")
         self.at += 1
+        return self._unquoted(match[0], begins)
+
+    def _unquoted(self, text: str, line: int) -> str:
         try:
-            return unquoted(match[0])
+            return unquoted(text)
         except ValueError as exc:
-            raise self._bad(str(exc), begins) from None
+            raise self._bad(str(exc), line) from None
 
     def _block(self, head: re.Match[str], indent: int) -> str:
         """Text after | or >, as long as it is indented."""

@@ -25,9 +25,7 @@ LONG_BODY = 500
 SHORT_DESCRIPTION = 40
 FILES, BYTES = 512, 16 * 1024 * 1024
 # What YAML may not hold as it is.
-UNPRINTABLE = re.compile(
-    "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
-)
+UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 HIDDEN = re.compile(
     "[\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\U000e0000-\U000e007f]"
 )
@@ -59,7 +57,7 @@ class Skill:
         self.folder = folder
         self.problems: list[Problem] = []
         self.document = "SKILL.md"
-        self.lines: list[str] = []
+        self.lines: dict[str, int] = {}
 
     def error(self, text: str, field: str = "") -> None:
         self.problems.append(Problem("error", text, self._line_of(field), self.document))
@@ -69,8 +67,7 @@ class Skill:
 
     def _line_of(self, field: str) -> int:
         """The line in which a field begins."""
-        starts = (n for n, x in enumerate(self.lines, 1) if field and x.startswith(f"{field}:"))
-        return next(starts, 1)
+        return self.lines.get(field, 1)
 
     def check(self) -> list[Problem]:
         try:
@@ -78,7 +75,8 @@ class Skill:
             front, body, body_line = split(content, self.document)
             if not front.endswith("\n") or not re.match(r"[ \t]*(\n|$)", body):
                 self.warn("`---` within the front matter ends it for some: write `-`", body_line)
-            self.lines = content.split("\n")
+            for number, line in enumerate(front.split("\n"), 1):
+                self.lines.setdefault(line.partition(":")[0], number)
             self._judge(fields(front, self.document))
             self._judge_body(body, body_line)
             self._judge_files()
@@ -177,7 +175,7 @@ class Skill:
                 self.warn("characters that nobody sees", number)
             if PIPED.search(line):
                 self.warn("a download is run unseen: bundle the script instead", number)
-            for target in {*REFERENCE.findall(line), *LINK.findall(line)}:
+            for target in dict.fromkeys((*REFERENCE.findall(line), *LINK.findall(line))):
                 self._judge_reference(target, number)
 
     def _judge_reference(self, target: str, line: int) -> None:

@@ -1,0 +1,15 @@
+"""Where the shipped skills are, and the code in their texts."""
+
+import re
+from pathlib import Path
+
+SHIPPED = Path(__file__).parents[2] / "skills"
+NAMES = sorted(folder.name for folder in SHIPPED.iterdir())
+
+
+def commands(name: str, document: str = "SKILL.md", language: str = "sh") -> list[str]:
+    """The code blocks of a language in a text of a skill, also those in lists."""
+    text = (SHIPPED / name / document).read_text(encoding="utf-8")
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```$", text, re.MULTILINE | re.DOTALL)
+    assert found, (name, document)
+    return [re.sub(f"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
