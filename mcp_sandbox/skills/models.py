@@ -8,7 +8,7 @@ from typing import Literal
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Level = Literal["error", "warning", "note"]
 FileKind = Literal["text", "binary"]
-Need = Literal["command", "python", "node", "interpreter"]
+Need = Literal["command", "python", "node", "interpreter", "network"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +124,32 @@ class Contents:
 
 @dataclass(frozen=True)
 class Unmet:
-    """What a script needs and the chat's image lacks; `layer` names the image layer that has it."""
+    """What a script needs and the chat's sandbox lacks.
+
+    `needed_by` are files of the skill. `layer` names the image layer that has it, None if none
+    has; `fix` says in a few words what a person can do. `always` is False where only some of what
+    the files do needs it.
+    """
 
     need: Need
     name: str
     needed_by: tuple[str, ...]
     layer: str | None = None
+    fix: str = ""
+    always: bool = True
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What the bundled scripts seem to use, found by reading and not by running them."""
+    """What the bundled scripts seem to use, found by reading and not by running them.
+
+    `packages` are those of Python and Node.js by the names that pip and npm know. `writes` are
+    paths outside of the working folder. `unread` are scripts that are too large to be read.
+    """
 
     hosts: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
