@@ -1,0 +1,187 @@
+"""What a skill's scripts use and need, found by reading its files. Pure, bounded, runs nothing."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from mcp_sandbox.skills.layers import distribution_of
+from mcp_sandbox.skills.models import Findings
+from mcp_sandbox.skills.scripts.declared import (
+    code_blocks,
+    distribution,
+    read_inline_metadata,
+    read_package_json,
+    read_requirements,
+    read_shebang,
+)
+from mcp_sandbox.skills.scripts.javascript import read_javascript
+from mcp_sandbox.skills.scripts.python import read_python
+from mcp_sandbox.skills.scripts.shell import read_shell
+from mcp_sandbox.skills.scripts.uses import Kind, Language, Use, Uses, Weight
+
+MAX_FILE_BYTES = 256 * 1024
+MAX_BYTES = 1024 * 1024
+"""Of all files together."""
+
+_LANGUAGES: Mapping[str, Language] = {
+    ".py": "python", ".pyw": "python", ".sh": "shell", ".bash": "shell", ".zsh": "shell",
+    ".js": "javascript", ".mjs": "javascript", ".cjs": "javascript", ".ts": "javascript",
+    ".mts": "javascript", ".tsx": "javascript", ".jsx": "javascript",
+}  # fmt: skip
+_INTERPRETERS = {
+    ".py": "python3", ".sh": "bash", ".bash": "bash", ".zsh": "zsh", ".js": "node",
+    ".mjs": "node", ".cjs": "node", ".rb": "ruby", ".pl": "perl", ".ps1": "pwsh", ".r": "Rscript",
+    ".php": "php", ".lua": "lua",
+}  # fmt: skip
+# What lies there is copied or tried out; no use of the skill runs it as it is.
+_NOT_RUN = frozenset({"assets", "templates", "template", "node_modules", "fixtures", "__pycache__"})
+_SELDOM_RUN = frozenset({"tests", "test", "examples", "evals", "references"})
+_WEIGHTS: tuple[Weight, ...] = ("optional", "sometimes", "always")
+_MOST_EMBEDDED = 300
+_SHOWN = 50
+
+
+@dataclass(frozen=True)
+class Required:
+    """Something that files of a skill need; they do without where `unless` is importable."""
+
+    kind: Kind
+    name: str
+    files: tuple[str, ...]
+    weight: Weight = "always"
+    unless: str = ""
+
+
+def scan(files: Mapping[str, bytes]) -> tuple[Findings, tuple[Required, ...]]:
+    """What the files of a skill use, by their paths in it, and what must be there to run them."""
+    found: dict[str, Uses] = {}
+    unread: list[str] = []
+    left = MAX_BYTES
+    for path in sorted(files, key=lambda path: (path.count("/"), path)):
+        data = files[path]
+        if not _is_script(path, data):
+            continue
+        if len(data) > min(MAX_FILE_BYTES, left):
+            unread.append(path)
+            continue
+        left -= len(data)
+        found[path] = _read(path, data.decode("utf-8", "replace"))
+    local = set(_modules(files))
+    needs = tuple(_needs(found, local))
+    return _findings(found, needs, unread), needs
+
+
+def _is_script(path: str, data: bytes) -> bool:
+    name = PurePosixPath(path)
+    if name.name in ("requirements.txt", "package.json") or _is_document(path):
+        return not _NOT_RUN.intersection(name.parts)
+    return name.suffix.lower() in _LANGUAGES or (b"\0" not in data[:512] and data[:2] == b"#!")
+
+
+def _is_document(path: str) -> bool:
+    return path.lower() == "skill.md"
+
+
+def _read(path: str, text: str) -> Uses:
+    """What a file uses, with the code that stands inside of it."""
+    name, parts = PurePosixPath(path), PurePosixPath(path).parts
+    text = text.removeprefix("\ufeff")
+    if name.name == "requirements.txt":
+        return read_requirements(text)
+    if name.name == "package.json":
+        return read_package_json(text)
+    uses = Uses()
+    if _is_document(path):
+        for language, code in code_blocks(text):
+            uses.add(_read_code(language, code), "sometimes")
+        return uses
+    uses.add(_read_script(name.suffix.lower(), text))
+    if _NOT_RUN.intersection(parts[:-1]):
+        uses.needs.clear()
+    elif _SELDOM_RUN.intersection(parts[:-1]):
+        seldom = Uses()
+        seldom.add(uses, "sometimes")
+        return seldom
+    return uses
+
+
+def _read_script(suffix: str, text: str) -> Uses:
+    program, uses = read_shebang(text)
+    language = _LANGUAGES.get(suffix) or _language_of(program)
+    if not program and suffix in _INTERPRETERS:
+        uses.need("interpreter", _INTERPRETERS[suffix])
+    if language:
+        uses.add(_read_code(language, text))
+    if language == "python":
+        uses.add(read_inline_metadata(text))
+    return uses
+
+
+def _language_of(program: str) -> Language | None:
+    if program.startswith("python") or program == "uv":
+        return "python"
+    if program in ("bash", "sh", "zsh", "dash", "ksh"):
+        return "shell"
+    return "javascript" if program in ("node", "bun", "tsx", "deno") else None
+
+
+def _read_code(language: Language, text: str) -> Uses:
+    readers = {"python": read_python, "shell": read_shell, "javascript": read_javascript}
+    whole = Uses()
+    waiting: list[tuple[Language, str, int]] = [(language, text, 0)]
+    for _ in range(_MOST_EMBEDDED):
+        if not waiting:
+            break
+        language, text, depth = waiting.pop()
+        uses = readers[language](text)
+        whole.add(uses)
+        if depth < 3:
+            waiting.extend((inner, code, depth + 1) for inner, code in uses.embedded)
+    return whole
+
+
+def _modules(files: Iterable[str]) -> Iterator[str]:
+    """The names by which scripts of the skill import each other."""
+    for path in files:
+        name = PurePosixPath(path)
+        if name.suffix in (".py", ".pyi", ".so"):
+            yield from (name.stem.split(".")[0], *name.parts[:-1])
+
+
+def _needs(found: Mapping[str, Uses], local: set[str]) -> Iterator[Required]:
+    gathered: dict[tuple[Kind, str], list[tuple[str, Use]]] = {}
+    for path, uses in found.items():
+        for use in uses.needs:
+            if not (use.kind == "python" and use.name in local):
+                gathered.setdefault((use.kind, use.name), []).append((path, use))
+    for (kind, name), pairs in sorted(gathered.items()):
+        weight = max((use.weight for _, use in pairs), key=_WEIGHTS.index)
+        files = dict.fromkeys(path for path, use in pairs if use.weight == weight)
+        unless = min(use.unless for _, use in pairs)
+        yield Required(kind, name, tuple(files), weight, unless)
+
+
+def _findings(
+    found: Mapping[str, Uses], needs: tuple[Required, ...], unread: list[str]
+) -> Findings:
+    kinds = ("distribution", "node", "npx")
+    packages = {each.name for each in needs if each.kind in kinds}
+    packages |= {
+        distribution(distribution_of(each.name))
+        for each in needs
+        if each.kind == "python" and each.name not in sys.stdlib_module_names
+    }
+    every = found.values()
+    return Findings(
+        hosts=_shown(uses.hosts for uses in every),
+        variables=_shown(uses.variables for uses in every),
+        commands=_shown([{each.name for each in needs if each.kind in ("command", "interpreter")}]),
+        packages=_shown([packages, *(uses.packages for uses in every)]),
+        writes=_shown(uses.writes for uses in every),
+        unread=tuple(unread[:_SHOWN]),
+    )
+
+
+def _shown(sets: Iterable[set[str]]) -> tuple[str, ...]:
+    return tuple(sorted(set().union(*sets))[:_SHOWN])

@@ -1,0 +1,108 @@
+"""What a skill needs and a sandbox lacks. Pure: what the sandbox has comes as a value."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mcp_sandbox.skills import layers
+from mcp_sandbox.skills.findings import Required
+from mcp_sandbox.skills.models import Findings, Need, Unmet
+from mcp_sandbox.skills.scripts.declared import distribution
+
+_MOST = 50
+_HOSTS_SHOWN = 10
+_NO_NETWORK = "this sandbox has no network"
+_INSTALL = {"apt": "apt-get install", "pip": "pip install", "npm": "npm install -g"}
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What a sandbox has: commands on its PATH, modules that its Python and Node.js can import.
+
+    `distributions` are what pip has installed, by normalised names. `versions` are of "python" and
+    "node", where there is one.
+    """
+
+    commands: frozenset[str] = frozenset()
+    modules: frozenset[str] = frozenset()
+    distributions: frozenset[str] = frozenset()
+    node: frozenset[str] = frozenset()
+    versions: tuple[tuple[str, str], ...] = ()
+    network: bool = False
+
+
+def unmet(
+    needs: Sequence[Required], inventory: Inventory, findings: Findings | None = None
+) -> tuple[Unmet, ...]:
+    """What is lacking, what every use needs first; hosts too, if there is no network."""
+    imported = {_distribution_of(each.name) for each in needs if each.kind == "python"}
+    lacking = [
+        _unmet(each)
+        for each in needs
+        if each.weight != "optional"
+        and not (each.unless and _has_module(each.unless, inventory))
+        and not (each.kind == "distribution" and each.name in imported)
+        and not _has(each, inventory)
+    ]
+    if findings and not inventory.network:
+        lacking += _unreachable(findings)
+    lacking.sort(key=lambda each: (not each.always, each.need, each.name))
+    return tuple(lacking[:_MOST])
+
+
+def _has(need: Required, inventory: Inventory) -> bool:
+    if need.kind == "network":
+        return inventory.network
+    if need.kind == "python":
+        return _has_module(need.name, inventory)
+    if need.kind == "npx" and need.name.rsplit("/", 1)[-1] in inventory.commands:
+        return True
+    has = {"distribution": inventory.distributions, "node": inventory.node, "npx": inventory.node}
+    return need.name in has.get(need.kind, inventory.commands)
+
+
+def _has_module(name: str, inventory: Inventory) -> bool:
+    return name in inventory.modules
+
+
+def _distribution_of(module: str) -> str:
+    return distribution(layers.distribution_of(module))
+
+
+def _unmet(need: Required) -> Unmet:
+    layer, fix = _remedy(need)
+    kinds: dict[str, Need] = {"distribution": "python", "npx": "node"}
+    name = need.name
+    kind: Need = kinds.get(need.kind) or need.kind  # type: ignore[assignment]
+    return Unmet(kind, name, need.files, layer, fix, always=need.weight == "always")
+
+
+def _remedy(need: Required) -> tuple[str | None, str]:
+    """The layer that has it, and what a person can do."""
+    if need.kind == "network":
+        return None, _NO_NETWORK
+    if need.kind in ("python", "distribution"):
+        return _python_remedy(need.name)
+    if need.kind in ("node", "npx"):
+        return layers.layer_of(need.name), f"npm install -g {need.name}"
+    return _command_remedy(need.name)
+
+
+def _python_remedy(name: str) -> tuple[str | None, str]:
+    if why := layers.elsewhere("modules").get(name):
+        return None, why
+    package = layers.distribution_of(name)
+    return layers.layer_of(package), f"pip install {package}"
+
+
+def _command_remedy(name: str) -> tuple[str | None, str]:
+    if why := layers.elsewhere("commands").get(name):
+        return None, why
+    for installer, line in _INSTALL.items():
+        if package := layers.commands(installer).get(name):
+            return layers.layer_of(package), f"{line} {package}"
+    return None, "no layer is known to have it"
+
+
+def _unreachable(findings: Findings) -> Iterator[Unmet]:
+    for host in findings.hosts[:_HOSTS_SHOWN]:
+        yield Unmet("network", host, (), None, _NO_NETWORK, always=False)

@@ -1,0 +1,110 @@
+"""What a script for Node.js uses, in JavaScript or TypeScript. Pure, linear."""
+
+import re
+
+from mcp_sandbox.skills.scripts.command import read_command
+from mcp_sandbox.skills.scripts.uses import DYNAMIC, Uses, names
+
+_TOKEN = re.compile(
+    r"""
+    (?P<comment>//[^\n]*+|/\*(?:[^*]|\*(?!/))*+(?:\*/)?)
+  | (?P<regex>(?<=[(,=:\[!&|?{};])\s*+/(?![*/])(?:[^/\\\n\[]|\\.|\[(?:[^\]\\\n]|\\.)*+\]?)++/?)
+  | (?P<string>"(?:[^"\\\n]|\\.)*+"?|'(?:[^'\\\n]|\\.)*+'?|`(?:[^`\\]|\\.)*+`?)
+  | (?P<name>[^\W\d][\w$]*+)
+  | (?P<other>\S)
+  | (?P<blank>\s++)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_FIELD = re.compile(r"\$\{[^{}]*\}")
+_BUILTINS = names(
+    "assert async_hooks buffer child_process cluster console constants crypto dgram "
+    "diagnostics_channel dns domain events fs http http2 https inspector module net os path "
+    "perf_hooks process punycode querystring readline repl stream string_decoder sys timers tls "
+    "trace_events tty url util v8 vm wasi worker_threads zlib test sqlite sea"
+)
+_SHELL = frozenset({"exec", "execSync"})
+_ARGV = frozenset({"spawn", "spawnSync", "execFile", "execFileSync", "execa", "execaSync"})
+_PACKAGE = re.compile(r"(@[a-z0-9~][\w.~-]*/)?[a-zA-Z0-9~][\w.~-]*")
+_BEHIND = 12
+
+
+def read_javascript(text: str) -> Uses:
+    """What the script uses; modules of Node.js itself are not among it."""
+    uses = Uses()
+    tokens: list[tuple[str, str]] = []
+    for found in _TOKEN.finditer(text):
+        kind = found.lastgroup or "other"
+        if kind in ("string", "name", "other"):
+            tokens.append((kind, found.group()))
+    for at, (kind, piece) in enumerate(tokens):
+        if kind == "string":
+            _string(tokens, at, _value(piece), uses)
+        elif kind == "name" and piece == "env":
+            _variable(tokens, at, uses)
+    return uses
+
+
+def package_of(name: str) -> str:
+    """The package that a module belongs to; empty for Node.js's own, files and addresses."""
+    name = name.removeprefix("npm:")
+    if name.startswith((".", "/", "#", "node:", "bun:", "jsr:", "http:", "https:", "@/", "~/")):
+        return ""
+    found = _PACKAGE.match(name)
+    package = found[0] if found else ""
+    return "" if package.split("/")[0] in _BUILTINS else package
+
+
+def _value(literal: str) -> str:
+    inner = literal[1:].removesuffix(literal[0])
+    return _FIELD.sub(DYNAMIC, inner) if literal[0] == "`" else inner
+
+
+def _string(tokens: list[tuple[str, str]], at: int, text: str, uses: Uses) -> None:
+    uses.text(text)
+    before = [piece for _, piece in tokens[max(0, at - 3) : at]]
+    if before[-1:] in (["from"], ["import"]) or before[-2:] in (["require", "("], ["import", "("]):
+        _module(tokens, at, text, uses)
+    elif before[-1:] == ["("] and len(before) > 1:
+        _call(tokens, at, before[-2], text, uses)
+    elif before[-2:] == ["env", "["]:
+        uses.variable(text)
+
+
+def _module(tokens: list[tuple[str, str]], at: int, text: str, uses: Uses) -> None:
+    package = package_of(text)
+    if not package or DYNAMIC in text or _is_type(tokens, at):
+        return
+    lazy = tokens[at - 1][1] == "(" and tokens[at - 2][1] == "import"
+    uses.need("node", package, "sometimes" if lazy else "always")
+
+
+def _is_type(tokens: list[tuple[str, str]], at: int) -> bool:
+    """`import type … from`, which is gone when the script runs."""
+    for back in range(at - 1, max(0, at - 100), -1):
+        if tokens[back][1] in ("import", "export"):
+            return tokens[back + 1][1] == "type" and tokens[back + 2][1] != "from"
+    return False
+
+
+def _call(tokens: list[tuple[str, str]], at: int, name: str, text: str, uses: Uses) -> None:
+    if name in _SHELL:
+        # `pattern.exec("text")` is no command.
+        if tokens[at - 3][1] != "." or tokens[at - 4][1] in ("child_process", "cp"):
+            uses.embed("shell", text)
+    elif name in _ARGV:
+        words = [text]
+        for kind, piece in tokens[at + 1 : at + _BEHIND]:
+            if piece in ("]", ")", "{"):
+                break
+            if kind == "string":
+                words.append(_value(piece))
+        read_command(words, uses)
+
+
+def _variable(tokens: list[tuple[str, str]], at: int, uses: Uses) -> None:
+    """`process.env.NAME`."""
+    before = [piece for _, piece in tokens[max(0, at - 2) : at]]
+    after = tokens[at + 1 : at + 3]
+    if before == ["process", "."] and len(after) == 2 and after[0][1] == ".":
+        uses.variable(after[1][1])

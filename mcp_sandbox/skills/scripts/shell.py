@@ -1,0 +1,95 @@
+"""What a shell script uses, as bash would read it. Pure, linear, and never fails."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mcp_sandbox.skills.scripts.command import read_command
+from mcp_sandbox.skills.scripts.shell_commands import Command, Script, read_script
+from mcp_sandbox.skills.scripts.uses import DYNAMIC, Uses, names
+
+_ENDS = frozenset({"exit", "return", "die", "fail", "error", "fatal", "abort", "err"})
+_KNOWN = names(
+    "PATH HOME USER PWD OLDPWD SHELL TERM LANG LC_ALL LANGUAGE TMPDIR RANDOM SECONDS LINENO IFS "
+    "HOSTNAME HOSTTYPE OSTYPE MACHTYPE UID EUID PPID BASH BASH_SOURCE BASH_VERSION BASH_REMATCH "
+    "BASH_LINENO BASH_COMMAND BASH_SUBSHELL BASH_VERSINFO FUNCNAME OPTARG OPTIND OPTERR REPLY "
+    "PIPESTATUS PS1 PS2 PS3 PS4 COLUMNS LINES EDITOR PAGER LOGNAME DISPLAY GROUPS SHLVL SKILL_DIR "
+    "EPOCHSECONDS EPOCHREALTIME COMP_WORDS COMP_CWORD COMPREPLY MAPFILE PROMPT_COMMAND"
+)
+_GUARDS = frozenset({"which", "type", "hash"})
+_NEAR = 6
+
+
+def read_shell(text: str) -> Uses:
+    """What the script uses; its own functions and variables are not among it."""
+    script = read_script(text)
+    uses = Uses()
+    asked: dict[str, bool] = {}
+    for name, ends in _asked(script.commands):
+        asked[name] = asked.get(name, False) or ends
+    for command in script.commands:
+        if _guarded(command.words) is None:
+            _note(command, script, uses)
+    uses.needs = [
+        use
+        if asked.get(use.name, True) or use.kind != "command"
+        else replace(use, weight="optional")
+        for use in uses.needs
+    ]
+    for name, ends in asked.items():
+        if ends:
+            uses.need("command", name)
+    for name in script.read_variables - script.set_variables - _KNOWN:
+        if name.isupper():
+            uses.variable(name)
+    for path in script.writes:
+        uses.write(path)
+    return uses
+
+
+def _note(command: Command, script: Script, uses: Uses) -> None:
+    if command.words[0] in script.functions:
+        # Its arguments may be a command that the function runs.
+        for word in command.words:
+            uses.text(word)
+    else:
+        read_command(command.words, uses)
+    if command.heredoc and command.words[0].startswith("python"):
+        if all(word.startswith("-") for word in command.words[1:]):
+            uses.embed("python", command.heredoc)
+    elif command.heredoc and command.words[0] in ("bash", "sh"):
+        uses.embed("shell", command.heredoc)
+    elif command.heredoc:
+        uses.text(command.heredoc)
+
+
+def _asked(commands: Sequence[Command]) -> list[tuple[str, bool]]:
+    """The programs that the script looks for, and whether it ends without them."""
+    return [
+        (name, _ends_without(commands[at : at + _NEAR]))
+        for at, command in enumerate(commands)
+        for name in _guarded(command.words) or ()
+    ]
+
+
+def _guarded(words: Sequence[str]) -> tuple[str, ...] | None:
+    """The programs that a `command -v` and its like ask for; None if it is another command."""
+    if words[0] == "command" and len(words) > 2 and words[1] in ("-v", "-V"):
+        names = words[2:]
+    elif words[0] in _GUARDS and len(words) > 1:
+        names = words[1:]
+    else:
+        return None
+    return tuple(name for name in names if DYNAMIC not in name and not name.startswith("-"))
+
+
+def _ends_without(commands: Sequence[Command]) -> bool:
+    """Whether what follows a guard that fails is the end of the script."""
+    guard, *rest = commands
+    if not guard.negated and not (rest and rest[0].joined == "||"):
+        return False
+    for command in rest:
+        if command.words[0] in _ENDS:
+            return True
+        if command.closed:
+            return False
+    return False
