@@ -91,7 +91,14 @@ class Runtime:
             raise await self._nonsense(ValueError("why it does not end"))
         return cast("Refusal", said["why"])
 
-    async def run_code(self, code: str, language: Language, *, timeout_s: float) -> ExecResult:
+    async def run_code(
+        self,
+        code: str,
+        language: Language,
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float,
+    ) -> ExecResult:
         """Run code in a fresh process of its language.
 
         Raises:
@@ -99,6 +106,8 @@ class Runtime:
             SandboxGone: the sandbox died under it.
         """
         args: JsonObject = {"language": language, "timeout_s": timeout_s}
+        if env:
+            args["env"] = dict(env)
         return await self._run(args, code.encode())
 
     async def exec(

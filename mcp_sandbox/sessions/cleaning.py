@@ -7,6 +7,7 @@ import logging
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 from anyio import to_thread
@@ -14,6 +15,7 @@ from anyio import to_thread
 from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.clock import recall, remember
 from mcp_sandbox.sessions.ledger import Ledger
+from mcp_sandbox.skills.snapshots import KEPT_S, Snapshots
 from mcp_sandbox.workspace.directory import TRASH_KEPT_S, Workspaces
 from mcp_sandbox.workspace.retention import Age, Ages, Due, Moment, due, in_words, outdated
 
@@ -48,10 +50,11 @@ class Guard(Protocol):
 class GcItem:
     """Something that is, or would be, removed; `what` is a chat, as "user/chat", where known.
 
-    kind: the files of a chat, what was thrown away before, or a sandbox that is nobody's.
+    kind: the files of a chat, what was thrown away before, a sandbox that is nobody's, or a copy of
+    a skill that no chat has.
     """
 
-    kind: Literal["workspace", "trash", "sandbox"]
+    kind: Literal["workspace", "trash", "sandbox", "skill"]
     what: str
     why: str
     size_bytes: int
@@ -75,8 +78,10 @@ class Cleaning:
         *,
         keep_s: float,
         guard: Guard,
+        snapshots: Snapshots,
     ) -> None:
         """`keep_s` is the retention; 0 keeps everything."""
+        self._snapshots = snapshots
         self._workspaces = workspaces
         self._ledger = ledger
         self._keep_s = keep_s
@@ -91,6 +96,7 @@ class Cleaning:
         """
         seen = await self._look()
         await self._empty_trash(seen, watched_s, dry_run=False)
+        await self._sweep_skills(dry_run=False)
 
     async def collect(self, *, dry_run: bool = False, watched_s: float = 0.0) -> GcReport:
         """Remove what is due and was watched for so long, or with `dry_run` only say what is.
@@ -104,6 +110,7 @@ class Cleaning:
         items = [item for one in found if (item := await self._take(one, dry_run))]
         items += await self._empty_trash(seen, watched_s, dry_run)
         items += await self._end_leftovers(seen, dry_run)
+        items += await self._sweep_skills(dry_run)
         return GcReport(dry_run, tuple(items))
 
     async def _look(self) -> "_Seen":
@@ -165,6 +172,12 @@ class Cleaning:
             if chat not in seen.chats
             and (dry_run or await self._guard.end_leftover(sandbox_id, chat))
         ]
+
+    async def _sweep_skills(self, dry_run: bool) -> list[GcItem]:
+        sweep = partial(self._snapshots.sweep, dry_run=dry_run)
+        swept = await to_thread.run_sync(lambda: list(sweep()))
+        why = f"a copy of a skill that no chat has had for {in_words(KEPT_S)}"
+        return [GcItem("skill", name, why, size) for name, size in swept]
 
     async def _empty_trash(self, seen: "_Seen", watched_s: float, dry_run: bool) -> list[GcItem]:
         old = set(outdated(seen.trash, TRASH_KEPT_S, watched_s))

@@ -14,6 +14,7 @@ from mcp_sandbox.sessions.leaving import Fate, Leaving
 from mcp_sandbox.sessions.listing import Use
 from mcp_sandbox.sessions.obituary import ended_with
 from mcp_sandbox.sessions.opening import Opening
+from mcp_sandbox.sessions.pinning import Pinning
 from mcp_sandbox.sessions.rooms import Held, Opened, Rooms
 from mcp_sandbox.sessions.spec import SPEC, started_s
 from mcp_sandbox.telemetry.logs import event
@@ -30,6 +31,7 @@ class Hold:
         self.user = chat.user
         self.backend: BackendName = rooms.backend.name
         self.meter = rooms.workspaces.meter(chat)
+        self.pinning = Pinning(chat, rooms.workspaces, rooms.snapshots)
         self._rooms = rooms
         self._opening = Opening(chat, rooms)
         self._leaving = Leaving(chat, rooms)
@@ -352,6 +354,8 @@ class Hold:
                     await self._rooms.residence.forget(self.chat)
                     self._rooms.ledger.note(self.chat, "terminated")
         self.meter.note_change()
+        if files != "keep":
+            self.pinning.forget()
         return held is not None or bool(others)
 
     async def _end_for_growth(self) -> None:

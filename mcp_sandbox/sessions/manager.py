@@ -29,6 +29,7 @@ from mcp_sandbox.sessions.slots import Slots
 from mcp_sandbox.sessions.wards import Wards
 from mcp_sandbox.sessions.warm import WarmPool
 from mcp_sandbox.sessions.warming import Warmer
+from mcp_sandbox.skills.snapshots import Snapshots
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.pool import PoolFolder
 
@@ -67,10 +68,15 @@ class SessionManager:
         )
         self._ledger = ledger
         self._locks = ChatLocks(data_root)
+        self._snapshots = Snapshots(data_root)
         lifetimes = self._settings.lifetimes
         self._wards = Wards(backend, workspaces, self._locks, self._residence, own=self._own_chats)
         self._cleaning = Cleaning(
-            workspaces, ledger, keep_s=lifetimes.retention_s, guard=self._wards
+            workspaces,
+            ledger,
+            keep_s=lifetimes.retention_s,
+            guard=self._wards,
+            snapshots=self._snapshots,
         )
         self._reaper = Reaper(self._open_holds, ledger, self._cleaning, lifetimes)
         self._drain = Drain()
@@ -100,6 +106,7 @@ class SessionManager:
             ledger=self._ledger,
             tasks=tasks,
             drain=self._drain,
+            snapshots=self._snapshots,
             pool=self._make_pool(self._pool_folder, tasks) if self._pool_folder else None,
         )
         if self._rooms.pool:
@@ -197,7 +204,8 @@ class SessionManager:
 
     async def session(self, chat: ChatId) -> Session:
         """The chat's session; its sandbox is made at the first call that needs it."""
-        return Session(self._hold(chat), self._extras.skills.of(chat))
+        hold = self._hold(chat)
+        return Session(hold, self._extras.skills.of(chat, hold))
 
     def _hold(self, chat: ChatId) -> Hold:
         if self._rooms is None:

@@ -16,6 +16,7 @@ from mcp_sandbox.sessions.residence import Residence
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.sessions.slots import Slots
 from mcp_sandbox.sessions.warm import WarmPool
+from mcp_sandbox.skills.snapshots import Snapshots
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.projects import Projects, Shown
 
@@ -35,6 +36,7 @@ class Rooms:
     slots: Slots
     tasks: TaskGroup
     drain: Drain
+    snapshots: Snapshots
     pool: WarmPool | None = None
 
 

@@ -54,8 +54,9 @@ class Session:
         self, code: str, language: Language = "python", *, timeout_s: float = 30.0
     ) -> ExecResult:
         """Run code in a fresh process of its language."""
+        env = await self._hold.pinning.variables()
         return await self._watched(
-            lambda runtime: runtime.run_code(code, language, timeout_s=timeout_s)
+            lambda runtime: runtime.run_code(code, language, env=env, timeout_s=timeout_s)
         )
 
     async def exec(
@@ -73,9 +74,15 @@ class Session:
         `on_output` gets ("stdout" | "stderr", bytes) while it runs.
         """
         given = stdin.encode() if isinstance(stdin, str) else stdin or b""
+        variables = {**await self._hold.pinning.variables(), **(env or {})}
         return await self._watched(
             lambda runtime: runtime.exec(
-                command, cwd=cwd, env=env, stdin=given, timeout_s=timeout_s, on_output=on_output
+                command,
+                cwd=cwd,
+                env=variables,
+                stdin=given,
+                timeout_s=timeout_s,
+                on_output=on_output,
             )
         )
 
@@ -150,9 +157,11 @@ class Session:
             await self._hold.end()
             return "The sandbox was replaced; files in /workspace and the home are kept."
         await self._hold.end("discard")
+        self.skills.forget()
         return (
-            "The sandbox was replaced and /workspace is empty. The operator can restore the old "
-            "files for 24 hours, or until the next such reset. The home directory is kept."
+            "The sandbox was replaced and /workspace is empty; no skill is active. The operator "
+            "can restore the old files for 24 hours, or until the next such reset. The home "
+            "directory is kept."
         )
 
     @asynccontextmanager

@@ -12,6 +12,7 @@ from anyio import to_thread
 
 from mcp_sandbox.errors import Busy, UnknownSkill
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.skills.contents import digest_of
 from mcp_sandbox.skills.front_matter import split
 from mcp_sandbox.skills.library import Library
@@ -33,8 +34,9 @@ _TRIES = 3
 class Activation:
     """A skill as a chat got it. `body` is its text after the front matter, as it is in the file.
 
-    `path_in_sandbox` is where its files lie there, if they do. `drift` names the files that have
-    changed in the library since. `repeated`: the chat has been given this text before.
+    `path_in_sandbox` is where its files lie there, if they do; `copied`: where the chat's code can
+    change them. `drift` names the files that have changed in the library since. `repeated`: the
+    chat has been given this text before.
     """
 
     skill: Skill
@@ -42,6 +44,7 @@ class Activation:
     body: bytes
     contents: Contents
     path_in_sandbox: str | None = None
+    copied: bool = False
     unmet: tuple[Unmet, ...] = ()
     findings: Findings | None = None
     drift: tuple[str, ...] = ()
@@ -82,9 +85,9 @@ class Skills:
         self._learned: OrderedDict[ChatId, _Learned] = OrderedDict()
         self._indexes: OrderedDict[str, Index] = OrderedDict()
 
-    def of(self, chat: ChatId) -> "ChatSkills":
-        """Those of one chat."""
-        return ChatSkills(chat, self)
+    def of(self, chat: ChatId, hold: Hold) -> "ChatSkills":
+        """Those of one chat, which has its sandbox by `hold`."""
+        return ChatSkills(chat, self, hold)
 
     async def offered(self, whose: Whose) -> tuple[Skill, ...]:
         """What the model may know of; those that another one hides are among them."""
@@ -116,8 +119,9 @@ class Skills:
 class ChatSkills:
     """The skills of one chat."""
 
-    def __init__(self, chat: ChatId, skills: Skills) -> None:
+    def __init__(self, chat: ChatId, skills: Skills, hold: Hold) -> None:
         self._chat = chat
+        self._hold = hold
         self._skills = skills
         self._library = skills.library
 
@@ -149,21 +153,41 @@ class ChatSkills:
         return outlines
 
     async def activate(self, name: str, *, refresh: bool = False) -> Activation:
-        """The skill with its text; `refresh`: as it is now, and also if it was given before.
+        """The skill with its text, put where the sandbox sees it; a chat keeps what it got.
+
+        `refresh`: as it is now, and also if it was given before.
 
         Raises:
             UnknownSkill: there is none that the name means.
             Busy: it is just being changed.
+            OperatorError: there is no sandbox to put it into.
         """
         skill = await self._found(name)
         learned = self._skills.learned(self._chat)
-        activation = await self._read_whole(skill)
+        activation = await self._put(skill, refresh=refresh) or await self._read_whole(skill)
         repeated = not refresh and learned.told.get(skill.uri) == activation.digest
         learned.active[skill.uri] = Active(
             skill.uri, skill.name, activation.digest, activation.path_in_sandbox
         )
         learned.told[skill.uri] = activation.digest
         return replace(activation, repeated=repeated)
+
+    async def _put(self, skill: Skill, *, refresh: bool) -> Activation | None:
+        """Show it in the sandbox; None where sandboxes show none."""
+        # With a sandbox the chat has its files, which those of a warm one may become.
+        async with self._hold.call():
+            pinned = await self._hold.pinning.activate(skill, self._library, refresh=refresh)
+        if pinned is None:
+            return None
+        return Activation(
+            skill,
+            pinned.contents.digest,
+            split(pinned.document).body,
+            pinned.contents,
+            path_in_sandbox=pinned.path,
+            copied=pinned.copied,
+            drift=pinned.drift,
+        )
 
     async def _read_whole(self, skill: Skill) -> Activation:
         """Its text and its files as they were at one moment."""
@@ -176,19 +200,29 @@ class ChatSkills:
         raise Busy(f"the files of {skill.name} are just being changed: call again in a moment")
 
     async def read(self, name: str, path: str) -> tuple[SkillFile, bytes]:
-        """One file of a skill.
+        """One file of a skill, as the chat has it.
 
         Raises:
             UnknownSkill: there is no such skill, or no such file in it.
         """
         skill = await self._found(name)
-        data = await self._library.read(skill, path)
-        contents = await self._library.contents(skill)
+        pinned = await self._hold.pinning.file(skill, path)
+        if pinned:
+            contents, data = pinned
+        else:
+            data = await self._library.read(skill, path)
+            contents = await self._library.contents(skill)
         known = next((file for file in contents.files if file.path == path), None)
         if known is None:
             raise UnknownSkill(f"{name} has no file {path!r}: skill_activate lists its files")
         # The bytes are those that are there now, whatever was there when they were listed.
         return replace(known, size=len(data), digest=digest_of(data)), data
+
+    def forget(self) -> None:
+        """The chat has begun anew, and has no skill."""
+        learned = self._skills.learned(self._chat)
+        learned.active.clear()
+        learned.told.clear()
 
     def active(self) -> Sequence[Active]:
         """What the chat has activated, in that order."""

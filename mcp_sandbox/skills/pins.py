@@ -23,8 +23,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mcp_sandbox.errors import TooLarge
 from mcp_sandbox.skills.contents import gather
+from mcp_sandbox.skills.files import read_whole
 from mcp_sandbox.skills.models import Contents, Skill
+from mcp_sandbox.skills.roots import opened
 from mcp_sandbox.skills.snapshots import Snapshots
 from mcp_sandbox.workspace import trash
 from mcp_sandbox.workspace.beneath import exchange, grant_owner, open_directory, rename_new
@@ -88,9 +91,14 @@ class Pins:
         """
         try:
             contents = gather(self.folder(pin), anchor=self._view.anchor).contents
-        except OSError:
+        except (OSError, TooLarge):
             return None
         return contents if contents.digest == pin.digest else None
+
+    def read(self, pin: Pin, path: str) -> bytes:
+        """One of its files. Raises OSError."""
+        with opened(self.folder(pin), self._view.anchor) as folder:
+            return read_whole(folder, path).data
 
     def pin(self, skill: Skill, digest: str) -> Pin:
         """Put that version into the view, from its snapshot.

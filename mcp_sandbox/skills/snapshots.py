@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from mcp_sandbox.errors import TooLarge
 from mcp_sandbox.skills.contents import gather
 from mcp_sandbox.skills.uris import DOCUMENT
 from mcp_sandbox.workspace import layout, trash
@@ -119,7 +120,7 @@ def is_whole(folder: Path, digest: str, *, anchor: Path | None = None) -> bool:
     """Whether a copy holds exactly what its digest says."""
     try:
         return gather(folder, DOCUMENT, anchor=anchor).contents.digest == digest
-    except OSError:
+    except (OSError, TooLarge):
         return False
 
 

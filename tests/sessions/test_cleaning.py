@@ -11,6 +11,7 @@ from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.cleaning import Cleaning, GcItem
 from mcp_sandbox.sessions.ledger import Ledger
 from mcp_sandbox.sessions.store_sqlite import SqliteStore
+from mcp_sandbox.skills.snapshots import Snapshots
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.retention import DAY_S, WATCHED_S
 from tests.sessions.clocks import SetClock
@@ -35,6 +36,7 @@ class Server:
             self.ledger,
             keep_s=keep_s,
             guard=self,
+            snapshots=Snapshots(data_root),
         )
 
     @asynccontextmanager

@@ -120,7 +120,8 @@ def _notes(got: Activation, body: str) -> Iterable[str]:
     """What the text does not say itself, a line each."""
     where = got.path_in_sandbox
     if where:
-        yield f"In the sandbox this skill lies at {where}, read-only; its paths begin there."
+        how = "a copy that code can change: nothing isolates here" if got.copied else "read-only"
+        yield f"In the sandbox this skill lies at {where}, {how}; its paths begin there."
     used = [name for name in _OWN_FOLDER if name in body]
     if used and where:
         yield f"In its text, {' and '.join(used)} mean{'' if used[1:] else 's'} that folder."
