@@ -12,6 +12,8 @@ _MOST_NAMES = 20
 # In JSON a character may take six bytes; all of them go into one message of 64 KiB.
 _LONGEST_NAME = 500
 _SKIPPED = {".git", ".mcp-sandbox", "node_modules", "__pycache__", ".venv"}
+# No command changes them; whoever shares such a file does, by having it.
+_SKILLS = "/.claude/skills"
 
 
 def now_coarse() -> int:
@@ -47,7 +49,7 @@ def _changed_in(folder: str, since_ns: int, pending: list[str]) -> list[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                if entry.name not in _SKIPPED:
+                if entry.name not in _SKIPPED and not entry.path.endswith(_SKILLS):
                     pending.append(entry.path)
             elif entry.stat(follow_symlinks=False).st_ctime_ns >= since_ns:
                 found.append(entry.path)
