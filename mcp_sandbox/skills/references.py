@@ -8,7 +8,9 @@ from urllib.parse import unquote
 
 from mcp_sandbox.skills.models import Diagnostic
 
-_LINK = re.compile(r"\[[^\[\]\n]{0,300}\]\(\s*<?([^)\s>]{1,500})>?(?:\s+[\"'(][^\n)]{0,200})?\)")
+_LINK = re.compile(
+    r"\[[^\[\]\n]{0,300}\]\(\s*<?([^()\[\]\s>]{1,300})>?(?:\s+[\"'(][^\n)]{0,200})?\)"
+)
 # Paths under the folders that skills have by custom, as they stand in code and in sentences.
 _PLAIN = re.compile(
     r"(?<![\w./~$}\\*:<>-])(?:\./)?((?:scripts|references|assets|resources|templates|examples)/"

@@ -5,7 +5,7 @@ Exit codes: 0 fine, 1 problems were found or nothing was done, 2 wrong usage.
 
 import typer
 
-from mcp_sandbox.cli.skills import check, look
+from mcp_sandbox.cli.skills import check, install, look, mend
 
 group = typer.Typer(
     help="See, check, install and mend skills: folders with a SKILL.md. Exit codes: 0 fine, "
@@ -16,3 +16,8 @@ group.command(name="list")(look.list_skills)
 group.command()(look.show)
 group.command()(check.validate)
 group.command()(check.doctor)
+group.command()(install.add)
+group.command()(install.remove)
+group.command()(install.update)
+group.command()(install.lock)
+group.command()(mend.fix)

@@ -1,6 +1,7 @@
 """What several commands share."""
 
 import difflib
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -52,3 +53,14 @@ def catalogue(config: Config, user: str) -> Catalogue:
 
     chat = ChatId(checked_user(user), "default")
     return anyio.run(Library(config.skills, config.data_dir).catalogue, chat)
+
+
+def agreed(yes: bool, question: str, done: str) -> None:
+    """Ask, unless `yes`; without consent end, and say that nothing was `done`."""
+    try:
+        if yes or typer.confirm(question, err=True):
+            return
+    except typer.Abort:
+        print(file=sys.stderr)  # The question is still on its line.
+    print(f"nothing was {done}; --yes does it without asking", file=sys.stderr)
+    raise typer.Exit(1)

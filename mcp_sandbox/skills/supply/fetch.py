@@ -133,7 +133,8 @@ def _documents_below(top: Path) -> Iterator[str]:
         place = Path(folder).relative_to(top)
         deepest = len(place.parts) >= _MAX_DEPTH
         folders[:] = [] if deepest else sorted(set(folders) - JUNK_FOLDERS)
-        yield from ((place / name).as_posix() for name in documents(files))
+        # A folder of that name is one that somebody took for a skill.
+        yield from ((place / name).as_posix() for name in documents([*files, *folders]))
         if number >= _MAX_FOLDERS:
             raise UnusableSkill(f"{top} has over {_MAX_FOLDERS} folders: name a skill's folder")
 
