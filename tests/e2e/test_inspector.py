@@ -15,10 +15,36 @@ from tests.daemon.http import serving
 from tests.daemon.running import place
 from tests.e2e import npm
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER
+from tests.server.skills.shelves import write_skill
 from tests.server.test_tools import TABLE
 
 ROOT = Path(__file__).parents[2]
 TOOL_ERROR = 5
+UNSUPPORTED = 1
+# Values that readers of YAML differ about, and names that uris have to encode.
+AWKWARD: Mapping[str, str | bytes] = {
+    "SKILL.md": """---
+name: awkward
+description: >-
+  Folded
+  text: with a colon
+version: 1.0
+day: 2026-01-01
+on: yes
+~: nothing
+1.50: x
+hex: 0x1F
+octal: 017
+list: [1, "1", ~, {a: .5}]
+empty:
+text: |
+  two
+  lines
+---
+# Awkward\r
+""",
+    "references/a b%.bin": b"\xff\x00",
+}
 
 pytestmark = [pytest.mark.inspector, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -27,6 +53,7 @@ class Inspector:
     """Starts the Inspector's command line for one request each, to a server that `target` names."""
 
     def __init__(self, programs: Path, era: str, target: Sequence[str], home: Path) -> None:
+        self.era = era
         self._command = [str(programs / "node"), str(programs / "mcp-inspector")]
         self._command += ["--cli", "--format", "json", "-q", "--protocol-era", era, *target]
         self._env = {**os.environ, "HOME": str(home)}
@@ -39,6 +66,20 @@ class Inspector:
             )
         assert done.returncode == code, done.stderr.decode()
         return json.loads(done.stdout)["result"]
+
+    async def verified(self) -> list[Any]:
+        """What the Inspector finds of each skill, all of whose files it reads and compares."""
+        with anyio.fail_after(90):
+            done = await anyio.run_process(
+                [*self._command, "--method", "skills/list", "--verify"],
+                check=False,
+                env=self._env,
+                cwd=ROOT,
+            )
+        assert done.returncode in {0, UNSUPPORTED}, done.stdout.decode() + done.stderr.decode()
+        if done.returncode:
+            assert json.loads(done.stderr)["error"]["code"] == "skills_unsupported"
+        return [json.loads(line) for line in done.stdout.splitlines()]
 
     async def call(self, tool: str, arguments: Mapping[str, object], *, code: int = 0) -> str:
         """The first text of a tool's result."""
@@ -90,7 +131,25 @@ async def inspector(
 
 async def test_the_tools_are_listed_and_their_schemas_are_portable(inspector: Inspector) -> None:
     listed = await inspector.ask("--method", "tools/list", "--strict")
-    assert [tool["name"] for tool in listed["tools"]] == list(TABLE)
+    assert [tool["name"] for tool in listed["tools"]] == [*TABLE, "skills_list", "skill_activate"]
+
+
+async def test_skills_are_to_the_byte_what_their_manifests_say(
+    inspector: Inspector, tmp_path: Path
+) -> None:
+    for user in ("local", "inspector"):
+        write_skill(tmp_path / "data" / "skills" / user, "awkward", AWKWARD)
+    verified = {each["name"]: each for each in await inspector.verified()}
+    if inspector.era == "legacy":
+        # The older protocol has no word for extensions.
+        assert verified == {}
+        return
+    assert verified.keys() == {"awkward", *(each.name for each in (ROOT / "skills").iterdir())}
+    for each in verified.values():
+        assert each["ok"], each
+        assert each["outcome"] == "verified"
+        assert each["conformance"] == each["frontmatter"] == []
+    assert [file["status"] for file in verified["awkward"]["files"]] == ["verified"] * 2
 
 
 async def test_code_runs_and_files_are_there_for_the_next_server(inspector: Inspector) -> None:
