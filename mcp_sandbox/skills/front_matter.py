@@ -13,6 +13,7 @@ from typing import Literal
 
 import yaml
 from yaml.events import (
+    AliasEvent,
     CollectionStartEvent,
     DocumentStartEvent,
     Event,
@@ -74,13 +75,15 @@ class Parts:
 class Fields:
     """What the front matter says: the fields in the file's order, all scalars as text.
 
-    `lines` has the line of each field, `flow` that of the first `[…]` or `{…}`, `ragged` that of
-    the first map that is indented otherwise than one beside it; lines count from 1.
+    `lines` has the line of each field, `flow` that of the first `[…]` or `{…}`, `anchor` that of
+    the first `&name`, `ragged` that of the first map that is indented otherwise than one beside
+    it; lines count from 1.
     """
 
     values: dict[str, Json] = field(default_factory=dict[str, Json])
     lines: dict[str, int] = field(default_factory=dict[str, int])
     flow: int | None = None
+    anchor: int | None = None
     ragged: int | None = None
 
 
@@ -218,13 +221,18 @@ class _Reader:
             fix = "Move data into a file."
             raise self._refused("too-many-values", event, what, fix)
         if isinstance(event, NodeEvent) and event.anchor is not None:
-            what = f"has the YAML anchor or alias {_short(event.anchor)}"
-            raise self._refused("alias", event, what, "Write the value out, or quote it.")
+            self._allow_anchor(event, event.anchor)
         if isinstance(event, _TAGGED) and event.tag is not None:
             what = f"has the YAML tag {_short(event.tag)}"
             raise self._refused("tag", event, what, "Leave the tag out, or quote the value.")
         if isinstance(event, CollectionStartEvent):
             self._allow_collection(event, depth)
+
+    def _allow_anchor(self, event: NodeEvent, name: str) -> None:
+        if isinstance(event, AliasEvent):
+            fix = "Write the value out, or quote it."
+            raise self._refused("alias", event, f"has the YAML alias {_short('*' + name)}", fix)
+        self._fields.anchor = self._fields.anchor or self._at(event)
 
     def _allow_collection(self, event: CollectionStartEvent, depth: int) -> None:
         if depth >= self._limits.depth:

@@ -9,6 +9,8 @@ from mcp_sandbox.skills import front_matter, quoting, rules
 from mcp_sandbox.skills.front_matter import Fields, Parts, Refused
 from mcp_sandbox.skills.models import Diagnostic, FrontMatter, Json
 
+# A description that is not quoted, and what YAML leaves out of it.
+_COMMENTED = re.compile(r"^description:[ \t]+[^\s'\"|>#][^\r\n]*?[ \t]#", re.MULTILINE)
 _PIECES = re.compile(r"[^\s,()]+|\s+|[,()]")
 
 
@@ -54,10 +56,16 @@ def parse(
 def _fields(parts: Parts, found: list[Diagnostic]) -> Fields:
     """The fields; where they are not YAML, with the values quoted that need it."""
     source = front_matter.text(parts)
+    if comment := _COMMENTED.search(source):
+        line = parts.line + source.count("\n", 0, comment.end())
+        reason = "The description ends before ` #`, where YAML begins a comment."
+        found.append(
+            Diagnostic("comment", "note", reason, "Put it in quotes, if it goes on.", line)
+        )
     try:
         return front_matter.read(source, parts.line)
     except Refused as refused:
-        if refused.diagnostic.code != "yaml":
+        if refused.diagnostic.code not in quoting.MISTAKES:
             raise
         repaired, lines = quoting.quoted(source)
         if not lines:

@@ -10,57 +10,62 @@ from collections.abc import Sequence
 
 from mcp_sandbox.skills import front_matter
 
-MAX_QUOTED = 32
+MAX_SUSPECTS = 32
+MISTAKES = frozenset({"yaml", "key"})
+"""What quotes may cure."""
 _LINES = re.compile(r"[^\r\n]*(?:\r\n?|\n|\Z)")
 _ENTRY = re.compile(r"( *)[\w.-]+[ \t]*:[ \t]+(?=[^\s#])")
 _COLON = re.compile(r":(?:\s|\Z)")
 # A line that goes on with a value, and looks like a field that is indented by mistake.
 _FIELD = re.compile(r"^[ \t]+[\w.-]+[ \t]*:(?:\s|\Z)", re.MULTILINE)
-_PAIRS = (("[", "]"), ("{", "}"))
+_CLOSING = ("]", "}")
+_SPECIAL = frozenset("[]{},'\"*&!%@`-?")
 
 
 def quoted(source: str) -> tuple[str, tuple[int, ...]]:
     """The YAML text with such values in quotes, and the lines of them, counted from 0.
 
-    Lines stay the lines that they were. At most 32 values are changed.
+    Lines stay the lines that they were. At most 32 values are looked at.
     """
     lines = _LINES.findall(source)
     blocks: list[str] = []
     changed: list[int] = []
-    at = 0
+    at = suspects = 0
     while at < len(lines):
         entry = _ENTRY.match(lines[at])
         end = _end(lines, at, len(entry[1])) if entry else at + 1
         block = "".join(lines[at:end])
-        if entry and len(changed) < MAX_QUOTED and _is_mistaken(block[entry.end() :].rstrip()):
-            block = _in_quotes(block, entry.end())
-            changed.append(at)
+        if entry and suspects < MAX_SUSPECTS and _is_suspect(block[entry.end() :]):
+            suspects += 1
+            if not _is_yaml(block[entry.end() :]):
+                block = _in_quotes(block, entry.end())
+                changed.append(at)
         blocks.append(block)
         at = end
     return "".join(blocks), tuple(changed)
 
 
 def _end(lines: Sequence[str], at: int, indent: int) -> int:
-    """Where the value ends that begins in line `at`: lines go on that are further indented."""
+    """Where the value ends that begins in line `at`.
+
+    Lines go on with it that are further indented, or begin with a closing bracket.
+    """
     end = at + 1
-    while end < len(lines) and (not lines[end].strip() or lines[end][: indent + 1].isspace()):
+    while end < len(lines) and _goes_on(lines[end], indent):
         end += 1
     return end
 
 
-def _is_mistaken(value: str) -> bool:
+def _goes_on(line: str, indent: int) -> bool:
+    stripped = line.strip()
+    return not stripped or line[: indent + 1].isspace() or stripped.startswith(_CLOSING)
+
+
+def _is_suspect(value: str) -> bool:
     first = value[0]
-    if first in "|>":
+    if first in "'\"" and value.count(first) == 1:
         return False
-    if first in "[{":
-        return all(value.count(left) == value.count(right) for left, right in _PAIRS) and (
-            not _is_yaml(value)
-        )
-    if first in "'\"":
-        return value.count(first) > 1 and not _is_yaml(value)
-    if first in "*&!":
-        return not _is_yaml(value)
-    return first in "%@`" or value[:2] in {"- ", "? "} or _has_colon(value)
+    return first in _SPECIAL or (first not in "|>" and _has_colon(value))
 
 
 def _has_colon(value: str) -> bool:
@@ -74,7 +79,7 @@ def _is_yaml(value: str) -> bool:
     try:
         front_matter.read(f"value: {value}\n")
     except front_matter.Refused as refused:
-        return refused.diagnostic.code != "yaml"
+        return refused.diagnostic.code not in MISTAKES
     return True
 
 

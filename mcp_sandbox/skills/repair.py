@@ -79,7 +79,7 @@ def _read(parts: Parts) -> tuple[str, Fields, bool]:
     try:
         return source, front_matter.read(source, parts.line), False
     except Refused as refused:
-        if refused.diagnostic.code != "yaml":
+        if refused.diagnostic.code not in quoting.MISTAKES:
             raise
         repaired, lines = quoting.quoted(source)
         if not lines:

@@ -25,7 +25,7 @@ HIDDEN = re.compile(
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _UNSEEN = (("control-character", CONTROL), ("hidden-character", HIDDEN))
 _GOOD_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*+\Z")
-_NO_FOLDER = re.compile(r"[/\\\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|\A\.")
+_NO_FOLDER = re.compile(r"[/\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|\A\.")
 _XML_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _FOLDER_NAME_BYTES = 255
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -157,6 +157,10 @@ def _of_style(fields: Fields) -> Iterator[Diagnostic]:
         reason = f"The standard does not have these fields: {named}{more}."
         fix = "Move them under metadata, unless a client of yours reads them."
         yield _at(fields, "unknown-field", "note", reason, fix, unknown[0])
+    if fields.anchor is not None:
+        reason = "A value begins with `&name`, which YAML takes for an anchor and leaves out."
+        fix = "Put the value in quotes, or delete the anchor."
+        yield Diagnostic("anchor", "warning", reason, fix, fields.anchor)
     if fields.flow is not None:
         reason = "A value is written with brackets or braces, which the reference tool refuses."
         fix = "Write one item or key to a line."

@@ -37,6 +37,8 @@ def read(source: str) -> Fields:
     fields = front_matter.read(source, limits=_LIMITS)
     if fields.flow is not None:
         raise _refused("flow-style", "A value has brackets or braces.", _BLOCK, fields.flow)
+    if fields.anchor is not None:
+        raise _refused("anchor", "A value has an anchor.", "Delete it, or quote.", fields.anchor)
     if fields.ragged is not None:
         reason = "A map is indented otherwise than one beside it."
         raise _refused("indentation", reason, "Indent both by the same.", fields.ragged)

@@ -83,7 +83,7 @@ def test_front_matter_that_goes_on_after_the_beginning_is_too_long() -> None:
 @pytest.mark.parametrize(
     ("source", "code", "line"),
     [
-        ("a: b\nc: &x d\n", "alias", 2),
+        ("a: &x b\nc: [*x]\n", "alias", 2),
         ("a: b\nc: *x\n", "alias", 2),
         ("a: !!str b\n", "tag", 1),
         ("a: b\n\na: c\n", "duplicate-key", 3),
@@ -117,6 +117,7 @@ def test_what_is_not_read_is_named_with_its_line(source: str, code: str, line: i
         b"---\ndescription: 'x'\nallowed-tools: " + b"(" * 16_000 + b"\n---\n",
         b"---\n" + b"a: 'b' c\n" * 1_700 + b"---\n",
         b"---\n" + b"a: [b] c\n" * 1_700 + b"---\n",
+        b"---\nx: y: z\n" + b"".join(b"k%d: [b]\n" % each for each in range(1_200)) + b"---\n",
         b"---\na: " + b"[" * 16_000 + b"\n---\n",
         b"---\na: " + b"{a: " * 4_000 + b"\n---\n",
         b"---\na: " + b"? " * 8_000 + b"\n---\n",
@@ -126,7 +127,7 @@ def test_what_is_not_read_is_named_with_its_line(source: str, code: str, line: i
         b"---\nname: x\ndescription: |\n" + b" " * 15_000 + b"\n---\n",
         b"---\nname: " + b"-" * 15_000 + b"\ndescription: D.\n---\n",
     ],
-    ids=range(22),
+    ids=range(23),
 )
 def test_no_document_keeps_the_reader_busy(data: bytes) -> None:
     began = time.thread_time()

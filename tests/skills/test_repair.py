@@ -13,7 +13,7 @@ from tests.skills.corpus import CASES, Case, good
 LEFT_TO_A_PERSON = {
     "name-mismatch", "name-too-long", "name-reserved", "no-description", "description-too-long",
     "compatibility-too-long", "body-too-long", "not-text", "metadata", "not-yes-or-no", "xml-tag",
-    "control-character", "hidden-character", "line-ends", "spelling",
+    "control-character", "hidden-character", "line-ends", "spelling", "comment", "anchor",
 }  # fmt: skip
 
 
