@@ -1,6 +1,7 @@
 """Claude starts a server of its own: nothing else than the project's file is needed."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -13,6 +14,16 @@ from tests.e2e.messages_api import Script
 
 ROOT = Path(__file__).parents[2]
 CODE = "open('note.txt', 'w').write('kept\\n'); print(6 * 7)"
+SKILL = "python-data-analysis"
+SCRIPT = f".claude/skills/{SKILL}/scripts/profile_table.py"
+LEARNED = (
+    ("mcp__sandbox__skills_list", {"query": "statistics of a csv file"}),
+    ("mcp__sandbox__skill_activate", {"name": SKILL}),
+    ("mcp__sandbox__skill_activate", {"name": SKILL, "path": "references/sql-recipes.md"}),
+    ("mcp__sandbox__write_file", {"path": "sales.csv", "content": "day,amount\n1,2.5\n2,3.5\n"}),
+    ("mcp__sandbox__exec", {"command": f"python3 {SCRIPT} sales.csv"}),
+    ("mcp__sandbox__exec", {"command": f"echo x >> {SCRIPT}; echo x > .claude/skills/new"}),
+)
 CALLS = (
     ("mcp__sandbox__run_code", {"code": CODE}),
     ("mcp__sandbox__read_file", {"path": "note.txt"}),
@@ -32,6 +43,27 @@ async def test_claude_runs_code_and_reads_the_file_that_it_made(
     await Claude(programs, project, tmp_path / "home", {}).follow(script)
     assert script.heard[0].startswith("42\n")
     assert script.heard[1] == "     1\tkept"
+
+
+@pytest.mark.claude
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("backend_name", [BUBBLEWRAP, DOCKER])
+async def test_claude_finds_a_skill_reads_it_and_runs_its_script(
+    backend_name: str, npm_cache: Path, tmp_path: Path
+) -> None:
+    programs = npm.installed("claude", npm_cache)
+    project = make_project(tmp_path, backend_name)
+    script = Script(LEARNED, last_words="The mean is 3.0.")
+    await Claude(programs, project, tmp_path / "home", {}).follow(script)
+    listed, text, reference, _, ran, attack = (script.heard[n] for n in range(len(LEARNED)))
+    assert json.loads(listed)["skills"][0]["name"] == SKILL
+    shipped = ROOT / "skills" / SKILL
+    assert (shipped / "SKILL.md").read_text().split("---\n", 2)[2].strip() in text
+    assert (shipped / "references/sql-recipes.md").read_text().strip() in reference
+    assert "sales.csv: 2 rows, 2 columns" in ran
+    assert re.search(r"amount +number +0 +2 +2.5 +3.5 +3.0 +3.0", ran)
+    assert attack.count("Read-only file system") == 2
 
 
 def make_project(folder: Path, backend: str) -> Path:
