@@ -63,7 +63,8 @@ async def test_claude_finds_a_skill_reads_it_and_runs_its_script(
     assert (shipped / "references/sql-recipes.md").read_text().strip() in reference
     assert "sales.csv: 2 rows, 2 columns" in ran
     assert re.search(r"amount +number +0 +2 +2.5 +3.5 +3.0 +3.0", ran)
-    assert attack.count("Read-only file system") == 2
+    refusals = re.findall("Read-only file system|Permission denied", attack)
+    assert len(refusals) == 2, attack
 
 
 def make_project(folder: Path, backend: str) -> Path:

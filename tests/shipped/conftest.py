@@ -1,0 +1,44 @@
+"""The shipped skills, in a chat's sandbox as an agent has them."""
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from mcp_sandbox.app import open_manager
+from mcp_sandbox.config import Config
+from mcp_sandbox.models import ChatId, ExecResult
+from mcp_sandbox.sessions.session import Session
+from tests.conftest import configured
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER
+
+
+@pytest.fixture(params=[DOCKER, BUBBLEWRAP])
+def backend_name(request: pytest.FixtureRequest) -> str:
+    """Where code is isolated: the skills are written for these."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def config(backend_name: str, data_root: Path) -> Config:
+    return configured(backend_name, data_root)
+
+
+@pytest.fixture
+async def session(config: Config) -> AsyncGenerator[Session]:
+    async with open_manager(config) as manager:
+        yield await manager.session(ChatId("reader", "shipped"))
+
+
+async def learn(session: Session, name: str) -> None:
+    """Activate a skill; from then on its files are where its text says."""
+    activation = await session.skills.activate(name)
+    assert activation.path_in_sandbox == f"/workspace/.claude/skills/{name}"
+
+
+async def run(session: Session, command: str, code: int = 0) -> ExecResult:
+    """Run what a text says, as it stands there; it must end with this exit code."""
+    result = await session.exec(command, timeout_s=60)
+    assert result.exit_code == code, result
+    return result
