@@ -14,7 +14,7 @@ from mcp_sandbox.doctor.machine import examine_machine
 from mcp_sandbox.doctor.places import examine_engine, examine_place
 from mcp_sandbox.doctor.skills import examine_skills
 from mcp_sandbox.doctor.versions import holes_of, remedy
-from tests.server.taught import write_skill
+from tests.server.skills.taught import write_skill
 
 
 @pytest.mark.parametrize(

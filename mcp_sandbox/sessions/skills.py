@@ -5,7 +5,7 @@ memory, so that a text is not given twice; a client that connects anew is given 
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from anyio import to_thread
@@ -13,6 +13,7 @@ from anyio import to_thread
 from mcp_sandbox.errors import Busy, UnknownSkill
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.hold import Hold
+from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import digest_of
 from mcp_sandbox.skills.front_matter import split
 from mcp_sandbox.skills.library import Library
@@ -91,8 +92,7 @@ class Skills:
 
     async def offered(self, whose: Whose) -> tuple[Skill, ...]:
         """What the model may know of; those that another one hides are among them."""
-        catalogue = await self.library.catalogue(whose)
-        return tuple(skill for skill in catalogue.skills if skill.front.model_invocable)
+        return _for_models(await self.library.catalogue(whose))
 
     def learned(self, chat: ChatId) -> _Learned:
         """What the chat has activated."""
@@ -133,9 +133,17 @@ class ChatSkills:
         Raises:
             InvalidArgument: the cursor is not one of this listing.
         """
-        offered = await self._skills.offered(self._chat)
-        if not query or not query.strip():
-            return all_by_name(offered, cursor, limit)
+        catalogue = await self._library.catalogue(self._chat)
+        offered = _for_models(catalogue)
+        if query and query.strip():
+            page = await self._matching(offered, query, cursor, limit)
+        else:
+            page = all_by_name(offered, cursor, limit)
+        return replace(page, notes=(*page.notes, *_problems(catalogue)))
+
+    async def _matching(
+        self, offered: Sequence[Skill], query: str, cursor: str | None, limit: int
+    ) -> Page:
         index = self._skills.index(self._chat)
         outlines = await self._outlines(await to_thread.run_sync(index.unknown, offered))
         found = await to_thread.run_sync(
@@ -234,6 +242,17 @@ class ChatSkills:
         if not skill.front.model_invocable:
             raise UnknownSkill(f"there is no skill {name!r}: skills_list shows those there are")
         return skill
+
+
+def _for_models(catalogue: Catalogue) -> tuple[Skill, ...]:
+    return tuple(skill for skill in catalogue.skills if skill.front.model_invocable)
+
+
+def _problems(catalogue: Catalogue) -> Iterable[str]:
+    number = len(catalogue.problems)
+    if number:
+        folders = "1 folder" if number == 1 else f"{number:,} folders"
+        yield f"{folders} cannot be used; the user can ask `mcp-sandbox skills doctor` why"
 
 
 def _headings(texts: Mapping[str, bytes]) -> Mapping[str, Sequence[str]]:

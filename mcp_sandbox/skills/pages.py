@@ -58,7 +58,7 @@ def all_by_name(skills: Sequence[Skill], cursor: str | None, limit: int) -> Page
     Raises:
         InvalidArgument: the cursor is not one of this listing.
     """
-    placed = [(_Place(0, 0, skill.name.casefold(), skill.uri), Match(skill)) for skill in skills]
+    placed = [(_Place(0, 0, _rank(skill), skill.uri), Match(skill)) for skill in skills]
     placed.sort(key=lambda each: (each[0].rank, each[0].uri))
     return _page(placed, cursor, 0, limit)
 
@@ -78,6 +78,11 @@ def best_first(
         for match in sorted(matches, key=lambda each: (-each.score, each.skill.uri))
     ]
     return _page(placed, cursor, asked, limit, these)
+
+
+def _rank(skill: Skill) -> str:
+    """By name; the one that the name means goes before others of the name."""
+    return f"{skill.name.casefold()}\0{'hidden' if skill.shadowed_by else ''}"
 
 
 def _page(

@@ -225,9 +225,12 @@ def _phrase(term: str) -> str:
 
 
 def _told(word: str, asked: _Asked) -> str:
+    """The word that was found, and what was asked for if one cannot see that from it."""
     plain = word.replace(" ", "")
-    meant = asked.guesses.get(plain)
-    return f"{plain} (for {meant})" if meant and meant[:4] != plain[:4] else plain
+    if any(term[:4] == plain[:4] for term in asked.terms):
+        return plain
+    meant = next((m for guess, m in asked.guesses.items() if guess[:5] == plain[:5]), None)
+    return f"{plain} (for {meant})" if meant else plain
 
 
 def _clipped(field: str, text: str) -> str:

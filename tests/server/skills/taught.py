@@ -12,7 +12,7 @@ from mcp_sandbox.app import open_manager, open_skills, visible_skills
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.identity import one_chat, sessions_by
-from mcp_sandbox.server.server import build_server
+from mcp_sandbox.server.server import SandboxServer, build_server
 from tests.conftest import configured
 from tests.server.scripted import text_of
 
@@ -32,8 +32,15 @@ def write_skill(folder: Path, name: str, *, body: bytes = b"Do it well.\n", **fi
 class Taught:
     """Calls the tools of a chat."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, server: SandboxServer) -> None:
         self.client = client
+        self._server = server
+
+    @asynccontextmanager
+    async def another(self, **more: Any) -> AsyncGenerator["Taught"]:
+        """A further client of the same chat."""
+        async with Client(self._server, **more) as client:
+            yield Taught(client, self._server)
 
     @property
     def instructions(self) -> str:
@@ -84,4 +91,4 @@ async def taught(
                 skills=visible_skills(config, skills, chat_of),
             )
             async with Client(server, mode=mode) as client:
-                yield Taught(client)
+                yield Taught(client, server)

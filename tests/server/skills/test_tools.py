@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.taught import taught, write_skill
+from tests.server.skills.taught import taught, write_skill
 
 BOTH_ERAS = pytest.mark.parametrize("mode", ["auto", "legacy"])
 SKILL_TOOLS = {"skills_list", "skill_activate"}
