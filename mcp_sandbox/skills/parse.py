@@ -56,7 +56,7 @@ def parse(
 def _fields(parts: Parts, found: list[Diagnostic]) -> Fields:
     """The fields; where they are not YAML, with the values quoted that need it."""
     source = front_matter.text(parts)
-    if comment := _COMMENTED.search(source):
+    if "#" in source and (comment := _COMMENTED.search(source)):
         line = parts.line + source.count("\n", 0, comment.end())
         reason = "The description ends before ` #`, where YAML begins a comment."
         found.append(

@@ -2,8 +2,10 @@
 
 import json
 import time
+from collections.abc import Callable
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -133,6 +135,30 @@ def test_no_document_keeps_the_reader_busy(data: bytes) -> None:
     began = time.thread_time()
     parse(data, "skill")
     assert time.thread_time() - began < 0.3
+
+
+def test_an_ordinary_skill_is_read_in_little_more_time_than_its_yaml() -> None:
+    described = "Reads and writes what is usual, and is long enough to be told from others. " * 3
+    more = "license: MIT\nallowed-tools: Bash(git:*) Read\nmetadata:\n  author: me\n  version: 1\n"
+    data = f"---\nname: pdf\ndescription: {described}\n{more}---\n{'text ' * 1_500}".encode()
+
+    def bare() -> None:
+        yaml.load(data.split(b"---\n", 2)[1], Loader=yaml.CSafeLoader)
+
+    reading = best_of(lambda: parse(data, "pdf"))
+    assert reading < 0.0001
+    assert reading < 2 * best_of(bare)
+
+
+def best_of(run: Callable[[], object]) -> float:
+    """Seconds of this thread's own time for one run, where nothing else got in between."""
+    times: list[float] = []
+    for _ in range(30):
+        began = time.thread_time()
+        for _ in range(20):
+            run()
+        times.append((time.thread_time() - began) / 20)
+    return min(times)
 
 
 def test_a_body_is_judged_by_its_length_and_its_characters() -> None:
