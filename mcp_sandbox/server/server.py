@@ -87,10 +87,10 @@ class SandboxServer(MCPServer[dict[str, Any]]):
             self._lowlevel_server, max_request_body_size=max_body, session_idle_timeout=idle_s
         )
 
-    def offer_skills(self, visible: Visible) -> None:
+    def offer_skills(self, visible: Visible, session_for: SessionFor) -> None:
         """Answer requests about resources and prompts with the caller's skills."""
         core, changes = self._lowlevel_server, SkillChanges(visible)
-        for method, params, answer in answers(visible, changes):
+        for method, params, answer in answers(visible, session_for, changes):
             core.add_request_handler(method, params, answer)
         core.add_notification_handler(_BEGUN, NotificationParams, changes.begin)
 
@@ -146,5 +146,5 @@ def build_server(
         lifespan=with_tasks,
     )
     if skills:
-        server.offer_skills(skills)
+        server.offer_skills(skills, session_for)
     return server

@@ -160,17 +160,20 @@ class ChatSkills:
             outlines.update(await to_thread.run_sync(_headings, texts))
         return outlines
 
-    async def activate(self, name: str, *, refresh: bool = False) -> Activation:
+    async def activate(
+        self, name: str, *, refresh: bool = False, by_user: bool = False
+    ) -> Activation:
         """The skill with its text, put where the sandbox sees it; a chat keeps what it got.
 
-        `refresh`: as it is now, and also if it was given before.
+        `refresh`: as it is now, and also if it was given before. `by_user`: also one that its
+        author keeps from models.
 
         Raises:
             UnknownSkill: there is none that the name means.
             Busy: it is just being changed.
             OperatorError: there is no sandbox to put it into.
         """
-        skill = await self._found(name)
+        skill = await self._found(name, by_user=by_user)
         learned = self._skills.learned(self._chat)
         activation = await self._put(skill, refresh=refresh) or await self._read_whole(skill)
         repeated = not refresh and learned.told.get(skill.uri) == activation.digest
@@ -236,10 +239,10 @@ class ChatSkills:
         """What the chat has activated, in that order."""
         return tuple(self._skills.learned(self._chat).active.values())
 
-    async def _found(self, name: str) -> Skill:
+    async def _found(self, name: str, *, by_user: bool = False) -> Skill:
         catalogue = await self._library.catalogue(self._chat)
         skill = catalogue.find(name)
-        if not skill.front.model_invocable:
+        if not (by_user or skill.front.model_invocable):
             raise UnknownSkill(f"there is no skill {name!r}: skills_list shows those there are")
         return skill
 

@@ -15,6 +15,7 @@ from mcp.types import (
     UnsubscribeRequestParams,
 )
 
+from mcp_sandbox.server.identity import SessionFor
 from mcp_sandbox.server.skills.changes import SkillChanges
 from mcp_sandbox.server.skills.completion import SkillCompletion
 from mcp_sandbox.server.skills.prompts import SkillPrompts
@@ -30,9 +31,9 @@ class Answer(NamedTuple):
     answer: Callable[..., Awaitable[HandlerResult]]
 
 
-def answers(visible: Visible, changes: SkillChanges) -> Sequence[Answer]:
+def answers(visible: Visible, session_for: SessionFor, changes: SkillChanges) -> Sequence[Answer]:
     """All of them; the SDK's own would know nothing of whose request it is."""
-    resources, prompts = SkillResources(visible), SkillPrompts(visible)
+    resources, prompts = SkillResources(visible), SkillPrompts(visible, session_for)
     return (
         Answer("resources/list", PaginatedRequestParams, resources.list),
         Answer("resources/templates/list", PaginatedRequestParams, resources.templates),

@@ -132,7 +132,7 @@ class SkillChanges:
     @asynccontextmanager
     async def _events(self, whose: Whose) -> AsyncGenerator[AsyncIterator[ServerEvent]]:
         async with self._visible.library.changes(whose) as changes:
-            had = await self._has_tools(whose)
+            had = await self._visible.has_tools(whose)
             async with aclosing(self._each(whose, changes, had=had)) as events:
                 yield events
 
@@ -140,7 +140,7 @@ class SkillChanges:
         self, whose: Whose, changes: AsyncIterator[Change], *, had: bool
     ) -> AsyncGenerator[ServerEvent]:
         async for change in changes:
-            has = await self._has_tools(whose)
+            has = await self._visible.has_tools(whose)
             if has != had:
                 yield ToolsListChanged()
             had = has
@@ -148,11 +148,6 @@ class SkillChanges:
             yield ResourcesListChanged()
             for uri in sorted(change.uris):
                 yield ResourceUpdated(uri=uri)
-
-    async def _has_tools(self, whose: Whose) -> bool:
-        """Whether there is a skill for models, without which no tools for skills are listed."""
-        catalogue = await self._visible.library.catalogue(whose, max_age_s=1)
-        return any(skill.front.model_invocable for skill in catalogue.skills)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.skills.visible import Asked, Visible
 from mcp_sandbox.skills.models import Skill
 from mcp_sandbox.skills.overview import Overview, overview
-from mcp_sandbox.skills.roots import Whose
 
 SKILL_TOOLS = frozenset({"skills_list", "skill_activate"})
 _GREETINGS = ("initialize", "server/discover")
@@ -43,14 +42,12 @@ class Disclosure:
         if ctx.method in _GREETINGS:
             said = result["instructions"]
             return {**result, "instructions": f"{said}{await self._about_skills(ctx, len(said))}"}
-        if ctx.method == "tools/list" and not await self._has_skills(self._visible.whose(ctx)):
+        if ctx.method == "tools/list" and not await self._visible.has_tools(
+            self._visible.whose(ctx)
+        ):
             kept = [tool for tool in result["tools"] if tool["name"] not in SKILL_TOOLS]
             return {**result, "tools": kept}
         return result
-
-    async def _has_skills(self, whose: Whose) -> bool:
-        # A chat may write its first skill itself, between two looks at the list of tools.
-        return self._settings.workspace or bool(await self._visible.skills.offered(whose))
 
     async def _about_skills(self, ctx: Asked, said: int) -> str:
         whose = self._visible.whose(ctx)

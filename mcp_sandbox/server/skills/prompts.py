@@ -3,7 +3,9 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
 from mcp.types import (
     INVALID_PARAMS,
@@ -18,8 +20,11 @@ from mcp.types import (
 )
 
 from mcp_sandbox.errors import InvalidArgument
+from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.errors import protocol_errors
+from mcp_sandbox.server.identity import SessionFor
 from mcp_sandbox.server.skills.pages import page
+from mcp_sandbox.server.skills.results import wrapped
 from mcp_sandbox.server.skills.visible import Asked, Visible, folder_uri, shown
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.models import FrontMatter, Skill
@@ -35,8 +40,9 @@ _MOST_FILLED = 1_000_000
 class SkillPrompts:
     """Answers the protocol's requests about prompts."""
 
-    def __init__(self, visible: Visible) -> None:
+    def __init__(self, visible: Visible, session_for: SessionFor) -> None:
         self._visible = visible
+        self._session_for = session_for
 
     @protocol_errors
     async def list(self, asked: Asked, params: PaginatedRequestParams) -> ListPromptsResult:
@@ -54,11 +60,23 @@ class SkillPrompts:
         if skill is None:
             problem = f"there is no prompt {shown(params.name)!r}: prompts/list shows all"
             raise MCPError(code=INVALID_PARAMS, message=problem)
-        document = await self._visible.library.read(skill, DOCUMENT)
-        body = document[skill.body_at :].decode(errors="replace")
-        text = filled(body, skill.front, params.arguments or {})
+        text = await self._text(asked, skill, params.arguments or {})
         message = PromptMessage(role="user", content=TextContent(type="text", text=text))
         return GetPromptResult(description=skill.front.description, messages=[message])
+
+    async def _text(self, asked: Asked, skill: Skill, said: Mapping[str, str]) -> str:
+        """The filled text; a chat also gets the skill's files into its sandbox."""
+        if not isinstance(self._visible.whose(asked), ChatId):
+            document = await self._visible.library.read(skill, DOCUMENT)
+            return filled(_decoded(document[skill.body_at :]), skill.front, said)
+        session = await self._session_for(Context(request_context=asked))
+        got = await session.skills.activate(skill.uri, by_user=True)
+        body = filled(_decoded(got.body), skill.front, said).encode()
+        return wrapped(replace(got, body=body, repeated=False))
+
+
+def _decoded(body: bytes) -> str:
+    return body.decode(errors="replace")
 
 
 def invocable(catalogue: Catalogue) -> Mapping[str, Skill]:

@@ -1,10 +1,13 @@
 """Skills as resources: every SKILL.md is listed, every file can be read, as the bytes it has.
 
-Beside them lies what is wrong with skills (`skills://diagnostics`).
+Beside them lies what is wrong with skills (`skills://diagnostics`), and which ones the chat has
+activated (`skills://active`).
 """
 
 import base64
+import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from mcp.shared.exceptions import MCPError
@@ -22,6 +25,7 @@ from mcp.types import (
 )
 
 from mcp_sandbox.errors import UnknownSkill
+from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.errors import protocol_errors
 from mcp_sandbox.server.skills.pages import page
 from mcp_sandbox.server.skills.problems import problems_as_json
@@ -33,12 +37,14 @@ from mcp_sandbox.server.skills.visible import (
 )
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.models import Skill, SkillFile
+from mcp_sandbox.skills.roots import Whose
 from mcp_sandbox.skills.uris import SCHEME, file_uri
 
 FRESH: Mapping[str, Any] = {"ttlMs": 0, "cacheScope": "private"}
 """Each user has a catalogue of its own, which may have changed since."""
 TEMPLATE = "skill://{+skill}/{+path}"
 DIAGNOSTICS = "skills://diagnostics"
+ACTIVE = "skills://active"
 _MOST_LISTED = 500
 _FOLDER = "inode/directory"
 _TEMPLATES = [
@@ -52,13 +58,21 @@ _TEMPLATES = [
 ]
 _OWN = [
     Resource(
+        uri=ACTIVE,
+        name="skill-active",
+        title="Skills that this chat uses",
+        description="Which skills this chat has activated, and which version of each: what to "
+        "attach again when the conversation was shortened.",
+        mime_type="application/json",
+    ),
+    Resource(
         uri=DIAGNOSTICS,
         name="skill-diagnostics",
         title="What is wrong with skills",
         description="Folders with a SKILL.md that are not offered, and skills that have a flaw: "
         "what it is and how to mend it.",
         mime_type="application/json",
-    )
+    ),
 ]
 
 
@@ -91,12 +105,21 @@ class SkillResources:
         catalogue = await self._visible.catalogue(asked)
         if uri == DIAGNOSTICS:
             return _text(uri, "application/json", problems_as_json(catalogue))
+        if uri == ACTIVE:
+            return _text(uri, "application/json", self._active(self._visible.whose(asked)))
         try:
             skill, file = await self._visible.file(catalogue, uri)
             data = await self._visible.library.read(skill, file.path)
         except UnknownSkill as exc:
             raise MCPError(code=INVALID_PARAMS, message=str(exc), data={"uri": uri}) from exc
         return _contents(uri, file, data)
+
+    def _active(self, whose: Whose) -> str:
+        # What names no chat has activated nothing.
+        known = self._visible.skills.learned(whose).active if isinstance(whose, ChatId) else {}
+        again = "Its text once more: skill_activate with this name and refresh=true."
+        active = [{**asdict(each), "again": again} for each in known.values()]
+        return json.dumps({"active": active}, indent=1)
 
 
 async def children(visible: Visible, catalogue: Catalogue, uri: str) -> list[Resource]:

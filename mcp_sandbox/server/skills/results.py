@@ -108,12 +108,17 @@ def activation(got: Activation) -> CallToolResult:
             f"({got.digest}). If you do not have its text any more, call again with refresh=true."
         )
         return texts([text], _meta(got))
+    return texts([wrapped(got)], _meta(got))
+
+
+def wrapped(got: Activation) -> str:
+    """The text of a skill in its wrapper, after what there is to say of it."""
     body = got.body[:_MOST_BODY_BYTES].decode("utf-8", "replace")
     notes = "\n".join(f"[{note}]" for note in _notes(got, body))
     name, uri = escape(one_line(got.name)), escape(got.uri)
     begin = f'<skill_content name="{name}" origin="{uri}" digest="{got.digest}">'
     end = f'</skill_content digest="{got.digest}">'
-    return texts([f"{begin}\n{notes}\n{body}\n{end}"], _meta(got))
+    return f"{begin}\n{notes}\n{body}\n{end}"
 
 
 def _notes(got: Activation, body: str) -> Iterable[str]:

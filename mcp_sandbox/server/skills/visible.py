@@ -46,6 +46,11 @@ class Visible:
         """The catalogue of a request's caller."""
         return await self.library.catalogue(self.whose(asked))
 
+    async def has_tools(self, whose: Whose) -> bool:
+        """Whether the tools for skills are listed: they are not to whom there are no skills."""
+        # A chat may write its first skill itself, between two looks at the list of tools.
+        return self.settings.workspace or bool(await self.skills.offered(whose))
+
     async def file(self, catalogue: Catalogue, uri: str) -> tuple[Skill, SkillFile]:
         """The file with that uri, and the innermost skill of the catalogue that has it.
 

@@ -1,5 +1,6 @@
 """Skills as prompts that users invoke, and what completes their arguments."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,12 @@ from mcp.types import (
     PromptReference,
     ResourceTemplateReference,
     TextContent,
+    TextResourceContents,
 )
 
+from tests.server.scripted import text_of
 from tests.server.skills.shelves import client_of, offering, write_skill
+from tests.server.skills.taught import taught
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 TEMPLATE = "skill://{+skill}/{+path}"
@@ -48,6 +52,29 @@ async def test_each_skill_that_users_may_invoke_is_a_prompt(
     assert "for-models" in resources
 
 
+@pytest.mark.bubblewrap
+@MODES
+async def test_a_prompt_puts_the_skill_into_the_sandbox_and_is_active_from_then_on(
+    data_root: Path, tmp_path: Path, mode: str
+) -> None:
+    hidden = "disable-model-invocation: true\n"
+    files = document("fix", "Run fix.sh for $ARGUMENTS.\n", hidden)
+    write_skill(tmp_path / "a", "fix", {**files, "fix.sh": "echo fixed\n"})
+    write_skill(tmp_path / "a", "other")
+    async with taught(data_root, tmp_path / "a", mode=mode, backend="bubblewrap") as agent:
+        said = await text(agent.client, "fix", arguments="7")
+        assert "lies at /workspace/.claude/skills/fix, read-only" in said
+        assert "\nRun fix.sh for 7.\n\n</skill_content digest=" in said
+        run = {"command": "bash .claude/skills/fix/fix.sh"}
+        assert text_of(await agent.client.call_tool("exec", run)) == "fixed\n"
+        (found,) = (await agent.client.read_resource("skills://active")).contents
+        assert isinstance(found, TextResourceContents)
+        (active,) = json.loads(found.text)["active"]
+    assert active["uri"] == "skill://assistant/fix/SKILL.md"
+    assert active["path_in_sandbox"] == "/workspace/.claude/skills/fix"
+    assert f'digest="{active["digest"]}"' in said
+
+
 async def test_what_the_user_says_stands_where_the_skill_wants_it(
     data_root: Path, tmp_path: Path
 ) -> None:
@@ -58,7 +85,7 @@ async def test_what_the_user_says_stands_where_the_skill_wants_it(
     write_skill(folder, "awk", document("awk", "awk '{print $1}'\n"))
     named = "arguments: [issue, branch]\n"
     write_skill(folder, "named", document("named", "$issue on $branch: $ARGUMENTS ($1)\n", named))
-    async with offering(data_root, folder) as web, client_of(web) as client:
+    async with offering(data_root, folder) as web, client_of(web, chat=None) as client:
         said = await text(client, "fix", arguments="7 'my branch' $0")
         assert said == ("Fix 7 'my branch' $0, first 7, then my branch; not $ARGUMENTSX, \n")
         assert await text(client, "fix", arguments="don't") == (
@@ -79,7 +106,7 @@ async def test_a_prompt_does_not_grow_beyond_what_can_be_sent(
     data_root: Path, tmp_path: Path
 ) -> None:
     write_skill(tmp_path / "a", "many", document("many", "$ARGUMENTS " * 50_000))
-    async with offering(data_root, tmp_path / "a") as web, client_of(web) as client:
+    async with offering(data_root, tmp_path / "a") as web, client_of(web, chat=None) as client:
         assert len(await text(client, "many", arguments="x")) == 2 * 50_000
         with pytest.raises(MCPError, match="too long") as caught:
             await client.get_prompt("many", {"arguments": "x" * 90_000})
