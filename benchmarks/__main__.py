@@ -11,7 +11,7 @@ from docker.errors import DockerException
 from mcp import MCPError
 from rich.console import Console
 
-from benchmarks import client, commands, crowd, memory, relays, starts, transfer, web
+from benchmarks import client, commands, crowd, memory, relays, skills, starts, transfer, web
 from benchmarks.measure import Outcome, Row
 from benchmarks.places import Failed
 from benchmarks.report import as_json, table
@@ -25,6 +25,7 @@ ROWS = (
     *web.ROWS,
     *transfer.ROWS,
     *memory.ROWS,
+    *skills.ROWS,
     *crowd.ROWS,
 )
 _QUICK_PAIRS = 5
