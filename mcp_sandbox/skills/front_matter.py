@@ -6,6 +6,7 @@ is, byte for byte. Of YAML only what names things and texts is read: no aliases,
 keys, and every scalar is the text that stands there (`on`, `3000`, `2026-01-01`, `~`).
 """
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ _LINE_END = re.compile(rb"\r\n?|\n")
 _ALMOST = re.compile(rb"\s*(?:-{2,}|\xe2\x80\x93|\xe2\x80\x94|\+\+\+|```)")
 _UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _TAGGED = (ScalarEvent, CollectionStartEvent)
+# Scalars of up to so many characters are likely to come again.
+_WORD = 24
 _DASHES = "Begin the file with a line of three dashes, the fields, and again three dashes."
 
 
@@ -254,7 +257,15 @@ class _Reader:
 
 
 def _scalar(event: ScalarEvent) -> str:
-    return Plain(event.value) if event.implicit[0] else event.value
+    if not event.implicit[0]:
+        return event.value
+    return _word(event.value) if len(event.value) <= _WORD else Plain(event.value)
+
+
+@functools.lru_cache(maxsize=1024)
+def _word(text: str) -> Plain:
+    """One object for all that say the same: thousands of skills have the same keys."""
+    return Plain(text)
 
 
 def _broken(error: yaml.YAMLError, source: str, line: int) -> Diagnostic:

@@ -28,12 +28,13 @@ class Place(NamedTuple):
 class Reading(NamedTuple):
     """What became of the first of a folder's `spellings`: a skill, or a problem.
 
-    `length` counts the bytes of its front matter.
+    `folders` are the names on the way to it in the root; `length` counts the bytes of its front
+    matter.
     """
 
     stamp: Stamp
     settled: bool
-    place: Place
+    folders: tuple[str, ...]
     spellings: tuple[str, ...]
     result: Skill | Problem
     length: int
@@ -46,14 +47,13 @@ def read_document(base: int, path: str, spellings: tuple[str, ...], place: Place
     try:
         now = time.time_ns()
         stamp = stamp_of(os.fstat(file))
-        # Read beyond the size too: it may have grown, and some file systems do not tell it.
-        data = os.read(file, min(stamp[-1] + 1, HEAD_BYTES))
+        data = os.read(file, min(stamp[-1], HEAD_BYTES))
     finally:
         os.close(file)
     parsed = parse(data, place.folders[-1], document, size=stamp[-1])
     noticed = (problems.several_documents(document, others),) if others else ()
     result = _judged(parsed, place, document, stamp[-1], noticed)
-    return Reading(stamp, is_settled(stamp, now), place, spellings, result, parsed.body_at)
+    return Reading(stamp, is_settled(stamp, now), place.folders, spellings, result, parsed.body_at)
 
 
 def _judged(

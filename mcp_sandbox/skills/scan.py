@@ -51,7 +51,7 @@ def _catalogue(found: Sequence[Reading], noticed: Sequence[Problem]) -> Catalogu
     broken = [each.result for each in found if isinstance(each.result, Problem)]
     skills = sorted(
         ((each.result, each) for each in found if isinstance(each.result, Skill)),
-        key=lambda pair: (pair[0].name, len(pair[1].place.folders), pair[1].place.folders),
+        key=lambda pair: (pair[0].name, len(pair[1].folders), pair[1].folders),
     )
     named = dict(_told_apart(skills))
     versions = {uri: reading.stamp for uri, (_, reading) in named.items()}
@@ -67,11 +67,11 @@ def _told_apart(
     Then the one whose folder has its name keeps it.
     """
     pairs = list(skills)
-    taken = {skill.uri: skill for skill, read in pairs if skill.name == read.place.folders[-1]}
+    taken = {skill.uri: skill for skill, read in pairs if skill.name == read.folders[-1]}
     for skill, reading in pairs:
         if taken.get(skill.uri, skill) is skill:
             yield skill.uri, (taken.setdefault(skill.uri, skill), reading)
             continue
-        uri = unused((*reading.place.folders, skill.name), taken, skill.root)
+        uri = unused((*reading.folders, skill.name), taken, skill.root)
         taken[uri] = skill
         yield uri, (replace(skill, uri=uri), reading)
