@@ -5,7 +5,7 @@ Exit codes: 0 fine, 1 problems were found or nothing was done, 2 wrong usage.
 
 import typer
 
-from mcp_sandbox.cli.skills import check, install, look, mend
+from mcp_sandbox.cli.skills import check, install, look, mend, trying
 
 group = typer.Typer(
     help="See, check, install and mend skills: folders with a SKILL.md. Exit codes: 0 fine, "
@@ -21,3 +21,4 @@ group.command()(install.remove)
 group.command()(install.update)
 group.command()(install.lock)
 group.command()(mend.fix)
+group.command(name="test")(trying.try_out)
