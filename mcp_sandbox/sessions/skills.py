@@ -149,7 +149,13 @@ class ChatSkills:
         found = await to_thread.run_sync(
             index.search_among, offered, outlines, query, _MOST_MATCHES
         )
-        return best_first(offered, found, query, cursor, limit)
+        page = best_first(offered, found, query, cursor, limit)
+        shown = [each.skill for each in page.skills]
+        reasons = await to_thread.run_sync(index.reasons, query, shown)
+        listed = (
+            replace(each, reasons=why) for each, why in zip(page.skills, reasons, strict=True)
+        )
+        return replace(page, skills=tuple(listed))
 
     async def _outlines(self, skills: Sequence[Skill]) -> Mapping[str, Sequence[str]]:
         """The headings of the texts; what cannot be read is still found by its name."""

@@ -21,11 +21,11 @@ _CHANGED = "skills changed since the page before: some matches may be missing or
 
 @dataclass(frozen=True)
 class Listed:
-    """A skill of a page. `reasons` say why it matches; `cursor` leads to what comes after it."""
+    """A skill of a page. `cursor` leads to what comes after it; `reasons` say why it matches."""
 
     skill: Skill
-    reasons: tuple[str, ...]
     cursor: str
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _page(
         begin = sum((place.rank, place.uri) <= passed for place, _ in placed)
         notes = (_CHANGED,) if last.skills != skills else ()
     shown = placed[begin : begin + limit]
-    listed = (Listed(match.skill, match.reasons, place.cursor()) for place, match in shown)
+    listed = (Listed(match.skill, place.cursor()) for place, match in shown)
     return Page(tuple(listed), begin + limit < len(placed), len(placed), notes)
 
 

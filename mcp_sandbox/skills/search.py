@@ -4,9 +4,10 @@ The name counts three times as much as the description and the tags, the heading
 third. Words are compared by their stems; a word that nobody has is taken for a mistyped one.
 """
 
+import json
 import re
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from threading import RLock
@@ -50,8 +51,10 @@ _CARD = _Table(
     "DELETE FROM card WHERE rowid = ?",
     "SELECT 1 FROM card WHERE card MATCH ? LIMIT 1",
     "SELECT rowid, bm25(card, 3.0, 1.0, 1.0) FROM card WHERE card MATCH ?",
-    "SELECT highlight(card, 0, char(2), char(3)), highlight(card, 1, char(2), char(3)), "
-    "highlight(card, 2, char(2), char(3)) FROM card WHERE card MATCH ? AND rowid = ?",
+    # All matches are gone through once; asked for one by one, each would do so again.
+    "SELECT rowid, highlight(card, 0, char(2), char(3)), highlight(card, 1, char(2), char(3)), "
+    "highlight(card, 2, char(2), char(3)) FROM card WHERE card MATCH ? "
+    "AND +rowid IN (SELECT value FROM json_each(?))",
 )
 _OUTLINE = _Table(
     ("headings",),
@@ -62,19 +65,18 @@ _OUTLINE = _Table(
     "DELETE FROM outline WHERE rowid = ?",
     "SELECT 1 FROM outline WHERE outline MATCH ? LIMIT 1",
     "SELECT rowid, bm25(outline) FROM outline WHERE outline MATCH ?",
-    "SELECT highlight(outline, 0, char(2), char(3)) FROM outline "
-    "WHERE outline MATCH ? AND rowid = ?",
+    "SELECT rowid, highlight(outline, 0, char(2), char(3)) FROM outline WHERE outline MATCH ? "
+    "AND +rowid IN (SELECT value FROM json_each(?))",
 )
 _TABLES = (_CARD, _OUTLINE)
 
 
 @dataclass(frozen=True)
 class Match:
-    """A skill that was found; `reasons` say which of its words fit, and where they stand."""
+    """A skill that was found, and how well it fits."""
 
     skill: Skill
     score: float = 0.0
-    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -172,10 +174,20 @@ class Index:
                 if words(self._skills[row].name) == words(query):
                     scores[row] += _SAME_NAME
             best = sorted(scores, key=lambda row: (-scores[row], self._skills[row].uri))[:most]
-            return [
-                Match(self._skills[row], round(scores[row], 3), self._reasons(row, asked))
-                for row in best
-            ]
+            return [Match(self._skills[row], round(scores[row], 3)) for row in best]
+
+    def reasons(self, query: str, skills: Sequence[Skill]) -> list[tuple[str, ...]]:
+        """For each of the skills, which of its words fit the query, and where they stand."""
+        with self._lock:
+            asked = self._understood(terms(query))
+            match = " OR ".join(filter(None, (asked.exact(), asked.guessed())))
+            rows = [self._rows.get(skill.uri, 0) for skill in skills]
+            found: dict[int, list[str]] = {row: [] for row in rows}
+            for table in _TABLES if match else ():
+                values = (match, json.dumps(rows))
+                for row, *marked in self._database.execute(table.mark, values):
+                    found[row] += _hits(table.fields, marked, asked)
+            return [tuple(found[row]) for row in rows]
 
     def _understood(self, asked: tuple[str, ...]) -> _Asked:
         guesses: dict[str, str] = {}
@@ -206,17 +218,12 @@ class Index:
                     scores[row] = scores.get(row, 0.0) - table.share * weight * score
         return scores
 
-    def _reasons(self, row: int, asked: _Asked) -> tuple[str, ...]:
-        match = " OR ".join(filter(None, (asked.exact(), asked.guessed())))
-        reasons = list[str]()
-        for table in _TABLES:
-            marked = self._database.execute(table.mark, (match, row)).fetchone() or ()
-            for field, text in zip(table.fields, marked, strict=False):
-                hits = dict.fromkeys(word.casefold() for word in _MARKED.findall(text))
-                if hits:
-                    told = ", ".join(_told(word, asked) for word in [*hits][:5])
-                    reasons.append(f"{field}: {told}")
-        return tuple(reasons)
+
+def _hits(fields: Sequence[str], marked: Sequence[str], asked: _Asked) -> Iterator[str]:
+    for field, text in zip(fields, marked, strict=True):
+        hits = dict.fromkeys(word.casefold() for word in _MARKED.findall(text))
+        if hits:
+            yield f"{field}: {', '.join(_told(word, asked) for word in [*hits][:5])}"
 
 
 def _phrase(term: str) -> str:

@@ -134,15 +134,16 @@ def test_tags_and_headings_are_searched() -> None:
     titled = skill("two", "Something else.")
     index.update([tagged, titled], {titled.uri: ("Calibrating a spectrograph",)})
     assert found(index, "telescope") == ["one"]
-    (match,) = index.search("spectrographs")
-    assert (match.skill.name, match.reasons) == ("two", ("headings: spectrograph",))
+    assert found(index, "spectrographs") == ["two"]
+    assert index.reasons("spectrographs", [tagged, titled]) == [(), ("headings: spectrograph",)]
 
 
 def test_every_match_says_why() -> None:
     index = Index()
-    index.update([skill("pdf-forms", "Fills forms.")], {})
-    (match,) = index.search("fill in a pfd fomr")
-    assert match.reasons == (
+    forms = skill("pdf-forms", "Fills forms.")
+    index.update([forms], {})
+    (reasons,) = index.reasons("fill in a pfd fomr", [forms])
+    assert reasons == (
         "name: pdf (for pfd), forms (for fomr)",
         "description: fills, forms (for fomr)",
     )
