@@ -64,7 +64,8 @@ class Library:
         Raises:
             UnknownSkill: it is gone.
         """
-        known = self._gathered.get(skill.folder)
+        # As in `sweep`: what is known is compared by a stat, which is not for untrusted folders.
+        known = self._gathered.get(skill.folder) if skill.root != "workspace" else None
         gathered = await to_thread.run_sync(self._gather, skill, known, limiter=self._reading)
         before = self._gathered.get(skill.folder)
         self._gathered[skill.folder] = gathered

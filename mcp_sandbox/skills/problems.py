@@ -1,5 +1,6 @@
 """The words for what is wrong with folders; what is wrong inside a SKILL.md, `parse` says. Pure."""
 
+import errno
 import os
 from collections.abc import Iterable
 
@@ -11,7 +12,10 @@ _MOVE = "Move skills nearer to the root, or name their folder as a root of its o
 def absent(path: str, error: OSError) -> Diagnostic:
     """A root that cannot be opened."""
     reason = f"The folder {path} cannot be opened: {os.strerror(error.errno or 0)}."
-    return Diagnostic("root-unreadable", "error", reason, "Create it, or correct the settings.")
+    fix = "Create it, or correct the settings."
+    if error.errno in {errno.EXDEV, errno.ELOOP, errno.ENOTDIR}:
+        fix = "Links and mounts are not followed there: name the folder itself in skills.folders."
+    return Diagnostic("root-unreadable", "error", reason, fix)
 
 
 def unreadable(error: OSError, file: str = "SKILL.md") -> Diagnostic:

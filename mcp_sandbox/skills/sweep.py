@@ -1,7 +1,8 @@
 """One look at everything in a root, which reads only what changed since the last. Blocking.
 
 What a folder holds is kept by the stamp of the folder, and what a SKILL.md says by the stamp of
-the file, so that looking again costs one stat for each. Only a document's head is ever read.
+the file, so that looking again costs one stat for each; an untrusted root, which is small, is
+read anew each time. Only a document's head is ever read.
 Folders are searched breadth first: what the limits cut is the deepest.
 
 Nothing in a root is trusted. Folders and documents are opened beneath the root without following
@@ -96,7 +97,8 @@ class Sweep:
         self._root = root
         self._allowed = allowed
         self._limits = limits
-        self._before = before
+        # A stat follows links above what it is of, and these could lead to where it never ends.
+        self._before = before if root.trusted else Seen()
         self._seen = Seen()
         self._folders = self._entries = self._heads = 0
         self._too_deep, self._skipped = _Tally(), _Tally()

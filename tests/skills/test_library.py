@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import anyio
 import pytest
 
 from mcp_sandbox.errors import InvalidArgument, UnknownSkill
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.skills.catalogue import Catalogue
+from mcp_sandbox.skills.scan import Scanner
 from tests.skills.folders import CHAT, library, write_skill
 
 
@@ -75,3 +78,46 @@ async def test_a_user_of_whom_no_chat_is_known_has_the_same_skills(tmp_path: Pat
     assert await shelves.catalogue("ann") is await shelves.catalogue(ChatId("ann", "chat"))
     with pytest.raises(InvalidArgument):
         await shelves.catalogue("bob/../ann")
+
+
+async def test_all_who_ask_at_the_same_time_are_served_by_few_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[None] = []
+
+    def counting(scanner: Scanner) -> Catalogue:
+        looks.append(None)
+        return scan(scanner)
+
+    scan = Scanner.scan
+    monkeypatch.setattr(Scanner, "scan", counting)
+    write_skill(tmp_path / "mine" / "one")
+    shelves = library(tmp_path / "data", tmp_path / "mine")
+    found: list[Catalogue] = []
+
+    async def ask() -> None:
+        found.append(await shelves.catalogue(CHAT))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(100):
+            tasks.start_soon(ask)
+    assert len(found) == 100
+    assert len(set(map(id, found))) == 1
+    assert len(looks) <= 10
+
+
+async def test_an_edit_is_seen_at_the_next_call(tmp_path: Path) -> None:
+    shelves = library(tmp_path / "data", tmp_path / "mine")
+    for number in range(20):
+        write_skill(tmp_path / "mine" / "one", description=f"Does {number}.")
+        (skill,) = (await shelves.catalogue(CHAT)).skills
+        assert skill.front.description == f"Does {number}."
+
+
+async def test_skills_are_offered_without_those_that_only_users_may_invoke(tmp_path: Path) -> None:
+    write_skill(tmp_path / "a", description="Does it.\ndisable-model-invocation: true")
+    write_skill(tmp_path / "b", description="Does it.\nuser-invocable: false")
+    catalogue = await library(tmp_path / "data", tmp_path).catalogue(CHAT)
+    assert [skill.name for skill in catalogue.offered()] == ["b"]
+    assert [skill.name for skill in catalogue.offered(for_model=False)] == ["a", "b"]
+    assert catalogue.find("a").name == "a"
