@@ -32,7 +32,7 @@ _MOST_BODY_BYTES = 450_000
 _LONG_BODY_BYTES = 20_000
 _MOST_FILES = 60
 _SCRIPTS = (".py", ".sh", ".bash", ".js", ".mjs", ".cjs", ".ts", ".rb", ".pl", ".ps1")
-_OWN_FOLDER = ("{baseDir}", "${CLAUDE_SKILL_DIR}", "${CLAUDE_PLUGIN_ROOT}", "~/.claude/skills/")
+_OWN_FOLDER = ("{baseDir}", "${CLAUDE_SKILL_DIR}", "${CLAUDE_PLUGIN_ROOT}")
 
 
 class ListedSkill(BaseModel):
@@ -127,7 +127,8 @@ def _notes(got: Activation, body: str) -> Iterable[str]:
     if where:
         how = "a copy that code can change: nothing isolates here" if got.copied else "read-only"
         yield f"In the sandbox this skill lies at {where}, {how}; its paths begin there."
-    used = [name for name in _OWN_FOLDER if name in body]
+    home = f"~/.claude/skills/{got.name}"
+    used = [name for name in (*_OWN_FOLDER, home) if name in body]
     if used and where:
         yield f"In its text, {' and '.join(used)} mean{'' if used[1:] else 's'} that folder."
     yield from _file_notes(got)

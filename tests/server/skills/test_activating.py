@@ -67,6 +67,27 @@ async def test_a_text_of_other_bytes_is_shown_and_said_to_be(data_root: Path, fo
         assert "not UTF-8" in notes
 
 
+@pytest.mark.parametrize(
+    ("body", "meant"),
+    [
+        (
+            b"Run ~/.claude/skills/one/run.py and {baseDir}/x.",
+            "{baseDir} and ~/.claude/skills/one mean",
+        ),
+        (b"Run ${CLAUDE_SKILL_DIR}/run.py.", "${CLAUDE_SKILL_DIR} means"),
+        (b"Put it into ~/.claude/skills/ then.", None),
+    ],
+)
+async def test_names_for_its_own_folder_are_explained_and_others_left_alone(
+    data_root: Path, folder: Path, body: bytes, meant: str | None
+) -> None:
+    write_skill(folder, "one", body=body)
+    async with taught(data_root, folder) as agent:
+        _, _, notes, _ = parts(await agent.activate("one"))
+        assert ("that folder" in notes) == (meant is not None)
+        assert meant is None or f"[In its text, {meant} that folder.]" in notes
+
+
 async def test_a_long_text_is_whole_and_said_to_be_long(data_root: Path, folder: Path) -> None:
     body = b"".join(b"%06d what to do\n" % n for n in range(4000))
     write_skill(folder, "long", body=body)
