@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -151,6 +154,47 @@ def test_no_name_leads_elsewhere_or_is_hidden(place: Place) -> None:
     assert {path.name for path in folder.iterdir()} - {".gitignore"} == found
     assert all("/" not in name and not name.startswith(".") for name in found)
     assert name_in_view(skill("ü")) == "ü"
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.skills.test_pins import Place, skill
+count = 0
+def step(event, args):
+    global count
+    if event in ("open", "os.mkdir", "os.chmod", "os.rename", "os.link", "ctypes.call_function"):
+        count += 1
+        if count == int(sys.argv[3]):
+            os.kill(os.getpid(), signal.SIGKILL)
+place = Place(Path(sys.argv[1]), "mounted")
+pins = place.pins()
+sys.addaudithook(step)
+pins.pin(skill(), sys.argv[2])
+sys.exit(3)
+"""
+
+
+def test_killed_at_any_step_the_sandbox_sees_one_whole_version(tmp_path: Path) -> None:
+    place = Place(tmp_path / "data", "mounted")
+    pins = place.pins()
+    versions = [place.version(text) for text in ("one", "two")]
+    pin = pins.pin(skill(), versions[0])
+    for step in range(1, 200):
+        command = [sys.executable, "-c", _KILLED, str(place.data), versions[step % 2], str(step)]
+        done = subprocess.run(command, check=False)
+        seen = gather(pins.folder(pin), anchor=place.view.anchor).contents.digest
+        assert seen in versions
+        known = pins.all()[skill().uri]
+        assert known.digest == seen
+        if done.returncode == 3:
+            assert step > 10
+            assert seen == versions[step % 2]
+            break
+        assert done.returncode == -signal.SIGKILL
+    for digest in versions:
+        assert pins.contents(pins.pin(skill(), digest))
+    assert len(list(place.view.tree.glob("new-*"))) <= 3
 
 
 def test_the_chats_own_files_are_not_followed_or_replaced(tmp_path: Path) -> None:
