@@ -93,6 +93,19 @@ def test_update_shows_scripts_first_and_can_be_undone(run: Run, tmp_path: Path) 
     assert json.loads(run("show", "pdf", "--json").stdout)["description"] == "Version 1."
 
 
+def test_what_scripts_use_is_shown_before_it_is_agreed_to(run: Run, tmp_path: Path) -> None:
+    skill = source(tmp_path)
+    script = skill / "scripts" / "run.py"
+    script.write_text("import os, requests\nprint(os.environ['TOKEN_A'])\n")
+    offered = run("add", str(skill), "--yes").stdout
+    assert "TOKEN_A" in offered
+    assert "requests" in offered
+    assert json.loads(run("show", "pdf", "--json").stdout)["findings"]["variables"] == ["TOKEN_A"]
+    script.write_text(script.read_text() + "requests.get('https://collector.dev/')\n")
+    first, *_ = run("update", "pdf").stdout.splitlines()
+    assert first == "new: reaches collector.dev"
+
+
 def test_update_never_brings_another_skill_or_a_broken_one(run: Run, tmp_path: Path) -> None:
     skill = source(tmp_path)
     assert run("add", str(skill), "--yes").exit_code == 0

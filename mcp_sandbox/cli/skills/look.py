@@ -52,6 +52,7 @@ def show(
 ) -> None:
     """Show one skill: what it says of itself, its files, where it came from, what is wrong."""
     from mcp_sandbox.skills.examine import examine
+    from mcp_sandbox.skills.findings import scan
     from mcp_sandbox.skills.library import Library
     from mcp_sandbox.skills.supply.installed import Installed
 
@@ -62,6 +63,7 @@ def show(
     if skill.root == "user":
         entry = Installed(settings.data_dir, checked_user(user)).entries().get(skill.folder.name)
     examined = examine(skill.folder)
+    findings, _ = scan(examined.files)
     facts = {
         **_row(skill),
         "license": skill.front.license,
@@ -75,10 +77,11 @@ def show(
     if as_json:
         files = [asdict(file) for file in contents.files]
         found = [asdict(each) for each in examined.diagnostics]
-        print(json.dumps({**facts, "files": files, "diagnostics": found}))
+        told = {"files": files, "findings": asdict(findings), "diagnostics": found}
+        print(json.dumps({**facts, **told}))
         return
     shown = console()
-    shown.print(_facts(facts))
+    shown.print(tables.facts_table({**facts, **tables.uses(findings)}))
     shown.print(_files(contents))
     if examined.diagnostics:
         shown.print()
@@ -114,15 +117,6 @@ def _table(skills: tuple[models.Skill, ...]) -> Table:
         if skill.shadowed_by is not None:
             name = Text.assemble((f"{skill.root}/", "dim"), name, (" (shadowed)", "dim"))
         table.add_row(name, skill.root, tables.safe(about))
-    return table
-
-
-def _facts(facts: dict[str, object]) -> Table:
-    table = Table(box=None, show_header=False)
-    for name, value in facts.items():
-        if value:
-            text = " ".join(value) if isinstance(value, list) else str(value)
-            table.add_row(Text(name.replace("_", " "), style="bold"), tables.safe(text))
     return table
 
 

@@ -1,5 +1,7 @@
 """What a person sees before a skill is installed or updated, and decides by."""
 
+from collections.abc import Iterator
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -9,6 +11,7 @@ from mcp_sandbox.cli.words import show_bytes
 from mcp_sandbox.errors import UnusableSkill
 from mcp_sandbox.skills.contents import set_digest
 from mcp_sandbox.skills.examine import Examined, examine_files
+from mcp_sandbox.skills.findings import scan
 from mcp_sandbox.skills.parse import parse
 from mcp_sandbox.skills.supply.changes import changes, is_script
 from mcp_sandbox.skills.supply.fetch import Incoming
@@ -50,8 +53,10 @@ def print_changes(shown: Console, name: str, old: Tree, incoming: Incoming) -> N
             f"{name} stays as it is: what its source has now {what}. Look at {incoming.source}, or "
             f"`mcp-sandbox skills remove {name}`"
         )
+    for line in _new_uses(old, incoming.tree):
+        shown.print(Text(line, style="bold red"))
     differing = changes(old, incoming.tree)
-    shown.print(Text(f"{name}: {tables.counted(len(differing), 'file')} differ", style="bold"))
+    shown.print(Text(f"{name}: {tables.counted(len(differing), 'file')} changed", style="bold"))
     for change in differing:
         style = "bold red" if _is_script(change.path, old, incoming.tree) else "bold"
         shown.print(tables.safe(f"{change.kind}: {change.path}"), style=style)
@@ -60,6 +65,13 @@ def print_changes(shown: Console, name: str, old: Tree, incoming: Incoming) -> N
     fresh = [each for each in found.diagnostics if each not in before.diagnostics]
     if fresh:
         shown.print(tables.diagnostics_table((name, each) for each in fresh))
+
+
+def _new_uses(old: Tree, new: Tree) -> Iterator[str]:
+    before = tables.uses(scan(_files(old))[0])
+    for what, names in tables.uses(scan(_files(new))[0]).items():
+        if fresh := [name for name in names if name not in before[what]]:
+            yield tables.safe(f"new: {what} {', '.join(fresh)}").plain
 
 
 def _examined(incoming: Incoming) -> Examined:
@@ -80,14 +92,10 @@ def _facts(found: Examined, incoming: Incoming) -> Table:
         "commit": incoming.commit,
         "digest": set_digest(file_digests(tree)),
         "files": f"{len(tree)}, {size}",
-        "scripts": ", ".join(scripts),
-        "allowed tools": " ".join(found.front.allowed_tools) if found.front else "",
+        "scripts": scripts,
+        "allowed tools": found.front.allowed_tools if found.front else "",
     }
-    table = Table(box=None, show_header=False)
-    for name, value in facts.items():
-        if value:
-            table.add_row(Text(name, style="bold"), tables.safe(value))
-    return table
+    return tables.facts_table({**facts, **tables.uses(scan(found.files)[0])})
 
 
 def _files(tree: Tree) -> dict[str, bytes]:

@@ -1,6 +1,6 @@
 """How skills and what is wrong with them look on a terminal and as JSON."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,9 +8,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mcp_sandbox.skills.models import Diagnostic, Level
+from mcp_sandbox.skills.models import Diagnostic, Findings, Level
 
 STYLES: dict[Level, str] = {"error": "red", "warning": "yellow", "note": "dim"}
+_USES = {
+    "hosts": "reaches",
+    "variables": "reads variables",
+    "commands": "runs",
+    "packages": "needs packages",
+    "writes": "writes to",
+    "unread": "too large to read",
+}
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -32,6 +40,21 @@ def diagnostics_table(rows: Iterable[tuple[str, Diagnostic]]) -> Table:
         level = Text(each.level, style=STYLES[each.level])
         table.add_row(safe(name), level, each.code, safe(where(each)), text)
     return table
+
+
+def facts_table(facts: Mapping[str, object]) -> Table:
+    """Return a table of what is known; what is empty is left out."""
+    table = Table(box=None, show_header=False)
+    for name, value in facts.items():
+        if value:
+            text = ", ".join(value) if isinstance(value, list | tuple) else str(value)
+            table.add_row(Text(name.replace("_", " "), style="bold"), safe(text))
+    return table
+
+
+def uses(findings: Findings) -> dict[str, tuple[str, ...]]:
+    """Return what scripts seem to use, as far as reading them tells, in words."""
+    return {_USES[what]: names for what, names in asdict(findings).items()}
 
 
 def as_row(name: str, folder: Path, each: Diagnostic) -> dict[str, object]:
