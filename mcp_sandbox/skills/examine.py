@@ -62,7 +62,7 @@ def examine_files(
     parsed = parse(data, folder_name, document)
     found = (*parsed.diagnostics, *judge(files))
     if strictly:
-        refused = verdict(data, folder_name)
+        refused = verdict(data, folder_name, document)
         codes = {each.code for each in refused}
         found = (*refused, *(each for each in found if each.code not in codes))
     return Examined(Path(folder_name), parsed.front, found, files)

@@ -2,75 +2,36 @@
 
 The verdict is the same on everything, with the tool's own mistakes: it divides the file at the
 first three dashes after the first, wherever they are. It differs where the tool ends in an error of
-Python's instead of a verdict (bytes that are not UTF-8, control characters, deep nesting), where
-it would follow a link out of the folder, and where what it would read is not bounded: all these
-are invalid here. Otherwise only corners of YAML are known to differ: an entry without a key
-(`: value`), and U+0085, U+2028 and U+2029 in keys and block texts.
+Python's instead of a verdict (bytes that are not UTF-8, control characters, deep nesting), and
+where it would read without bounds: all these are invalid here. Otherwise only corners of YAML are
+known to differ: an entry without a key (`: value`), and U+0085, U+2028 and U+2029 in keys and
+block texts. Pure: bytes in, diagnostics out.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from mcp_sandbox.skills import parse, rules, strict_yaml
 from mcp_sandbox.skills.front_matter import Fields, Refused
 from mcp_sandbox.skills.models import Diagnostic
-from mcp_sandbox.workspace import beneath
 
 _SPELLINGS = ("SKILL.md", "skill.md")
-_MAX_BYTES = 16 * 1024 * 1024
 _WARNED_OF = frozenset(
     {"no-name", "name-case", "name-hyphens", "name-characters", "name-too-long", "name-mismatch"}
 )
 """What makes a skill invalid, and is but a warning where skills are loaded."""
 
 
-def strict(folder: Path) -> tuple[Diagnostic, ...]:
-    """What keeps the skill in that folder from being valid; nothing if it is.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
-    name = folder.name if folder.name not in {"", ".."} else folder.resolve().name
-    root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        document = next((each for each in _SPELLINGS if _is_there(root, each)), None)
-        if document is None:
-            return (_error("no-document", "The folder has no SKILL.md.", "Write one."),)
-        return tuple(replace(each, file=document) for each in _of_file(root, document, name))
-    finally:
-        os.close(root)
-
-
-def _of_file(root: int, document: str, folder_name: str) -> tuple[Diagnostic, ...]:
-    try:
-        with os.fdopen(beneath.open_file(root, os.fsencode(document), follow=True), "rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        reason = f"The document cannot be read as a file of the skill: {error.strerror}."
-        return (_error("unreadable", reason, "Put a plain file there."),)
-    return verdict(data, folder_name)
-
-
-def verdict(data: bytes, folder_name: str) -> tuple[Diagnostic, ...]:
-    """What keeps a document from being valid in a folder of that name; nothing if it is. Pure."""
-    if len(data) > _MAX_BYTES:
-        reason = f"The document has over {_MAX_BYTES:,} bytes."
-        return (_error("too-large", reason, "Move parts into files it refers to."),)
+def verdict(data: bytes, folder_name: str, document: str = "SKILL.md") -> tuple[Diagnostic, ...]:
+    """What keeps a document from being valid, spelled so in a folder of that name."""
+    if document not in _SPELLINGS:
+        reason = f"The tool does not look for a document that is spelled {document!r}."
+        return (_error("spelling", reason, "Rename it to SKILL.md.", None),)
     try:
         fields = strict_yaml.read(_yaml(data))
     except Refused as refused:
         return (refused.diagnostic,)
     return tuple(_faults(fields, folder_name))
-
-
-def _is_there(root: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=root)
-    except OSError:
-        return False
-    return True
 
 
 def _yaml(data: bytes) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.skills.strict import strict
+from mcp_sandbox.skills.examine import examine
 from tests.shipped.texts import SHIPPED
 from tests.skills import corpus
 
@@ -52,7 +52,9 @@ def test_its_verdicts_on_the_corpus_are_the_strict_ones(tmp_path: Path) -> None:
     folders = sorted(tmp_path.iterdir())
     said = verdicts(folders)
     assert len(said) > 150
-    wrong = [each.name for each in folders if said[each.name] != (strict(each) == ())]
+    wrong = [
+        each.name for each in folders if said[each.name] == examine(each, strictly=True).faulty
+    ]
     assert wrong == []
 
 
@@ -67,5 +69,9 @@ def test_its_verdicts_on_odd_yaml_are_the_strict_ones(tmp_path: Path, field: str
         (folder / "SKILL.md").write_text(text, encoding="utf-8")
         folders[folder] = text
     said = verdicts(list(folders))
-    wrong = [text for each, text in folders.items() if said[each.name] != (strict(each) == ())]
+    wrong = [
+        text
+        for each, text in folders.items()
+        if said[each.name] == examine(each, strictly=True).faulty
+    ]
     assert [text for text in wrong if REFUSED_HERE_ALONE not in text] == []

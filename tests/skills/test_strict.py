@@ -1,7 +1,6 @@
 """The strict verdict is that of the reference tool, wherever that comes to one."""
 
 import importlib
-import os
 import time
 from pathlib import Path
 
@@ -9,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_sandbox.skills.strict import strict, verdict
+from mcp_sandbox.skills.examine import examine
+from mcp_sandbox.skills.strict import verdict
 from tests.skills.corpus import CASES, Case, described, fields, good
 
 reference = importlib.import_module("skills_ref")
@@ -41,7 +41,7 @@ def put(folder: Path, document: bytes, spelling: str = "SKILL.md") -> Path:
 )
 def test_the_verdict_is_that_of_the_reference_tool(case: Case, tmp_path: Path) -> None:
     folder = put(tmp_path / case.folder_name, case.document, case.spelling)
-    faults = strict(folder)
+    faults = verdict(case.document, case.folder_name, case.spelling)
     if case.name in CRASHES:
         with pytest.raises(CRASHES[case.name]):
             reference.validate(folder)
@@ -86,7 +86,7 @@ def test_corners_of_the_yaml_are_as_the_reference_tool_has_them(
     document: str, tmp_path: Path
 ) -> None:
     folder = put(tmp_path / "skill", document.encode())
-    assert bool(strict(folder)) == bool(reference.validate(folder))
+    assert bool(verdict(document.encode(), "skill")) == bool(reference.validate(folder))
 
 
 PIECES = (
@@ -118,38 +118,23 @@ def test_a_changed_document_is_judged_as_by_the_reference_tool(
     whole = good("skill", "license: MIT\nmetadata:\n  author: me\n  'of': us\n")
     document = whole[:at] + "".join(pieces) + whole[at:]
     folder = put(tmp_path_factory.getbasetemp() / "changed" / "skill", document.encode())
-    assert bool(strict(folder)) == bool(reference.validate(folder))
+    assert bool(verdict(document.encode(), "skill")) == bool(reference.validate(folder))
 
 
 def test_an_entry_without_a_key_is_refused_though_the_reference_tool_reads_it(
     tmp_path: Path,
 ) -> None:
-    folder = put(tmp_path / "skill", good("skill", "metadata:\n  : a\n").encode())
+    document = good("skill", "metadata:\n  : a\n")
+    folder = put(tmp_path / "skill", document.encode())
     assert reference.validate(folder) == []
-    assert [each.code for each in strict(folder)] == ["yaml"]
+    assert [each.code for each in verdict(document.encode(), "skill")] == ["yaml"]
 
 
-def test_the_right_spelling_goes_before_the_other(tmp_path: Path) -> None:
-    put(tmp_path / "skill", good("other").encode(), "skill.md")
-    folder = put(tmp_path / "skill", good("skill").encode())
-    assert strict(folder) == ()
-    (folder / "SKILL.md").unlink()
-    assert {each.file for each in strict(folder)} == {"skill.md"}
-    (folder / "skill.md").unlink()
-    assert [each.code for each in strict(folder)] == ["no-document"]
-
-
-def test_what_is_no_file_of_the_folder_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "skill").mkdir()
-    document = tmp_path / "skill" / "SKILL.md"
-    os.mkfifo(document)
-    assert [each.code for each in strict(tmp_path / "skill")] == ["unreadable"]
-    document.unlink()
-    document.symlink_to("/dev/zero")
-    assert [each.code for each in strict(tmp_path / "skill")] == ["unreadable"]
-    document.unlink()
-    document.mkdir()
-    assert [each.code for each in strict(tmp_path / "skill")] == ["unreadable"]
+def test_a_spelling_that_the_reference_tool_does_not_look_for_is_invalid(tmp_path: Path) -> None:
+    folder = put(tmp_path / "skill", good("skill").encode(), "Skill.md")
+    assert reference.validate(folder) == ["Missing required file: SKILL.md"]
+    assert [each.code for each in examine(folder, strictly=True).diagnostics] == ["spelling"]
+    assert not examine(folder).faulty
 
 
 @pytest.mark.parametrize(
