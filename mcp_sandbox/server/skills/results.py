@@ -198,7 +198,12 @@ def _text_notes(got: Activation) -> Iterable[str]:
 
 
 def _meta(got: Activation) -> dict[str, object]:
+    """What programs go by; `receipt` is a line to keep where there is no room for the text."""
+    place = f", at {got.path_in_sandbox}" if got.path_in_sandbox else ""
     return {
+        "durable": not got.repeated,
+        "receipt": f"The skill {one_line(got.name)} ({got.digest[:19]}…) is active{place}; "
+        f"skill_activate with refresh=true gives its text again.",
         "uri": got.uri,
         "name": got.name,
         "digest": got.digest,

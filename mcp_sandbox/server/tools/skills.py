@@ -5,6 +5,7 @@ from typing import Annotated
 from mcp.types import CallToolResult, ToolAnnotations
 from pydantic import BeforeValidator, Field, StringConstraints
 
+from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.server.identity import SessionFor
 from mcp_sandbox.server.skills.results import SkillsListed, activation, listed_skills, skill_file
 from mcp_sandbox.server.tool import SandboxTool, build_tool
@@ -44,6 +45,10 @@ async def skill_activate(
 
     Answers its instructions, its files and what this computer lacks for its scripts.
     """
+    if path is None and offset:
+        raise InvalidArgument("offset is for a file: give path too, or leave offset out")
+    if path is not None and refresh:
+        raise InvalidArgument("refresh is for the whole skill: leave path out, then read the file")
     if path is None:
         return activation(await session.skills.activate(name, refresh=refresh))
     file, data = await session.skills.read(name, path)

@@ -250,6 +250,33 @@ async def test_a_second_activation_is_short_until_something_changes(
         assert "And second." in await agent.activate("one", refresh=True)
 
 
+async def test_the_result_has_what_a_host_keeps_when_it_has_no_room(
+    data_root: Path, folder: Path
+) -> None:
+    write_skill(folder, "one", body=b"Long text. " * 500)
+    async with taught(data_root, folder) as agent:
+        meta = await agent.meta("one")
+        assert meta["durable"] is True
+        assert meta["receipt"].startswith(f"The skill one ({meta['digest'][:19]}…) is active, at /")
+        assert len(meta["receipt"]) < 400
+        assert (await agent.meta("one"))["durable"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"offset": 5}, "give path too"),
+        ({"path": "SKILL.md", "refresh": True}, "leave path out"),
+    ],
+)
+async def test_parameters_that_do_not_go_together_are_refused(
+    data_root: Path, folder: Path, arguments: dict[str, Any], said: str
+) -> None:
+    write_skill(folder, "one")
+    async with taught(data_root, folder) as agent:
+        assert said in await agent.refused("skill_activate", name="one", **arguments)
+
+
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_a_client_that_connects_anew_gets_the_text_again(
     data_root: Path, folder: Path, mode: Any
