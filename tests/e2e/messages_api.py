@@ -14,6 +14,7 @@ from typing import Any
 class Script:
     """The tool calls to ask for, and what was heard of each: the texts of its result.
 
+    `told` is all that the model was given with the last request.
     What a conversation held before, when it is resumed, is not of this script. `at_each_step` is
     called in a thread before each answer, and may wait, such as for another script.
     """
@@ -21,6 +22,7 @@ class Script:
     calls: Sequence[tuple[str, Mapping[str, object]]]
     last_words: str
     heard: dict[int, str] = field(default_factory=dict[int, str])
+    told: str = ""
     at_each_step: Callable[[], object] = lambda: None
     _mark: str = field(default_factory=lambda: f"toolu_{secrets.token_hex(4)}_")
 
@@ -37,6 +39,7 @@ class Script:
             for block in message["content"]
             if block["type"] == "tool_result" and block["tool_use_id"].startswith(self._mark)
         ]
+        self.told = json.dumps(request, ensure_ascii=False)
         self.at_each_step()
         self.heard.update(enumerate(map(_text, results)))
         if len(results) == len(self.calls):

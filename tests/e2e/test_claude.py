@@ -11,6 +11,7 @@ from tests.e2e import npm
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER
 from tests.e2e.claude import Claude, consent
 from tests.e2e.messages_api import Script
+from tests.server.skills.taught import write_skill
 
 ROOT = Path(__file__).parents[2]
 CODE = "open('note.txt', 'w').write('kept\\n'); print(6 * 7)"
@@ -67,10 +68,30 @@ async def test_claude_finds_a_skill_reads_it_and_runs_its_script(
     assert len(refusals) == 2, attack
 
 
-def make_project(folder: Path, backend: str) -> Path:
+@pytest.mark.claude
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+async def test_claude_shows_every_skill_and_a_long_text_as_a_whole(
+    npm_cache: Path, tmp_path: Path
+) -> None:
+    programs = npm.installed("claude", npm_cache)
+    skills = tmp_path / "skills"
+    for number in range(40):
+        write_skill(skills, f"skill-{number:02}", description="What it is for. " * 30)
+    body = b"".join(b"%05d what to do then\n" % number for number in range(4000))
+    write_skill(skills, "long", body=body)
+    project = make_project(tmp_path, "bubblewrap", "--skills", str(skills))
+    script = Script((("mcp__sandbox__skill_activate", {"name": "long"}),), last_words="Done.")
+    await Claude(programs, project, tmp_path / "home", {}).follow(script)
+    assert body.decode() in script.heard[0]
+    assert "call skill_activate with its name" in script.told
+    assert [n for n in range(40) if f"- skill-{n:02}: What it is for." not in script.told] == []
+
+
+def make_project(folder: Path, backend: str, *more: str) -> Path:
     """A project as a user sets it up: `.mcp.json`, and the consent to it."""
     arguments = ["-m", "mcp_sandbox", "stdio", "--chat", "claude", "--backend", backend]
-    arguments += ["--data", str(folder / "data")]
+    arguments += ["--data", str(folder / "data"), *more]
     server = {"command": sys.executable, "args": arguments, "env": {"PYTHONPATH": str(ROOT)}}
     project = folder / "project"
     project.mkdir()
