@@ -33,8 +33,8 @@ def add(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A folder, a .zip or .skill archive, owner/repo[/path][@ref] on GitHub, or "
-            "https://host/repo.git[@ref][#path].",
+            help="A folder, a .zip or .skill archive, owner/repo/path@ref on GitHub, or "
+            "https://host/repo.git@ref#path; path and @ref may be left out.",
         ),
     ],
     user: User = "local",
