@@ -14,8 +14,8 @@ from typing import Any
 
 import anyio
 import pytest
-from mcp import Client
-from mcp.types import Tool
+from mcp import Client, StdioServerParameters
+from mcp.types import TextContent, Tool
 from typer.testing import CliRunner
 
 from mcp_sandbox.cli import cli
@@ -188,6 +188,33 @@ async def test_the_http_example_reaches_the_chat_that_it_names(tmp_path: Path) -
         async with web.client("auto", {**entry["headers"], "Authorization": token}) as client:
             await client.call_tool("exec", {"command": "echo"})
     assert web.computers.chats == [ChatId("alice", "my-project")]
+
+
+@pytest.mark.bubblewrap
+async def test_the_skill_that_it_makes_is_offered_and_used(tmp_path: Path) -> None:
+    (block,) = [block for block in blocks("sh") if "SKILL.md" in block]
+    assert len(block.splitlines()) <= 10
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    ours = programs / "mcp-sandbox"
+    ours.write_text(f'#!/bin/sh\nexec {sys.executable} -m mcp_sandbox "$@"\n')
+    ours.chmod(0o755)
+    place = environment(tmp_path, PATH=f"{programs}:{os.environ['PATH']}", PYTHONPATH=str(ROOT))
+    with anyio.fail_after(50):
+        made = await anyio.run_process(
+            ["bash", "-e", "-c", block], cwd=tmp_path, env=place, check=False
+        )
+        assert made.returncode == 0, made
+        arguments = ["stdio", "--chat", "reader", "--backend", "bubblewrap"]
+        server = StdioServerParameters(command=str(ours), args=arguments, env=place)
+        async with Client(server) as client:
+            assert "- money-tables: Write tables of money" in (client.instructions or "")
+            got = await client.call_tool("skill_activate", {"name": "money-tables"})
+            (text,) = got.content
+            assert isinstance(text, TextContent)
+            assert "Columns: date, supplier, net, VAT, gross." in text.text
+            read = {"path": ".claude/skills/money-tables/SKILL.md"}
+            assert not (await client.call_tool("read_file", read)).is_error
 
 
 @pytest.mark.bubblewrap
