@@ -1,7 +1,7 @@
 """What a skill's scripts use and need, found by reading its files. Pure, bounded, runs nothing."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -53,10 +53,22 @@ class Required:
     unless: str = ""
 
 
-def scan(files: Mapping[str, bytes]) -> tuple[Findings, tuple[Required, ...]]:
-    """What the files of a skill use, by their paths in it, and what must be there to run them."""
+def worth_reading(path: str, size: int) -> bool:
+    """Whether `scan` makes use of what is in the file."""
+    name = PurePosixPath(path)
+    known = name.suffix.lower() in {"", *_LANGUAGES, *_INTERPRETERS}
+    return size <= MAX_FILE_BYTES and (known or _is_declaration(path))
+
+
+def scan(
+    files: Mapping[str, bytes], others: Sequence[str] = ()
+) -> tuple[Findings, tuple[Required, ...]]:
+    """What the files of a skill use, by their paths in it, and what must be there to run them.
+
+    `others` are the paths of those that are not given.
+    """
     found: dict[str, Uses] = {}
-    unread: list[str] = []
+    unread = [path for path in others if PurePosixPath(path).suffix.lower() in _LANGUAGES]
     left = MAX_BYTES
     for path in sorted(files, key=lambda path: (path.count("/"), path)):
         data = files[path]
@@ -67,16 +79,21 @@ def scan(files: Mapping[str, bytes]) -> tuple[Findings, tuple[Required, ...]]:
             continue
         left -= len(data)
         found[path] = _read(path, data.decode("utf-8", "replace"))
-    local = set(_modules(files))
+    local = set(_modules([*files, *others]))
     needs = tuple(_needs(found, local))
     return _findings(found, needs, unread), needs
 
 
 def _is_script(path: str, data: bytes) -> bool:
     name = PurePosixPath(path)
-    if name.name in ("requirements.txt", "package.json") or _is_document(path):
+    if _is_declaration(path):
         return not _NOT_RUN.intersection(name.parts)
-    return name.suffix.lower() in _LANGUAGES or (b"\0" not in data[:512] and data[:2] == b"#!")
+    known = name.suffix.lower() in {*_LANGUAGES, *_INTERPRETERS}
+    return known or data[:2] == b"#!"
+
+
+def _is_declaration(path: str) -> bool:
+    return _is_document(path) or PurePosixPath(path).name in ("requirements.txt", "package.json")
 
 
 def _is_document(path: str) -> bool:

@@ -18,15 +18,13 @@ _INSTALL = {"apt": "apt-get install", "pip": "pip install", "npm": "npm install 
 class Inventory:
     """What a sandbox has: commands on its PATH, modules that its Python and Node.js can import.
 
-    `distributions` are what pip has installed, by normalised names. `versions` are of "python" and
-    "node", where there is one.
+    `distributions` are what pip has installed, by normalised names.
     """
 
     commands: frozenset[str] = frozenset()
     modules: frozenset[str] = frozenset()
     distributions: frozenset[str] = frozenset()
     node: frozenset[str] = frozenset()
-    versions: tuple[tuple[str, str], ...] = ()
     network: bool = False
 
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mcp_sandbox.skills.scripts.command import read_command
-from mcp_sandbox.skills.scripts.shell_commands import Command, Script, read_script
+from mcp_sandbox.skills.scripts.shell_commands import read_script
+from mcp_sandbox.skills.scripts.shell_script import Command, Script
 from mcp_sandbox.skills.scripts.uses import DYNAMIC, Uses, names
 
 _ENDS = frozenset({"exit", "return", "die", "fail", "error", "fatal", "abort", "err"})

@@ -5,8 +5,8 @@ substitutions, subshells and functions are among the others, in the order of the
 """
 
 import re
-from dataclasses import dataclass, field
 
+from mcp_sandbox.skills.scripts.shell_script import Command, Document, Script, State
 from mcp_sandbox.skills.scripts.uses import DYNAMIC
 
 _DEEPEST = 30
@@ -26,31 +26,6 @@ _CLOSERS = frozenset({"fi", "done", "esac", "}", "else", "elif"})
 _DECLARES = frozenset({"export", "local", "declare", "readonly", "typeset"})
 
 
-@dataclass
-class Command:
-    """A simple command; `joined` is what stands before it.
-
-    `closed` says that a block ended before it, `negated` that a `!` stands before it.
-    """
-
-    words: tuple[str, ...]
-    joined: str = ""
-    negated: bool = False
-    closed: bool = False
-    heredoc: str = ""
-
-
-@dataclass
-class Script:
-    """What was read of a script."""
-
-    commands: list[Command] = field(default_factory=list[Command])
-    functions: set[str] = field(default_factory=set[str])
-    set_variables: set[str] = field(default_factory=set[str])
-    read_variables: set[str] = field(default_factory=set[str])
-    writes: list[str] = field(default_factory=list[str])
-
-
 def read_script(text: str) -> Script:
     """The commands of a script, of its substitutions too."""
     reader = _Reader(text)
@@ -58,28 +33,19 @@ def read_script(text: str) -> Script:
     return reader.script
 
 
-@dataclass
-class _State:
-    """Where in a list of commands the reader is."""
-
-    words: list[str] = field(default_factory=list[str])
-    joined: str = ""
-    negated: bool = False
-    closed: bool = False
-    cases: int = 0
-    in_pattern: bool = False
-
-
 class _Reader:
     def __init__(self, text: str) -> None:
         self.script = Script()
         self._text = text
         self._at = 0
-        self._documents: list[tuple[str, bool, Command | None]] = []
+        self._documents: list[Document] = []
 
     def commands(self, closing: str, depth: int) -> None:
-        """Read on to `closing` or the end."""
-        state = _State()
+        """Read on to `closing` or the end, unless it is too deep inside."""
+        if depth >= _DEEPEST:
+            self.script.cut = True
+            return
+        state = State()
         while self._at < len(self._text):
             char = self._text[self._at]
             if char == closing and not (char == ")" and state.in_pattern):
@@ -88,7 +54,7 @@ class _Reader:
             self._step(char, state, depth)
         self._end(state, "")
 
-    def _step(self, char: str, state: _State, depth: int) -> None:
+    def _step(self, char: str, state: State, depth: int) -> None:
         text, at = self._text, self._at
         if char in " \t\r" or text.startswith("\\\n", at):
             self._at += 1 + (char == "\\")
@@ -113,7 +79,7 @@ class _Reader:
         end = self._text.find("\n", self._at)
         self._at = len(self._text) if end < 0 else end
 
-    def _parenthesis(self, char: str, state: _State, depth: int) -> None:
+    def _parenthesis(self, char: str, state: State, depth: int) -> None:
         self._at += 1
         if char == ")" or state.in_pattern:
             if char == ")":
@@ -129,14 +95,14 @@ class _Reader:
             self._arithmetic(depth)
         elif state.words:
             return
-        elif depth < _DEEPEST:
+        else:
             joined, state.joined = state.joined, ";"
             first = len(self.script.commands)
             self.commands(")", depth + 1)
             if first < len(self.script.commands):
                 self.script.commands[first].joined = joined
 
-    def _array(self, state: _State, depth: int) -> None:
+    def _array(self, state: State, depth: int) -> None:
         """Behind `name=(`: read on to its `)`."""
         while self._at < len(self._text) and self._text[self._at] != ")":
             char = self._text[self._at]
@@ -156,13 +122,13 @@ class _Reader:
         open_ = 2
         while self._at < len(self._text) and open_:
             char = self._text[self._at]
-            if char == "$":
-                self._dollar(depth + 1)
+            if char in "$`":
+                self._piece(char, depth + 1)
                 continue
             open_ += (char == "(") - (char == ")")
             self._at += 1
 
-    def _in_test(self, state: _State, depth: int) -> None:
+    def _in_test(self, state: State, depth: int) -> None:
         char = self._text[self._at]
         if char in "<>|&;":
             self._at += 1
@@ -174,7 +140,7 @@ class _Reader:
             elif len(state.words) < 3:
                 state.words.append(word)
 
-    def _separate(self, mark: str, state: _State) -> None:
+    def _separate(self, mark: str, state: State) -> None:
         self._at += len(mark)
         if state.in_pattern:
             state.words.clear()
@@ -182,7 +148,7 @@ class _Reader:
             self._end(state, mark)
             state.in_pattern = state.cases > 0 and mark in (";;", ";&", ";;&")
 
-    def _take(self, word: str, state: _State) -> None:
+    def _take(self, word: str, state: State) -> None:
         """Put a word into the command, unless it is one of the grammar."""
         if state.in_pattern:
             if word == "esac":
@@ -202,30 +168,30 @@ class _Reader:
         elif len(words) < 500:
             words.append(word)
 
-    def _end(self, state: _State, mark: str) -> None:
-        words = tuple(state.words)
-        if words and len(self.script.commands) < _MOST_COMMANDS:
-            command = Command(words, state.joined, state.negated, state.closed)
-            self._keep(command)
-        if words:
-            state.negated = state.closed = False
-            state.joined = mark
-            state.words.clear()
-        for at, (word, strip, of) in enumerate(self._documents):
-            if of is None and words:
-                self._documents[at] = (word, strip, self.script.commands[-1])
+    def _end(self, state: State, mark: str) -> None:
+        if not state.words:
+            return
+        command = Command(tuple(state.words), state.joined, state.negated, state.closed)
+        self._keep(command)
+        for document in self._documents:
+            document.command = document.command or command
+        state.negated = state.closed = False
+        state.joined = mark
+        state.words.clear()
 
     def _keep(self, command: Command) -> None:
-        first = command.words[0]
+        first, script = command.words[0], self.script
         self._assigned(command.words)
         if first in ("for", "select", "read", "mapfile", "readarray", "getopts"):
-            self.script.set_variables |= {w for w in command.words[1:] if _VARIABLE.fullmatch(w)}
+            script.set_variables |= {w for w in command.words[1:] if _VARIABLE.fullmatch(w)}
         if first in ("for", "select", "case", "function"):
             return
         if first == "alias":
-            names = [word.partition("=")[0] for word in command.words[1:]]
-            self.script.functions.update(names)
-        self.script.commands.append(command)
+            script.functions.update(word.partition("=")[0] for word in command.words[1:])
+        if len(script.commands) < _MOST_COMMANDS:
+            script.commands.append(command)
+        else:
+            script.cut = True
 
     def _assigned(self, words: tuple[str, ...]) -> None:
         declares = words[0] in _DECLARES
@@ -238,14 +204,16 @@ class _Reader:
             elif not declares:
                 return
 
-    def _redirect(self, mark: str, state: _State, depth: int) -> None:
+    def _redirect(self, mark: str, state: State, depth: int) -> None:
         self._at += len(mark)
         if state.words and state.words[-1].isdecimal() and self._touches(mark):
             state.words.pop()
         self._blanks()
+        began = self._at
         word = self._word(depth)
         if mark in ("<<", "<<-") and len(self._documents) < _MOST_DOCUMENTS:
-            self._documents.append((word, mark == "<<-", None))
+            literal = any(char in "'\"\\" for char in self._text[began : self._at])
+            self._documents.append(Document(word, mark == "<<-", literal, depth))
         elif ">" in mark and mark != ">&" and word:
             self.script.writes.append(word)
 
@@ -258,18 +226,28 @@ class _Reader:
             self._at += 1
 
     def _read_documents(self) -> None:
-        for word, strip, command in self._documents:
+        documents, self._documents = self._documents, []
+        for document in documents:
             lines = []
             while self._at < len(self._text):
                 end = self._text.find("\n", self._at)
                 end = len(self._text) if end < 0 else end
                 line, self._at = self._text[self._at : end], end + 1
-                if (line.lstrip("\t") if strip else line).rstrip("\r") == word:
+                if (line.lstrip("\t") if document.strips else line).rstrip("\r") == document.end:
                     break
                 lines.append(line)
-            if command:
-                command.heredoc = "\n".join(lines)
-        self._documents.clear()
+            text = "\n".join(lines)
+            if document.command:
+                document.command.heredoc = text
+            if not document.literal:
+                # Substitutions are made in it, as within quotes.
+                self._within(': "' + text.replace('"', " "), document.depth)
+
+    def _within(self, text: str, depth: int) -> None:
+        """Read a text that stands inside of this one."""
+        reader = _Reader(text)
+        reader.script = self.script
+        reader.commands("", depth + 1)
 
     def _word(self, depth: int) -> str:
         """The next word, without its quotes. Always moves on."""
@@ -333,6 +311,7 @@ class _Reader:
         """A `$` with what belongs to it."""
         text, at = self._text, self._at
         if depth >= _DEEPEST:
+            self.script.cut = True
             self._at += 1
         elif text.startswith("$((", at):
             self._at += 2
@@ -369,16 +348,12 @@ class _Reader:
             self._piece(char, depth)
 
     def _substitution(self, depth: int) -> None:
-        if depth < _DEEPEST:
-            self.commands(")", depth + 1)
+        self.commands(")", depth + 1)
 
     def _backticks(self, depth: int) -> str:
         self._at += 1
         found = _IN_BACKTICKS.match(self._text, self._at)
         inner = found[0] if found else ""
         self._at += len(inner)
-        if depth < _DEEPEST:
-            within = _Reader(inner.removesuffix("`").replace("\\`", "`"))
-            within.script = self.script
-            within.commands("", depth + 1)
+        self._within(inner.removesuffix("`").replace("\\`", "`"), depth)
         return DYNAMIC

@@ -1,0 +1,80 @@
+"""Tells what a skill's scripts use, and what of that the sandbox of a chat lacks.
+
+The scripts of a version are read once. The sandbox is asked anew each time: that takes some tens
+of milliseconds, and what an agent has installed meanwhile counts.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from anyio import CapacityLimiter, to_thread
+
+from mcp_sandbox.errors import CallerError
+from mcp_sandbox.models import Network
+from mcp_sandbox.runtime.runtime import Runtime
+from mcp_sandbox.skills.findings import MAX_BYTES, Required, scan, worth_reading
+from mcp_sandbox.skills.inventory import PROGRAM, question, read_inventory
+from mcp_sandbox.skills.models import Contents, Findings, Unmet
+from mcp_sandbox.skills.preflight import unmet
+
+logger = logging.getLogger(__name__)
+
+_MOST_KNOWN = 500
+_TIMEOUT_S = 10.0
+
+Scanned = tuple[Findings, tuple[Required, ...]]
+Read = Callable[[str], Awaitable[bytes]]
+
+
+class Scans:
+    """What was read of skills, by the digests of their files."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Scanned] = OrderedDict()
+        self._limiter = CapacityLimiter(1)
+
+    async def of(self, contents: Contents, read: Read) -> Scanned:
+        """What the files use, and need; `read` gives the bytes of one."""
+        known = self._known.get(contents.digest)
+        if known is None:
+            files, others = await _scripts(contents, read)
+            known = await to_thread.run_sync(scan, files, others, limiter=self._limiter)
+            self._known[contents.digest] = known
+        self._known.move_to_end(contents.digest)
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+        return known
+
+
+async def _scripts(contents: Contents, read: Read) -> tuple[dict[str, bytes], list[str]]:
+    """The files that scripts may be in, and the paths of the others."""
+    files: dict[str, bytes] = {}
+    others: list[str] = []
+    left = MAX_BYTES
+    for file in contents.files:
+        if worth_reading(file.path, file.size) and file.kind == "text" and file.size <= left:
+            files[file.path] = await read(file.path)
+            left -= file.size
+        else:
+            others.append(file.path)
+    return files, others
+
+
+async def lacking(scanned: Scanned, runtime: Runtime, network: Network) -> tuple[Unmet, ...]:
+    """What the sandbox lacks; nothing, if it cannot be told.
+
+    Raises:
+        SandboxGone: the sandbox died meanwhile.
+    """
+    findings, needs = scanned
+    if not needs and not findings.hosts:
+        return ()
+    command = ["python3", "-c", PROGRAM]
+    try:
+        result = await runtime.exec(command, stdin=question(needs), timeout_s=_TIMEOUT_S)
+        inventory = read_inventory(result.stdout, network=network == "open")
+    except (CallerError, ValueError) as exc:
+        logger.warning("a sandbox did not tell what it has: %s", exc)
+        return ()
+    return await to_thread.run_sync(unmet, needs, inventory, findings)

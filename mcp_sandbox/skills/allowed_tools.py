@@ -1,0 +1,153 @@
+"""What an author's `allowed-tools` leaves of our tools. Pure; it takes away and never gives.
+
+The names are those of Claude Code, of other clients, and ours:
+
+    exec, run_code            Bash, Bash(prefix:*), Bash(pattern)
+    read_file                 Read, Read(pattern)
+    list_files                LS, Glob, Read
+    glob, grep                Glob; Grep
+    write_file                Write, Write(pattern)
+    edit_file                 Edit, MultiEdit, Edit(pattern)
+    delete_file, move_file    Bash(rm:*), Bash(mv:*)
+    any                       its own name, mcp__…__name, mcp__sandbox, *
+
+A command line is allowed if each of its commands is, those in substitutions too.
+"""
+
+import posixpath
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from mcp_sandbox.skills.scripts.shell_commands import read_script
+from mcp_sandbox.skills.scripts.uses import DYNAMIC
+
+ALWAYS = frozenset({"skills_list", "skill_activate", "sandbox_info"})
+"""What no skill can take away."""
+
+_NAMES: Mapping[str, frozenset[str]] = {
+    "exec": frozenset({"Bash", "Shell", "shell", "run_shell_command"}),
+    "run_code": frozenset({"Bash", "Shell", "shell", "run_shell_command"}),
+    "read_file": frozenset({"Read", "NotebookRead", "read_many_files"}),
+    "list_files": frozenset({"LS", "Glob", "Read", "list_directory"}),
+    "glob": frozenset({"Glob"}),
+    "grep": frozenset({"Grep", "search_file_content"}),
+    "write_file": frozenset({"Write"}),
+    "edit_file": frozenset({"Edit", "MultiEdit", "replace"}),
+    "delete_file": frozenset({"Bash", "Shell", "shell", "run_shell_command"}),
+    "move_file": frozenset({"Bash", "Shell", "shell", "run_shell_command"}),
+}
+_LANGUAGES = {"python": ("python3 -c", "python -c"), "javascript": ("node -e",)}
+_ENTRY = re.compile(r"([\w.*-]+)(?:\((.*)\))?", re.DOTALL)
+_OURS = re.compile(r"mcp__(?:mcp[-_])?sandbox(?:__\*)?")
+_OF_A_SERVER = re.compile(r"mcp__.+__(\w+)")
+_FOLDER = re.compile(
+    r"\$\{(?:CLAUDE_SKILL_DIR|CLAUDE_PLUGIN_ROOT|SKILL_DIR)\}|\$SKILL_DIR|\{baseDir\}"
+)
+# They change nothing but the shell itself.
+_HARMLESS = frozenset({"cd", "pwd", "true", "false", "test", "[", "[[", ":", "set", "exit"})
+_MOST_COMMAND = 65_536
+_SHOWN = 400
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """What an active skill allows; `folder` is where it lies in the sandbox."""
+
+    skill: str
+    entries: tuple[str, ...]
+    folder: str = ""
+
+
+def refusal(active: Sequence[Narrowing], tool: str, arguments: Mapping[str, object]) -> str | None:
+    """Why a call is outside of what the active skills allow together; None if it is within.
+
+    A skill that names no tools neither allows nor forbids any.
+    """
+    narrowing = [skill for skill in active if skill.entries]
+    if not narrowing or tool in ALWAYS:
+        return None
+    if any(_allows(skill, tool, arguments) for skill in narrowing):
+        return None
+    allowed = "; ".join(f"{skill.skill}: {', '.join(skill.entries)}" for skill in narrowing)
+    if len(allowed) > _SHOWN:
+        allowed = f"{allowed[:_SHOWN]}…"
+    return f"this call of {tool} is not among the allowed-tools of the active skills ({allowed})"
+
+
+def _allows(skill: Narrowing, tool: str, arguments: Mapping[str, object]) -> bool:
+    folder = skill.folder
+    patterns = []
+    for entry in skill.entries:
+        found = _ENTRY.fullmatch(entry.strip())
+        if not found:
+            continue
+        name, pattern = found.groups()
+        if name in (tool, "*") or _OURS.fullmatch(name) or _of_a_server(name) == tool:
+            return True
+        if name in _NAMES.get(tool, ()):
+            if pattern is None or pattern in ("*", ":*", "**"):
+                return True
+            patterns.append(_FOLDER.sub(lambda _: folder, pattern) if folder else pattern)
+    return bool(patterns) and _matches(patterns, tool, arguments)
+
+
+def _of_a_server(name: str) -> str:
+    found = _OF_A_SERVER.fullmatch(name)
+    return found[1] if found else ""
+
+
+def _matches(patterns: Sequence[str], tool: str, arguments: Mapping[str, object]) -> bool:
+    if arguments.get("env"):
+        # A variable may make another program of a command.
+        return False
+    lines = _lines(tool, {name: str(value) for name, value in arguments.items()})
+    if lines:
+        return any(_line_matches(patterns, line) for line in lines)
+    return _path_matches(patterns, str(arguments.get("path") or "."))
+
+
+def _lines(tool: str, given: Mapping[str, str]) -> tuple[str, ...]:
+    """Command lines of which each does what the call does; none for tools that are no commands."""
+    if tool == "exec":
+        return (given.get("command", ""),)
+    if tool == "run_code":
+        return _LANGUAGES.get(given.get("language", "python")) or (given.get("code", ""),)
+    if tool == "delete_file":
+        return (shlex.join(["rm", given.get("path", "")]),)
+    if tool == "move_file":
+        return (shlex.join(["mv", given.get("source", ""), given.get("destination", "")]),)
+    return ()
+
+
+def _line_matches(patterns: Sequence[str], line: str) -> bool:
+    if len(line) > _MOST_COMMAND:
+        return False
+    script = read_script(line)
+    commands = [each.words for each in script.commands if each.words[0] not in _HARMLESS]
+    if script.cut or not script.commands:
+        return False
+    return all(_command_matches(patterns, " ".join(words)) for words in commands)
+
+
+def _command_matches(patterns: Sequence[str], command: str) -> bool:
+    """Claude's rules: `words:*` is a beginning, `*` stands for anything, else it is the whole."""
+    for pattern in patterns:
+        beginning = pattern.removesuffix(":*").removesuffix(" *")
+        if beginning != pattern and "*" not in beginning:
+            if command == beginning or command.startswith(f"{beginning} "):
+                return True
+        elif fnmatchcase(command, pattern.replace(":*", "*")) and DYNAMIC not in command:
+            return True
+    return False
+
+
+def _path_matches(patterns: Sequence[str], path: str) -> bool:
+    whole = _absolute(path)
+    return any(fnmatchcase(whole, _absolute(pattern.replace("//", "/"))) for pattern in patterns)
+
+
+def _absolute(path: str) -> str:
+    return posixpath.normpath(posixpath.join("/workspace", path))
