@@ -171,7 +171,7 @@ def open_skills(config: Config) -> "Skills":
     from mcp_sandbox.sessions.skills import Skills
     from mcp_sandbox.skills.library import Library
 
-    return Skills(Library(config.skills, config.data_dir))
+    return Skills(Library(config.skills, config.data_dir), config.skills.narrow)
 
 
 def visible_skills(config: Config, skills: "Skills", chat_of: "ChatOf") -> "Visible | None":

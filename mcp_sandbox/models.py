@@ -13,6 +13,8 @@ SandboxId = NewType("SandboxId", str)
 BackendName = Literal["docker", "bubblewrap", "unsafe-local"]
 Network = Literal["none", "open"]
 ProjectAccess = Literal["none", "ro", "rw", "copy"]
+Narrow = Literal["off", "warn", "deny"]
+"""What happens to calls that the allowed-tools of a chat's skills do not name."""
 Language = Literal["python", "bash", "javascript"]
 SandboxState = Literal["running", "paused"]
 SessionState = Literal["warm", "starting", "running", "paused", "terminated"]

@@ -25,7 +25,7 @@ from mcp_sandbox.config.units import (
     show_duration,
     show_size,
 )
-from mcp_sandbox.models import Limits, Network, ProjectAccess
+from mcp_sandbox.models import Limits, Narrow, Network, ProjectAccess
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -228,7 +228,7 @@ class SkillsConfig(Section):
         le=64_000,
         description="characters of the server's instructions that may name skills",
     )
-    narrow: Literal["off", "warn", "deny"] = Field(
+    narrow: Narrow = Field(
         default="off",
         description="what happens to calls of tools that an active skill's allowed-tools does not "
         "name: off = nothing, warn = the result says so, deny = they are refused",

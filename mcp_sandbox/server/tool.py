@@ -41,6 +41,7 @@ class SandboxTool(Tool):
             if self.context_kwarg is not None:
                 checked[self.context_kwarg] = context
             session = seen.session = await self.session_for(context)
+            session.skills.check_call(self.name, checked)
             result: CallToolResult = await self.fn(session, **checked)
             if convert_result:
                 self.fn_metadata.convert_result(result)

@@ -7,15 +7,15 @@ of milliseconds, and what an agent has installed meanwhile counts.
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from anyio import CapacityLimiter, to_thread
 
 from mcp_sandbox.errors import CallerError
-from mcp_sandbox.models import Network
-from mcp_sandbox.runtime.runtime import Runtime
+from mcp_sandbox.sessions.rooms import Held
 from mcp_sandbox.skills.findings import MAX_BYTES, Required, scan, worth_reading
 from mcp_sandbox.skills.inventory import PROGRAM, question, read_inventory
-from mcp_sandbox.skills.models import Contents, Findings, Unmet
+from mcp_sandbox.skills.models import Contents, Findings, SkillFile, Unmet
 from mcp_sandbox.skills.preflight import unmet
 
 logger = logging.getLogger(__name__)
@@ -23,8 +23,20 @@ logger = logging.getLogger(__name__)
 _MOST_KNOWN = 500
 _TIMEOUT_S = 10.0
 
-Scanned = tuple[Findings, tuple[Required, ...]]
-Read = Callable[[str], Awaitable[bytes]]
+Read = Callable[[SkillFile], Awaitable[bytes]]
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What the scripts of a skill use, and what must be there to run them."""
+
+    findings: Findings
+    needs: tuple[Required, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """It has no scripts, or they use nothing."""
+        return not self.needs and self.findings == Findings()
 
 
 class Scans:
@@ -39,7 +51,7 @@ class Scans:
         known = self._known.get(contents.digest)
         if known is None:
             files, others = await _scripts(contents, read)
-            known = await to_thread.run_sync(scan, files, others, limiter=self._limiter)
+            known = Scanned(*await to_thread.run_sync(scan, files, others, limiter=self._limiter))
             self._known[contents.digest] = known
         self._known.move_to_end(contents.digest)
         if len(self._known) > _MOST_KNOWN:
@@ -54,27 +66,26 @@ async def _scripts(contents: Contents, read: Read) -> tuple[dict[str, bytes], li
     left = MAX_BYTES
     for file in contents.files:
         if worth_reading(file.path, file.size) and file.kind == "text" and file.size <= left:
-            files[file.path] = await read(file.path)
+            files[file.path] = await read(file)
             left -= file.size
         else:
             others.append(file.path)
     return files, others
 
 
-async def lacking(scanned: Scanned, runtime: Runtime, network: Network) -> tuple[Unmet, ...]:
+async def lacking(scanned: Scanned, held: Held) -> tuple[Unmet, ...]:
     """What the sandbox lacks; nothing, if it cannot be told.
 
     Raises:
         SandboxGone: the sandbox died meanwhile.
     """
-    findings, needs = scanned
-    if not needs and not findings.hosts:
-        return ()
     command = ["python3", "-c", PROGRAM]
+    asked = question(scanned.needs)
     try:
-        result = await runtime.exec(command, stdin=question(needs), timeout_s=_TIMEOUT_S)
-        inventory = read_inventory(result.stdout, network=network == "open")
+        result = await held.runtime.exec(command, stdin=asked, timeout_s=_TIMEOUT_S)
+        network = not held.facts.network.startswith("none")
+        inventory = read_inventory(result.stdout, network=network)
     except (CallerError, ValueError) as exc:
         logger.warning("a sandbox did not tell what it has: %s", exc)
         return ()
-    return await to_thread.run_sync(unmet, needs, inventory, findings)
+    return await to_thread.run_sync(unmet, scanned.needs, inventory, scanned.findings)

@@ -48,7 +48,7 @@ class Session:
 
     def take_news(self) -> list[str]:
         """What became of the sandbox between the calls, for the next result; told once."""
-        return self._hold.take_news()
+        return [*self._hold.take_news(), *self.skills.take_warnings()]
 
     async def run_code(
         self, code: str, language: Language = "python", *, timeout_s: float = 30.0

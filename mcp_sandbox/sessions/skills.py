@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from anyio import to_thread
 
-from mcp_sandbox.errors import Busy, UnknownSkill
-from mcp_sandbox.models import ChatId
+from mcp_sandbox.errors import Busy, NotPermitted, UnknownSkill
+from mcp_sandbox.models import ChatId, Narrow
 from mcp_sandbox.sessions.hold import Hold
+from mcp_sandbox.sessions.preflight import Scans, lacking
+from mcp_sandbox.skills.allowed_tools import Narrowing, refusal
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import digest_of
 from mcp_sandbox.skills.front_matter import split
@@ -68,21 +70,29 @@ class Active:
     name: str
     digest: str
     path_in_sandbox: str | None
+    allowed_tools: tuple[str, ...] = ()
 
 
 @dataclass
 class _Learned:
-    """What a chat has activated, and the digests of what its client was given, both by uri."""
+    """What a chat has activated, and the digests of what its client was given, both by uri.
+
+    `warnings` are of calls that the skills do not name, until they are told.
+    """
 
     active: dict[str, Active] = field(default_factory=dict[str, Active])
     told: dict[str, str] = field(default_factory=dict[str, str])
+    warnings: set[str] = field(default_factory=set[str])
 
 
 class Skills:
     """The skills of all chats."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, narrow: Narrow = "off") -> None:
+        """`narrow` is what happens to calls that the active skills do not name."""
         self.library = library
+        self.narrow = narrow
+        self.scans = Scans()
         self._learned: OrderedDict[ChatId, _Learned] = OrderedDict()
         self._indexes: OrderedDict[str, Index] = OrderedDict()
 
@@ -182,9 +192,14 @@ class ChatSkills:
         skill = await self._found(name, by_user=by_user)
         learned = self._skills.learned(self._chat)
         activation = await self._put(skill, refresh=refresh) or await self._read_whole(skill)
+        activation = await self._checked(activation)
         repeated = not refresh and learned.told.get(skill.uri) == activation.digest
         learned.active[skill.uri] = Active(
-            skill.uri, skill.name, activation.digest, activation.path_in_sandbox
+            skill.uri,
+            skill.name,
+            activation.digest,
+            activation.path_in_sandbox,
+            skill.front.allowed_tools,
         )
         learned.told[skill.uri] = activation.digest
         return replace(activation, repeated=repeated)
@@ -205,6 +220,23 @@ class ChatSkills:
             copied=pinned.copied,
             drift=pinned.drift,
         )
+
+    async def _checked(self, activation: Activation) -> Activation:
+        """With what its scripts use, and what of that the sandbox lacks."""
+
+        async def read(file: SkillFile) -> bytes:
+            data = await self._library.read(activation.skill, file.path)
+            if digest_of(data) == file.digest:
+                return data
+            pinned = await self._hold.pinning.file(activation.skill, file.path)
+            return pinned[1] if pinned else data
+
+        scanned = await self._skills.scans.of(activation.contents, read)
+        if scanned.is_empty:
+            return activation
+        async with self._hold.call() as held:
+            unmet = await lacking(scanned, held)
+        return replace(activation, findings=scanned.findings, unmet=unmet)
 
     async def _read_whole(self, skill: Skill) -> Activation:
         """Its text and its files as they were at one moment."""
@@ -240,6 +272,31 @@ class ChatSkills:
         learned = self._skills.learned(self._chat)
         learned.active.clear()
         learned.told.clear()
+
+    def check_call(self, tool: str, arguments: Mapping[str, object]) -> None:
+        """Warn of a call that the active skills do not name, or refuse it, as the operator wants.
+
+        Raises:
+            NotPermitted: it is refused.
+        """
+        if self._skills.narrow == "off":
+            return
+        active = [
+            Narrowing(each.name, each.allowed_tools, each.path_in_sandbox or "")
+            for each in self.active()
+        ]
+        why = refusal(active, tool, arguments)
+        if why and self._skills.narrow == "deny":
+            raise NotPermitted(f"{why}: use what they name, or tell the user what is in the way")
+        if why:
+            self._skills.learned(self._chat).warnings.add(f"note: {why}")
+
+    def take_warnings(self) -> Sequence[str]:
+        """The warnings that were not told yet; each is told once."""
+        warnings = self._skills.learned(self._chat).warnings
+        taken = sorted(warnings)
+        warnings.clear()
+        return taken
 
     def active(self) -> Sequence[Active]:
         """What the chat has activated, in that order."""

@@ -89,7 +89,7 @@ def _python_remedy(name: str) -> tuple[str | None, str]:
     if why := layers.elsewhere("modules").get(name):
         return None, why
     package = layers.distribution_of(name)
-    return layers.layer_of(package), f"pip install {package}"
+    return layers.layer_of(package), f"pip install {distribution(package)}"
 
 
 def _command_remedy(name: str) -> tuple[str | None, str]:

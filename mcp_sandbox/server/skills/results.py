@@ -15,10 +15,11 @@ from pydantic import BaseModel, ConfigDict
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.server.results import texts
+from mcp_sandbox.server.skills.lacking import missing
 from mcp_sandbox.server.structured import structured
 from mcp_sandbox.server.text import MAX_TEXT_BYTES, byte_length, show_name
 from mcp_sandbox.sessions.skills import Activation
-from mcp_sandbox.skills.models import Findings, SkillFile, Unmet
+from mcp_sandbox.skills.models import Findings, SkillFile
 from mcp_sandbox.skills.overview import MOST_OF_A_DESCRIPTION, call_name, cut_short, one_line
 from mcp_sandbox.skills.pages import Listed, Page
 from mcp_sandbox.skills.uris import DOCUMENT
@@ -132,7 +133,7 @@ def _notes(got: Activation, body: str) -> Iterable[str]:
     if used and where:
         yield f"In its text, {' and '.join(used)} mean{'' if used[1:] else 's'} that folder."
     yield from _file_notes(got)
-    yield from map(_lack, got.unmet)
+    yield from missing(got.unmet)
     if got.findings and (seen := _seems_to_use(got.findings)):
         yield f"Its scripts seem to use {seen}."
     front = got.skill.front
@@ -159,12 +160,6 @@ def _file_notes(got: Activation) -> Iterable[str]:
     )
     if got.path_in_sandbox and any(file.path.endswith(_SCRIPTS) for file in others):
         yield "Run its scripts with exec by their interpreter (python3 F, bash F, node F), not ./F."
-
-
-def _lack(unmet: Unmet) -> str:
-    files = cut_short(", ".join(map(show_name, unmet.needed_by)), 200)
-    has = f"; image layer {unmet.layer} has it" if unmet.layer else ""
-    return f"Missing in this sandbox: {unmet.need} {show_name(unmet.name)}, for {files}{has}."
 
 
 def _seems_to_use(findings: Findings) -> str:
@@ -215,7 +210,14 @@ def _meta(got: Activation) -> dict[str, object]:
             for file in got.contents.files
         ],
         "unmet": [
-            {"need": lack.need, "name": lack.name, "files": lack.needed_by, "layer": lack.layer}
+            {
+                "need": lack.need,
+                "name": lack.name,
+                "files": lack.needed_by,
+                "layer": lack.layer,
+                "fix": lack.fix,
+                "always": lack.always,
+            }
             for lack in got.unmet
         ],
         "findings": got.findings and asdict(got.findings),
