@@ -14,7 +14,7 @@ from mcp_sandbox.skills.supply.source import ArchiveSource, FolderSource, GitSou
 from mcp_sandbox.skills.supply.tree import Tree, below, documents, is_junk, show
 from mcp_sandbox.skills.uris import DOCUMENT
 
-_MAX_FOLDERS = 2000
+_MAX_FOLDERS = 20_000
 _MAX_DEPTH = 6
 _MAX_NAMED = 30
 
@@ -136,7 +136,7 @@ def _documents_below(top: Path) -> Iterator[str]:
         # A folder of that name is one that somebody took for a skill.
         yield from ((place / name).as_posix() for name in documents([*files, *folders]))
         if number >= _MAX_FOLDERS:
-            raise UnusableSkill(f"{top} has over {_MAX_FOLDERS} folders: name a skill's folder")
+            raise UnusableSkill(f"{top} has over {_MAX_FOLDERS:,} folders: name a skill's folder")
 
 
 def _none(where: str) -> SourceUnavailable:

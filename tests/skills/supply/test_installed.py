@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,25 @@ def test_what_was_changed_meanwhile_is_not_overwritten(installed: Installed) -> 
     with pytest.raises(AlreadyExists):
         installed.put(NAME, version(2), version_of(version(2), "x"), instead_of=None)
     assert (installed.folder / NAME / "mine.txt").read_text() == "work"
+
+
+def test_of_two_who_install_the_same_at_once_one_is_told(data_root: Path) -> None:
+    with ThreadPoolExecutor(8) as several:
+        waiting = [
+            several.submit(
+                Installed(data_root, USER).put,
+                NAME,
+                version(number),
+                version_of(version(number), f"./{number}"),
+                instead_of=None,
+            )
+            for number in range(8)
+        ]
+        failures = [each.exception(timeout=30) for each in waiting]
+    assert [type(failure) for failure in failures if failure] == [AlreadyExists] * 7
+    winner = failures.index(None)
+    assert Installed(data_root, USER).tree(NAME) == version(winner)
+    assert Installed(data_root, USER).entries()[NAME].source == f"./{winner}"
 
 
 def test_local_changes_are_told_and_kept_as_former_version(installed: Installed) -> None:
