@@ -8,9 +8,9 @@ from typing import NamedTuple
 from mcp_sandbox.skills.junk import JUNK_FOLDERS
 from mcp_sandbox.skills.stamps import Stamp, is_settled, stamp_of
 from mcp_sandbox.skills.uris import DOCUMENT
-from mcp_sandbox.workspace.beneath import open_directory
 
 _SPELLING = DOCUMENT.lower()
+_USUAL = (DOCUMENT,)
 
 
 class Listing(NamedTuple):
@@ -37,29 +37,23 @@ class Listing(NamedTuple):
         """Everything that has a spelling of SKILL.md."""
         return self.documents + self.linked + self.special
 
-
-def list_folder(base: int, path: str, limit: int) -> Listing:
-    """What lies in a folder beneath an open one; entries after the first `limit` are not seen.
-
-    Raises OSError.
-    """
-    directory = open_directory(base, os.fsencode(path or "."))
-    try:
-        return _list(directory, limit)
-    finally:
-        os.close(directory)
+    @property
+    def is_flat(self) -> bool:
+        """Whether there are no folders in it, nor what may lead to one."""
+        return not (self.folders or self.links or self.skipped)
 
 
-def _list(directory: int, limit: int) -> Listing:
+def list_folder(directory: int, limit: int) -> Listing:
+    """What lies in an open folder; entries after the first `limit` are not seen. Raises OSError."""
     now = time.time_ns()
     stamp = stamp_of(os.fstat(directory))
     settled = is_settled(stamp, now)
     with os.scandir(directory) as entries:
         found = list(islice(entries, limit + 1))
     if len(found) == 1 and found[0].name == DOCUMENT and found[0].is_file(follow_symlinks=False):
-        return Listing(stamp, settled, 1, (DOCUMENT,))
+        return Listing(stamp, settled, 1, _USUAL)
     cut = len(found) > limit
-    return _sorted(found[:limit], stamp, settled=settled, cut=cut)
+    return _sorted(found[:limit], stamp, settled=settled and not cut, cut=cut)
 
 
 def _sorted(

@@ -1,6 +1,8 @@
 """Reads the head of one SKILL.md and makes a skill of it, or a problem. Blocking."""
 
+import errno
 import os
+import stat
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -11,8 +13,8 @@ from mcp_sandbox.skills.models import Diagnostic, Problem, Skill
 from mcp_sandbox.skills.parse import Parsed, parse
 from mcp_sandbox.skills.stamps import Stamp, is_settled, stamp_of
 from mcp_sandbox.skills.uris import skill_uri
-from mcp_sandbox.workspace.beneath import open_file
 
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 MAX_DOCUMENT_BYTES = 1024 * 1024
 """A longer SKILL.md is not offered: no model can read it."""
 
@@ -40,13 +42,16 @@ class Reading(NamedTuple):
     length: int
 
 
-def read_document(base: int, path: str, spellings: tuple[str, ...], place: Place) -> Reading:
-    """Read the document in a folder beneath an open one. Raises OSError."""
+def read_document(directory: int, spellings: tuple[str, ...], place: Place) -> Reading:
+    """Read the document in an open folder. Raises OSError."""
     document, *others = spellings
-    file = open_file(base, os.fsencode(f"{path}/{document}" if path else document))
+    file = os.open(document, _FLAGS, dir_fd=directory)
     try:
         now = time.time_ns()
-        stamp = stamp_of(os.fstat(file))
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), document)
+        stamp = stamp_of(status)
         data = os.read(file, min(stamp[-1], HEAD_BYTES))
     finally:
         os.close(file)

@@ -49,29 +49,29 @@ class Scanner:
 def _catalogue(found: Sequence[Reading], noticed: Sequence[Problem]) -> Catalogue:
     """The catalogue of one root: by name, of the same name those near the root first."""
     broken = [each.result for each in found if isinstance(each.result, Problem)]
-    skills = sorted(
-        ((each.result, each) for each in found if isinstance(each.result, Skill)),
-        key=lambda pair: (pair[0].name, len(pair[1].folders), pair[1].folders),
-    )
-    named = dict(_told_apart(skills))
-    versions = {uri: reading.stamp for uri, (_, reading) in named.items()}
-    offered = tuple(skill for skill, _ in named.values())
-    return Catalogue(offered, (*broken, *noticed), versions)
+    pairs = [(each.result, each) for each in found if isinstance(each.result, Skill)]
+    pairs.sort(key=lambda pair: (pair[0].name, len(pair[1].folders), pair[1].folders))
+    named = {skill.uri: reading for skill, reading in pairs}
+    skills = [skill for skill, _ in pairs]
+    if len(named) < len(pairs):
+        told_apart = list(_told_apart(pairs))
+        skills = [skill for skill, _ in told_apart]
+        named = {skill.uri: reading for skill, reading in told_apart}
+    versions = {uri: reading.stamp for uri, reading in named.items()}
+    return Catalogue(tuple(skills), (*broken, *noticed), versions)
 
 
-def _told_apart(
-    skills: Iterable[tuple[Skill, Reading]],
-) -> Iterable[tuple[str, tuple[Skill, Reading]]]:
-    """Give each its uri; two want the same only where a folder has the name of its parent's skill.
+def _told_apart(pairs: Sequence[tuple[Skill, Reading]]) -> Iterable[tuple[Skill, Reading]]:
+    """Give each a uri of its own.
 
-    Then the one whose folder has its name keeps it.
+    Two want the same only where a folder has the name of the skill in its parent: then the one
+    whose folder has its name keeps it.
     """
-    pairs = list(skills)
     taken = {skill.uri: skill for skill, read in pairs if skill.name == read.folders[-1]}
     for skill, reading in pairs:
-        if taken.get(skill.uri, skill) is skill:
-            yield skill.uri, (taken.setdefault(skill.uri, skill), reading)
+        if taken.setdefault(skill.uri, skill) is skill:
+            yield skill, reading
             continue
         uri = unused((*reading.folders, skill.name), taken, skill.root)
         taken[uri] = skill
-        yield uri, (replace(skill, uri=uri), reading)
+        yield replace(skill, uri=uri), reading

@@ -14,8 +14,7 @@ a skill: what else lies there is found in that root itself.
 import errno
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISDIR
@@ -27,6 +26,7 @@ from mcp_sandbox.skills.models import Diagnostic, Problem
 from mcp_sandbox.skills.reading import Place, Reading, read_document
 from mcp_sandbox.skills.roots import Root, opened
 from mcp_sandbox.skills.stamps import stamp_of
+from mcp_sandbox.workspace.beneath import open_directory
 
 # Somebody removed or replaced it while we looked; the next look sees what is there then.
 _VANISHED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
@@ -48,16 +48,12 @@ UNTRUSTED = Limits(folders=1000, entries=20_000, skills=256, heads=1024 * 1024)
 
 @dataclass
 class Seen:
-    """What a look saw; `found` has a reading for each document, in the order of the search.
-
-    `prefix` is in front of the folders' names in uris: the root's own name if it is a skill itself.
-    """
+    """What a look saw; `found` has a reading for each document, in the order of the search."""
 
     found: list[Reading] = field(default_factory=list[Reading])
     problems: list[Problem] = field(default_factory=list[Problem])
     listings: dict[str, Listing] = field(default_factory=dict[str, Listing])
     readings: dict[str, Reading] = field(default_factory=dict[str, Reading])
-    prefix: tuple[str, ...] = ()
 
 
 @dataclass
@@ -147,16 +143,16 @@ class Sweep:
         return ()
 
     def _look_into(self, item: _Item) -> Iterable[_Item]:
-        listing = self._known_listing(item) or self._listed(item)
+        listing = self._known_listing(item)
+        reading = self._known_reading(item, listing) if listing is not None else None
+        if listing is None or (reading is None and listing.documents):
+            listing, reading = self._read(item, listing)
         self._seen.listings[item.path] = listing
         self._entries += listing.entries
-        if not item.path and listing.spellings:
-            self._seen.prefix = (self._root.folder.name,)
-        if listing.documents:
-            reading = self._known_reading(item, listing) or self._read(item, listing)
+        if reading is not None:
             self._seen.readings[item.path] = reading
             self._admit(item, reading)
-        else:
+        elif listing.spellings:
             self._complain(item.path, *map(problems.document_is_link, listing.linked))
             self._complain(item.path, *map(problems.not_a_file, listing.special))
         return () if item.linked else self._below(item, listing)
@@ -172,35 +168,45 @@ class Sweep:
         known = self._before.readings.get(item.path)
         if known is None or not known.settled or known.spellings != listing.spellings:
             return None
-        if self._seen.prefix != self._before.prefix:
+        if known.folders != self._names(item):
             return None
         # Whatever the folders' names lead to by now: the stamp tells whether it is the same file.
         document = f"{item.path}/{listing.documents[0]}" if item.path else listing.documents[0]
         status = os.stat(document, dir_fd=self._directory, follow_symlinks=False)
         return known if stamp_of(status) == known.stamp else None
 
-    def _listed(self, item: _Item) -> Listing:
-        left = self._limits.entries - self._entries
-        if not item.linked:
-            return list_folder(self._directory, item.path, left)
-        with self._target(item) as (base, _, path):
-            return list_folder(base, path, left)
+    def _read(self, item: _Item, listing: Listing | None) -> tuple[Listing, Reading | None]:
+        """What lies in a folder, unless that is known, and what its document says."""
+        directory, folder = self._open(item)
+        try:
+            if listing is None:
+                listing = list_folder(directory, self._limits.entries - self._entries)
+            if not listing.documents:
+                return listing, None
+            reading = self._known_reading(item, listing)
+            if reading is None:
+                place = Place(self._root.name, self._names(item), folder)
+                reading = read_document(directory, listing.spellings, place)
+            return listing, reading
+        finally:
+            os.close(directory)
 
-    def _read(self, item: _Item, listing: Listing) -> Reading:
-        names = (*self._seen.prefix, *item.path.split("/")) if item.path else self._seen.prefix
+    def _open(self, item: _Item) -> tuple[int, Path]:
+        """A descriptor of a folder, and where it is on the host."""
         if not item.linked:
-            place = Place(self._root.name, names, Path(f"{self._root.folder}/{item.path}"))
-            return read_document(self._directory, item.path, listing.spellings, place)
-        with self._target(item) as (base, folder, path):
-            place = Place(self._root.name, names, folder)
-            return read_document(base, path, listing.spellings, place)
-
-    @contextmanager
-    def _target(self, item: _Item) -> Iterator[tuple[int, Path, str]]:
-        """What a link leads to: an open root, the folder on the host, and its path in that root."""
-        root, path = links.target_of(self._root.folder / item.path, self._allowed)
+            path = os.fsencode(item.path or ".")
+            return open_directory(self._directory, path), self._root.folder / item.path
+        root, inner = links.target_of(self._root.folder / item.path, self._allowed)
         with opened(root.folder, root.anchor) as base:
-            yield base, root.folder / path, path
+            return open_directory(base, os.fsencode(inner or ".")), root.folder / inner
+
+    def _names(self, item: _Item) -> tuple[str, ...]:
+        """The folders' names in uris; in a root that is a skill itself they begin with its own."""
+        own = self._root.folder.name
+        if not item.path:
+            return (own,)
+        names = item.path.split("/")
+        return (own, *names) if self._seen.listings[""].documents else (*names,)
 
     def _admit(self, item: _Item, reading: Reading) -> None:
         self._heads += reading.length
@@ -213,6 +219,8 @@ class Sweep:
         return self._complain(item.path, problems.too_many_skills(limit))
 
     def _below(self, item: _Item, listing: Listing) -> Iterable[_Item]:
+        if listing.is_flat:
+            return ()
         self._skipped.add(item.paths(listing.skipped))
         folders = item.paths(listing.folders)
         if item.depth >= self._limits.depth:

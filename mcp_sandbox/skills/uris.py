@@ -17,7 +17,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._~-]+")
 
 def skill_uri(root: str, folders: Iterable[str], name: str) -> str:
     """The uri of a skill: that of its SKILL.md."""
-    return SCHEME + "/".join(map(_encode, (root, *folders, name, DOCUMENT)))
+    return f"{SCHEME}{root}/{'/'.join(map(_encode, (*folders, name)))}/{DOCUMENT}"
 
 
 def file_uri(skill: str, path: str) -> str:

@@ -11,9 +11,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_sandbox.skills import reading, sweep
+from mcp_sandbox.skills import reading
 from mcp_sandbox.skills.catalogue import Catalogue
-from mcp_sandbox.skills.reading import MAX_DOCUMENT_BYTES, Reading
+from mcp_sandbox.skills.parse import Parsed, parse
+from mcp_sandbox.skills.reading import MAX_DOCUMENT_BYTES
 from mcp_sandbox.skills.roots import Root
 from mcp_sandbox.skills.scan import Scanner
 from mcp_sandbox.skills.sweep import Limits
@@ -326,12 +327,11 @@ def test_editing_one_of_thousands_reads_one_again(
 ) -> None:
     read: list[str] = []
 
-    def counting(base: int, path: str, *rest: object) -> Reading:
-        read.append(path)
-        return whole(base, path, *rest)  # type: ignore[arg-type]
+    def counting(data: bytes, folder_name: str, document: str, *, size: int) -> Parsed:
+        read.append(folder_name)
+        return parse(data, folder_name, document, size=size)
 
-    whole = reading.read_document
-    monkeypatch.setattr(sweep, "read_document", counting)
+    monkeypatch.setattr(reading, "parse", counting)
     for number in range(2000):
         write_skill(tmp_path / f"skill-{number}")
         os.utime(tmp_path / f"skill-{number}" / "SKILL.md", (0, 0))
