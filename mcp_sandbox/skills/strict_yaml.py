@@ -58,12 +58,12 @@ def _with_line_feeds(source: str) -> str:
 
 
 def _divided(line: str) -> str:
-    first, *more = _OTHER_ENDS.split(line)
-    column = len(first)
-    for each in more:
-        column += 1 + len(each)
-        first += "\n" + " " * min(column - len(each), _MAX_INDENT) + each
-    return first
+    pieces = _OTHER_ENDS.split(line)
+    column = 0
+    for at, piece in enumerate(pieces):
+        pieces[at] = " " * min(column, _MAX_INDENT) + piece
+        column += len(piece) + 1
+    return "\n".join(pieces)
 
 
 def _outside(source: str) -> str:

@@ -1,6 +1,7 @@
 """Dividing a document, and reading what is between the fences, whatever the bytes are."""
 
 import json
+import sys
 import time
 from collections.abc import Callable
 
@@ -137,6 +138,7 @@ def test_no_document_keeps_the_reader_busy(data: bytes) -> None:
     assert time.thread_time() - began < 0.3
 
 
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer takes most of the time")
 def test_an_ordinary_skill_is_read_in_little_more_time_than_its_yaml() -> None:
     described = "Reads and writes what is usual, and is long enough to be told from others. " * 3
     more = "license: MIT\nallowed-tools: Bash(git:*) Read\nmetadata:\n  author: me\n  version: 1\n"
