@@ -106,12 +106,16 @@ async def _cancel_on_signal(
 
 
 class _Wire:
-    """One client's line stream, and which of its requests are unanswered."""
+    """One client's line stream, and which of its requests are unanswered.
+
+    A request to be told of changes lasts as long as the client likes, so nobody waits for it.
+    """
 
     def __init__(self, send: ByteSendStream) -> None:
         self._send = send
         self._lock = anyio.Lock()
         self._unanswered: set[RequestId] = set()
+        self._listening: set[RequestId] = set()
         self._answered = anyio.Event()
 
     async def read(
@@ -159,7 +163,8 @@ class _Wire:
 
     async def _has_room_for(self, message: JSONRPCMessage) -> bool:
         """Refuse one request too many, which also waits for a client that does not read."""
-        if not isinstance(message, JSONRPCRequest) or len(self._unanswered) < MOST_UNANSWERED:
+        open_requests = len(self._unanswered) + len(self._listening)
+        if not isinstance(message, JSONRPCRequest) or open_requests < MOST_UNANSWERED:
             return True
         problem = f"{MOST_UNANSWERED} requests are unanswered: wait for answers before you ask"
         await self._refuse(message.id, _TOO_MANY, problem)
@@ -180,7 +185,8 @@ class _Wire:
 
     def _note_request(self, message: JSONRPCMessage) -> None:
         if isinstance(message, JSONRPCRequest):
-            self._unanswered.add(message.id)
+            is_stream = message.method == "subscriptions/listen"
+            (self._listening if is_stream else self._unanswered).add(message.id)
         elif isinstance(message, JSONRPCNotification) and message.params:
             # A cancelled request is never answered.
             self._settle(message.params.get("requestId"))
@@ -192,6 +198,7 @@ class _Wire:
     def _settle(self, request_id: object) -> None:
         if isinstance(request_id, str | int):
             self._unanswered.discard(request_id)
+            self._listening.discard(request_id)
             self._answered.set()
 
     async def _wait_until_answered(self) -> None:
