@@ -102,7 +102,8 @@ async def test_the_sdk_client_works_in_both_eras(
     with anyio.fail_after(120):
         async with Client(server, mode=mode) as client:
             assert client.protocol_version == spoken
-            assert [tool.name for tool in (await client.list_tools()).tools] == list(TABLE)
+            tools = [tool.name for tool in (await client.list_tools()).tools]
+            assert tools == [*TABLE, "skills_list", "skill_activate"]
             ran = await client.call_tool("run_code", {"code": "print(6 * 7)"})
             assert text_of(ran) == "42\n"
             await client.call_tool("write_file", {"path": "a", "content": "kept"})

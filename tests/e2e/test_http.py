@@ -65,7 +65,8 @@ async def test_clients_of_both_eras_work_in_a_sandbox(home: Place, mode: str, sp
     async with serving(home) as served:
         async with served.client("alice", mode=mode) as client:
             assert client.protocol_version == spoken
-            assert [tool.name for tool in (await client.list_tools()).tools] == list(TABLE)
+            tools = [tool.name for tool in (await client.list_tools()).tools]
+            assert tools == [*TABLE, "skills_list", "skill_activate"]
             ran = await client.call_tool("run_code", {"code": "print(6 * 7)"})
             assert text_of(ran) == "42\n"
             await run(client, "echo kept > file")
