@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from mcp_sandbox import __version__
-from mcp_sandbox.cli.options import AsJson, ConfigFile, Data, console, load
+from mcp_sandbox.cli.options import AsJson, BackendOption, ConfigFile, Data, console, load
 from mcp_sandbox.cli.skills import tables
-from mcp_sandbox.cli.skills.options import Paths, User, catalogue
+from mcp_sandbox.cli.skills.options import NoSandbox, Paths, User, catalogue, lacking
+from mcp_sandbox.config import Config
 from mcp_sandbox.skills.models import Diagnostic
 
 Row = tuple[str, Path, Diagnostic]
@@ -55,10 +56,16 @@ def validate(
 
 
 def doctor(
-    user: User = "local", as_json: AsJson = False, data: Data = None, config: ConfigFile = None
+    user: User = "local",
+    as_json: AsJson = False,
+    no_sandbox: NoSandbox = False,
+    backend: BackendOption = None,
+    data: Data = None,
+    config: ConfigFile = None,
 ) -> None:
     """Look at all skills that chats are offered, and at what could not be offered."""
-    rows = list(_all_rows(data, config, user))
+    settings = load(config, data, backend).config
+    rows = list(_all_rows(settings, user, ask=not no_sandbox))
     if as_json:
         print(json.dumps([tables.as_row(*row) for row in rows]))
     else:
@@ -78,16 +85,18 @@ def skill_folders(paths: list[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _all_rows(data: Path | None, config: Path | None, user: str) -> Iterator[Row]:
+def _all_rows(settings: Config, user: str, *, ask: bool) -> Iterator[Row]:
     from mcp_sandbox.skills.examine import examine
 
-    found = catalogue(load(config, data).config, user)
+    found = catalogue(settings, user)
     for problem in found.problems:
         for each in problem.diagnostics:
             yield problem.folder.name, problem.folder, each
-    for skill in found.skills:
-        for each in examine(skill.folder).diagnostics:
-            yield skill.name, skill.folder, each
+    examined = {skill.uri: examine(skill.folder) for skill in found.skills}
+    lacks = lacking({uri: each.files for uri, each in examined.items()}, settings) if ask else {}
+    for uri, one in examined.items():
+        for each in (*one.diagnostics, *lacks.get(uri, ())):
+            yield one.name, one.folder, each
 
 
 def _print(rows: list[Row]) -> None:

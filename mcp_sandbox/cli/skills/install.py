@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mcp_sandbox.cli.options import AsJson, ConfigFile, Data, console, load
 from mcp_sandbox.cli.skills import tables
-from mcp_sandbox.cli.skills.options import User, Yes, agreed, checked_user
+from mcp_sandbox.cli.skills.options import NoSandbox, User, Yes, agreed, checked_user
 from mcp_sandbox.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -39,16 +39,18 @@ def add(
     ],
     user: User = "local",
     yes: Yes = False,
+    no_sandbox: NoSandbox = False,
     data: Data = None,
     config: ConfigFile = None,
 ) -> None:
-    """Install a skill, after showing what is in it."""
+    """Install a skill, after showing what is in it and what sandboxes lack for it."""
     from mcp_sandbox.cli.skills.offer import offer
     from mcp_sandbox.skills.supply.installed import version_of
 
     installed = _installed(data, config, user)
     incoming = _fetched(source)
-    name = offer(console(), incoming)
+    asked = None if no_sandbox else load(config, data).config
+    name = offer(console(), incoming, asked)
     new = version_of(incoming.tree, incoming.source, incoming.commit)
     old = next((state for state in installed.states() if state.name == name), None)
     if old is not None:

@@ -7,7 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mcp_sandbox.cli.skills import tables
+from mcp_sandbox.cli.skills.options import lacking
 from mcp_sandbox.cli.words import show_bytes
+from mcp_sandbox.config import Config
 from mcp_sandbox.errors import UnusableSkill
 from mcp_sandbox.skills.contents import set_digest
 from mcp_sandbox.skills.examine import Examined, examine_files
@@ -20,8 +22,10 @@ from mcp_sandbox.skills.supply.tree import Tree
 from mcp_sandbox.skills.uris import DOCUMENT
 
 
-def offer(shown: Console, incoming: Incoming) -> str:
+def offer(shown: Console, incoming: Incoming, settings: Config | None) -> str:
     """Print what a skill is and what is wrong with it; return its name.
+
+    With `settings` a sandbox is asked what it lacks.
 
     Raises:
         UnusableSkill: it cannot be used; what is wrong was printed.
@@ -29,8 +33,9 @@ def offer(shown: Console, incoming: Incoming) -> str:
     found = _examined(incoming)
     if found.front is not None:
         shown.print(_facts(found, incoming))
-    if found.diagnostics:
-        rows = ((found.name, each) for each in found.diagnostics)
+    lacks = lacking({"": found.files}, settings).get("", ()) if settings and found.front else ()
+    if found.diagnostics or lacks:
+        rows = ((found.name, each) for each in (*found.diagnostics, *lacks))
         shown.print(tables.diagnostics_table(rows))
     if found.front is None:
         raise UnusableSkill(
