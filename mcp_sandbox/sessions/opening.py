@@ -171,9 +171,10 @@ class Opening:
 
     async def _make(self, wanted: Wanted) -> tuple[Sandbox, Runtime]:
         rooms = self._rooms
-        for moved in await rooms.workspaces.clear_way(self._chat):
-            logger.info("chat %s: %s", self._chat, moved)
-            rooms.news.tell(self._chat, moved)
+        if not wanted.directories.cleared:
+            for moved in await rooms.workspaces.clear_way(self._chat):
+                logger.info("chat %s: %s", self._chat, moved)
+                rooms.news.tell(self._chat, moved)
         sandbox = await rooms.backend.create(wanted.spec)
         try:
             keep_bytes = rooms.settings.keep_bytes

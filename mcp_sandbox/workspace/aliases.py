@@ -118,6 +118,8 @@ def _parse(template: str) -> Alias:
         )
     if _SYSTEM.fullmatch(parts[1]) or "{" in parts[1] or target == WORKSPACE:
         raise _unusable(template, "it would cover a part of the system: try one beneath /mnt")
+    if PurePosixPath(target).is_relative_to(f"{WORKSPACE}/.claude"):
+        raise _unusable(template, "the sandbox shows skills there: try another directory")
     if "=" in template and not (_COMPONENT.fullmatch(directory) and directory not in (".", "..")):
         raise _unusable(template, 'after "=" comes the name of one directory in the workspace')
     if directory and len(parts) < 3:

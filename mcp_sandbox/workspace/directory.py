@@ -44,7 +44,8 @@ _ATTEMPTS = 20
 class ChatDirectories:
     """A chat's trees on the host. `aliases` are the further mounts that the settings ask for.
 
-    `skills` are the mounts by which its sandbox sees skills.
+    `skills` are the mounts by which its sandbox sees skills, `cleared` whether nothing can be in
+    their way.
     """
 
     workspace: Path
@@ -52,6 +53,7 @@ class ChatDirectories:
     workspace_inode: int
     aliases: tuple[Mount, ...] = ()
     skills: tuple[Mount, ...] = ()
+    cleared: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,6 @@ class Workspaces:
         Raises:
             StorageUnavailable: the data root cannot be used.
         """
-        if self._skills != "mounted":
-            return []
         return await to_thread.run_sync(self._clear_way, chat, limiter=self._layout_limiter)
 
     async def discard(self, chat: ChatId) -> ChatDirectories:
@@ -182,12 +182,16 @@ class Workspaces:
             planned = aliases.plan(chat, self._settings.aliases)
             layout.make_aliases(sandbox, workspace, planned, self._owner)
             source, links = self._path("workspace", chat), self.data_root / "sandbox" / "alias"
+            skills = self._make_view(stack, sandbox, chat) if self._skills else ()
+            if skills and created:
+                self._clear(stack, sandbox, workspace, chat)
             return ChatDirectories(
                 workspace=source,
                 home=self._path("home", chat),
                 workspace_inode=os.fstat(workspace).st_ino,
                 aliases=aliases.alias_mounts(planned, source, links),
-                skills=self._make_view(stack, sandbox, chat) if self._skills else (),
+                skills=skills,
+                cleared=created or not skills,
             )
 
     def _make_view(self, stack: ExitStack, sandbox: int, chat: ChatId) -> tuple[Mount, ...]:
@@ -201,8 +205,11 @@ class Workspaces:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
             workspace, _ = self._tree(stack, sandbox, "workspace", chat)
             self._tree(stack, sandbox, "claude", chat)
-            user = layout.enter(stack, sandbox, "claude", chat.user)
-            return view.clear_way(workspace, (user, tree_name(chat)), self._owner)
+            return self._clear(stack, sandbox, workspace, chat)
+
+    def _clear(self, stack: ExitStack, sandbox: int, workspace: int, chat: ChatId) -> Sequence[str]:
+        user = layout.enter(stack, sandbox, "claude", chat.user)
+        return view.clear_way(workspace, (user, tree_name(chat)), self._owner)
 
     def _discard(self, chat: ChatId) -> ChatDirectories:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
