@@ -78,6 +78,8 @@ def test_folders_with_other_content_have_other_names() -> None:
         "/mnt/a\0b",
         "/mnt/a,b",
         "/mnt/a:b",
+        "/workspace/.claude",
+        "/workspace/.claude/skills=mine",
         "/mnt/{other}",
         "/mnt/ü",
         "/etc",

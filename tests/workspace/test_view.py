@@ -98,7 +98,7 @@ async def test_an_empty_workspace_forgets_the_skills_too(
     (outer.source / "settings.json").write_text("{}")
     (inner.source / "pdf").mkdir(mode=0o555)
     again = await workspaces.discard(CHAT)
-    assert contents(again.skills[0].source) == []
+    assert contents(again.skills[0].source) == ["skills"]
     assert contents(again.skills[1].source) == []
     (item,) = (tmp_path / "data/sandbox/trash").iterdir()
     assert (item / "claude" / "settings.json").read_text() == "{}"
