@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Run by `mcp-sandbox skills test`, in a copy of the skill's folder.
+set -euo pipefail
+
+python3 scripts/new_skill.py notes --description 'Write notes: short ones. Use when asked for notes.'
+python3 scripts/validate_skill.py notes | grep -qx 'notes: valid'
+
+sed -i 's/^name: notes$/name: Notes/' notes/SKILL.md
+code=0
+python3 scripts/validate_skill.py notes > told || code=$?
+test "$code" = 1
+grep -q 'notes/SKILL.md:2: error: the name must be in lower case' told

@@ -1,0 +1,14 @@
+"""Each shipped skill declares how it is tried out, and passes."""
+
+import pytest
+
+from mcp_sandbox.config import Config
+from mcp_sandbox.trial import try_out
+from tests.shipped.texts import NAMES, SHIPPED
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_it_passes_the_tests_that_it_comes_with(config: Config, name: str) -> None:
+    trials = await try_out(SHIPPED / name, config)
+    assert [trial for trial in trials if trial.verdict != "passed"] == []
+    assert [trial.example.kind for trial in trials].count("test") == 1
