@@ -224,5 +224,4 @@ class _Gathering:
         return False
 
     def _leave_out(self, path: str, why: str) -> None:
-        shown = path.encode(errors="backslashreplace").decode()
-        self._left_out.append(problems.left_out(shown, why))
+        self._left_out.append(problems.left_out(path, why))

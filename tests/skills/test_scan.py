@@ -171,6 +171,15 @@ def test_names_that_a_uri_cannot_have_are_encoded(tmp_path: Path) -> None:
     assert uris(scan(tmp_path)) == ["by%FFtes/bytes/SKILL.md", "gr%C3%B6%C3%9Fe%20%252e/SKILL.md"]
 
 
+def test_what_is_said_of_names_that_are_no_text_is_text(tmp_path: Path) -> None:
+    link = Path(os.fsdecode(os.fsencode(tmp_path) + b"/li\xffnk"))
+    link.symlink_to("/etc")
+    (told,) = scan(tmp_path).problems
+    assert told.folder == link
+    assert told.diagnostics[0].file == "li\\udcffnk"
+    assert told.diagnostics[0].reason.encode()
+
+
 @pytest.mark.parametrize("name", ["..", ".", "../../etc", "a/b", "/etc"])
 def test_a_name_that_leads_elsewhere_is_a_problem(tmp_path: Path, name: str) -> None:
     write_skill(tmp_path / "one", name=name)
@@ -187,7 +196,7 @@ def test_folders_of_tools_are_not_searched_and_that_is_told(tmp_path: Path) -> N
     catalogue = scan(tmp_path)
     assert sorted(uris(catalogue)) == [".claude/skills/four/SKILL.md", "one/SKILL.md"]
     assert codes(catalogue) == {tmp_path.name: ["skipped"]}
-    assert "2 folders" in catalogue.problems[0].diagnostics[0].reason
+    assert "node_modules and 1 more" in catalogue.problems[0].diagnostics[0].reason
 
 
 def test_what_lies_deeper_than_is_searched_is_told(tmp_path: Path) -> None:
