@@ -4,6 +4,7 @@ Newer clients ask for it (`subscriptions/listen`); older ones are told after the
 of single resources if they subscribed. Nothing watches for a client that has gone.
 """
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -34,10 +35,13 @@ from mcp.types import (
     UnsubscribeRequestParams,
 )
 
+from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.server.errors import protocol_errors, sole_error
 from mcp_sandbox.server.skills.visible import Asked, Visible, canonical
 from mcp_sandbox.skills.models import Change
 from mcp_sandbox.skills.roots import Whose
+
+logger = logging.getLogger(__name__)
 
 _TASKS = "mcp_sandbox.tasks"
 _MOST_SUBSCRIBED = 1000
@@ -124,10 +128,14 @@ class SkillChanges:
                 await bus.publish(event)
 
     async def _tell(self, told: "_Told", whose: Whose) -> None:
-        with told.until:
-            async with self._events(whose) as events:
-                async for event in events:
-                    await told.tell(event)
+        try:
+            with told.until:
+                async with self._events(whose) as events:
+                    async for event in events:
+                        await told.tell(event)
+        except (SandboxError, OSError):
+            # It runs beside all that is served, which must not end with it.
+            logger.exception("a client of %s is told of no more changes of skills", whose)
 
     @asynccontextmanager
     async def _events(self, whose: Whose) -> AsyncGenerator[AsyncIterator[ServerEvent]]:

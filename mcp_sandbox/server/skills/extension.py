@@ -5,8 +5,8 @@ leniently than hosts do are answered by `skills/get` and read like the others.
 """
 
 import json
-import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from mcp.server.extension import Extension, MethodBinding
@@ -14,19 +14,13 @@ from mcp.types import PaginatedRequestParams, RequestParams
 
 from mcp_sandbox.errors import UnknownSkill
 from mcp_sandbox.server.errors import protocol_errors
+from mcp_sandbox.server.skills.entries import entry, suits_hosts
 from mcp_sandbox.server.skills.pages import cursor_after, page
 from mcp_sandbox.server.skills.resources import FRESH, children, described
 from mcp_sandbox.server.skills.visible import Asked, Visible, canonical, shown
-from mcp_sandbox.skills.core_schema import as_json
-from mcp_sandbox.skills.models import Json, Skill
-from mcp_sandbox.skills.rules import DESCRIPTION_CHARACTERS, NAME_CHARACTERS
-from mcp_sandbox.skills.uris import file_uri
 
 _MOST_ENTRIES = 200
 _ENOUGH_BYTES = 512 << 10
-_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-# Where the YAML that hosts find in the file is none, or other than ours.
-_REFUSED = {"byte-order-mark", "blank-first-line", "dots", "unquoted", "no-name"}
 
 
 class UriParams(RequestParams):
@@ -67,10 +61,12 @@ class SkillsExtension(Extension):
         entries: list[dict[str, Any]] = []
         size = 0
         for skill in found.items:
-            if size > _ENOUGH_BYTES:
-                return _result("skills", entries, cursor_after(entries[-1]["uri"]))
-            entries.append(await self._entry(skill))
-            size += len(json.dumps(entries[-1]))
+            # One that went meanwhile is left out.
+            with suppress(UnknownSkill):
+                entries.append(await entry(self._visible.library, skill))
+                size += len(json.dumps(entries[-1]))
+            if size > _ENOUGH_BYTES and skill is not found.items[-1]:
+                return _result("skills", entries, cursor_after(skill.uri))
         return _result("skills", entries, found.next_cursor)
 
     @protocol_errors
@@ -79,7 +75,7 @@ class SkillsExtension(Extension):
         skill = catalogue.by_uri.get(canonical(params.uri))
         if skill is None:
             raise UnknownSkill(f"no skill is served at {shown(params.uri)}: skills/list has some")
-        return {"skill": await self._entry(skill), **FRESH}
+        return {"skill": await entry(self._visible.library, skill), **FRESH}
 
     @protocol_errors
     async def _directory(self, asked: Asked, params: DirectoryParams) -> dict[str, Any]:
@@ -91,37 +87,6 @@ class SkillsExtension(Extension):
         found = page(inside, lambda child: child.uri, params.cursor, _MOST_ENTRIES)
         resources = [described(child) for child in found.items]
         return _result("resources", resources, found.next_cursor)
-
-    async def _entry(self, skill: Skill) -> dict[str, Any]:
-        contents = await self._visible.library.contents(skill)
-        files = [
-            {"uri": file_uri(skill.uri, file.path), "digest": file.digest, "size": file.size}
-            for file in contents.files
-        ]
-        return {"uri": skill.uri, "frontmatter": front_matter(skill), "resources": files}
-
-
-def suits_hosts(skill: Skill) -> bool:
-    """Whether every host of the extension takes the skill: most refuse what is not exact."""
-    name, description = (as_json(skill.front.fields.get(key)) for key in ("name", "description"))
-    return (
-        name == skill.name
-        and len(name) <= NAME_CHARACTERS
-        and _NAME.fullmatch(name) is not None
-        and isinstance(description, str)
-        and len(description) <= DESCRIPTION_CHARACTERS
-        and not any(each.code in _REFUSED for each in skill.diagnostics)
-    )
-
-
-def front_matter(skill: Skill) -> Json:
-    """The front matter as a host reads it; name and description are always there, and text."""
-    fields = as_json(dict(skill.front.fields))
-    assert isinstance(fields, dict)  # noqa: S101
-    for key, value in (("name", skill.name), ("description", skill.front.description)):
-        if not isinstance(fields.get(key), str):
-            fields[key] = value
-    return fields
 
 
 def _result(key: str, items: list[Any], next_cursor: str | None) -> dict[str, Any]:

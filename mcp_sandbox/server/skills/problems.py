@@ -5,10 +5,17 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from mcp_sandbox.server.skills.entries import suits_hosts
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.models import Diagnostic
 
 _MOST_CHARACTERS = 64_000
+_REFUSED = Diagnostic(
+    "refused-by-hosts",
+    "note",
+    "Hosts of skills over MCP refuse it, so skills/list leaves it out; all else has it.",
+    "Mend what is said of its name, its description and the form of its front matter.",
+)
 
 
 def problems_as_json(catalogue: Catalogue) -> str:
@@ -16,21 +23,25 @@ def problems_as_json(catalogue: Catalogue) -> str:
     told: list[dict[str, Any]] = []
     size = omitted = 0
     for problem in _problems(catalogue):
-        size += len(json.dumps(problem))
         if size > _MOST_CHARACTERS:
             omitted += 1
-        else:
-            told.append(problem)
+            continue
+        told.append(problem)
+        size += len(json.dumps(problem))
     return json.dumps({"problems": told, "omitted": omitted}, indent=1)
 
 
 def _problems(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
     for problem in catalogue.problems:
-        about = {"folder": problem.folder.name, "root": problem.root, "offered": False}
+        # Where the root lies on the host is no business of a client.
+        place = "/".join(problem.folder.parts[-2:])
+        about = {"folder": place, "root": problem.root, "offered": False}
         yield from (_told(about, each) for each in problem.diagnostics)
     for skill in catalogue.skills:
         about = {"uri": skill.uri, "offered": True}
         yield from (_told(about, each) for each in skill.diagnostics)
+        if not suits_hosts(skill):
+            yield _told(about, _REFUSED)
 
 
 def _told(about: dict[str, Any], diagnostic: Diagnostic) -> dict[str, Any]:

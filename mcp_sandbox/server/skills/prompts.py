@@ -48,9 +48,9 @@ class SkillPrompts:
     async def list(self, asked: Asked, params: PaginatedRequestParams) -> ListPromptsResult:
         """Those that users may invoke, though a model may not."""
         known = invocable(await self._visible.catalogue(asked))
-        prompts = [_prompt(name, skill) for name, skill in known.items()]
-        found = page(prompts, lambda prompt: prompt.name, params.cursor, _MOST_LISTED)
-        return ListPromptsResult(prompts=found.items, next_cursor=found.next_cursor)
+        found = page(known, lambda name: name, params.cursor, _MOST_LISTED)
+        prompts = [_prompt(name, known[name]) for name in found.items]
+        return ListPromptsResult(prompts=prompts, next_cursor=found.next_cursor)
 
     @protocol_errors
     async def get(self, asked: Asked, params: GetPromptRequestParams) -> GetPromptResult:

@@ -86,11 +86,11 @@ class SkillResources:
     async def list(self, asked: Asked, params: PaginatedRequestParams) -> ListResourcesResult:
         """Our own, and the SKILL.md of what a model may use; clients show models this list."""
         catalogue = await self._visible.catalogue(asked)
-        documents = [
-            of_document(skill) for skill in catalogue.skills if skill.front.model_invocable
-        ]
-        found = page([*_OWN, *documents], lambda each: each.uri, params.cursor, _MOST_LISTED)
-        return ListResourcesResult(resources=found.items, next_cursor=found.next_cursor)
+        documents = (skill for skill in catalogue.skills if skill.front.model_invocable)
+        known: list[Resource | Skill] = [*_OWN, *documents]
+        found = page(known, lambda each: each.uri, params.cursor, _MOST_LISTED)
+        listed = [of_document(each) if isinstance(each, Skill) else each for each in found.items]
+        return ListResourcesResult(resources=listed, next_cursor=found.next_cursor)
 
     async def templates(
         self, _asked: Asked, _params: PaginatedRequestParams

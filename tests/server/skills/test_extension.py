@@ -153,6 +153,21 @@ async def test_a_list_in_pages_has_every_skill_once_whatever_comes_and_goes(
     ]
 
 
+async def test_large_manifests_make_shorter_pages_and_stay_whole(
+    data_root: Path, tmp_path: Path
+) -> None:
+    names = [f"skill-{number}" for number in range(8)]
+    for name in names:
+        write_skill(tmp_path / "a", name, {f"data/{'x' * 100}-{each}": "" for each in range(500)})
+    async with offering(data_root, tmp_path / "a") as web, client_of(web) as client:
+        host = SkillsClient(client)
+        first = await host.page()
+        entries = await host.all()
+    assert 0 < len(first["skills"]) < len(names)
+    assert [entry["frontmatter"]["name"] for entry in entries] == names
+    assert {len(uris(entry)) for entry in entries} == {501}
+
+
 async def test_skills_in_a_skill_are_its_files_and_skills_of_their_own(
     data_root: Path, tmp_path: Path
 ) -> None:
@@ -275,9 +290,12 @@ async def test_what_is_wrong_with_skills_can_be_read(data_root: Path, tmp_path: 
         kind, data = await read(web, "skills://diagnostics")
     told = {each["code"]: each for each in json.loads(data)["problems"]}
     assert kind == "application/json"
-    assert (told["no-front-matter"]["folder"], told["no-front-matter"]["offered"]) == (
-        "broken",
+    missing = told["no-front-matter"]
+    assert (missing["folder"], missing["root"], missing["offered"]) == (
+        "a/broken",
+        "assistant",
         False,
     )
+    assert told["refused-by-hosts"]["uri"] == told["name-case"]["uri"]
     assert told["name-case"]["uri"] == "skill://assistant/Upper/SKILL.md"
     assert str(tmp_path) not in data.decode()
