@@ -7,6 +7,7 @@ third. Words are compared by their stems; a word that nobody has is taken for a 
 import json
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -80,17 +81,18 @@ class Match:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A query as the index takes it; `guesses` leads from a word to the term it stands for."""
+class _Term:
+    """A word of a query; `guesses` are words that it may stand for."""
 
-    terms: tuple[str, ...]
-    guesses: Mapping[str, str]
+    word: str
+    guesses: tuple[str, ...] = ()
 
     def exact(self) -> str:
-        return " OR ".join(map(_phrase, self.terms))
+        return _phrase(self.word)
 
     def guessed(self) -> str:
-        begun = [f"{_phrase(term)}*" for term in self.terms if len(term) > 2]
+        """With words that begin like it."""
+        begun = [f"{_phrase(self.word)}*"] if len(self.word) > 2 else []
         return " OR ".join([*begun, *map(_phrase, self.guesses)])
 
 
@@ -166,10 +168,7 @@ class Index:
     def search(self, query: str, most: int = 50) -> list[Match]:
         """The skills that fit best, at most so many; none for a query without words."""
         with self._lock:
-            asked = self._understood(terms(query))
-            if not asked.terms:
-                return []
-            scores = self._scores(asked)
+            scores = self._scores(self._understood(query))
             for row in scores:
                 if words(self._skills[row].name) == words(query):
                     scores[row] += _SAME_NAME
@@ -179,8 +178,9 @@ class Index:
     def reasons(self, query: str, skills: Sequence[Skill]) -> list[tuple[str, ...]]:
         """For each of the skills, which of its words fit the query, and where they stand."""
         with self._lock:
-            asked = self._understood(terms(query))
-            match = " OR ".join(filter(None, (asked.exact(), asked.guessed())))
+            asked = self._understood(query)
+            forms = (form for term in asked for form in (term.exact(), term.guessed()))
+            match = " OR ".join(filter(None, forms))
             rows = [self._rows.get(skill.uri, 0) for skill in skills]
             found: dict[int, list[str]] = {row: [] for row in rows}
             for table in _TABLES if match else ():
@@ -189,14 +189,14 @@ class Index:
                     found[row] += _hits(table.fields, marked, asked)
             return [tuple(found[row]) for row in rows]
 
-    def _understood(self, asked: tuple[str, ...]) -> _Asked:
-        guesses: dict[str, str] = {}
-        for term in asked:
-            meant = (term,) if self._is_known(term) else (*self._near(term), term)
-            for guess in (*meant, *(same for word in meant for same in SAME.get(word, ()))):
-                if guess not in asked:
-                    guesses.setdefault(guess, term)
-        return _Asked(asked, guesses)
+    def _understood(self, query: str) -> list[_Term]:
+        asked = terms(query)
+        found: list[_Term] = []
+        for word in asked:
+            meant = (word,) if self._is_known(word) else (*self._near(word), word)
+            guesses = (*meant, *(same for each in meant for same in SAME.get(each, ())))
+            found.append(_Term(word, tuple(each for each in guesses if each not in asked)))
+        return found
 
     def _is_known(self, term: str) -> bool:
         asked = (_phrase(term),)
@@ -210,16 +210,26 @@ class Index:
             )
         return self._vocabulary.near(term)
 
-    def _scores(self, asked: _Asked) -> dict[int, float]:
-        scores: dict[int, float] = {}
+    def _scores(self, asked: Sequence[_Term]) -> dict[int, float]:
+        """How well the rows fit: more for each word of the query that is there in any form."""
+        by_term = [self._scores_of(term) for term in asked]
+        hits = Counter(row for scores in by_term for row in scores)
+        return {
+            row: sum(scores.get(row, 0.0) for scores in by_term) * (1 + number / len(asked)) / 2
+            for row, number in hits.items()
+        }
+
+    def _scores_of(self, term: _Term) -> dict[int, float]:
+        """The best that a form of the word, in any field, makes of each row."""
+        best: dict[int, float] = {}
         for table in _TABLES:
-            for match, weight in ((asked.exact(), 1.0), (asked.guessed(), _GUESSED)):
+            for match, weight in ((term.exact(), 1.0), (term.guessed(), _GUESSED)):
                 for row, score in self._database.execute(table.rank, (match,)) if match else ():
-                    scores[row] = scores.get(row, 0.0) - table.share * weight * score
-        return scores
+                    best[row] = max(best.get(row, 0.0), -table.share * weight * score)
+        return best
 
 
-def _hits(fields: Sequence[str], marked: Sequence[str], asked: _Asked) -> Iterator[str]:
+def _hits(fields: Sequence[str], marked: Sequence[str], asked: Sequence[_Term]) -> Iterator[str]:
     for field, text in zip(fields, marked, strict=True):
         hits = dict.fromkeys(word.casefold() for word in _MARKED.findall(text))
         if hits:
@@ -231,13 +241,15 @@ def _phrase(term: str) -> str:
     return f'"{spaced(term).strip()}"'
 
 
-def _told(word: str, asked: _Asked) -> str:
+def _told(word: str, asked: Sequence[_Term]) -> str:
     """The word that was found, and what was asked for if one cannot see that from it."""
     plain = word.replace(" ", "")
-    if any(term[:4] == plain[:4] for term in asked.terms):
+    if any(term.word[:4] == plain[:4] for term in asked):
         return plain
-    meant = next((m for guess, m in asked.guesses.items() if guess[:5] == plain[:5]), None)
-    return f"{plain} (for {meant})" if meant else plain
+    for term in asked:
+        if any(guess[:5] == plain[:5] for guess in term.guesses):
+            return f"{plain} (for {term.word})"
+    return plain
 
 
 def _clipped(field: str, text: str) -> str:

@@ -32,13 +32,16 @@ summarize summarise summary digest
 email mail inbox message
 database sql sqlite postgres postgresql mysql query
 deploy deployment release ship publish rollout
+ci pipeline workflow actions
 security vulnerability exploit audit hardening
 performance speed slow latency profiling optimize optimise
-container docker image sandbox
+container docker dockerfile podman
 schedule calendar appointment meeting
 music audio sound song
 video film movie clip
 money finance accounting invoice budget
+cost costs bill billing spending pricing
+secret secrets credential credentials password token key keys
 machine-learning ml model training
 draw drawing sketch art design
 search find lookup retrieve
