@@ -8,6 +8,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from mcp_sandbox.skills.models import Skill
 
@@ -18,10 +19,14 @@ _LONGEST_NAME = 64
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
+Kind = Literal["descriptions", "names", "groups"]
+
+
 @dataclass(frozen=True)
 class Overview:
     """Lines on skills: how many are `shown`, of these `cut` in what they say, and `hidden`."""
 
+    kind: Kind
     text: str
     shown: int
     cut: int
@@ -38,11 +43,11 @@ def overview(skills: Sequence[Skill], budget: int) -> Overview:
     if most:
         lines = [f"- {name}: {cut_short(said, most)}" for name, said in cards]
         longer = sum(len(said) > most for _, said in cards)
-        return Overview("\n".join(lines), len(cards), longer, 0)
+        return Overview("descriptions", "\n".join(lines), len(cards), longer, 0)
     names = ", ".join(name for name, _ in cards)
     if len(names) <= budget:
-        return Overview(names, len(cards), len(cards), 0)
-    return Overview(_groups(skills, budget), 0, 0, len(cards))
+        return Overview("names", names, len(cards), len(cards), 0)
+    return Overview("groups", _groups(skills, budget), 0, 0, len(cards))
 
 
 def _longest_that_fits(cards: Sequence[tuple[str, str]], budget: int) -> int:

@@ -5,7 +5,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.daemon.running import control, dialled, in_chat, place, running
+from tests.daemon.running import INITIALIZE, control, dialled, in_chat, place, running
+from tests.server.skills.taught import write_skill
 
 
 @pytest.mark.parametrize(
@@ -116,3 +117,23 @@ async def test_a_daemon_that_is_ended_while_it_begins_ends(tmp_path: Path) -> No
             await anyio.sleep(number * 0.1)
             daemon.process.terminate()
             assert await daemon.end() == 0, daemon.log
+
+
+async def test_each_user_is_told_of_the_own_skills(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    write_skill(tmp_path / "given", "for-all")
+    for user in ("alice", "bob"):
+        write_skill(where.data / "skills" / user, f"of-{user}")
+    async with running(where, "--skills", str(tmp_path / "given")):
+        for user, other in (("alice", "bob"), ("bob", "alice")):
+            async with dialled(where) as client:
+                assert (await client.greet(role="chat", user=user, chat="a"))["ok"]
+                answer = await client.answer(await client.request("initialize", INITIALIZE))
+                told = answer["result"]["instructions"]
+                assert f"- of-{user}: " in told
+                assert "- for-all: " in told
+                assert f"of-{other}" not in told
+                got = await client.call("skill_activate", name=f"of-{user}")
+                assert "Do it well." in got["content"][0]["text"]
+                refused = await client.call("skill_activate", name=f"of-{other}")
+                assert refused["isError"]

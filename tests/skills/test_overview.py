@@ -39,6 +39,7 @@ def test_less_room_means_shorter_descriptions_then_names_then_kinds() -> None:
     skills = [skill(f"skill-{n}", "What it is for. " * 20, category=f"c{n % 3}") for n in range(30)]
     assert "…" in overview(skills, 3000).text
     assert overview(skills, 500).text.startswith("skill-0, skill-1, ")
+    assert overview(skills, 500).cut == 30
     assert overview(skills, 100).text == "c0 (10), c1 (10), c2 (10)"
 
 

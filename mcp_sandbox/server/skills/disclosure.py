@@ -77,20 +77,19 @@ def catalogue_text(skills: Sequence[Skill], budget: int) -> str:
     named = [skill for skill in skills if skill.shadowed_by is None]
     room = budget - len(_USE_THEM) - len(_NAMED) - _ACCOUNT
     found = overview(named, max(room, 0))
-    lines = [_USE_THEM, _account(found)]
-    if found.text and not found.hidden:
-        lines.append(_NAMED)
-    return "\n".join(["\n", *lines, *filter(None, [found.text])])
+    said = [_NAMED] if found.kind == "descriptions" else []
+    return "\n".join(["\n", _USE_THEM, _account(found), *said, *filter(None, [found.text])])
 
 
 def _account(found: Overview) -> str:
     """How many there are, and what is left out here and why."""
-    if found.hidden:
-        kinds = "; their kinds" if found.text else ""
-        what = f"too many to name here: use skills_list with a query{kinds}"
-        return f"[{found.hidden:,} skills; {what}]"
-    number = "1 skill" if found.shown == 1 else f"{found.shown:,} skills"
+    number = found.shown + found.hidden
+    skills = "1 skill" if number == 1 else f"{number:,} skills"
+    if found.kind == "groups":
+        kinds = "; their kinds:" if found.text else ""
+        return f"[{skills}, too many to name here: find them with skills_list and a query{kinds}]"
+    if found.kind == "names":
+        return f"[{skills}, with no room for what they are for: skills_list says it]"
     if found.cut:
-        what = f"{found.cut:,} descriptions are cut (…) or left out for lack of room"
-        return f"[{number}; {what}: skills_list has them]"
-    return f"[{number}, all that there are]"
+        return f"[{skills}; {found.cut:,} end with … for lack of room: skills_list has all of it]"
+    return f"[{skills}, all that there are]"

@@ -96,7 +96,8 @@ def _omitted(page: Page, shown: list[ListedSkill], *, more: bool) -> Iterable[st
         for each in page.skills[: len(shown)]
     )
     if cut:
-        yield f"{cut} descriptions end with … after {MOST_OF_A_DESCRIPTION:,} characters"
+        what = "1 description ends" if cut == 1 else f"{cut} descriptions end"
+        yield f"{what} with … after {MOST_OF_A_DESCRIPTION:,} characters"
     if more:
         yield f"{len(shown)} of {page.total:,} are on this page: next_cursor leads to the next"
 

@@ -11,7 +11,7 @@ from mcp import Client
 from mcp_sandbox.app import open_manager, open_skills, visible_skills
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import one_chat, sessions_by
+from mcp_sandbox.server.identity import chat_of_connection, connected_as, sessions_by
 from mcp_sandbox.server.server import SandboxServer, build_server
 from tests.conftest import configured
 from tests.server.scripted import text_of
@@ -45,6 +45,13 @@ class Taught:
     @property
     def instructions(self) -> str:
         return self.client.instructions or ""
+
+    @asynccontextmanager
+    async def in_chat(self, chat: str) -> AsyncGenerator["Taught"]:
+        """A client of another chat of the user."""
+        with connected_as(ChatId(CHAT.user, chat)):
+            async with self.another() as taught:
+                yield taught
 
     async def tools(self) -> list[str]:
         return [tool.name for tool in (await self.client.list_tools()).tools]
@@ -83,12 +90,13 @@ async def taught(
     """A client of a server on `backend` that offers the skills in `folder` alone."""
     given = {"shipped": False, "folders": (folder,), **settings}
     config = configured(backend, data_root).model_copy(update={"skills": SkillsConfig(**given)})
-    skills, chat_of = open_skills(config), one_chat(CHAT)
+    skills = open_skills(config)
     with anyio.fail_after(40):
         async with open_manager(config, skills=skills) as manager:
             server = build_server(
-                sessions_by(chat_of, manager.session),
-                skills=visible_skills(config, skills, chat_of),
+                sessions_by(chat_of_connection, manager.session),
+                skills=visible_skills(config, skills, chat_of_connection),
             )
-            async with Client(server, mode=mode) as client:
-                yield Taught(client, server)
+            with connected_as(CHAT):
+                async with Client(server, mode=mode) as client:
+                    yield Taught(client, server)

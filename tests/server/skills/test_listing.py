@@ -129,7 +129,7 @@ async def test_a_very_long_description_is_cut_and_that_is_told(
         page = await agent.list()
         assert len(page["skills"][0]["description"]) <= 1536
         assert page["skills"][0]["description"].endswith("…")
-        assert "1 descriptions end with …" in page["omitted"][0]
+        assert "1 description ends with …" in page["omitted"][0]
 
 
 async def test_folders_that_cannot_be_used_are_counted(data_root: Path, folder: Path) -> None:
@@ -152,3 +152,22 @@ async def test_tools_only_read_and_name_no_skill(data_root: Path, folder: Path) 
         described = [json.dumps(tool.model_dump(mode="json")) for tool in tools]
         assert "very-particular-name" not in "".join(described)
         assert sum(len(tool.description or "") for tool in tools) < 400
+
+
+@pytest.mark.bubblewrap
+async def test_what_a_chat_teaches_itself_no_other_chat_finds(
+    data_root: Path, folder: Path
+) -> None:
+    write_skill(folder, "common", description="For everybody.")
+    own = "---\nname: own\ndescription: Calibrates telescopes.\n---\nLook up.\n"
+    async with taught(data_root, folder, backend="bubblewrap", workspace=True) as agent:
+        written = {"path": "skills/own/SKILL.md", "content": own}
+        await agent.client.call_tool("write_file", written)
+        (found,) = (await agent.list(query="telescope"))["skills"]
+        assert (found["name"], found["root"]) == ("own", "workspace")
+        assert "Look up." in await agent.activate("own")
+        async with agent.in_chat("other") as other:
+            assert (await other.list(query="telescope"))["total"] == 0
+            assert "own:" not in other.instructions
+            assert "there is no skill" in await other.refused("skill_activate", name="own")
+        assert (await agent.list(query="telescope"))["total"] == 1
