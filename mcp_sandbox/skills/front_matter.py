@@ -223,6 +223,8 @@ class _Reader:
             what = f"has over {self._limits.values:,} keys and values"
             fix = "Move data into a file."
             raise self._refused("too-many-values", event, what, fix)
+        if isinstance(event, ScalarEvent) and event.anchor is None and event.tag is None:
+            return
         if isinstance(event, NodeEvent) and event.anchor is not None:
             self._allow_anchor(event, event.anchor)
         if isinstance(event, _TAGGED) and event.tag is not None:

@@ -50,15 +50,13 @@ def _catalogue(found: Sequence[Reading], noticed: Sequence[Problem]) -> Catalogu
     """The catalogue of one root: by name, of the same name those near the root first."""
     broken = [each.result for each in found if isinstance(each.result, Problem)]
     pairs = [(each.result, each) for each in found if isinstance(each.result, Skill)]
-    pairs.sort(key=lambda pair: (pair[0].name, len(pair[1].folders), pair[1].folders))
-    named = {skill.uri: reading for skill, reading in pairs}
-    skills = [skill for skill, _ in pairs]
-    if len(named) < len(pairs):
-        told_apart = list(_told_apart(pairs))
-        skills = [skill for skill, _ in told_apart]
-        named = {skill.uri: reading for skill, reading in told_apart}
-    versions = {uri: reading.stamp for uri, reading in named.items()}
-    return Catalogue(tuple(skills), (*broken, *noticed), versions)
+    # The search goes from the root downwards, and sorting keeps that order where names are equal.
+    pairs.sort(key=lambda pair: pair[0].front.name)
+    versions: dict[str, object] = {skill.uri: reading.stamp for skill, reading in pairs}
+    if len(versions) < len(pairs):
+        pairs = list(_told_apart(pairs))
+        versions = {skill.uri: reading.stamp for skill, reading in pairs}
+    return Catalogue(tuple(skill for skill, _ in pairs), (*broken, *noticed), versions)
 
 
 def _told_apart(pairs: Sequence[tuple[Skill, Reading]]) -> Iterable[tuple[Skill, Reading]]:

@@ -105,11 +105,12 @@ class Sweep:
         Raises:
             OSError: the root itself cannot be listed.
         """
+        most_folders, most_entries = self._limits.folders, self._limits.entries
         pending = deque([_Item("")])
         while pending:
             item = pending.popleft()
-            if (cut := self._exhausted(item)) is not None:
-                self._complain("", cut)
+            if self._folders >= most_folders or self._entries >= most_entries:
+                self._complain("", self._cut(item))
                 break
             self._folders += 1
             pending.extend(self._look(item))
@@ -120,12 +121,10 @@ class Sweep:
             self._complain("", problems.skipped(self._skipped.count, self._skipped.first))
         return self._seen
 
-    def _exhausted(self, item: _Item) -> Diagnostic | None:
+    def _cut(self, item: _Item) -> Diagnostic:
         if self._folders >= self._limits.folders:
             return problems.too_many_folders(item.path, self._limits.folders)
-        if self._entries >= self._limits.entries:
-            return problems.too_many_entries(item.path, self._limits.entries)
-        return None
+        return problems.too_many_entries(item.path, self._limits.entries)
 
     def _look(self, item: _Item) -> Iterable[_Item]:
         """Look at a folder; what is to be searched next."""

@@ -11,18 +11,18 @@ from urllib.parse import quote
 
 SCHEME = "skill://"
 DOCUMENT = "SKILL.md"
-# What needs no encoding, as nearly all names.
-_PLAIN = re.compile(r"[A-Za-z0-9._~-]+")
+# What needs no encoding, as nearly all paths.
+_PLAIN = re.compile(r"[A-Za-z0-9._~/-]+")
 
 
 def skill_uri(root: str, folders: Iterable[str], name: str) -> str:
     """The uri of a skill: that of its SKILL.md."""
-    return f"{SCHEME}{root}/{'/'.join(map(_encode, (*folders, name)))}/{DOCUMENT}"
+    return f"{SCHEME}{root}/{_joined((*folders, name))}/{DOCUMENT}"
 
 
 def file_uri(skill: str, path: str) -> str:
     """The uri of a file of the skill with that uri; `path` is relative to the skill's folder."""
-    return skill.removesuffix(DOCUMENT) + "/".join(map(_encode, path.split("/")))
+    return skill.removesuffix(DOCUMENT) + _joined(path.split("/"))
 
 
 def unused(wanted: Sequence[str], taken: Mapping[str, object], root: str) -> str:
@@ -33,5 +33,8 @@ def unused(wanted: Sequence[str], taken: Mapping[str, object], root: str) -> str
     return uri
 
 
-def _encode(part: str) -> str:
-    return part if _PLAIN.fullmatch(part) else quote(os.fsencode(part), safe="")
+def _joined(parts: Sequence[str]) -> str:
+    path = "/".join(parts)
+    if _PLAIN.fullmatch(path) and path.count("/") < len(parts):
+        return path
+    return "/".join(quote(os.fsencode(part), safe="") for part in parts)
