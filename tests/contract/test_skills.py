@@ -166,6 +166,26 @@ async def test_files_of_a_skill_are_no_news_and_no_weight(
     assert ".claude" not in await said(session, git)
 
 
+async def test_searches_see_skills_only_when_they_ask_for_them(
+    manager: SessionManager, isolated: str
+) -> None:
+    session = await manager.session(ANN)
+    await session.skills.activate("pdf")
+    script = ".claude/skills/pdf/scripts/say.py"
+    for path in ("own/say.py", "own/.claude/skills/pdf/say.py"):
+        await session.write_file(path, b"print('mine')\n")
+    mine = ["own/.claude/skills/pdf/say.py:1:print('mine')", "own/say.py:1:print('mine')"]
+    for glob in (None, "*.py"):
+        assert list((await session.grep("print", glob=glob)).lines) == mine
+    assert list((await session.grep("print", "/workspace/..", glob="say.py")).lines) == mine
+    assert sorted((await session.glob("**/*.py")).paths) == [line.split(":")[0] for line in mine]
+    for path in (".claude", ".claude/skills", ".claude/skills/pdf"):
+        assert script in (await session.glob("**/*.py", path)).paths
+        assert len((await session.grep("print", path)).lines) == 1
+    assert script in (await session.glob(".claude/**/*.py")).paths
+    assert len((await session.grep("print", glob=".claude/skills/**/*.py")).lines) == 1
+
+
 async def test_what_a_chat_throws_away_is_never_the_source(taught: Config, folder: Path) -> None:
     before = state(folder)
     async with open_manager(taught) as manager:

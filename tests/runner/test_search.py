@@ -121,6 +121,16 @@ def test_matching_lines_come_with_file_and_number(workspace: Path, engine: str) 
     assert result == {"matches": 3, "files": 3, "truncated": False}
 
 
+def test_skills_that_the_chat_may_change_are_files_like_others(
+    workspace: Path, engine: str
+) -> None:
+    make(workspace, ".claude/skills/mine/a.txt")
+    assert grep(pattern="this is") == [
+        ".claude/skills/mine/a.txt:1:this is .claude/skills/mine/a.txt"
+    ]
+    assert rows("glob", pattern="*.txt") == [".claude/skills/mine/a.txt"]
+
+
 def test_context_lines_and_gaps_are_marked(workspace: Path, engine: str) -> None:
     (workspace / "f").write_text("".join(f"{n}\n" for n in range(1, 21)))
     assert grep(pattern="^(5|6|15)$", context=1) == [

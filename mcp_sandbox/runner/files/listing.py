@@ -24,7 +24,12 @@ def list_directory(call: Call) -> dict[str, Any]:
     limit = call.number("limit", 500, low=1, high=MAX_LIMIT)
     hidden = call.flag("hidden", default=True)
     budget = Budget()
-    found = walk(open_directory(path), depth, budget, lambda n: hidden or not n.startswith("."))
+    found = walk(
+        open_directory(path),
+        depth,
+        budget,
+        lambda found: hidden or not found.rpartition("/")[2].startswith("."),
+    )
     rows = [row for row in map(_describe, found) if row]
     rows.sort(key=lambda row: row[0])
     named = ([relative(join(path, row[0])), *row[1:]] for row in rows)

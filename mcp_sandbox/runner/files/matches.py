@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from mcp_sandbox.runner.files.paths import TEMPORARY, relative
+from mcp_sandbox.runner.files.paths import TEMPORARY, relative, workspace
 from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:
@@ -47,9 +48,27 @@ def usable(pattern: str) -> str:
     return pattern
 
 
-def wanted(*, git: bool) -> Callable[[str], bool]:
-    """Whether a name is looked at: not our own unfinished files, .git only with `git`."""
-    return lambda name: (git or name != ".git") and not name.startswith(TEMPORARY)
+def wanted(*, git: bool, skills: str) -> Callable[[str], bool]:
+    """Whether a path is looked at: no unfinished files of ours, no `skills`, .git with `git`."""
+
+    def is_wanted(path: str) -> bool:
+        name = path.rpartition("/")[2]
+        return (git or name != ".git") and not name.startswith(TEMPORARY) and path != skills
+
+    return is_wanted
+
+
+def shown_skills(base: str, glob: str) -> str:
+    """Where the chat's skills are shown, relative to `base`; empty if they are to be searched.
+
+    They are when the search begins among them, or its glob names them; and so is a folder of
+    that name that the chat may change: then it is its own.
+    """
+    inside = f"{base.rstrip('/')}/"
+    place = f"{workspace()}/.claude/skills"
+    if not f"{workspace()}/".startswith(inside) or ".claude" in glob.lstrip("!").split("/"):
+        return ""
+    return "" if os.access(place, os.W_OK) else place[len(inside) :]
 
 
 class Found:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mcp_sandbox.runner.files import pipes
 from mcp_sandbox.runner.files.globs import names_git, same_in_ripgrep
+from mcp_sandbox.runner.files.matches import shown_skills
 from mcp_sandbox.runner.files.paths import TEMPORARY
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def _arguments(query: Query) -> list[str]:
         flags.append("--glob=!.git")
     if not query.only:
         flags.append(f"--glob=!{TEMPORARY}*")
+        if skills := shown_skills(query.base, query.glob):
+            flags.append(f"--glob=!/{skills}")
     return [*flags, f"--regexp={query.pattern}", "--", "./"]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mcp_sandbox.runner.files.globs import compile_glob, names_git
 from mcp_sandbox.runner.files.lines import split
 from mcp_sandbox.runner.files.listing import open_directory
-from mcp_sandbox.runner.files.matches import wanted
+from mcp_sandbox.runner.files.matches import shown_skills, wanted
 from mcp_sandbox.runner.files.walk import Budget, walk
 from mcp_sandbox.runner.protocol import OpError
 
@@ -63,7 +63,8 @@ def _compile(query: Query) -> re.Pattern[str]:
 def _files(query: Query, budget: Budget) -> list[str]:
     """The files to look into, in the order in which ripgrep sorts them."""
     matches: Callable[[str], bool] = compile_glob(query.glob) if query.glob else lambda _: True
-    names = wanted(git=names_git(query.glob))
+    skills = shown_skills(query.base, query.glob)
+    names = wanted(git=names_git(query.glob), skills=skills)
     found = walk(open_directory(query.base), 100_000, budget, names)
     paths = [p for p, entry, _ in found if entry.is_file(follow_symlinks=False) and matches(p)]
     return sorted(paths, key=lambda path: os.fsencode(path).split(b"/"))

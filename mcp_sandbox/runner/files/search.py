@@ -1,7 +1,8 @@
 """Finds files by glob and lines by regular expression.
 
-Both skip `.git` unless the glob names it, look at hidden files, follow no links and heed no ignore
-file. Lines are found by ripgrep where there is one, else by Python, with equal results.
+Both skip `.git` and the skills that the chat is shown unless the glob names them, look at hidden
+files, follow no links and heed no ignore file. Lines are found by ripgrep where there is one, else
+by Python, with equal results.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mcp_sandbox.runner.files import pipes
 from mcp_sandbox.runner.files.alarm import TimeLimit, TimeUp
 from mcp_sandbox.runner.files.listing import MAX_LIMIT, join, open_directory
-from mcp_sandbox.runner.files.matches import Found, Query, usable, wanted
+from mcp_sandbox.runner.files.matches import Found, Query, shown_skills, usable, wanted
 from mcp_sandbox.runner.files.paths import relative, resolve
 from mcp_sandbox.runner.files.reading import open_regular
 from mcp_sandbox.runner.files.walk import Budget, walk
@@ -34,7 +35,8 @@ def glob(call: Call) -> dict[str, Any]:
     limit = call.number("limit", 500, low=1, high=MAX_LIMIT)
     pattern = normalize(call.text("pattern"), base)
     budget = Budget(seconds=SECONDS)
-    found = _matching(base, compile_glob(pattern), budget, git=names_git(pattern))
+    names = wanted(git=names_git(pattern), skills=shown_skills(base, pattern))
+    found = _matching(base, compile_glob(pattern), budget, names)
     found.sort(key=lambda row: (-row[0], row[1]))
     sent = pipes.put_rows(call.stdout, (relative(join(base, path)) for _, path in found), limit)
     return {"total": len(found), "truncated": budget.cut or len(found) > sent}
@@ -77,13 +79,13 @@ def _query(call: Call) -> Query:
 
 
 def _matching(
-    base: str, matches: Callable[[str], bool], budget: Budget, *, git: bool
+    base: str, matches: Callable[[str], bool], budget: Budget, names: Callable[[str], bool]
 ) -> list[tuple[int, str]]:
     """Time of change and path of what is no directory and matches."""
     found: list[tuple[int, str]] = []
     try:
         with TimeLimit(SECONDS):
-            for path, entry, _ in walk(open_directory(base), 100_000, budget, wanted(git=git)):
+            for path, entry, _ in walk(open_directory(base), 100_000, budget, names):
                 if not entry.is_dir(follow_symlinks=False) and matches(path):
                     found += _dated(path, entry)
     except TimeUp:

@@ -124,7 +124,7 @@ def walk(
 ) -> Iterator[tuple[str, os.DirEntry[str], int]]:
     """Path, entry and open directory of everything at most `depth` levels below `root`.
 
-    Entries whose name is not `wanted` are passed over with all they hold. Takes over `root`, an
+    Entries whose path is not `wanted` are passed over with all they hold. Takes over `root`, an
     open directory. An entry is valid until the next one is asked for. What cannot be read or
     vanishes is left out.
     """
@@ -135,8 +135,9 @@ def walk(
         while True:
             directories: list[str] = []
             for entry in _entries(descent.fd, budget):
-                if wanted(entry.name):
-                    yield prefix + entry.name, entry, descent.fd
+                path = prefix + entry.name
+                if wanted(path):
+                    yield path, entry, descent.fd
                     if entry.is_dir(follow_symlinks=False):
                         directories.append(entry.name)
             pending.append((prefix, directories if len(pending) + 1 < depth else []))
