@@ -8,8 +8,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from anyio import to_thread
-
 from mcp_sandbox.errors import Busy, NotPermitted, UnknownSkill
 from mcp_sandbox.models import ChatId, Narrow
 from mcp_sandbox.sessions.hold import Hold
@@ -17,19 +15,15 @@ from mcp_sandbox.sessions.preflight import Scans, lacking
 from mcp_sandbox.skills.allowed_tools import Narrowing, refusal
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import digest_of
+from mcp_sandbox.skills.finder import Finder
 from mcp_sandbox.skills.front_matter import split
 from mcp_sandbox.skills.library import Library
 from mcp_sandbox.skills.models import Contents, Findings, Skill, SkillFile, Unmet
-from mcp_sandbox.skills.outline import BEGINNING, headings
-from mcp_sandbox.skills.pages import Page, all_by_name, best_first
+from mcp_sandbox.skills.pages import Page, all_by_name
 from mcp_sandbox.skills.roots import Whose
-from mcp_sandbox.skills.search import Index
 from mcp_sandbox.skills.uris import DOCUMENT
 
 _MOST_CHATS = 1000
-_MOST_INDEXES = 8
-_MOST_MATCHES = 200
-_AT_ONCE = 100
 _TRIES = 3
 
 
@@ -94,7 +88,7 @@ class Skills:
         self.narrow = narrow
         self.scans = Scans()
         self._learned: OrderedDict[ChatId, _Learned] = OrderedDict()
-        self._indexes: OrderedDict[str, Index] = OrderedDict()
+        self.finder = Finder(library)
 
     def of(self, chat: ChatId, hold: Hold) -> "ChatSkills":
         """Those of one chat, which has its sandbox by `hold`."""
@@ -117,14 +111,6 @@ class Skills:
         if chat in self._learned:
             self._learned[chat].told.clear()
 
-    def index(self, chat: ChatId) -> Index:
-        """Where the chat's skills are searched: one index for all chats of a user."""
-        index = self._indexes.setdefault(chat.user, Index())
-        self._indexes.move_to_end(chat.user)
-        if len(self._indexes) > _MOST_INDEXES:
-            self._indexes.popitem(last=False)
-        return index
-
 
 class ChatSkills:
     """The skills of one chat."""
@@ -146,35 +132,11 @@ class ChatSkills:
         catalogue = await self._library.catalogue(self._chat)
         offered = _for_models(catalogue)
         if query and query.strip():
-            page = await self._matching(offered, query, cursor, limit)
+            user = self._chat.user
+            page = await self._skills.finder.find(user, offered, query, cursor, limit)
         else:
             page = all_by_name(offered, cursor, limit)
         return replace(page, notes=(*page.notes, *_problems(catalogue)))
-
-    async def _matching(
-        self, offered: Sequence[Skill], query: str, cursor: str | None, limit: int
-    ) -> Page:
-        index = self._skills.index(self._chat)
-        outlines = await self._outlines(await to_thread.run_sync(index.unknown, offered))
-        found = await to_thread.run_sync(
-            index.search_among, offered, outlines, query, _MOST_MATCHES
-        )
-        page = best_first(offered, found, query, cursor, limit)
-        shown = [each.skill for each in page.skills]
-        reasons = await to_thread.run_sync(index.reasons, query, shown)
-        listed = (
-            replace(each, reasons=why) for each, why in zip(page.skills, reasons, strict=True)
-        )
-        return replace(page, skills=tuple(listed))
-
-    async def _outlines(self, skills: Sequence[Skill]) -> Mapping[str, Sequence[str]]:
-        """The headings of the texts; what cannot be read is still found by its name."""
-        outlines: dict[str, Sequence[str]] = {}
-        for begin in range(0, len(skills), _AT_ONCE):
-            some = skills[begin : begin + _AT_ONCE]
-            texts = await self._library.beginnings(some, BEGINNING)
-            outlines.update(await to_thread.run_sync(_headings, texts))
-        return outlines
 
     async def activate(
         self, name: str, *, refresh: bool = False, by_user: bool = False
@@ -305,7 +267,8 @@ class ChatSkills:
     async def _found(self, name: str, *, by_user: bool = False) -> Skill:
         catalogue = await self._library.catalogue(self._chat)
         skill = catalogue.find(name)
-        if not (by_user or skill.front.model_invocable):
+        known = by_user or skill.uri in self._skills.learned(self._chat).active
+        if not (known or skill.front.model_invocable):
             raise UnknownSkill(f"there is no skill {name!r}: skills_list shows those there are")
         return skill
 
@@ -319,10 +282,6 @@ def _problems(catalogue: Catalogue) -> Iterable[str]:
     if number:
         folders = "1 folder" if number == 1 else f"{number:,} folders"
         yield f"{folders} cannot be used; the user can ask `mcp-sandbox skills doctor` why"
-
-
-def _headings(texts: Mapping[str, bytes]) -> Mapping[str, Sequence[str]]:
-    return {uri: headings(text) for uri, text in texts.items()}
 
 
 def _digest_in(contents: Contents, path: str) -> str | None:

@@ -106,10 +106,10 @@ def activation(got: Activation) -> CallToolResult:
     """The text of a skill in its wrapper, or that it was given before."""
     if got.repeated:
         text = (
-            f"The skill {show_name(got.name)} is active already and has not changed "
+            f"The skill {show_name(got.name)} is active already, as it was given before "
             f"({got.digest}). If you do not have its text any more, call again with refresh=true."
         )
-        return texts([text], _meta(got))
+        return texts([text, *(f"[{note}]" for note in _drift(got))], _meta(got))
     return texts([wrapped(got)], _meta(got))
 
 
@@ -143,10 +143,14 @@ def _notes(got: Activation, body: str) -> Iterable[str]:
     if front.allowed_tools:
         names = cut_short(one_line(", ".join(front.allowed_tools)), 300)
         yield f"allowed-tools of its author: {names}. They give no rights here."
+    yield from _drift(got)
+    yield from _text_notes(got)
+
+
+def _drift(got: Activation) -> Iterable[str]:
     if got.drift:
         names = cut_short(", ".join(map(show_name, got.drift)), 300)
         yield f"Changed since this chat got it: {names}. refresh=true gets what is there now."
-    yield from _text_notes(got)
 
 
 def _file_notes(got: Activation) -> Iterable[str]:
@@ -159,8 +163,13 @@ def _file_notes(got: Activation) -> Iterable[str]:
         "Its files, read with skill_activate and path: "
         f"{', '.join(cut_short(row, 200) for row in rows[:_MOST_FILES])}{more}."
     )
-    if got.path_in_sandbox and any(file.path.endswith(_SCRIPTS) for file in others):
+    if got.path_in_sandbox and any(map(_is_script, others)):
         yield "Run its scripts with exec by their interpreter (python3 F, bash F, node F), not ./F."
+
+
+def _is_script(file: SkillFile) -> bool:
+    in_folder = file.path.startswith("scripts/") and file.kind == "text"
+    return in_folder or file.path.endswith(_SCRIPTS)
 
 
 def _seems_to_use(findings: Findings) -> str:

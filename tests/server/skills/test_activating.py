@@ -247,6 +247,9 @@ async def test_a_second_activation_is_short_until_something_changes(
         assert "First version." not in again
         assert "First version." in await agent.activate("one", refresh=True)
         (place / "SKILL.md").write_bytes((place / "SKILL.md").read_bytes() + b"And second.\n")
+        changed = await agent.activate("one")
+        assert "Changed since this chat got it: SKILL.md. refresh=true gets what is" in changed
+        assert "And second." not in changed
         assert "And second." in await agent.activate("one", refresh=True)
 
 
@@ -311,3 +314,6 @@ async def test_a_skill_for_users_only_is_not_there(data_root: Path, folder: Path
             assert "there is no skill" in await agent.refused("skill_activate", name=name)
             await agent.refused("skill_activate", name=name, path="notes.md")
         assert "'mine'" not in await agent.refused("skill_activate", name="min")
+        # Once the user has invoked it, the agent may read what it refers to.
+        await agent.client.get_prompt("mine", {})
+        assert "x" in await agent.activate("mine", path="notes.md")
