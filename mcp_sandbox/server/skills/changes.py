@@ -5,13 +5,13 @@ of single resources if they subscribed. Nothing watches for a client that has go
 """
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
-from anyio.abc import TaskStatus
 from mcp.server.connection import Connection
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.session import ServerSession
@@ -20,7 +20,6 @@ from mcp.server.subscriptions import (
     ListenHandler,
     PromptsListChanged,
     ResourcesListChanged,
-    ResourceUpdated,
     ServerEvent,
     ToolsListChanged,
 )
@@ -37,9 +36,8 @@ from mcp.types import (
 
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.server.errors import protocol_errors, sole_error
+from mcp_sandbox.server.skills.events import Follower, follow
 from mcp_sandbox.server.skills.visible import Asked, Visible, canonical
-from mcp_sandbox.skills.models import Change
-from mcp_sandbox.skills.roots import Whose
 
 logger = logging.getLogger(__name__)
 
@@ -86,9 +84,13 @@ class SkillChanges:
         self, asked: Asked, params: SubscriptionsListenRequestParams
     ) -> SubscriptionsListenResult:
         """Serve a newer client's stream of changes until it goes."""
+        uris = frozenset(params.notifications.resource_subscriptions or ())
+        if len(uris) > _MOST_SUBSCRIBED:
+            raise _too_many()
         bus = InMemorySubscriptionBus()
+        follower = Follower(self._visible.whose(asked), lambda: uris, bus.publish)
         async with anyio.create_task_group() as tasks:
-            await tasks.start(self._publish, bus, self._visible.whose(asked))
+            await tasks.start(follow, self._visible, follower)
             result = await ListenHandler(bus)(asked, params)
             tasks.cancel_scope.cancel()
         return result
@@ -100,16 +102,16 @@ class SkillChanges:
             older.begun = True
             scope = anyio.CancelScope()
             connection.exit_stack.callback(scope.cancel)
-            told = _Told(asked.session, older, scope)
-            asked.lifespan_context[_TASKS].start_soon(self._tell, told, self._visible.whose(asked))
+            tell = partial(_tell, asked.session)
+            follower = Follower(self._visible.whose(asked), lambda: older.subscribed, tell)
+            asked.lifespan_context[_TASKS].start_soon(self._follow, follower, scope)
 
     @protocol_errors
     async def subscribe(self, asked: Asked, params: SubscribeRequestParams) -> EmptyResult:
         """Tell an older client of changes of this resource too."""
         subscribed = _older(asked).subscribed
         if len(subscribed) >= _MOST_SUBSCRIBED:
-            problem = f"{_MOST_SUBSCRIBED} resources are subscribed: unsubscribe from some first"
-            raise MCPError(code=INVALID_REQUEST, message=problem)
+            raise _too_many()
         subscribed.add(canonical(params.uri))
         return EmptyResult()
 
@@ -119,62 +121,29 @@ class SkillChanges:
         _older(asked).subscribed.discard(canonical(params.uri))
         return EmptyResult()
 
-    async def _publish(
-        self, bus: InMemorySubscriptionBus, whose: Whose, *, task_status: TaskStatus[None]
-    ) -> None:
-        async with self._events(whose) as events:
-            task_status.started()
-            async for event in events:
-                await bus.publish(event)
-
-    async def _tell(self, told: "_Told", whose: Whose) -> None:
+    async def _follow(self, follower: Follower, until: anyio.CancelScope) -> None:
         try:
-            with told.until:
-                async with self._events(whose) as events:
-                    async for event in events:
-                        await told.tell(event)
+            with until:
+                await follow(self._visible, follower)
         except (SandboxError, OSError):
             # It runs beside all that is served, which must not end with it.
-            logger.exception("a client of %s is told of no more changes of skills", whose)
-
-    @asynccontextmanager
-    async def _events(self, whose: Whose) -> AsyncGenerator[AsyncIterator[ServerEvent]]:
-        async with self._visible.library.changes(whose) as changes:
-            had = await self._visible.has_tools(whose)
-            async with aclosing(self._each(whose, changes, had=had)) as events:
-                yield events
-
-    async def _each(
-        self, whose: Whose, changes: AsyncIterator[Change], *, had: bool
-    ) -> AsyncGenerator[ServerEvent]:
-        async for change in changes:
-            has = await self._visible.has_tools(whose)
-            if has != had:
-                yield ToolsListChanged()
-            had = has
-            yield PromptsListChanged()
-            yield ResourcesListChanged()
-            for uri in sorted(change.uris):
-                yield ResourceUpdated(uri=uri)
+            logger.exception("%s is told of no more changes of skills", follower.whose)
 
 
-@dataclass(frozen=True)
-class _Told:
-    """A client of the older protocol that is told of changes."""
+async def _tell(session: ServerSession, event: ServerEvent) -> None:
+    if isinstance(event, ToolsListChanged):
+        await session.send_tool_list_changed()
+    elif isinstance(event, PromptsListChanged):
+        await session.send_prompt_list_changed()
+    elif isinstance(event, ResourcesListChanged):
+        await session.send_resource_list_changed()
+    else:
+        await session.send_resource_updated(event.uri)
 
-    session: ServerSession
-    older: _Older
-    until: anyio.CancelScope
 
-    async def tell(self, event: ServerEvent) -> None:
-        if isinstance(event, ToolsListChanged):
-            await self.session.send_tool_list_changed()
-        elif isinstance(event, PromptsListChanged):
-            await self.session.send_prompt_list_changed()
-        elif isinstance(event, ResourcesListChanged):
-            await self.session.send_resource_list_changed()
-        elif event.uri in self.older.subscribed:
-            await self.session.send_resource_updated(event.uri)
+def _too_many() -> MCPError:
+    problem = f"at most {_MOST_SUBSCRIBED:,} resources can be subscribed"
+    return MCPError(code=INVALID_REQUEST, message=problem)
 
 
 def _older(asked: Asked) -> _Older:

@@ -76,7 +76,10 @@ def canonical(uri: str) -> str:
     if len(uri) > _MOST_URI or uri.count("/") > _MOST_PARTS:
         raise UnknownSkill(f"there is nothing at {shown(uri)}: no uri here is that long")
     scheme, _, rest = uri.partition("://")
-    parts = (quote(unquote_to_bytes(part), safe="") for part in rest.split("/"))
+    parts = (
+        quote(unquote_to_bytes(part.encode("utf-8", "replace")), safe="")
+        for part in rest.split("/")
+    )
     return f"{scheme}://" + "/".join(parts)
 
 

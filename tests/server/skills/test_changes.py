@@ -64,6 +64,21 @@ async def test_newer_clients_hear_of_their_own_skills_alone(data_root: Path) -> 
             raise AssertionError(await heard(his, 1))
 
 
+async def test_a_file_of_a_skill_can_be_followed_too(data_root: Path) -> None:
+    folder = write_skill(data_root / "skills" / "alice", "mine", {"a.md": "x", "b.md": "x"})
+    uri = "skill://user/mine/a.md"
+    async with (
+        offering(data_root) as web,
+        client_of(web) as client,
+        client.listen(resource_subscriptions=[uri, "skill://user/mine/none.md"]) as changes,
+    ):
+        (folder / "b.md").write_text("changed")
+        (folder / "a.md").write_text("changed")
+        assert await heard(changes, 1) == {ResourceUpdated(uri)}
+        (folder / "a.md").unlink()
+        assert await heard(changes, 1) == {ResourceUpdated(uri)}
+
+
 async def test_the_tools_change_with_the_first_skill_and_the_last(data_root: Path) -> None:
     folder = data_root / "skills" / "alice"
     async with (

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import text
 from mcp import MCPError
 from mcp.types import INVALID_PARAMS, BlobResourceContents, TextResourceContents
 
+from mcp_sandbox.errors import UnknownSkill
+from mcp_sandbox.server.skills.visible import canonical
 from tests.server.skills.shelves import (
     EVERY_BYTE,
     SkillsClient,
@@ -299,3 +303,13 @@ async def test_what_is_wrong_with_skills_can_be_read(data_root: Path, tmp_path: 
     assert told["refused-by-hosts"]["uri"] == told["name-case"]["uri"]
     assert told["name-case"]["uri"] == "skill://assistant/Upper/SKILL.md"
     assert str(tmp_path) not in data.decode()
+
+
+@given(text())
+def test_a_uri_has_one_spelling(uri: str) -> None:
+    try:
+        once = canonical(uri)
+    except UnknownSkill:
+        return
+    assert canonical(once) == once
+    assert once.count("/") >= uri.partition("://")[2].count("/")
