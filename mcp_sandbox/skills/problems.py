@@ -98,10 +98,11 @@ def too_many_entries(first: str, limit: int) -> Diagnostic:
     return _said("too-many-entries", "warning", reason, _MOVE, file=first)
 
 
-def too_many_skills(limit: str) -> Diagnostic:
-    """A root with more skills, or more of their front matter, than is kept."""
-    reason = f"The root has more than {limit}; this skill and the further are not offered."
-    return _said("too-many-skills", "error", reason, "Remove skills that nobody uses.")
+def too_many_skills(skills: int, heads: int) -> Diagnostic:
+    """A skill that comes after as many as are kept, or as much front matter."""
+    reason = f"Skills before it take all that a root may have: {skills:,}, or {heads:,} bytes of "
+    fix = "Remove skills that nobody uses, or shorten their front matter."
+    return _said("too-many-skills", "error", f"{reason}front matter.", fix)
 
 
 def left_out(path: str, why: str) -> Diagnostic:

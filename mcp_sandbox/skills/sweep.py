@@ -40,10 +40,10 @@ class Limits:
     folders: int = 10_000
     entries: int = 250_000
     skills: int = 10_000
-    heads: int = 32 * 1024 * 1024
+    heads: int = 8 * 1024 * 1024
 
 
-UNTRUSTED = Limits(folders=1000, entries=20_000, skills=256, heads=1024 * 1024)
+UNTRUSTED = Limits(folders=1000, entries=20_000, skills=256, heads=512 * 1024)
 
 
 @dataclass
@@ -150,10 +150,10 @@ class Sweep:
         self._entries += listing.entries
         if reading is not None:
             self._seen.readings[item.path] = reading
-            self._admit(item, reading)
+            self._seen.found.append(reading)
+            self._heads += reading.length
         elif listing.spellings:
-            self._complain(item.path, *map(problems.document_is_link, listing.linked))
-            self._complain(item.path, *map(problems.not_a_file, listing.special))
+            self._complain(item.path, *self._unread(listing))
         return () if item.linked else self._below(item, listing)
 
     def _known_listing(self, item: _Item) -> Listing | None:
@@ -164,7 +164,7 @@ class Sweep:
         return known if stamp_of(status) == known.stamp else None
 
     def _known_reading(self, item: _Item, listing: Listing) -> Reading | None:
-        known = self._before.readings.get(item.path)
+        known = self._before.readings.get(item.path) if not self._exhausted else None
         if known is None or not known.settled or known.spellings != listing.spellings:
             return None
         if known.folders != self._names(item):
@@ -180,7 +180,7 @@ class Sweep:
         try:
             if listing is None:
                 listing = list_folder(directory, self._limits.entries - self._entries)
-            if not listing.documents:
+            if not listing.documents or self._exhausted:
                 return listing, None
             reading = self._known_reading(item, listing)
             if reading is None:
@@ -207,15 +207,19 @@ class Sweep:
         names = item.path.split("/")
         return (own, *names) if self._seen.listings[""].documents else (*names,)
 
-    def _admit(self, item: _Item, reading: Reading) -> None:
-        self._heads += reading.length
-        if len(self._seen.found) >= self._limits.skills:
-            limit = f"{self._limits.skills:,} skills"
-        elif self._heads > self._limits.heads:
-            limit = f"{self._limits.heads:,} bytes of front matter"
+    @property
+    def _exhausted(self) -> bool:
+        """Whether as much is kept as may be."""
+        skills, heads = self._limits.skills, self._limits.heads
+        return len(self._seen.found) >= skills or self._heads >= heads
+
+    def _unread(self, listing: Listing) -> Iterable[Diagnostic]:
+        """Why nothing was read in a folder that has a spelling of SKILL.md."""
+        if listing.documents:
+            yield problems.too_many_skills(self._limits.skills, self._limits.heads)
         else:
-            return self._seen.found.append(reading)
-        return self._complain(item.path, problems.too_many_skills(limit))
+            yield from map(problems.document_is_link, listing.linked)
+            yield from map(problems.not_a_file, listing.special)
 
     def _below(self, item: _Item, listing: Listing) -> Iterable[_Item]:
         if listing.is_flat:

@@ -214,7 +214,7 @@ def test_what_lies_deeper_than_is_searched_is_told(tmp_path: Path) -> None:
         ({"folders": 4}, 3, "too-many-folders"),
         ({"entries": 12}, 2, "too-many-entries"),
         ({"skills": 5}, 5, "too-many-skills"),
-        ({"heads": 200}, 4, "too-many-skills"),
+        ({"heads": 200}, 5, "too-many-skills"),
     ],
 )
 def test_what_goes_beyond_a_limit_is_left_out_and_told(
