@@ -7,6 +7,7 @@ of the skill. It goes when the chat begins with an empty workspace.
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import TypeVar
 
@@ -111,9 +112,10 @@ class Pinning:
             return None
         pin, contents = known
         if not any(file.path == path for file in contents.files):
+            near = get_close_matches(path[:140], [file.path for file in contents.files], n=1)
+            hint = f"the nearest is {near[0]!r}" if near else "skill_activate lists its files"
             raise UnknownSkill(
-                f"{skill.name} has no file {path[:140]!r} as this chat has it: skill_activate "
-                "lists its files"
+                f"{skill.name} has no file {path[:140]!r} as this chat has it: {hint}"
             )
         return contents, await self._run(partial(pins.read, pin, path))
 

@@ -10,6 +10,7 @@ import pytest
 
 from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config, PoolConfig, SkillsConfig
+from mcp_sandbox.errors import UnknownSkill
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
@@ -84,6 +85,15 @@ async def test_an_activated_skill_is_there_at_once_and_its_scripts_run(
     assert await said(session, "echo $SKILL_DIR") == f"{other.path_in_sandbox}\n"
     mine = await session.exec(["env"], env={"SKILL_DIR": "mine"})
     assert "SKILL_DIR=mine\n" in mine.stdout
+
+
+async def test_a_misspelt_file_is_answered_with_the_nearest(manager: SessionManager) -> None:
+    session = await manager.session(ANN)
+    await session.skills.activate("pdf")
+    with pytest.raises(UnknownSkill, match=r"the nearest is 'scripts/say\.py'"):
+        await session.skills.read("pdf", "scripts/say.sh")
+    with pytest.raises(UnknownSkill, match="skill_activate lists its files"):
+        await session.skills.read("pdf", "zzz")
 
 
 async def test_a_chat_keeps_its_version_until_it_wants_another(
