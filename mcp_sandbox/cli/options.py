@@ -46,6 +46,8 @@ SkillFolders = Annotated[
         "--skills",
         metavar="DIR",
         help="Offer the skills in this folder; may be given several times.",
+        exists=True,
+        file_okay=False,
         show_default=False,
     ),
 ]

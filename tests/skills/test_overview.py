@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mcp_sandbox.skills.models import FrontMatter, Skill
 from mcp_sandbox.skills.overview import call_name, one_line, overview
@@ -59,3 +61,13 @@ def test_a_name_that_does_not_read_as_it_is_gives_way_to_the_uri(name: str) -> N
 
 def test_one_line_keeps_what_can_be_seen() -> None:
     assert one_line("  naïve 数据\t👍🏽  ok ") == "naïve 数据 👍🏽 ok"
+
+
+@given(st.lists(st.text(max_size=300), max_size=20), st.integers(0, 3000))
+def test_whatever_authors_write_each_skill_has_one_line(texts: list[str], budget: int) -> None:
+    skills = [skill(f"s{n}", text) for n, text in enumerate(texts)]
+    found = overview(skills, budget)
+    assert len(found.text) <= budget
+    if found.kind == "descriptions" and skills:
+        lines = found.text.splitlines()
+        assert [line.split(":")[0] for line in lines] == [f"- s{n}" for n in range(len(texts))]

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mcp_sandbox.skills.models import FrontMatter, Skill
 from mcp_sandbox.skills.search import Index
@@ -188,6 +190,16 @@ def test_no_query_is_syntax(query: str) -> None:
     for match in index.search(query):
         assert match.skill.name == "drop-table"
     assert found(index, "table") == ["drop-table"]
+
+
+@given(st.text(max_size=40), st.text(max_size=60))
+def test_any_text_can_be_searched_for_any_other(text: str, query: str) -> None:
+    index = Index()
+    one = skill("one", text)
+    index.update([one], {one.uri: (query,)})
+    index.search(text)
+    index.search(query)
+    index.reasons(query, [one])
 
 
 def test_only_what_changed_is_read_again() -> None:

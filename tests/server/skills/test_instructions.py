@@ -1,6 +1,7 @@
 """What a client is told of skills when it connects."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 from mcp.types import Implementation
+from typer.testing import CliRunner
 
+from mcp_sandbox.cli import cli
 from tests.server.skills.shelves import client_of, offering
 from tests.server.skills.taught import taught, write_skill
 
@@ -117,3 +120,10 @@ def test_folders_are_given_on_the_command_line(tmp_path: Path) -> None:
     told = json.loads(done.stdout)["result"]["instructions"]
     for name in ("first-skill", "second-skill", "using-this-sandbox"):
         assert f"- {name}: " in told
+
+
+def test_a_folder_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+    for command in ("stdio", "serve"):
+        done = CliRunner().invoke(cli, [command, "--skills", str(tmp_path / "absent")])
+        assert done.exit_code == 2
+        assert "does not exist" in re.sub(r"[│\s]+", " ", done.output)
