@@ -1,5 +1,6 @@
 """What a skill's scripts use and need, found by reading its files. Pure, bounded, runs nothing."""
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from mcp_sandbox.skills.scripts.declared import (
     read_package_json,
     read_requirements,
     read_shebang,
+    set_in_blocks,
 )
 from mcp_sandbox.skills.scripts.javascript import read_javascript
 from mcp_sandbox.skills.scripts.python import read_python
@@ -37,6 +39,7 @@ _INTERPRETERS = {
 # What lies there is copied or tried out; no use of the skill runs it as it is.
 _NOT_RUN = frozenset({"assets", "templates", "template", "node_modules", "fixtures", "__pycache__"})
 _SELDOM_RUN = frozenset({"tests", "test", "examples", "evals", "references"})
+_TEST = re.compile(r"test_.*|.*_test\.\w+|.*\.(?:test|spec)\.\w+|conftest\.py")
 _WEIGHTS: tuple[Weight, ...] = ("optional", "sometimes", "always")
 _MOST_EMBEDDED = 300
 _SHOWN = 50
@@ -112,11 +115,12 @@ def _read(path: str, text: str) -> Uses:
     if _is_document(path):
         for language, code in code_blocks(text):
             uses.add(_read_code(language, code), "sometimes")
+        uses.variables -= set_in_blocks(text)
         return uses
     uses.add(_read_script(name.suffix.lower(), text))
     if _NOT_RUN.intersection(parts[:-1]):
         uses.needs.clear()
-    elif _SELDOM_RUN.intersection(parts[:-1]):
+    elif _SELDOM_RUN.intersection(parts[:-1]) or _TEST.fullmatch(name.name):
         seldom = Uses()
         seldom.add(uses, "sometimes")
         return seldom

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mcp_sandbox.skills.scripts.command import read_command
 from mcp_sandbox.skills.scripts.python_lines import Token
-from mcp_sandbox.skills.scripts.uses import DYNAMIC, Uses
+from mcp_sandbox.skills.scripts.uses import DYNAMIC, Uses, Weight
 
 _ARGV = frozenset(
     {"run", "call", "check_call", "check_output", "Popen", "create_subprocess_exec", "execvp",
@@ -23,13 +23,22 @@ class Calls:
 
     def __init__(self, uses: Uses) -> None:
         self._uses = uses
-        self._lists: dict[str, list[str]] = {}
-        self._run: list[list[str]] = []
+        self._lists: dict[str, list[tuple[list[str], Weight]]] = {}
+        self._run: list[tuple[list[str], Weight]] = []
         self._lines: list[str] = []
+        self._weight: Weight = "always"
         self._asked: set[str] = set()
+        self._readers: dict[str, Callable[[tuple[Token, ...], int], None]] = {
+            **dict.fromkeys(_ARGV, self._argv),
+            **dict.fromkeys(_SHELL, self._shell),
+            **dict.fromkeys(("import_module", "__import__"), self._import),
+            "which": self._which,
+            "open": self._open,
+        }
 
-    def take(self, tokens: tuple[Token, ...]) -> None:
-        """Note what a statement calls and which texts it has."""
+    def take(self, tokens: tuple[Token, ...], weight: Weight) -> None:
+        """Note what a statement, of which runs need `weight`, calls and which texts it has."""
+        self._weight = weight
         self._remember(tokens)
         for at, token in enumerate(tokens):
             if token.kind == "string":
@@ -40,8 +49,8 @@ class Calls:
 
     def done(self) -> None:
         """Note the programs; one that the script looks for first is not always needed."""
-        for words in self._run:
-            read_command(words, self._uses)
+        for words, weight in self._run:
+            read_command(words, self._uses, weight)
         for line in self._lines:
             self._uses.embed("shell", line)
         self._uses.needs = [
@@ -53,8 +62,9 @@ class Calls:
         """Keep `name = ["program", …]` for the call that it is given to."""
         if len(tokens) > 3 and tokens[1].text == "=" and tokens[2].text in "[(":
             words = _strings(tokens, 3)
-            if words and len(self._lists) < 200:
-                self._lists[tokens[0].text] = words
+            known = self._lists.setdefault(tokens[0].text, [])
+            if words and len(self._lists) < 200 and len(known) < 20:
+                known.append((words, self._weight))
 
     def _variable(self, tokens: tuple[Token, ...], at: int) -> None:
         before = "".join(token.text for token in tokens[max(0, at - 5) : at])
@@ -66,15 +76,8 @@ class Calls:
         dotted = at > 2 and tokens[at - 2].text == "."
         if dotted and tokens[at - 3].text not in _OF:
             return
-        known: dict[bool, Callable[[tuple[Token, ...], int], None]] = {
-            name in _ARGV: self._argv,
-            name in _SHELL: self._shell,
-            name == "which": self._which,
-            name == "open": self._open,
-            name in ("import_module", "__import__"): self._import,
-        }
-        if True in known:
-            known[True](tokens, at + 1)
+        if name in self._readers:
+            self._readers[name](tokens, at + 1)
 
     def _argv(self, tokens: tuple[Token, ...], at: int) -> None:
         rest = tokens[at : at + 400]
@@ -82,7 +85,7 @@ class Calls:
             return
         first = rest[0]
         if first.kind == "name" and first.text in self._lists:
-            self._keep(self._lists[first.text])
+            self._run.extend(self._lists.pop(first.text)[: 200 - len(self._run)])
         elif first.text == "[":
             self._keep(_strings(tokens, at + 1))
         elif first.kind == "string":
@@ -95,7 +98,7 @@ class Calls:
 
     def _keep(self, words: list[str]) -> None:
         if words and len(self._run) < 200:
-            self._run.append(words)
+            self._run.append((words, self._weight))
 
     def _shell(self, tokens: tuple[Token, ...], at: int) -> None:
         if at < len(tokens) and tokens[at].kind == "string" and len(self._lines) < 200:

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterator
 
 from mcp_sandbox.skills.scripts.command import read_command
-from mcp_sandbox.skills.scripts.uses import Language, Uses
+from mcp_sandbox.skills.scripts.uses import DYNAMIC, Language, Uses
 
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 _BLOCK = re.compile(r"^# /// script\r?\n((?:#(?: [^\n]*)?\r?\n)*?)# ///\r?$", re.MULTILINE)
@@ -21,6 +21,8 @@ _LANGUAGES: dict[str, Language] = {
     "shell-session": "shell", "python": "python", "py": "python", "python3": "python",
     "javascript": "javascript", "js": "javascript", "typescript": "javascript", "ts": "javascript",
 }  # fmt: skip
+_PLACEHOLDER = re.compile(r"<[A-Za-z][\w .|-]*>")
+_SET = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=", re.MULTILINE)
 _MOST_TOML = 16_384
 _MOST_BLOCKS = 100
 
@@ -101,7 +103,16 @@ def code_blocks(text: str) -> Iterator[tuple[Language, str]]:
     for number, found in enumerate(_FENCE.finditer(text + "\n")):
         language = _LANGUAGES.get(found["language"].lower())
         if language and number < _MOST_BLOCKS:
-            yield language, _unprompted(found["code"]) if language == "shell" else found["code"]
+            code = found["code"]
+            yield (
+                language,
+                _unprompted(_PLACEHOLDER.sub(DYNAMIC, code)) if language == "shell" else code,
+            )
+
+
+def set_in_blocks(text: str) -> frozenset[str]:
+    """The variables that blocks of a Markdown text set, for each other, too."""
+    return frozenset(_SET.findall(text))
 
 
 def _unprompted(code: str) -> str:

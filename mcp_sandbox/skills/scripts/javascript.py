@@ -27,6 +27,7 @@ _SHELL = frozenset({"exec", "execSync"})
 _ARGV = frozenset({"spawn", "spawnSync", "execFile", "execFileSync", "execa", "execaSync"})
 _PACKAGE = re.compile(r"(@[a-z0-9~][\w.~-]*/)?[a-zA-Z0-9~][\w.~-]*")
 _BEHIND = 12
+_LONG_IMPORT = 200
 
 
 def read_javascript(text: str) -> Uses:
@@ -81,10 +82,11 @@ def _module(tokens: list[tuple[str, str]], at: int, text: str, uses: Uses) -> No
 
 def _is_type(tokens: list[tuple[str, str]], at: int) -> bool:
     """`import type … from`, which is gone when the script runs."""
-    for back in range(at - 1, max(0, at - 100), -1):
-        if tokens[back][1] in ("import", "export"):
-            return tokens[back + 1][1] == "type" and tokens[back + 2][1] != "from"
-    return False
+    if tokens[at - 1][1] != "from":
+        return False
+    words = [piece for _, piece in tokens[max(0, at - _LONG_IMPORT) : at]]
+    begin = max((i for i, word in enumerate(words) if word in ("import", "export")), default=0)
+    return words[begin + 1 : begin + 2] == ["type"] and words[begin + 2 : begin + 3] != ["from"]
 
 
 def _call(tokens: list[tuple[str, str]], at: int, name: str, text: str, uses: Uses) -> None:

@@ -122,7 +122,9 @@ class _Reader:
         handler = next((b.attempt for b in self._blocks[::-1] if b.word == "except"), None)
         if handler and any(t.kind == "name" and t.text in _ENDS for t in tokens):
             handler.ends = True
-        self._calls.take(tokens)
+        branches = ("if", "elif", "else", "case", "except")
+        some = any(block.word in branches for block in self._blocks)
+        self._calls.take(tokens, "sometimes" if some else "always")
 
 
 def _imported(word: str, tokens: tuple[Token, ...]) -> list[str]:

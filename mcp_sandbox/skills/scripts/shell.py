@@ -24,6 +24,7 @@ def read_shell(text: str) -> Uses:
     """What the script uses; its own functions and variables are not among it."""
     script = read_script(text)
     uses = Uses()
+    own = [[name] for name in script.functions]
     asked: dict[str, bool] = {}
     for name, ends in _asked(script.commands):
         asked[name] = asked.get(name, False) or ends
@@ -36,6 +37,7 @@ def read_shell(text: str) -> Uses:
         else replace(use, weight="optional")
         for use in uses.needs
     ]
+    uses.embedded = [each for each in uses.embedded if each[1].split(maxsplit=1)[:1] not in own]
     for name, ends in asked.items():
         if ends:
             uses.need("command", name)

@@ -21,7 +21,7 @@ _HOST = re.compile(
 # Names of XML languages and of licences; nobody connects to them.
 _NO_HOSTS = re.compile(
     r"(?:schemas?\..*|(?:.*\.)?(?:w3\.org|purl\.org|opensource\.org|apache\.org|"
-    r"openxmlformats\.org|example\.(?:com|org|net)|example|gnu\.org|json-schema\.org))"
+    r"openxmlformats\.org|openoffice\.org|example\.(?:com|org|net)|example|gnu\.org|json-schema\.org))"
 )
 _LOCAL = re.compile(r"localhost|127\..*|0\.0\.0\.0|\[?::1\]?|host\.docker\.internal")
 
