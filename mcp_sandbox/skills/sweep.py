@@ -1,8 +1,7 @@
 """One look at everything in a root, which reads only what changed since the last. Blocking.
 
 What a folder holds is kept by the stamp of the folder, and what a SKILL.md says by the stamp of
-the file, so that looking again costs one stat for each; an untrusted root, which is small, is
-read anew each time. Only a document's head is ever read.
+the file, so that looking again costs one stat for each. Only a document's head is ever read.
 Folders are searched breadth first: what the limits cut is the deepest.
 
 Nothing in a root is trusted. Folders and documents are opened beneath the root without following
@@ -14,7 +13,7 @@ a skill: what else lies there is found in that root itself.
 import errno
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISDIR
@@ -25,8 +24,8 @@ from mcp_sandbox.skills.listing import Listing, list_folder
 from mcp_sandbox.skills.models import Diagnostic, Problem
 from mcp_sandbox.skills.reading import Place, Reading, read_document
 from mcp_sandbox.skills.roots import Root, opened
-from mcp_sandbox.skills.stamps import stamp_of
-from mcp_sandbox.workspace.beneath import open_directory
+from mcp_sandbox.skills.stamps import Stamp, stamp_of
+from mcp_sandbox.workspace.beneath import open_directory, open_file
 
 # Somebody removed or replaced it while we looked; the next look sees what is there then.
 _VANISHED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
@@ -93,8 +92,7 @@ class Sweep:
         self._root = root
         self._allowed = allowed
         self._limits = limits
-        # A stat follows links above what it is of, and these could lead to where it never ends.
-        self._before = before if root.trusted else Seen()
+        self._before = before
         self._seen = Seen()
         self._folders = self._entries = self._heads = 0
         self._too_deep, self._skipped = _Tally(), _Tally()
@@ -160,8 +158,8 @@ class Sweep:
         known = self._before.listings.get(item.path)
         if known is None or not known.settled:
             return None
-        status = os.stat(item.path or ".", dir_fd=self._directory, follow_symlinks=item.linked)
-        return known if stamp_of(status) == known.stamp else None
+        now = self._stamp(item.path or ".", open_directory, follow=item.linked)
+        return known if now == known.stamp else None
 
     def _known_reading(self, item: _Item, listing: Listing) -> Reading | None:
         known = self._before.readings.get(item.path) if not self._exhausted else None
@@ -169,10 +167,20 @@ class Sweep:
             return None
         if known.folders != self._names(item):
             return None
-        # Whatever the folders' names lead to by now: the stamp tells whether it is the same file.
         document = f"{item.path}/{listing.documents[0]}" if item.path else listing.documents[0]
-        status = os.stat(document, dir_fd=self._directory, follow_symlinks=False)
-        return known if stamp_of(status) == known.stamp else None
+        return known if self._stamp(document, open_file, follow=False) == known.stamp else None
+
+    def _stamp(self, path: str, opening: Callable[[int, bytes], int], *, follow: bool) -> Stamp:
+        """The stamp of a folder or document as it is now. Raises OSError."""
+        if self._root.trusted:
+            # Whatever the folders' names lead to by now: the stamp tells whether it is the same.
+            return stamp_of(os.stat(path, dir_fd=self._directory, follow_symlinks=follow))
+        # A stat would follow links above what it is of, and one could lead to where it hangs.
+        file = opening(self._directory, os.fsencode(path))
+        try:
+            return stamp_of(os.fstat(file))
+        finally:
+            os.close(file)
 
     def _read(self, item: _Item, listing: Listing | None) -> tuple[Listing, Reading | None]:
         """What lies in a folder, unless that is known, and what its document says."""

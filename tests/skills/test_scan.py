@@ -380,3 +380,21 @@ def test_folders_that_come_and_go_and_move_are_noticed(tmp_path: Path) -> None:
     os.unlink(tmp_path / "SKILL.md")
     shutil.rmtree(tmp_path / "group")
     assert scanner.scan() == Catalogue()
+
+
+async def test_what_did_not_change_in_a_workspace_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skills = tmp_path / "sandbox" / "workspace" / "local" / "chat-chat" / "skills"
+    for name in ("one", "two"):
+        write_skill(skills / name)
+    shelves = library(tmp_path, workspace=True)
+    await anyio.sleep(0.1)
+    before = await shelves.catalogue(CHAT)
+    monkeypatch.setattr(reading, "parse", None)
+    assert await shelves.catalogue(CHAT) is before
+    os.rename(skills / "one", tmp_path / "one")
+    (skills / "one").symlink_to(tmp_path / "one")
+    after = await shelves.catalogue(CHAT)
+    assert [skill.name for skill in after.skills] == ["two"]
+    assert codes(after) == {"one": ["link-refused"]}
