@@ -26,7 +26,6 @@ from mcp_sandbox.skills.uris import DOCUMENT
 from mcp_sandbox.workspace import layout, trash
 
 KEPT_S = 24 * 3600.0
-"""How long a copy is kept that no chat has."""
 _KIND = "snapshots"
 _NEW = "new-"
 _NO_LINK = frozenset({errno.EMLINK, errno.EXDEV, errno.EPERM, errno.ENOTSUP})
@@ -35,8 +34,10 @@ _NO_LINK = frozenset({errno.EMLINK, errno.EXDEV, errno.EPERM, errno.ENOTSUP})
 class Snapshots:
     """The copies of one data root. Several processes may use it at once."""
 
-    def __init__(self, data_root: Path) -> None:
+    def __init__(self, data_root: Path, *, kept_s: float = KEPT_S) -> None:
+        """`kept_s` is how long a copy is kept that no chat has."""
         self._data_root = data_root
+        self._kept_s = kept_s
         self._store = data_root / "sandbox" / _KIND
         self._seen: set[str] = set()
 
@@ -90,8 +91,8 @@ class Snapshots:
                 _put(Path(folder) / name, inside / name, link=link)
         _close_folders(target)
 
-    def sweep(self, kept_s: float = KEPT_S, *, dry_run: bool = False) -> Iterator[tuple[str, int]]:
-        """Delete the copies that no chat has had for so long; yields names and bytes.
+    def sweep(self, *, dry_run: bool = False) -> Iterator[tuple[str, int]]:
+        """Delete the copies that no chat has had for long; yields their names and bytes.
 
         Raises:
             StorageUnavailable: the data root cannot be used.
@@ -99,7 +100,7 @@ class Snapshots:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             layout.enter(stack, sandbox, _KIND)
             for folder in sorted(self._store.iterdir()):
-                size = _unused_bytes(folder, time.time() - kept_s)
+                size = _unused_bytes(folder, time.time() - self._kept_s)
                 if size is None:
                     continue
                 if not dry_run:

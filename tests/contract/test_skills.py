@@ -67,14 +67,18 @@ async def said(session: Session, command: str) -> str:
 
 
 async def test_an_activated_skill_is_there_at_once_and_its_scripts_run(
-    manager: SessionManager,
+    manager: SessionManager, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "mcp_sandbox.sessions.pinning")
     session = await manager.session(ANN)
     assert await said(session, "echo ${SKILL_DIR-none}") == "none\n"
     got = await session.skills.activate("pdf")
     where = got.path_in_sandbox
     assert where
     assert got.body == b"Says one.\n"
+    (line,) = (each for each in caplog.records if each.message == "skill activated")
+    assert (vars(line)["chat"], vars(line)["skill"]) == ("ann/c1", got.uri)
+    assert vars(line)["digest"] == got.digest
     assert await said(session, f"python3 {where}/scripts/say.py") == "one\n"
     assert await said(session, "$SKILL_DIR/scripts/say.py; echo $SKILL_DIR") == f"one\n{where}\n"
     ran = await session.run_code("import os; print(os.environ['SKILL_DIR'])")

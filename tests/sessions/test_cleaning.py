@@ -6,6 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from anyio import to_thread
 
 from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.cleaning import Cleaning, GcItem
@@ -31,12 +32,13 @@ class Server:
         self.locked: list[ChatId] = []
         self.workspaces = Workspaces(data_root, owner=OWNER, now=lambda: clock().wall_s)
         self.ledger = Ledger(store, "docker", clock)
+        self.snapshots = Snapshots(data_root, kept_s=0)
         self.cleaning = Cleaning(
             self.workspaces,
             self.ledger,
             keep_s=keep_s,
             guard=self,
-            snapshots=Snapshots(data_root),
+            snapshots=self.snapshots,
         )
 
     @asynccontextmanager
@@ -128,6 +130,18 @@ async def test_a_dry_run_says_what_and_why_and_removes_nothing(
         assert (item.kind, item.what) == ("trash", "ann/old")
         assert item.why == "discarded 1 day ago; kept for 1 day"
         assert item.size_bytes >= 100_000
+
+
+async def test_a_copy_of_a_skill_goes_when_no_chat_has_it(tmp_path: Path, clock: SetClock) -> None:
+    async with served(tmp_path, clock) as server:
+        await to_thread.run_sync(server.snapshots.add, "sha256:0123", {"SKILL.md": b"text"})
+        (item,) = (await server.cleaning.collect(dry_run=True)).items
+        assert item == GcItem("skill", "sha256-0123", item.why, item.size_bytes)
+        assert item.why == "a copy of a skill that no chat has had for 1 day"
+        copy = tmp_path / "data/sandbox/snapshots/sha256-0123"
+        assert copy.exists()
+        await server.cleaning.tidy()
+        assert not copy.exists()
 
 
 async def test_what_has_a_sandbox_is_kept(tmp_path: Path, clock: SetClock) -> None:

@@ -35,7 +35,7 @@ class Place:
     def __init__(self, data: Path, showing: Showing) -> None:
         self.data = data
         self.workspaces = Workspaces(data, owner=ME, skills=showing)
-        self.snapshots = Snapshots(data)
+        self.snapshots = Snapshots(data, kept_s=0)
 
     def pins(self, chat: ChatId = CHAT) -> Pins:
         anyio.run(self.workspaces.open, chat)
@@ -101,7 +101,7 @@ def test_only_the_last_replaced_versions_are_kept(place: Place) -> None:
         "pins",
         "last",
     }
-    assert len(list(place.snapshots.sweep(0))) == (8 if place.view.copied else 4)
+    assert len(list(place.snapshots.sweep())) == (8 if place.view.copied else 4)
 
 
 def test_two_chats_have_each_their_own_version(place: Place) -> None:
@@ -125,6 +125,7 @@ def test_a_version_that_is_not_as_it_was_is_none(place: Place) -> None:
     folder.chmod(0o755)
     (folder / "more").write_text("x")
     assert pins.contents(pin) is None
+    (folder / "scripts").chmod(0o755)
     shutil.rmtree(folder)
     assert pins.all() == {}
     assert pins.contents(pin) is None
