@@ -4,6 +4,7 @@ import re
 
 import anyio
 
+from mcp_sandbox.config import Config
 from mcp_sandbox.sessions.session import Session
 from tests.shipped.conftest import learn, run
 from tests.shipped.texts import SHIPPED, commands
@@ -50,6 +51,18 @@ async def test_a_job_is_lost_with_its_sandbox_and_its_output_is_kept(session: Se
     await session.reset()
     found = await run(session, f"{JOB} wait lost", code=1)
     assert found.stdout == "half\n[lost: lost]\n"
+
+
+async def test_the_user_finds_the_files_where_the_text_says(
+    session: Session, config: Config
+) -> None:
+    text = (SHIPPED / NAME / "SKILL.md").read_text(encoding="utf-8")
+    place = re.search(r"~/.local/share/mcp-sandbox/(\S+/USER/chat-CHAT)`", text)
+    assert place
+    await session.write_file("outputs/result.txt", b"found")
+    named = (await session.info()).chat
+    folder = config.data_dir / place[1].replace("USER", named.user).replace("CHAT", named.chat)
+    assert (folder / "outputs/result.txt").read_bytes() == b"found"
 
 
 def test_the_messages_that_are_explained_are_ours() -> None:
