@@ -29,6 +29,17 @@ _END_SIZE = 22
 _ZIP64_LOCATOR = b"PK\x06\x07"
 _LOCAL_SIZE = 30
 _ENCRYPTED = 0x1 | 0x40
+# What the library raises for archives that are not as they should be.
+_DAMAGES = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    LookupError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+)
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
@@ -61,7 +72,7 @@ def unpack(data: bytes) -> Tree:
             entries = archive.infolist()
             _check_layout(data, entries, archive.start_dir)
             return _collect(archive, entries)
-    except (zipfile.BadZipFile, zlib.error, EOFError, struct.error, NotImplementedError) as exc:
+    except _DAMAGES as exc:
         raise UnusableSkill(f"the archive is damaged ({exc}): pack the skill again") from exc
 
 
@@ -100,7 +111,7 @@ def _collect(archive: zipfile.ZipFile, entries: Sequence[zipfile.ZipInfo]) -> Tr
     collected = Collector()
     for entry in entries:
         name = entry.orig_filename
-        if entry.is_dir() or is_junk(name):
+        if name.endswith("/") or is_junk(name):
             continue
         _check_entry(entry)
         collected.expect(name)

@@ -2,6 +2,7 @@
 
 import io
 import stat
+import struct
 import zipfile
 from pathlib import Path
 
@@ -184,6 +185,17 @@ def test_cut_or_flipped_archive_is_refused_and_never_read_wrongly() -> None:
                 continue
             # Times and rights are not checked by anything; bytes are.
             assert {f.data for f in tree.values()} <= {f.data for f in good.values()}
+
+
+def test_names_that_cannot_be_names_are_refused() -> None:
+    nameless = bytearray(packed({"pdf/SKILL.md": DOCUMENT}))
+    at = nameless.index(b"PK\1\2")
+    nameless[at + 28 : at + 32] = struct.pack("<HH", 0, len("pdf/SKILL.md"))
+    with pytest.raises(UnusableSkill):
+        unpack(bytes(nameless))
+    not_text = packed({"pdf/é": b"x"}).replace("é".encode(), b"\xc3(")
+    with pytest.raises(UnusableSkill, match="damaged"):
+        unpack(not_text)
 
 
 def test_missing_archive_is_named(tmp_path: Path) -> None:
