@@ -28,6 +28,7 @@ CLIENT_FIELDS = frozenset(
 _LINE = re.compile(
     r"[^\r\n\x85\u2028\u2029]*(?:\r\n?|[\n\x85\u2028\u2029])|[^\r\n\x85\u2028\u2029]+\Z"
 )
+_LAST_LINE_END = re.compile(rb"(?:\r\n|\r|\n)\Z")
 _MAX_NAMED = 10
 _FENCES = {
     "byte-order-mark": "took the byte-order mark away",
@@ -60,18 +61,20 @@ def repair(data: bytes, folder_name: str, *, everything: bool = False) -> Repair
         if quoted:
             work.changes.append("put values in quotes")
         work.repair_fields(folder_name)
-        yaml = work.text()
-        _check_same(yaml, work.values)
+        repaired = _assembled(parts, work)
+        _check_same(repaired, parts.body, work.values)
     except Refused as refused:
         return Repair(data, problem=refused.diagnostic)
     changes = [_FENCES[each.code] for each in parts.oddities if each.code in _FENCES]
     changes += work.changes
-    if not changes:
-        return Repair(data, kept=tuple(work.kept))
-    eol = work.eol
-    end = eol if parts.head.endswith((b"\n", b"\r")) else ""
-    head = f"---{eol}{yaml}---{end}".encode()
-    return Repair(head + data[len(parts.head) :], tuple(changes), tuple(work.kept))
+    return Repair(repaired if changes else data, tuple(changes), tuple(work.kept))
+
+
+def _assembled(parts: Parts, work: "_Work") -> bytes:
+    """The whole document; the line of the second fence ends as it did."""
+    end = _LAST_LINE_END.search(parts.head)
+    head = f"---{work.eol}{work.text()}---".encode()
+    return head + (end[0] if end else b"") + parts.body
 
 
 def _read(parts: Parts) -> tuple[str, Fields, bool]:
@@ -87,9 +90,11 @@ def _read(parts: Parts) -> tuple[str, Fields, bool]:
         return repaired, front_matter.read(repaired, parts.line), True
 
 
-def _check_same(yaml: str, expected: Mapping[str, Json]) -> None:
-    found = front_matter.read(yaml).values
-    if found != expected or as_json(dict(found)) != as_json(dict(expected)):
+def _check_same(data: bytes, body: bytes, expected: Mapping[str, Json]) -> None:
+    parts = front_matter.split(data)
+    found = front_matter.read(front_matter.text(parts)).values
+    same = found == expected and as_json(dict(found)) == as_json(dict(expected))
+    if not same or parts.body != body:
         reason = "The front matter is written in a way that cannot be repaired without harm."
         fix = "Write each field as a plain `key: value` line."
         raise Refused(Diagnostic("not-repairable", "error", reason, fix))
@@ -124,7 +129,10 @@ class _Work:
             self._write_out_all()
 
     def text(self) -> str:
-        return self.preamble + "".join(self.blocks.values())
+        """The fields as they are by now, ready for the fence to follow."""
+        text = self.preamble + "".join(self.blocks.values())
+        # YAML knows line ends that do not end a line for whoever looks for the fence.
+        return text if not text or text.endswith(("\n", "\r")) else text + self.eol
 
     @property
     def metadata(self) -> dict[str, Json]:
@@ -172,7 +180,9 @@ class _Work:
         """Make one text of what should be one and was written as a list."""
         for key in ("description", "license", "compatibility", "argument-hint"):
             value = self.values.get(key)
-            if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            if not isinstance(value, list) or not value:
+                continue
+            if not all(isinstance(each, str) for each in value):
                 continue
             joined = ", ".join(str(each) for each in value)
             # Hints are shown in brackets, which YAML takes for a list.

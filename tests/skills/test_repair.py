@@ -105,6 +105,16 @@ def test_name_is_the_folders_where_that_can_be_a_name() -> None:
     assert b"name: my-skill\n" in repair(head("name: My_Skill\ndescription: D.\n"), "My Skill").data
 
 
+def test_line_end_that_only_yaml_knows_does_not_hide_the_fence() -> None:
+    text = repaired("name: pdf\nx: one\x85description: D.\n")
+    assert text == "name: pdf\ndescription: D.\nmetadata:\n  x: one\x85\n"
+
+
+def test_line_ends_of_several_kinds_do_not_melt_into_one() -> None:
+    data = b"---\r\nname: pdf\r...\n\ndescription: D.\r\n"
+    assert repair(data, "pdf").data.endswith(b"---\n\ndescription: D.\r\n")
+
+
 def test_lines_end_as_they_did() -> None:
     data = good("pdf", "version: 1\n").replace("\n", "\r\n").encode()
     done = repair(data, "pdf")
