@@ -6,6 +6,7 @@ matches shift when skills change: then the next page says so.
 """
 
 import base64
+import hashlib
 import json
 import zlib
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from mcp_sandbox.skills.models import Skill
 from mcp_sandbox.skills.search import Match
 
 _LONGEST_CURSOR = 4000
+_LONGEST_URI = 300
 _CHANGED = "skills changed since the page before: some matches may be missing or come twice"
 
 
@@ -40,7 +42,10 @@ class Page:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a skill stands in a listing of that query, made of those skills."""
+    """Where a skill stands in a listing of that query, made of those skills.
+
+    `uri` is shortened where it is long.
+    """
 
     query: int
     skills: int
@@ -58,7 +63,7 @@ def all_by_name(skills: Sequence[Skill], cursor: str | None, limit: int) -> Page
     Raises:
         InvalidArgument: the cursor is not one of this listing.
     """
-    placed = [(_Place(0, 0, _rank(skill), skill.uri), Match(skill)) for skill in skills]
+    placed = [(_Place(0, 0, _rank(skill), _short(skill.uri)), Match(skill)) for skill in skills]
     placed.sort(key=lambda each: (each[0].rank, each[0].uri))
     return _page(placed, cursor, 0, limit)
 
@@ -74,15 +79,22 @@ def best_first(
     asked = zlib.crc32(query.encode("utf-8", "replace")) or 1
     these = zlib.crc32("\n".join(skill.uri for skill in skills).encode("utf-8", "replace"))
     placed = [
-        (_Place(asked, these, -match.score, match.skill.uri), match)
-        for match in sorted(matches, key=lambda each: (-each.score, each.skill.uri))
+        (_Place(asked, these, -match.score, _short(match.skill.uri)), match) for match in matches
     ]
+    placed.sort(key=lambda each: (each[0].rank, each[0].uri))
     return _page(placed, cursor, asked, limit, these)
 
 
 def _rank(skill: Skill) -> str:
     """By name; the one that the name means goes before others of the name."""
     return f"{skill.name.casefold()}\0{'hidden' if skill.shadowed_by else ''}"
+
+
+def _short(uri: str) -> str:
+    """The uri, or what stands for a long one: no skill's cursor is longer than callers may give."""
+    if len(uri) <= _LONGEST_URI:
+        return uri
+    return uri[:_LONGEST_URI] + hashlib.sha256(uri.encode()).hexdigest()
 
 
 def _page(

@@ -19,7 +19,8 @@ Words = Annotated[str, StringConstraints(max_length=400)]
 Cursor = Annotated[str, StringConstraints(max_length=4000)]
 # No enumeration of the names: it would change the tools with every skill that comes or goes, and a
 # wrong name is answered with the nearest.
-Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+# A uri may name six folders deep, each character in nine.
+Name = Annotated[str, StringConstraints(min_length=1, max_length=8000)]
 PageSize = Annotated[int, Field(ge=1, le=100), BeforeValidator(whole)]
 Offset = Annotated[int, Field(ge=0, le=2**31), BeforeValidator(whole)]
 

@@ -69,6 +69,22 @@ async def test_a_cursor_that_was_made_up_is_refused(data_root: Path, folder: Pat
         assert "leave it out" in await agent.refused("skills_list", cursor="nonsense")
 
 
+async def test_a_skill_that_lies_deep_cuts_no_listing_off(data_root: Path, folder: Path) -> None:
+    deep = folder.joinpath(*["é" * 120] * 5)
+    write_skill(deep, "m" + "é" * 110)
+    write_skill(folder, "n")
+    async with taught(data_root, folder) as agent:
+        first = await agent.list(limit=1)
+        assert len(first["skills"][0]["uri"]) > 4000
+        assert "Do it well." in await agent.activate(first["skills"][0]["uri"])
+        second = await agent.list(limit=1, cursor=first["next_cursor"])
+        assert [skill["name"] for skill in second["skills"]] == ["n"]
+        searched = await agent.list(limit=1, query="helps")
+        rest = await agent.list(limit=1, query="helps", cursor=searched["next_cursor"])
+        found = {page["skills"][0]["uri"] for page in (searched, rest)}
+        assert found == {first["skills"][0]["uri"], "skill://assistant/n/SKILL.md"}
+
+
 async def test_a_search_says_why_and_forgives_a_mistyped_word(
     data_root: Path, folder: Path
 ) -> None:
