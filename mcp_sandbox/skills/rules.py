@@ -10,6 +10,8 @@ from mcp_sandbox.skills.models import Diagnostic, FrontMatter, Level
 NAME_CHARACTERS = 64
 DESCRIPTION_CHARACTERS = 1024
 COMPATIBILITY_CHARACTERS = 500
+ARGUMENTS = 32
+"""So many arguments of a skill are asked for and put into its text."""
 BODY_LINES = 500
 BODY_TOKENS = 5000
 BYTES_OF_A_TOKEN = 4
@@ -45,6 +47,10 @@ def of_fields(fields: Fields, front: FrontMatter, folder_name: str) -> Iterator[
     yield from _of_types(fields)
     if len(front.compatibility) > COMPATIBILITY_CHARACTERS:
         yield _too_long(fields, "compatibility", front.compatibility, COMPATIBILITY_CHARACTERS)
+    if len(front.arguments) > ARGUMENTS:
+        reason = f"It takes {len(front.arguments):,} arguments; only the first {ARGUMENTS} count."
+        fix = "Take fewer, or one that holds them all."
+        yield _at(fields, "too-many-arguments", "warning", reason, fix, "arguments")
     yield from _of_style(fields)
 
 

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from anyio import to_thread
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
 from mcp.types import (
@@ -28,6 +29,7 @@ from mcp_sandbox.server.skills.results import wrapped
 from mcp_sandbox.server.skills.visible import Asked, Visible, folder_uri, shown
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.models import FrontMatter, Skill
+from mcp_sandbox.skills.rules import ARGUMENTS
 from mcp_sandbox.skills.uris import DOCUMENT, SCHEME
 
 ALL = "arguments"
@@ -60,7 +62,10 @@ class SkillPrompts:
         if skill is None:
             problem = f"there is no prompt {shown(params.name)!r}: prompts/list shows all"
             raise MCPError(code=INVALID_PARAMS, message=problem)
-        text = await self._text(asked, skill, params.arguments or {})
+        said = params.arguments or {}
+        if sum(map(len, said.values())) > _MOST_SAID:
+            raise _too_long()
+        text = await self._text(asked, skill, said)
         message = PromptMessage(role="user", content=TextContent(type="text", text=text))
         return GetPromptResult(description=skill.front.description, messages=[message])
 
@@ -68,15 +73,16 @@ class SkillPrompts:
         """The filled text; a chat also gets the skill's files into its sandbox."""
         if not isinstance(self._visible.whose(asked), ChatId):
             document = await self._visible.library.read(skill, DOCUMENT)
-            return filled(_decoded(document[skill.body_at :]), skill.front, said)
+            return await _filled(document[skill.body_at :], skill.front, said)
         session = await self._session_for(Context(request_context=asked))
         got = await session.skills.activate(skill.uri, by_user=True)
-        body = filled(_decoded(got.body), skill.front, said).encode()
-        return wrapped(replace(got, body=body, repeated=False))
+        body = await _filled(got.body, skill.front, said)
+        return wrapped(replace(got, body=body.encode(), repeated=False))
 
 
-def _decoded(body: bytes) -> str:
-    return body.decode(errors="replace")
+async def _filled(body: bytes, front: FrontMatter, said: Mapping[str, str]) -> str:
+    # Up to a megabyte is searched for what the author chose.
+    return await to_thread.run_sync(filled, body.decode(errors="replace"), front, said)
 
 
 def invocable(catalogue: Catalogue) -> Mapping[str, Skill]:
@@ -100,8 +106,9 @@ def filled(body: str, front: FrontMatter, given: Mapping[str, str]) -> str:
     Raises:
         InvalidArgument: there is more than a prompt can hold.
     """
-    values = _values(front, given)
-    everything = " ".join(values) if front.arguments else given.get(ALL, "")
+    names = front.arguments[:ARGUMENTS]
+    values = _values(names, given)
+    everything = " ".join(values) if names else given.get(ALL, "")
     declared = bool(front.arguments or front.argument_hint)
     used = False
 
@@ -114,19 +121,23 @@ def filled(body: str, front: FrontMatter, given: Mapping[str, str]) -> str:
         if number is not None:
             return values[int(number)] if int(number) < len(values) else ""
         name = match["name"]
-        return everything if name == "ARGUMENTS" else values[front.arguments.index(name)]
+        return everything if name == "ARGUMENTS" else values[names.index(name)]
 
-    placeholders = _placeholders(front.arguments)
+    placeholders = _placeholders(names)
     longest = max(map(len, (everything, *values)), default=0)
     if longest > _MOST_SAID or longest * len(placeholders.findall(body)) > _MOST_FILLED:
-        raise InvalidArgument("the arguments are too long for this prompt: say it in a message")
+        raise _too_long()
     text = placeholders.sub(value, body)
     return text if used or not everything else f"{text.rstrip()}\n\nARGUMENTS: {everything}\n"
 
 
-def _values(front: FrontMatter, given: Mapping[str, str]) -> Sequence[str]:
-    if front.arguments:
-        return [given.get(name, "") for name in front.arguments]
+def _too_long() -> InvalidArgument:
+    return InvalidArgument("the arguments are too long for this prompt: say it in a message")
+
+
+def _values(names: Sequence[str], given: Mapping[str, str]) -> Sequence[str]:
+    if names:
+        return [given.get(name, "") for name in names]
     try:
         return shlex.split(given.get(ALL, ""))
     except ValueError:
@@ -144,7 +155,8 @@ def _placeholders(names: Sequence[str]) -> re.Pattern[str]:
 def _prompt(name: str, skill: Skill) -> Prompt:
     front = skill.front
     if front.arguments:
-        arguments = [PromptArgument(name=each, required=False) for each in front.arguments]
+        names = front.arguments[:ARGUMENTS]
+        arguments = [PromptArgument(name=each, required=False) for each in names]
     else:
         hint = front.argument_hint or "what to do, in your own words"
         arguments = [PromptArgument(name=ALL, description=hint, required=False)]

@@ -1,6 +1,7 @@
 """Skills as prompts that users invoke, and what completes their arguments."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,36 @@ async def test_a_prompt_does_not_grow_beyond_what_can_be_sent(
         with pytest.raises(MCPError, match="too long") as caught:
             await client.get_prompt("many", {"arguments": "x" * 90_000})
     assert caught.value.error.code == INVALID_PARAMS
+
+
+@pytest.mark.parametrize("said", ["x" * 1_000_000, "x " * 500_000, "'" * 999_999])
+async def test_endless_arguments_are_refused_before_they_are_read(
+    data_root: Path, tmp_path: Path, said: str
+) -> None:
+    write_skill(tmp_path / "a", "fix", document("fix", "$ARGUMENTS\n", "argument-hint: it\n"))
+    async with offering(data_root, tmp_path / "a") as web, client_of(web, chat=None) as client:
+        began = time.monotonic()
+        with pytest.raises(MCPError, match="too long"):
+            await client.get_prompt("fix", {"arguments": said})
+        assert time.monotonic() - began < 5
+
+
+async def test_a_skill_of_thousands_of_arguments_takes_the_first_and_says_so(
+    data_root: Path, tmp_path: Path
+) -> None:
+    more = f"arguments: {' '.join(f'a{n}' for n in range(2800))}\n"
+    body = "$" * 900_000 + " $a1 $a31 $a32\n"
+    write_skill(tmp_path / "a", "many", document("many", body, more))
+    async with offering(data_root, tmp_path / "a") as web, client_of(web, chat=None) as client:
+        (prompt,) = (await client.list_prompts()).prompts
+        assert len(prompt.arguments or []) == 32
+        began = time.monotonic()
+        filled = await text(client, "many", a1="one", a31="last", a32="none")
+        assert time.monotonic() - began < 10
+        assert filled.endswith("$ one last $a32\n")
+        (found,) = (await client.read_resource("skills://diagnostics")).contents
+        assert isinstance(found, TextResourceContents)
+        assert "too-many-arguments" in found.text
 
 
 @MODES
