@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from mcp_sandbox.server.skills.entries import suits_hosts
@@ -36,7 +36,9 @@ def _problems(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
         # Where the root lies on the host is no business of a client.
         place = "/".join(problem.folder.parts[-2:])
         about = {"folder": place, "root": problem.root, "offered": False}
-        yield from (_told(about, each) for each in problem.diagnostics)
+        for each in problem.diagnostics:
+            reason = each.reason.replace(str(problem.folder), place)
+            yield _told(about, replace(each, reason=reason))
     for skill in catalogue.skills:
         about = {"uri": skill.uri, "offered": True}
         yield from (_told(about, each) for each in skill.diagnostics)

@@ -313,3 +313,12 @@ def test_a_uri_has_one_spelling(uri: str) -> None:
         return
     assert canonical(once) == once
     assert once.count("/") >= uri.partition("://")[2].count("/")
+
+
+async def test_of_a_root_that_is_absent_the_place_is_not_told(
+    data_root: Path, tmp_path: Path
+) -> None:
+    async with offering(data_root, tmp_path / "secret" / "gone") as web:
+        _, data = await read(web, "skills://diagnostics")
+    (told,) = json.loads(data)["problems"]
+    assert told["reason"] == "The folder secret/gone cannot be opened: No such file or directory."
