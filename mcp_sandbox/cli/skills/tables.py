@@ -36,7 +36,8 @@ def diagnostics_table(rows: Iterable[tuple[str, Diagnostic]]) -> Table:
     """Return a table of diagnostics, each with the name of its skill and what to do."""
     table = Table("skill", "level", "code", "where", "what, and what to do", box=None)
     for name, each in rows:
-        text = safe(each.reason).append_text(Text(f"\n→ {each.fix}", style="bold"))
+        fix = Text("\n→ ", style="bold").append_text(safe(each.fix))
+        text = safe(each.reason).append_text(fix)
         level = Text(each.level, style=STYLES[each.level])
         table.add_row(safe(name), level, each.code, safe(where(each)), text)
     return table

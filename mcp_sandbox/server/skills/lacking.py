@@ -36,7 +36,7 @@ def missing(unmet: Sequence[Unmet]) -> Iterable[str]:
 def _line(lack: Unmet) -> str:
     files = cut_short(", ".join(map(show_name, lack.needed_by)), 200)
     when = "" if lack.always else ", for some of its uses"
-    fix = f" ({lack.fix})" if lack.fix else ""
+    fix = f" ({show_name(lack.fix)})" if lack.fix else ""
     layer = f"; image layer {lack.layer} has it" if lack.layer else ""
     what = f"{_WHAT[lack.need]} {show_name(lack.name)}"
     return f"Missing in this sandbox{when}: {what}, for {files}{fix}{layer}."

@@ -23,6 +23,8 @@ _NO_HOSTS = re.compile(
     r"(?:schemas?\..*|(?:.*\.)?(?:w3\.org|purl\.org|opensource\.org|apache\.org|"
     r"openxmlformats\.org|openoffice\.org|example\.(?:com|org|net)|example|gnu\.org|json-schema\.org))"
 )
+# What npm takes for a package: anything else would be words of its author among ours.
+_PACKAGE = re.compile(r"@?[A-Za-z0-9][\w./-]{0,99}")
 _LOCAL = re.compile(r"localhost|127\..*|0\.0\.0\.0|\[?::1\]?|host\.docker\.internal")
 
 
@@ -56,7 +58,9 @@ class Uses:
     embedded: list[tuple[Language, str]] = field(default_factory=list[tuple[Language, str]])
 
     def need(self, kind: Kind, name: str, weight: Weight = "always", unless: str = "") -> None:
-        """Note a need, unless there are too many."""
+        """Note a need, unless there are too many, or no package can have the name."""
+        if kind in ("node", "npx") and not _PACKAGE.fullmatch(name):
+            return
         if len(self.needs) < _MOST and 0 < len(name) <= 100:
             self.needs.append(Use(kind, name, weight, unless))
 
@@ -74,7 +78,7 @@ class Uses:
 
     def package(self, name: str) -> None:
         """Note a package that a script or a list of requirements names."""
-        if len(self.packages) < _MOST and re.fullmatch(r"@?[A-Za-z0-9][\w./-]{0,99}", name):
+        if len(self.packages) < _MOST and _PACKAGE.fullmatch(name):
             self.packages.add(name)
 
     def write(self, path: str) -> None:
