@@ -9,7 +9,7 @@ from mcp_sandbox.errors import UnknownSkill
 from mcp_sandbox.skills.models import Change, Problem, Skill
 from mcp_sandbox.skills.uris import DOCUMENT, SCHEME
 
-_NEAREST_OF = 1000
+_NEAREST_OF = 300
 
 
 @dataclass(frozen=True)

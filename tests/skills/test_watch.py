@@ -8,7 +8,9 @@ import anyio
 import pytest
 
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.models import Change
+from mcp_sandbox.skills.scan import Scanner
 from tests.skills.folders import CHAT, library, write_skill
 
 
@@ -69,3 +71,23 @@ async def test_nobody_hears_of_the_skills_of_others(tmp_path: Path) -> None:
         write_skill(tmp_path / "skills" / "bob" / "two")
         assert (await following(hers)).uris == {"skill://user/one/SKILL.md"}
         assert (await following(his)).uris == {"skill://user/two/SKILL.md"}
+
+
+async def test_nobody_looks_when_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[None] = []
+
+    def counting(scanner: Scanner) -> Catalogue:
+        looks.append(None)
+        return scan(scanner)
+
+    scan = Scanner.scan
+    monkeypatch.setattr(Scanner, "scan", counting)
+    write_skill(tmp_path / "mine" / "one")
+    async with library(tmp_path, tmp_path / "mine").changes(CHAT) as changes:
+        write_skill(tmp_path / "mine" / "two")
+        await following(changes)
+    seen = len(looks)
+    await anyio.sleep(0.5)
+    assert len(looks) == seen > 2
