@@ -5,23 +5,22 @@ nothing is needed.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
 from mcp_sandbox.app import open_session, temporary_data
 from mcp_sandbox.config import Config
-from mcp_sandbox.errors import Unsupported
+from mcp_sandbox.models import ExecResult
+from mcp_sandbox.sessions import preflight
 from mcp_sandbox.skills.findings import Required, scan
-from mcp_sandbox.skills.inventory import PROGRAM, question, read_inventory
 from mcp_sandbox.skills.models import Findings, Unmet
 from mcp_sandbox.skills.preflight import Inventory, unmet
 
 if TYPE_CHECKING:
     from mcp_sandbox.sessions.session import Session
 
-# So many names come back whole in one answer.
-_ASKED_AT_ONCE = 200
 _TIMEOUT_S = 20.0
 Needs = Mapping[str, tuple[Findings, tuple[Required, ...]]]
 
@@ -42,7 +41,9 @@ async def lacking(
     async with temporary_data() as data:
         alone = config.model_copy(update={"data_dir": data})
         async with open_session("preflight", config=alone) as session:
-            inventory = await _inventory(session, list(needs.values()), config.network == "open")
+            network = config.network == "open" or session.backend == "unsafe-local"
+            run = partial(_run, session)
+            inventory = await preflight.ask(run, list(needs.values()), network=network)
     return await to_thread.run_sync(_unmet, scanned, inventory)
 
 
@@ -51,23 +52,8 @@ def _scanned(skills: Mapping[str, Mapping[str, bytes]]) -> Needs:
 
 
 def _unmet(scanned: Needs, inventory: Inventory) -> Mapping[str, Sequence[Unmet]]:
-    return {name: unmet(needs, inventory, findings) for name, (findings, needs) in scanned.items()}
+    return {name: unmet(needs, inventory) for name, (_, needs) in scanned.items()}
 
 
-async def _inventory(session: "Session", needs: Sequence[Required], network: bool) -> Inventory:
-    found = Inventory(network=network or session.backend == "unsafe-local")
-    for begin in range(0, len(needs), _ASKED_AT_ONCE):
-        asked = question(needs[begin : begin + _ASKED_AT_ONCE])
-        result = await session.exec(["python3", "-c", PROGRAM], stdin=asked, timeout_s=_TIMEOUT_S)
-        try:
-            part = read_inventory(result.stdout, network=found.network)
-        except ValueError as exc:
-            raise Unsupported(f"the sandbox did not tell what it has: {exc}") from exc
-        found = Inventory(
-            commands=found.commands | part.commands,
-            modules=found.modules | part.modules,
-            distributions=found.distributions | part.distributions,
-            node=found.node | part.node,
-            network=found.network,
-        )
-    return found
+async def _run(session: "Session", command: Sequence[str], given: bytes) -> ExecResult:
+    return await session.exec(command, stdin=given, timeout_s=_TIMEOUT_S)

@@ -6,24 +6,28 @@ of milliseconds, and what an agent has installed meanwhile counts.
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from anyio import CapacityLimiter, to_thread
 
-from mcp_sandbox.errors import CallerError
+from mcp_sandbox.errors import CallerError, Unsupported
+from mcp_sandbox.models import ExecResult
 from mcp_sandbox.sessions.rooms import Held
 from mcp_sandbox.skills.findings import MAX_BYTES, Required, scan, worth_reading
-from mcp_sandbox.skills.inventory import PROGRAM, question, read_inventory
+from mcp_sandbox.skills.inventory import COMMAND, question, read_inventory
 from mcp_sandbox.skills.models import Contents, Findings, SkillFile, Unmet
-from mcp_sandbox.skills.preflight import unmet
+from mcp_sandbox.skills.preflight import Inventory, unmet
 
 logger = logging.getLogger(__name__)
 
 _MOST_KNOWN = 500
 _TIMEOUT_S = 10.0
+# So many names come back whole in one answer.
+_ASKED_AT_ONCE = 200
 
 Read = Callable[[SkillFile], Awaitable[bytes]]
+Run = Callable[[Sequence[str], bytes], Awaitable[ExecResult]]
 
 
 @dataclass(frozen=True)
@@ -73,19 +77,36 @@ async def _scripts(contents: Contents, read: Read) -> tuple[dict[str, bytes], li
     return files, others
 
 
+async def ask(run: Run, needs: Sequence[Required], *, network: bool) -> Inventory:
+    """What a sandbox has of what is needed; `run` runs a command in it with a standard input.
+
+    Raises:
+        Unsupported: it does not tell.
+    """
+    found = Inventory(network=network)
+    for begin in range(0, len(needs), _ASKED_AT_ONCE):
+        result = await run(COMMAND, question(needs[begin : begin + _ASKED_AT_ONCE]))
+        try:
+            found |= read_inventory(result.stdout)
+        except ValueError as exc:
+            raise Unsupported(f"the sandbox did not tell what it has: {exc}") from exc
+    return found
+
+
 async def lacking(scanned: Scanned, held: Held) -> tuple[Unmet, ...]:
     """What the sandbox lacks; nothing, if it cannot be told.
 
     Raises:
         SandboxGone: the sandbox died meanwhile.
     """
-    command = ["python3", "-c", PROGRAM]
-    asked = question(scanned.needs)
+
+    async def run(command: Sequence[str], given: bytes) -> ExecResult:
+        return await held.runtime.exec(command, stdin=given, timeout_s=_TIMEOUT_S)
+
     try:
-        result = await held.runtime.exec(command, stdin=asked, timeout_s=_TIMEOUT_S)
         network = not held.facts.network.startswith("none")
-        inventory = read_inventory(result.stdout, network=network)
-    except (CallerError, ValueError) as exc:
-        logger.warning("a sandbox did not tell what it has: %s", exc)
+        inventory = await ask(run, scanned.needs, network=network)
+    except CallerError as exc:
+        logger.warning("what a skill lacks in its sandbox is not known: %s", exc)
         return ()
-    return await to_thread.run_sync(unmet, scanned.needs, inventory, scanned.findings)
+    return await to_thread.run_sync(unmet, scanned.needs, inventory)

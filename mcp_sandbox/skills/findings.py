@@ -173,7 +173,8 @@ def _modules(files: Iterable[str]) -> Iterator[str]:
 def _needs(found: Mapping[str, Uses], local: set[str]) -> Iterator[Required]:
     gathered: dict[tuple[Kind, str], list[tuple[str, Use]]] = {}
     for path, uses in found.items():
-        for use in uses.needs:
+        hosts = [Use("network", host, "sometimes") for host in sorted(uses.hosts)]
+        for use in (*uses.needs, *hosts):
             if not (use.kind == "python" and use.name in local):
                 gathered.setdefault((use.kind, use.name), []).append((path, use))
     for (kind, name), pairs in sorted(gathered.items()):

@@ -49,7 +49,9 @@ for folder in filter(None, folders):
 found = {"commands": commands, "modules": modules, "distributions": packages, "node": node}
 print(json.dumps({key: sorted(value & set(asked[key])) for key, value in found.items()}))
 """
-"""For the sandbox's own Python, given with -c; the question comes on its standard input."""
+
+COMMAND = ("python3", "-c", PROGRAM)
+"""What to run in the sandbox; the question comes on its standard input."""
 
 _KINDS: Mapping[str, tuple[Kind, ...]] = {
     "commands": ("command", "interpreter", "npx"),
@@ -75,7 +77,7 @@ def _names_of(key: str, need: Required) -> Iterable[str]:
     return filter(None, (need.name, need.unless))
 
 
-def read_inventory(answer: str, *, network: bool) -> Inventory:
+def read_inventory(answer: str) -> Inventory:
     """What the program printed.
 
     Raises:
@@ -92,7 +94,6 @@ def read_inventory(answer: str, *, network: bool) -> Inventory:
         modules=_names(found.get("modules")),
         distributions=_names(found.get("distributions")),
         node=_names(found.get("node")),
-        network=network,
     )
 
 

@@ -1,15 +1,14 @@
 """What a skill needs and a sandbox lacks. Pure: what the sandbox has comes as a value."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mcp_sandbox.skills import layers
 from mcp_sandbox.skills.findings import Required
-from mcp_sandbox.skills.models import Findings, Need, Unmet
+from mcp_sandbox.skills.models import Need, Unmet
 from mcp_sandbox.skills.scripts.declared import distribution
 
 _MOST = 50
-_HOSTS_SHOWN = 10
 _NO_NETWORK = "this sandbox has no network"
 _INSTALL = {"apt": "apt-get install", "pip": "pip install", "npm": "npm install -g"}
 
@@ -27,11 +26,19 @@ class Inventory:
     node: frozenset[str] = frozenset()
     network: bool = False
 
+    def __or__(self, other: "Inventory") -> "Inventory":
+        """What either of them has."""
+        return Inventory(
+            self.commands | other.commands,
+            self.modules | other.modules,
+            self.distributions | other.distributions,
+            self.node | other.node,
+            self.network or other.network,
+        )
 
-def unmet(
-    needs: Sequence[Required], inventory: Inventory, findings: Findings | None = None
-) -> tuple[Unmet, ...]:
-    """What is lacking, what every use needs first; hosts too, if there is no network."""
+
+def unmet(needs: Sequence[Required], inventory: Inventory) -> tuple[Unmet, ...]:
+    """What is lacking, what every use needs first."""
     imported = {_distribution_of(each.name) for each in needs if each.kind == "python"}
     lacking = [
         _unmet(each)
@@ -41,8 +48,6 @@ def unmet(
         and not (each.kind == "distribution" and each.name in imported)
         and not _has(each, inventory)
     ]
-    if findings and not inventory.network:
-        lacking += _unreachable(findings)
     lacking.sort(key=lambda each: (not each.always, each.need, each.name))
     return tuple(lacking[:_MOST])
 
@@ -99,8 +104,3 @@ def _command_remedy(name: str) -> tuple[str | None, str]:
         if package := layers.commands(installer).get(name):
             return layers.layer_of(package), f"{line} {package}"
     return None, "no layer is known to have it"
-
-
-def _unreachable(findings: Findings) -> Iterator[Unmet]:
-    for host in findings.hosts[:_HOSTS_SHOWN]:
-        yield Unmet("network", host, (), None, _NO_NETWORK, always=False)

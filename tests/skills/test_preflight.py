@@ -12,8 +12,8 @@ BASE = Inventory(
 
 
 def lacking(files: dict[str, bytes], inventory: Inventory = BASE) -> dict[str, Unmet]:
-    findings, needs = scan(files)
-    return {each.name: each for each in unmet(needs, inventory, findings)}
+    _, needs = scan(files)
+    return {each.name: each for each in unmet(needs, inventory)}
 
 
 def test_what_is_lacking_names_its_files_its_layer_and_its_package() -> None:
@@ -66,6 +66,7 @@ def test_hosts_are_out_of_reach_without_a_network_only() -> None:
     files = {"a.sh": b"curl https://api.acme.io/\nuv pip install x\n"}
     found = lacking(files)
     assert found["api.acme.io"].need == "network"
+    assert found["api.acme.io"].needed_by == ("a.sh",)
     assert found["pip install"].fix == "this sandbox has no network"
     open_ = Inventory(commands=frozenset({"bash", "curl", "uv"}), network=True)
     assert lacking(files, open_) == {}
