@@ -80,6 +80,7 @@ class Pinning:
         Raises:
             UnknownSkill: it is gone.
             Busy: it is being changed all the time.
+            TooLarge: the chat has too much of skills.
             StorageUnavailable: the data root cannot be used.
         """
         pins = self._pins
@@ -87,7 +88,7 @@ class Pinning:
             return None
         known = await self._known(pins, skill)
         if known is None or refresh:
-            known = await self._take(pins, skill, library)
+            known = await self._take(pins, skill, library, known)
         pin, contents = known
         await self._run(partial(pins.note_last, pin))
         self._variables = {"SKILL_DIR": pins.path(pin.name)}
@@ -122,11 +123,15 @@ class Pinning:
     async def _known(self, pins: Pins, skill: Skill) -> tuple[Pin, Contents] | None:
         return await self._run(partial(_look, pins, skill))
 
-    async def _take(self, pins: Pins, skill: Skill, library: Library) -> tuple[Pin, Contents]:
+    async def _take(
+        self, pins: Pins, skill: Skill, library: Library, known: tuple[Pin, Contents] | None
+    ) -> tuple[Pin, Contents]:
         for _ in range(_TRIES):
             contents = await library.contents(skill)
+            if known and known[0].digest == contents.digest:
+                return known
             if await self._copy(skill, contents, library):
-                pin = await self._run(partial(_pin, pins, skill, contents.digest))
+                pin = await self._run(partial(_pin, pins, skill, contents))
                 if pin:
                     return pin, contents
         raise Busy(f"the files of {skill.name} are just being changed: call again in a moment")
@@ -161,9 +166,9 @@ def _look(pins: Pins, skill: Skill) -> tuple[Pin, Contents] | None:
     return (pin, contents) if pin and contents else None
 
 
-def _pin(pins: Pins, skill: Skill, digest: str) -> Pin | None:
+def _pin(pins: Pins, skill: Skill, contents: Contents) -> Pin | None:
     try:
-        return pins.pin(skill, digest)
+        return pins.pin(skill, contents)
     except FileNotFoundError:
         # The snapshot was swept meanwhile: nobody had it.
         return None

@@ -33,6 +33,8 @@ from mcp_sandbox.workspace import trash
 from mcp_sandbox.workspace.beneath import exchange, grant_owner, open_directory, rename_new
 from mcp_sandbox.workspace.view import View, make_agents_link, open_folder
 
+MAX_PINNED_BYTES = 256 * 1024 * 1024
+"""So much of skills a chat may have; it does not count for the size of its workspace."""
 _NEW = "new-"
 _REPLACED_KEPT = 3
 _LONGEST_RECORD = 16 * 1024
@@ -43,11 +45,15 @@ _OURS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class Pin:
-    """A version of a skill that a chat has; `name` is that of its folder in the view."""
+    """A version of a skill that a chat has; `name` is that of its folder in the view.
+
+    `size` is in bytes.
+    """
 
     name: str
     uri: str
     digest: str
+    size: int
 
 
 class Pins:
@@ -100,17 +106,18 @@ class Pins:
         with opened(self.folder(pin), self._view.anchor) as folder:
             return read_whole(folder, path).data
 
-    def pin(self, skill: Skill, digest: str) -> Pin:
+    def pin(self, skill: Skill, contents: Contents) -> Pin:
         """Put that version into the view, from its snapshot.
 
         Raises:
             FileNotFoundError: there is no such snapshot any more.
+            TooLarge: the chat has too much of skills.
             OSError: it cannot be written.
         """
+        digest = contents.digest
         with self._opened() as (tree, folder):
             fcntl.flock(tree, fcntl.LOCK_EX)
-            known = self.all().get(skill.uri)
-            pin = Pin(known.name if known else name_in_view(skill), skill.uri, digest)
+            pin = self._planned(skill, contents)
             new = self._view.tree / f"{_NEW}{secrets.token_hex(8)}"
             new.mkdir(mode=0o755)
             self._snapshots.clone(digest, new, link=not self._view.copied)
@@ -123,6 +130,18 @@ class Pins:
         make_agents_link(self._view)
         return pin
 
+    def _planned(self, skill: Skill, contents: Contents) -> Pin:
+        pins = dict(self.all())
+        known = pins.pop(skill.uri, None)
+        name = known.name if known else name_in_view(skill)
+        pin = Pin(name, skill.uri, contents.digest, sum(file.size for file in contents.files))
+        if sum(each.size for each in pins.values()) + pin.size > MAX_PINNED_BYTES:
+            raise TooLarge(
+                f"with {skill.name} this chat would have over {MAX_PINNED_BYTES // 1024**2} MiB of "
+                "skills: go on with those that are active, or empty the workspace by sandbox_reset"
+            )
+        return pin
+
     @contextmanager
     def _opened(self) -> Generator[tuple[int, int]]:
         with ExitStack() as stack:
@@ -133,13 +152,16 @@ class Pins:
             yield tree, folder
 
     def _pin(self, name: str, inode: int) -> Pin | None:
+        pin = self._record(inode)
+        # What was copied into the chat's own files may have been moved there, too.
+        return pin if pin and pin.name == name else None
+
+    def _record(self, inode: int) -> Pin | None:
         try:
             with (self._view.tree / "pins" / str(inode)).open(encoding="utf-8") as file:
-                pin = Pin(**json.loads(file.read(_LONGEST_RECORD)))
+                return Pin(**json.loads(file.read(_LONGEST_RECORD)))
         except (OSError, ValueError, TypeError):
             return None
-        # What was copied into the chat's own files may have been moved there, too.
-        return pin if pin.name == name else None
 
     def _tidy(self, tree: int, folder: int) -> None:
         """Delete what was replaced, but the last few, and what tells of folders that are gone."""
@@ -149,10 +171,13 @@ class Pins:
         with os.scandir(folder) as entries:
             here = {entry.inode() for entry in entries}
         for entry in replaced[:-_REPLACED_KEPT]:
+            known = self._record(entry.inode())
             if entry.is_dir(follow_symlinks=False):
                 trash.destroy(tree, tree, os.fsencode(entry.name), time.time())
             else:
                 os.unlink(entry.name, dir_fd=tree)
+            if known:
+                self._snapshots.release(known.digest)
         # What a process that was killed had begun to delete.
         trash.empty(tree, is_due=lambda _: True, checkpoint=lambda: None)
         here |= {entry.inode() for entry in replaced[-_REPLACED_KEPT:]}

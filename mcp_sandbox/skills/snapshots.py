@@ -11,6 +11,7 @@ without such bits. The same bytes so always make the same copy.
 """
 
 import errno
+import math
 import os
 import secrets
 import shutil
@@ -90,6 +91,16 @@ class Snapshots:
             for name in names:
                 _put(Path(folder) / name, inside / name, link=link)
         _close_folders(target)
+
+    def release(self, digest: str) -> None:
+        """Delete a copy, now that one chat has it no more, unless another has.
+
+        Raises:
+            StorageUnavailable: the data root cannot be used.
+        """
+        folder = self._folder(digest)
+        if _unused_bytes(folder, math.inf) is not None:
+            self._destroy(folder.name)
 
     def sweep(self, *, dry_run: bool = False) -> Iterator[tuple[str, int]]:
         """Delete the copies that no chat has had for long; yields their names and bytes.

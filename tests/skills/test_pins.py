@@ -12,10 +12,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from mcp_sandbox.errors import TooLarge
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.contents import gather
-from mcp_sandbox.skills.models import FrontMatter, Skill
-from mcp_sandbox.skills.pins import Pins, drift, name_in_view
+from mcp_sandbox.skills.models import Contents, FrontMatter, Skill, SkillFile
+from mcp_sandbox.skills.pins import MAX_PINNED_BYTES, Pins, drift, name_in_view
 from mcp_sandbox.skills.snapshots import Snapshots
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.view import Showing
@@ -44,15 +45,15 @@ class Place:
         self.view = view
         return Pins(view, self.snapshots)
 
-    def version(self, text: str) -> str:
+    def version(self, text: str) -> Contents:
         source = self.data.parent / "source"
         (source / "scripts").mkdir(parents=True, exist_ok=True)
         files = {"SKILL.md": text.encode(), "scripts/run.sh": b"#!/bin/sh\n" + text.encode()}
         for path, data in files.items():
             (source / path).write_bytes(data)
-        digest = gather(source).contents.digest
-        self.snapshots.add(digest, files)
-        return digest
+        contents = gather(source).contents
+        self.snapshots.add(contents.digest, files)
+        return contents
 
 
 @pytest.fixture(params=["mounted", "copied"])
@@ -74,7 +75,7 @@ def test_a_version_is_there_whole_and_stays_until_another_is_pinned(place: Place
     assert again.all() == {skill().uri: pin}
     found = again.contents(pin)
     assert found
-    assert found.digest == one
+    assert found.digest == one.digest
     # Who works in the old version can go on.
     old = os.open(folder, os.O_RDONLY)
     new = again.pin(skill(), two)
@@ -101,7 +102,8 @@ def test_only_the_last_replaced_versions_are_kept(place: Place) -> None:
         "pins",
         "last",
     }
-    assert len(list(place.snapshots.sweep())) == (8 if place.view.copied else 4)
+    assert len(list((place.data / "sandbox/snapshots").iterdir())) == 4
+    assert len(list(place.snapshots.sweep())) == (4 if place.view.copied else 0)
 
 
 def test_two_chats_have_each_their_own_version(place: Place) -> None:
@@ -113,8 +115,8 @@ def test_two_chats_have_each_their_own_version(place: Place) -> None:
     anyio.run(place.workspaces.remove, ChatId("bob", "c1"))
     anyio.run(partial(place.workspaces.empty_trash, is_due=lambda _: True))
     assert mine.contents(first)
-    assert place.snapshots.has(two)
-    (file,) = (place.data / "sandbox/snapshots").glob(f"{two.replace(':', '-')}/SKILL.md")
+    assert place.snapshots.has(two.digest)
+    (file,) = (place.data / "sandbox/snapshots").glob(f"{two.digest.replace(':', '-')}/SKILL.md")
     assert (file.read_text(), file.stat().st_mode & 0o777) == ("two", 0o444)
 
 
@@ -129,7 +131,20 @@ def test_a_version_that_is_not_as_it_was_is_none(place: Place) -> None:
     shutil.rmtree(folder)
     assert pins.all() == {}
     assert pins.contents(pin) is None
-    assert pins.contents(pins.pin(skill(), pin.digest)) is not None
+    assert pins.contents(pins.pin(skill(), place.version("one"))) is not None
+
+
+def test_a_chat_has_only_so_much_of_skills(place: Place) -> None:
+    pins = place.pins()
+    half = MAX_PINNED_BYTES // 2
+    one = place.version("one")
+    large = Contents((SkillFile("SKILL.md", half, "", "", "text"),), one.digest)
+    pins.pin(skill("a"), large)
+    pins.pin(skill("b"), large)
+    pins.pin(skill("a"), large)
+    with pytest.raises(TooLarge, match="over 256 MiB of skills"):
+        pins.pin(skill("c"), one)
+    assert set(pins.all()) == {skill("a").uri, skill("b").uri}
 
 
 def test_skills_of_one_name_do_not_take_each_others_place(place: Place) -> None:
@@ -147,9 +162,9 @@ def test_skills_of_one_name_do_not_take_each_others_place(place: Place) -> None:
 
 def test_no_name_leads_elsewhere_or_is_hidden(place: Place) -> None:
     pins = place.pins()
-    digest = place.version("one")
+    version = place.version("one")
     names = ("..", ".", ".git", "a/b", "a\0b", "a\nb", "ü", "a b", "x" * 64, "%2E", "ä" * 300, "@")
-    found = {pins.pin(skill(name), digest).name for name in names}
+    found = {pins.pin(skill(name), version).name for name in names}
     assert len(found) == len(names)
     folder = place.view.folder
     assert {path.name for path in folder.iterdir()} - {".gitignore"} == found
@@ -170,8 +185,9 @@ def step(event, args):
             os.kill(os.getpid(), signal.SIGKILL)
 place = Place(Path(sys.argv[1]), "mounted")
 pins = place.pins()
+contents = place.version(sys.argv[2])
 sys.addaudithook(step)
-pins.pin(skill(), sys.argv[2])
+pins.pin(skill(), contents)
 sys.exit(3)
 """
 
@@ -179,10 +195,11 @@ sys.exit(3)
 def test_killed_at_any_step_the_sandbox_sees_one_whole_version(tmp_path: Path) -> None:
     place = Place(tmp_path / "data", "mounted")
     pins = place.pins()
-    versions = [place.version(text) for text in ("one", "two")]
-    pin = pins.pin(skill(), versions[0])
+    texts = ("one", "two")
+    versions = [place.version(text).digest for text in texts]
+    pin = pins.pin(skill(), place.version("one"))
     for step in range(1, 200):
-        command = [sys.executable, "-c", _KILLED, str(place.data), versions[step % 2], str(step)]
+        command = [sys.executable, "-c", _KILLED, str(place.data), texts[step % 2], str(step)]
         done = subprocess.run(command, check=False)
         seen = gather(pins.folder(pin), anchor=place.view.anchor).contents.digest
         assert seen in versions
@@ -193,8 +210,8 @@ def test_killed_at_any_step_the_sandbox_sees_one_whole_version(tmp_path: Path) -
             assert seen == versions[step % 2]
             break
         assert done.returncode == -signal.SIGKILL
-    for digest in versions:
-        assert pins.contents(pins.pin(skill(), digest))
+    for text in texts:
+        assert pins.contents(pins.pin(skill(), place.version(text)))
     assert len(list(place.view.tree.glob("new-*"))) <= 3
 
 
@@ -205,9 +222,9 @@ def test_the_chats_own_files_are_not_followed_or_replaced(tmp_path: Path) -> Non
     outside.mkdir()
     (place.view.workspace / ".claude").symlink_to(outside)
     (place.view.workspace / ".agents").symlink_to(outside)
-    pin = pins.pin(skill(), place.version("one"))
+    pins.pin(skill(), place.version("one"))
     assert list(outside.iterdir()) == []
     assert (place.view.workspace / ".claude/skills/pdf/SKILL.md").read_text() == "one"
     (place.view.folder / "doc").write_text("mine")
-    pins.pin(skill("doc"), pin.digest)
+    pins.pin(skill("doc"), place.version("one"))
     assert [path.read_text() for path in place.view.tree.glob("new-*")] == ["mine"]

@@ -1,0 +1,118 @@
+"""What a chat gets of a skill is one version of it, whole, whatever happens to the source."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from anyio import to_thread
+
+from mcp_sandbox.config import SkillsConfig
+from mcp_sandbox.errors import Busy, UnknownSkill
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.pinning import Pinned, Pinning
+from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.models import Skill
+from mcp_sandbox.skills.snapshots import Snapshots
+from mcp_sandbox.workspace.directory import Workspaces
+
+CHAT = ChatId("ann", "c1")
+ME = (os.geteuid(), os.getegid())
+_HEAD = "---\nname: pdf\ndescription: Does.\n---\n"
+
+
+class Restless(Library):
+    """A library whose skill is edited while it is copied."""
+
+    edit: Callable[[], None] = staticmethod(lambda: None)
+
+    async def read(self, skill: Skill, path: str) -> bytes:
+        data = await super().read(skill, path)
+        await to_thread.run_sync(self.edit)
+        return data
+
+
+class Place:
+    """A skill of two files, and a chat."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.data = tmp_path / "data"
+        self.folder = tmp_path / "taught" / "pdf"
+        self.write(0)
+        self.workspaces = Workspaces(self.data, owner=ME, skills="mounted")
+        settings = SkillsConfig(folders=(tmp_path / "taught",), shipped=False)
+        self.library = Restless(settings, self.data)
+        self.snapshots = Snapshots(self.data)
+        self.pinning = Pinning(CHAT, self.workspaces, self.snapshots)
+
+    def write(self, number: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "SKILL.md").write_text(f"{_HEAD}{number}")
+        (self.folder / "notes.md").write_text(f"{number}")
+
+    async def activate(self, *, refresh: bool = False) -> Pinned:
+        await self.workspaces.open(CHAT)
+        skill = (await self.library.catalogue(CHAT)).find("pdf")
+        pinned = await self.pinning.activate(skill, self.library, refresh=refresh)
+        assert pinned
+        return pinned
+
+    async def shown(self) -> tuple[str, ...]:
+        view = self.workspaces.view_of(CHAT)
+        assert view
+        files = ("SKILL.md", "notes.md")
+        return await to_thread.run_sync(
+            lambda: tuple((view.folder / "pdf" / name).read_text()[-1] for name in files)
+        )
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> Place:
+    return await to_thread.run_sync(Place, tmp_path)
+
+
+async def test_a_source_that_changes_once_meanwhile_is_copied_anew(place: Place) -> None:
+    edits = iter(range(5, 6))
+    place.library.edit = lambda: place.write(next(edits, 5))
+    pinned = await place.activate()
+    assert pinned.document.endswith(b"5")
+    assert await place.shown() == ("5", "5")
+    assert pinned.drift == ()
+
+
+async def test_a_source_that_changes_all_the_time_is_refused_and_never_torn(place: Place) -> None:
+    first = await place.activate()
+    count = iter(range(1, 1000))
+    place.library.edit = lambda: place.write(next(count))
+    await to_thread.run_sync(place.write, 1000)
+    with pytest.raises(Busy, match="just being changed"):
+        await place.activate(refresh=True)
+    assert await place.shown() == ("0", "0")
+    again = await place.activate()
+    assert again.contents.digest == first.contents.digest
+    assert again.drift == ("SKILL.md", "notes.md")
+    stored = await to_thread.run_sync(lambda: list((place.data / "sandbox/snapshots").iterdir()))
+    assert [path.name for path in stored] == [first.contents.digest.replace(":", "-")]
+
+
+async def test_a_source_that_is_gone_leaves_the_chat_its_version(place: Place) -> None:
+    first = await place.activate()
+    skill = (await place.library.catalogue(CHAT)).find("pdf")
+    await to_thread.run_sync((place.folder / "SKILL.md").unlink)
+    kept = await place.pinning.activate(skill, place.library, refresh=False)
+    assert kept
+    assert kept.contents.digest == first.contents.digest
+    assert kept.drift == ("SKILL.md", "notes.md")
+    with pytest.raises(UnknownSkill):
+        await place.pinning.activate(skill, place.library, refresh=True)
+    assert await place.shown() == ("0", "0")
+
+
+async def test_a_refresh_without_a_change_leaves_all_as_it_is(place: Place) -> None:
+    await place.activate()
+    view = place.workspaces.view_of(CHAT)
+    assert view
+    before = await to_thread.run_sync((view.folder / "pdf").stat)
+    await place.activate(refresh=True)
+    after = await to_thread.run_sync((view.folder / "pdf").stat)
+    assert after.st_ino == before.st_ino
