@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from mcp_sandbox.skills import front_matter, rules
 from mcp_sandbox.skills.contents import kind_of
 from mcp_sandbox.skills.models import Diagnostic
-from mcp_sandbox.skills.references import missing_references
+from mcp_sandbox.skills.references import missing_references, run_by_path
 from mcp_sandbox.skills.uris import DOCUMENT
 
 LARGE_FILE = 1 << 20
@@ -104,6 +104,7 @@ def _of_document(files: Mapping[str, bytes]) -> Iterator[Diagnostic]:
     yield from rules.of_body(parts.body, first_line)
     body = parts.body[:_BYTES_READ].decode("utf-8", "replace")
     yield from missing_references(body, files, first_line)
+    yield from run_by_path(body, files, first_line)
 
 
 def _of_file(path: str, data: bytes) -> Iterator[Diagnostic]:

@@ -3,7 +3,7 @@
 import difflib
 import posixpath
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from urllib.parse import unquote
 
 from mcp_sandbox.skills.models import Diagnostic
@@ -22,6 +22,7 @@ _PLACEHOLDER = re.compile(
     r"[<>{}*$|…]|\.\.\.|\b(?:path|your|example|file(?:name)?|url|link)\b", re.I
 )
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})", re.MULTILINE)
+_RUN = re.compile(r"(?:^|[\s`;&|(])\./([\w.-]+(?:/[\w.-]+){0,8})")
 _COMPARED = 500
 _MAX_TOLD = 20
 
@@ -43,6 +44,22 @@ def missing_references(
         line = first_line + body.count("\n", 0, at)
         reason = f"The text refers to {path!a}, which is not there."
         yield Diagnostic("missing-reference", "warning", reason, fix, line)
+
+
+def run_by_path(body: str, files: Mapping[str, bytes], first_line: int = 1) -> Iterator[Diagnostic]:
+    """Yield where the text runs a script as a program: the right to be run is easily lost."""
+    told = set[str]()
+    for match in _RUN.finditer(body):
+        path = match[1]
+        if path in told or not files.get(path, b"").startswith(b"#!"):
+            continue
+        told.add(path)
+        program = files[path][2:100].split(b"\n")[0].decode("utf-8", "replace").split()
+        names = [posixpath.basename(word) for word in program if not word.startswith("-")]
+        name = next((each for each in names if each != "env"), "sh")
+        line = first_line + body.count("\n", 0, match.start())
+        reason = f"The text runs {'./' + path!a} itself, which archives and copies may forbid."
+        yield Diagnostic("run-by-path", "note", reason, f"Write `{name} {path}`.", line)
 
 
 def references(body: str) -> Iterator[tuple[int, str]]:

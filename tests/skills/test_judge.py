@@ -101,6 +101,23 @@ def test_reference_to_nothing_is_told_with_the_nearest_file() -> None:
     assert said[0].fix == "Write references/guide.md, or add the file."
 
 
+def test_running_a_script_as_a_program_is_told_with_its_interpreter() -> None:
+    files = {"scripts/a.py": b"#!/usr/bin/env python3\n", "scripts/b.sh": b"#!/bin/bash -e\n"}
+    body = b"Run `./scripts/a.py x`, then\n./scripts/b.sh, python3 ./scripts/c.py or ./data.csv\n"
+    said = judge(
+        {
+            "SKILL.md": good("pdf").encode() + body,
+            **files,
+            "scripts/c.py": b"",
+            "data.csv": b"1",
+        }
+    )
+    assert [(each.code, each.fix) for each in said] == [
+        ("run-by-path", "Write `python3 scripts/a.py`."),
+        ("run-by-path", "Write `bash scripts/b.sh`."),
+    ]
+
+
 def test_what_nobody_can_read_is_told() -> None:
     files = {"bin": b"\x7fELF" + bytes(20), "x.zip": b"PK\x03\x04\0", "x.docx": b"PK\x03\x04\0"}
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"

@@ -187,7 +187,7 @@ class _Git:
                 f"{self.source.url} has no folder {show(missing)}: look at its spelling"
             )
         lines = [line for line in errors.splitlines() if line.strip()]
-        said = show(" ".join(lines[-2:]), 400) if lines else "git said nothing"
+        said = show(" ".join(lines[-4:]), 400) if lines else "git said nothing"
         return SourceUnavailable(
             f"git cannot get {self.source}: {said}. Look at the address and the ref (a commit is "
             "given with all its digits), and whether you may read it"
