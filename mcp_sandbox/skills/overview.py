@@ -6,20 +6,22 @@ the line, hides, or changes the direction of reading. The files themselves stay 
 
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from mcp_sandbox.skills.models import Skill
+from mcp_sandbox.skills.words import terms
 
 MOST_OF_A_DESCRIPTION = 1536
 _LEAST_OF_A_DESCRIPTION = 40
 _LONGEST_NAME = 64
+_MOST_GROUPS = 100
 # Controls, formats (direction marks, zero width, tags), lone surrogates, private, line ends.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
-Kind = Literal["descriptions", "names", "groups"]
+Kind = Literal["descriptions", "names", "subjects"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Overview:
 
 
 def overview(skills: Sequence[Skill], budget: int) -> Overview:
-    """What fits into so many characters: descriptions, else shorter ones, else names, else groups.
+    """What fits into so many characters: descriptions, shorter ones, names, or their subjects.
 
     Every skill is treated alike, so that the same skills always give the same text.
     """
@@ -47,7 +49,7 @@ def overview(skills: Sequence[Skill], budget: int) -> Overview:
     names = ", ".join(name for name, _ in cards)
     if len(names) <= budget:
         return Overview("names", names, len(cards), len(cards), 0)
-    return Overview("groups", _groups(skills, budget), 0, 0, len(cards))
+    return Overview("subjects", _subjects_of(skills, budget), 0, 0, len(cards))
 
 
 def _longest_that_fits(cards: Sequence[tuple[str, str]], budget: int) -> int:
@@ -66,11 +68,12 @@ def _longest_that_fits(cards: Sequence[tuple[str, str]], budget: int) -> int:
     return low
 
 
-def _groups(skills: Sequence[Skill], budget: int) -> str:
-    """How many there are of each kind, the most frequent first, as far as there is room."""
-    counted = Counter(_group(skill) for skill in skills)
+def _subjects_of(skills: Sequence[Skill], budget: int) -> str:
+    """What they are about and how often, the most frequent first, as far as there is room."""
+    counted = Counter(group for skill in skills for group in _subjects(skill))
+    frequent = sorted(counted.items(), key=lambda each: (-each[1], each[0]))[:_MOST_GROUPS]
     text = ""
-    for group, number in sorted(counted.items(), key=lambda each: (-each[1], each[0])):
+    for group, number in frequent:
         longer = f"{text}, {group} ({number:,})" if text else f"{group} ({number:,})"
         if len(longer) > budget:
             break
@@ -78,10 +81,12 @@ def _groups(skills: Sequence[Skill], budget: int) -> str:
     return text
 
 
-def _group(skill: Skill) -> str:
-    """What its author filed it under, else where it comes from."""
+def _subjects(skill: Skill) -> Iterable[str]:
+    """What its author filed it under, else the words of its name."""
     filed = skill.front.metadata.get("category") or skill.front.fields.get("category")
-    return cut_short(one_line(filed), 40) if isinstance(filed, str) and filed else skill.root
+    if isinstance(filed, str) and one_line(filed):
+        return (cut_short(one_line(filed), 40),)
+    return (word for word in terms(one_line(skill.name)) if not word.isdigit())
 
 
 def call_name(skill: Skill) -> str:

@@ -37,12 +37,14 @@ def test_no_budget_is_overdrawn_and_all_are_accounted_for(number: int, budget: i
     assert found.cut <= found.shown
 
 
-def test_less_room_means_shorter_descriptions_then_names_then_kinds() -> None:
+def test_less_room_means_shorter_descriptions_then_names_then_subjects() -> None:
     skills = [skill(f"skill-{n}", "What it is for. " * 20, category=f"c{n % 3}") for n in range(30)]
     assert "…" in overview(skills, 3000).text
     assert overview(skills, 500).text.startswith("skill-0, skill-1, ")
     assert overview(skills, 500).cut == 30
     assert overview(skills, 100).text == "c0 (10), c1 (10), c2 (10)"
+    unfiled = [skill(f"pdf-forms-number-{n}", "") for n in range(30)]
+    assert overview(unfiled, 40).text == "forms (30), number (30), pdf (30)"
 
 
 def test_a_description_stays_on_its_line() -> None:

@@ -85,9 +85,9 @@ def _account(found: Overview) -> str:
     """How many there are, and what is left out here and why."""
     number = found.shown + found.hidden
     skills = "1 skill" if number == 1 else f"{number:,} skills"
-    if found.kind == "groups":
-        kinds = "; their kinds:" if found.text else ""
-        return f"[{skills}, too many to name here: find them with skills_list and a query{kinds}]"
+    if found.kind == "subjects":
+        about = "; they are about:" if found.text else ""
+        return f"[{skills}, too many to name here: find them with skills_list and a query{about}]"
     if found.kind == "names":
         return f"[{skills}, with no room for what they are for: skills_list says it]"
     if found.cut:

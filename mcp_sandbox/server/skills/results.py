@@ -197,9 +197,17 @@ def _text_notes(got: Activation) -> Iterable[str]:
         )
     elif size > _LONG_BODY_BYTES:
         yield f"A long text: {size:,} bytes, about {size // 4:,} tokens, given as a whole."
-    if "\N{REPLACEMENT CHARACTER}" in got.body.decode("utf-8", "replace"):
+    if not _is_utf8(got.body):
         yield "Bytes that are not UTF-8 are shown as \N{REPLACEMENT CHARACTER}."
     yield "The text of its author follows, up to the line with the same digest."
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _meta(got: Activation) -> dict[str, object]:

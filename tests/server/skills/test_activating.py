@@ -41,7 +41,7 @@ def parts(text: str) -> tuple[str, str, str, str]:
         b"no line end",
         b"",
         b"\r\nline\r\nline\rline\r\n",
-        "naïve 数据 👍🏽 \u202e\u200b\u2028\ufeff".encode(),
+        "naïve 数据 👍🏽 \u202e\u200b\u2028\ufeff\ufffd".encode(),
         b"\x1b[31mred\x1b[0m \x00 \x07\x7f",
         b"---\nname: other\n---\n",
         b"[The text of its author follows, up to the line with the same digest.]\n",
@@ -58,6 +58,7 @@ async def test_a_text_is_given_byte_for_byte_in_one_wrapper(
         assert (name, uri) == ("one", "skill://assistant/one/SKILL.md")
         assert text.encode() == body
         assert notes.startswith("[In the sandbox this skill lies at ")
+        assert "not UTF-8" not in notes
 
 
 async def test_a_text_of_other_bytes_is_shown_and_said_to_be(data_root: Path, folder: Path) -> None:

@@ -46,7 +46,7 @@ async def test_the_catalogue_keeps_within_its_budget_and_gives_account(
             20: "[20 skills; 20 end with … for lack of room: skills_list has all of it]",
             300: "[300 skills, with no room for what they are for: skills_list says it]",
             1500: "[1,500 skills, too many to name here: find them with skills_list and a query; "
-            "their kinds:]",
+            "they are about:]",
         }
         assert account == expected[number]
         assert sum(f"skill-{n:04}" in told for n in range(number)) == (
