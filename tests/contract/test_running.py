@@ -241,6 +241,16 @@ async def test_what_runs_in_the_background_lives_on_and_may_print(session: Sessi
     assert result.stdout == "alive\n"
 
 
+async def test_a_server_inside_is_reached_over_the_sandboxs_own_loopback(session: Session) -> None:
+    serve = "python3 -m http.server 0 --bind 127.0.0.1 2>/dev/null"
+    script = (
+        f"{serve} > >(sed -u 's/.*port //; s/ .*//' > port) & "
+        "until [ -s port ]; do sleep 0.05; done; "
+        "curl -sS -o /dev/null -w '%{http_code}' http://127.0.0.1:$(cat port)/; kill %1"
+    )
+    assert (await session.exec(script, env={"PYTHONUNBUFFERED": "1"}, timeout_s=30)).stdout == "200"
+
+
 async def test_changed_files_are_named(session: Session) -> None:
     await session.write_file("old.txt", b"old")
     await session.exec("sleep 0.05")

@@ -77,7 +77,8 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         "Domainname": "",
         "StopSignal": "SIGKILL",
         "StopTimeout": 1,
-        "NetworkDisabled": place.network == "none",
+        # A second fence; with it gVisor would find its loopback interface down.
+        "NetworkDisabled": place.network == "none" and not place.gvisor,
         "Labels": _labels(spec, place),
         "HostConfig": _host_config(spec, place),
     }
