@@ -71,6 +71,21 @@ def list_images(as_json: AsJson = False, config: ConfigFile = None) -> None:
 
 
 @group.command()
+def recipe(
+    layers: Annotated[
+        list[str], typer.Argument(help="What to add: documents, data, browser, web or build.")
+    ],
+) -> None:
+    """Print a Dockerfile that adds packages to the sandbox image, for skills that need them.
+
+    Build it with `docker build -t NAME - <Dockerfile` and set docker.image to NAME.
+    """
+    from mcp_sandbox.skills.layers import recipe as dockerfile
+
+    print(dockerfile(layers), end="")
+
+
+@group.command()
 def check(as_json: AsJson = False, config: ConfigFile = None) -> None:
     """Run the image once, and print the version of each tool that it should have."""
     from mcp_sandbox.backends.docker import images as room

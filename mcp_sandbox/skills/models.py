@@ -126,9 +126,9 @@ class Contents:
 class Unmet:
     """What a script needs and the chat's sandbox lacks.
 
-    `needed_by` are files of the skill. `layer` names the image layer that has it, None if none
-    has; `fix` says in a few words what a person can do. `always` is False where only some of what
-    the files do needs it.
+    `needed_by` are files of the skill. `layer` names the layer for images that has it, None if
+    none has; `fix` says in a few words what a person can do. `always` is False where only some of
+    what the files do needs it.
     """
 
     need: Need

@@ -86,7 +86,7 @@ def _remedy(need: Required) -> tuple[str | None, str]:
     if need.kind in ("python", "distribution"):
         return _python_remedy(need.name)
     if need.kind in ("node", "npx"):
-        return layers.layer_of(need.name), f"npm install -g {need.name}"
+        return layers.layer_of("npm", need.name), f"npm install {need.name}"
     return _command_remedy(need.name)
 
 
@@ -94,7 +94,7 @@ def _python_remedy(name: str) -> tuple[str | None, str]:
     if why := layers.elsewhere("modules").get(name):
         return None, why
     package = layers.distribution_of(name)
-    return layers.layer_of(package), f"pip install {distribution(package)}"
+    return layers.layer_of("pip", package), f"pip install {distribution(package)}"
 
 
 def _command_remedy(name: str) -> tuple[str | None, str]:
@@ -102,5 +102,5 @@ def _command_remedy(name: str) -> tuple[str | None, str]:
         return None, why
     for installer, line in _INSTALL.items():
         if package := layers.commands(installer).get(name):
-            return layers.layer_of(package), f"{line} {package}"
+            return layers.layer_of(installer, package), f"{line} {package}"
     return None, "no layer is known to have it"

@@ -88,5 +88,7 @@ def _as_diagnostic(each: models.Unmet) -> models.Diagnostic:
     needed = "It needs" if each.always else "Some of it needs"
     reason = f"{needed} {each.name} ({each.need}), which sandboxes lack."
     fix = each.fix or "Do without, or use an image that has it."
+    if each.layer:
+        fix += f", in an image: mcp-sandbox images recipe {each.layer}"
     level: models.Level = "warning" if each.always else "note"
     return models.Diagnostic("unmet", level, reason, fix, file=each.needed_by[0])

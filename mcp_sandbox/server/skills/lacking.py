@@ -31,12 +31,15 @@ def missing(unmet: Sequence[Unmet]) -> Iterable[str]:
         )
     elif local:
         yield "Do without what is missing, install it if that works, or tell the user."
+    layers = dict.fromkeys(lack.layer for lack in local if lack.layer)
+    if layers:
+        made = f"mcp-sandbox images recipe {' '.join(layers)}"
+        yield f"The operator can make an image that has more of it: `{made}` prints how."
 
 
 def _line(lack: Unmet) -> str:
     files = cut_short(", ".join(map(show_name, lack.needed_by)), 200)
     when = "" if lack.always else ", for some of its uses"
     fix = f" ({show_name(lack.fix)})" if lack.fix else ""
-    layer = f"; image layer {lack.layer} has it" if lack.layer else ""
     what = f"{_WHAT[lack.need]} {show_name(lack.name)}"
-    return f"Missing in this sandbox{when}: {what}, for {files}{fix}{layer}."
+    return f"Missing in this sandbox{when}: {what}, for {files}{fix}."

@@ -1,0 +1,46 @@
+"""What an operator is told to add to the image."""
+
+import pytest
+from typer.testing import CliRunner
+
+from mcp_sandbox.cli import cli
+from mcp_sandbox.errors import InvalidArgument
+from mcp_sandbox.skills.findings import scan
+from mcp_sandbox.skills.layers import layers, recipe
+from mcp_sandbox.skills.preflight import Inventory, unmet
+
+
+def test_a_recipe_adds_to_the_image_and_ends_as_its_user() -> None:
+    lines = recipe(["build", "web"]).splitlines()
+    assert lines[0] == "FROM mcp-sandbox/base:latest"
+    assert lines[-1] == "USER 10001:10001"
+    assert "build-essential" in lines[2]
+    assert lines[3].startswith("RUN pip install --no-cache-dir aiohttp beautifulsoup4")
+    assert lines[4] == "RUN npm install --prefix / --no-audit --no-fund axios cheerio"
+
+
+def test_what_a_layer_is_said_to_have_is_in_its_recipe() -> None:
+    files = {
+        "a.sh": b"pdftotext x | gcc y; libreoffice z\n",
+        "b.py": b"import PIL, numpy, fitz, sklearn, requests, docx\n",
+        "c.mjs": b"import 'docx'; import 'cheerio'\n",
+    }
+    _, needs = scan(files)
+    lacking = [each for each in unmet(needs, Inventory()) if each.need != "interpreter"]
+    known = [each for each in lacking if each.name != "bash"]
+    assert len(known) == 11
+    for each in known:
+        assert each.layer, each
+        installed = recipe([each.layer]).split()
+        assert each.fix.split()[-1] in installed, each
+
+
+def test_an_unknown_layer_is_answered_with_those_there_are() -> None:
+    with pytest.raises(InvalidArgument, match="documents, data, browser, build, web"):
+        recipe(["music"])
+
+
+def test_the_command_line_prints_the_recipe() -> None:
+    printed = CliRunner().invoke(cli, ["images", "recipe", *layers()])
+    assert printed.exit_code == 0, printed.output
+    assert printed.output == recipe([*layers()])
