@@ -21,7 +21,7 @@ async def examine_skills(config: Config) -> Check:
     roots = Counter(skill.root for skill in catalogue.skills)
     parts = ", ".join(f"{number:,} {root}" for root, number in roots.items())
     found = f"{len(catalogue.skills):,} offered{f' ({parts})' if parts else ''}"
-    broken = len(catalogue.problems)
+    broken = len(catalogue.unusable)
     odd = sum(any(d.level != "note" for d in s.diagnostics) for s in catalogue.skills)
     if not broken and not odd:
         return Check("skills", "skills", "ok", found)

@@ -278,7 +278,7 @@ def _for_models(catalogue: Catalogue) -> tuple[Skill, ...]:
 
 
 def _problems(catalogue: Catalogue) -> Iterable[str]:
-    number = len(catalogue.problems)
+    number = len(catalogue.unusable)
     if number:
         folders = "1 folder" if number == 1 else f"{number:,} folders"
         yield f"{folders} cannot be used; the user can ask `mcp-sandbox skills doctor` why"

@@ -18,7 +18,8 @@ class Catalogue:
 
     Of several with one name all but the first have `shadowed_by` set: they are meant by their uri
     or `root/name` only. `problems` has every folder with a SKILL.md of any spelling that is not
-    among them. `versions` tells one state of a skill's SKILL.md from another, by uri.
+    among them, and what of the roots was not searched. `versions` tells one state of a skill's
+    SKILL.md from another, by uri.
     """
 
     skills: tuple[Skill, ...] = ()
@@ -54,6 +55,12 @@ class Catalogue:
     def by_uri(self) -> Mapping[str, Skill]:
         """All skills by their uris."""
         return {skill.uri: skill for skill in self.skills}
+
+    @cached_property
+    def unusable(self) -> tuple[Problem, ...]:
+        """The problems without those that only tell how far was searched."""
+        noted = (all(each.level == "note" for each in one.diagnostics) for one in self.problems)
+        return tuple(one for one, is_note in zip(self.problems, noted, strict=True) if not is_note)
 
     @cached_property
     def _by_name(self) -> Mapping[str, Skill]:

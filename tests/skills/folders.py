@@ -4,6 +4,7 @@ from pathlib import Path
 
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.library import Library
 from mcp_sandbox.skills.watch import Pace
 
@@ -29,3 +30,12 @@ def write_skill(
 def library(data: Path, *folders: Path, workspace: bool = False, shipped: bool = False) -> Library:
     settings = SkillsConfig(folders=folders, workspace=workspace, shipped=shipped)
     return Library(settings, data, pace=Pace(poll_s=0.05, settle_s=0.2, patience_s=1))
+
+
+def codes(catalogue: Catalogue) -> dict[str, list[str]]:
+    """The codes of the problems, by the names of their folders."""
+    found: dict[str, list[str]] = {}
+    for problem in catalogue.problems:
+        names = [each.code for each in problem.diagnostics]
+        found.setdefault(problem.folder.name, []).extend(names)
+    return found

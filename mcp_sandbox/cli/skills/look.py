@@ -37,8 +37,8 @@ def list_skills(
         console().print(_table(skills))
     else:
         print("no skill is about that" if query else "no skills yet: `mcp-sandbox skills add`")
-    if found.problems:
-        count = tables.counted(len(found.problems), "folder")
+    if found.unusable:
+        count = tables.counted(len(found.unusable), "folder")
         hint = f"{count} cannot be used: `mcp-sandbox skills doctor` says why"
         print(hint, file=sys.stderr)
 
