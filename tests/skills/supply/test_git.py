@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.errors import SourceUnavailable, UnusableSkill
+from mcp_sandbox.skills.supply.fetch import fetch
 from mcp_sandbox.skills.supply.git import Fetched
 from mcp_sandbox.skills.supply.source import GitSource
 
@@ -134,6 +135,21 @@ def test_tree_that_is_endless_when_listed_is_refused(repository: Path, run: Git)
     with Fetched(GitSource(url(repository), "bomb")) as fetched:
         with pytest.raises(UnusableSkill, match="larger than any repository of skills"):
             fetched.paths("")
+
+
+def test_names_in_a_repository_cannot_move_the_cursor(repository: Path, run: Git) -> None:
+    for name in ("a\x1b[2J", "b\udcff"):
+        folder = repository / "skills" / name
+        folder.mkdir()
+        (folder / "SKILL.md").touch()
+    commit(run)
+    with pytest.raises(SourceUnavailable, match="has 3 skills") as caught:
+        fetch(GitSource(url(repository)))
+    assert str(caught.value).replace("\n", "").isprintable()
+    (repository / "skills" / "pdf" / "c\x1b[2J").touch()
+    commit(run)
+    with pytest.raises(UnusableSkill, match="cannot be seen"):
+        fetch(GitSource(url(repository), path="skills/pdf"))
 
 
 @pytest.mark.parametrize(
