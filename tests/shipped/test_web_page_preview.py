@@ -25,7 +25,7 @@ HEAD = (
 async def test_every_command_works_as_written(session: Session) -> None:
     await learn(session, NAME)
     build, check, serve, bundle, pack = commands(NAME)
-    await run(session, build)
+    await run(session, f"{build}echo '<!-- mine -->' >> site/index.html")
     fine = "1 pages, 0 other files, 0 links to other hosts (not followed): no problems\n"
     assert (await run(session, check)).stdout == fine
     served = (await run(session, serve)).stdout
