@@ -85,7 +85,8 @@ _STEPS = {
     "&& rm -rf /var/lib/apt/lists/*",
     "pip": "RUN pip install --no-cache-dir {}",
     # Where programs find packages, wherever they lie themselves.
-    "npm": "RUN npm install --prefix / --no-audit --no-fund {}",
+    "npm": "RUN npm install --prefix /opt/node --no-audit --no-fund {} "
+    "&& ln -s /opt/node/node_modules /node_modules",
 }
 _END = (
     "# Nothing in a sandbox gains privileges.",

@@ -16,7 +16,10 @@ def test_a_recipe_adds_to_the_image_and_ends_as_its_user() -> None:
     assert lines[-1] == "USER 10001:10001"
     assert "build-essential" in lines[2]
     assert lines[3].startswith("RUN pip install --no-cache-dir aiohttp beautifulsoup4")
-    assert lines[4] == "RUN npm install --prefix / --no-audit --no-fund axios cheerio"
+    assert lines[4] == (
+        "RUN npm install --prefix /opt/node --no-audit --no-fund axios cheerio "
+        "&& ln -s /opt/node/node_modules /node_modules"
+    )
 
 
 def test_what_a_layer_is_said_to_have_is_in_its_recipe() -> None:
