@@ -222,6 +222,18 @@ def test_validate_tells_problems_in_every_format(run: Run, tmp_path: Path) -> No
     assert run("validate", "skills", "--format", "xml").exit_code == 2
 
 
+def test_skill_is_named_by_its_folder_however_one_gets_there(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = write_skill(tmp_path / "pdf") / "scripts"
+    inner.mkdir()
+    for here, path in ((tmp_path / "pdf", "."), (tmp_path / "pdf", "SKILL.md"), (inner, "..")):
+        monkeypatch.chdir(here)
+        assert run("validate", path, "--strict").stdout == "1 skill: fine\n"
+        assert run("fix", path).stdout == "pdf: nothing to repair\n"
+        assert "Install pdf?" in run("add", path, "--no-sandbox").stderr
+
+
 def test_any_skill_can_be_validated_and_what_is_wrong_with_it_is_told(
     run: Run, tmp_path: Path
 ) -> None:

@@ -81,7 +81,9 @@ def skill_folders(paths: list[Path]) -> list[Path]:
     found = list[Path]()
     for path in paths:
         is_document = path.name.casefold() == "skill.md" and not path.is_dir()
-        found += skills_below(path.parent if is_document else path)
+        folder = path.absolute().parent if is_document else path.absolute()
+        # A folder has the name by which it was asked for, unless that is none.
+        found += skills_below(folder.resolve() if folder.name == ".." else folder)
     return list(dict.fromkeys(found))
 
 
