@@ -44,8 +44,8 @@ _ATTEMPTS = 20
 class ChatDirectories:
     """A chat's trees on the host. `aliases` are the further mounts that the settings ask for.
 
-    `skills` are the mounts by which its sandbox sees skills, `cleared` whether nothing can be in
-    their way.
+    `skills` are the mounts by which its sandbox sees skills, `cleared` whether the workspace is
+    surely ready for a sandbox with them, or without.
     """
 
     workspace: Path
@@ -103,7 +103,7 @@ class Workspaces:
         return await to_thread.run_sync(self._open, chat, limiter=self._layout_limiter)
 
     async def clear_way(self, chat: ChatId) -> Sequence[str]:
-        """Make a workspace ready for the mounts of a new sandbox; what was moved, in words.
+        """Make a workspace ready for the mounts of a new sandbox; what is set aside, in words.
 
         No sandbox of the chat may be running: it would not see what is moved.
 
@@ -183,6 +183,7 @@ class Workspaces:
             layout.make_aliases(sandbox, workspace, planned, self._owner)
             source, links = self._path("workspace", chat), self.data_root / "sandbox" / "alias"
             skills = self._make_view(stack, sandbox, chat) if self._skills else ()
+            claude = f"claude/{chat.user}/".encode() + tree_name(chat)
             if skills and created:
                 self._clear(stack, sandbox, workspace, chat)
             return ChatDirectories(
@@ -191,7 +192,7 @@ class Workspaces:
                 workspace_inode=os.fstat(workspace).st_ino,
                 aliases=aliases.alias_mounts(planned, source, links),
                 skills=skills,
-                cleared=created or not skills,
+                cleared=created or not layout.exists(sandbox, claude),
             )
 
     def _make_view(self, stack: ExitStack, sandbox: int, chat: ChatId) -> tuple[Mount, ...]:
@@ -205,7 +206,11 @@ class Workspaces:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
             workspace, _ = self._tree(stack, sandbox, "workspace", chat)
             self._tree(stack, sandbox, "claude", chat)
-            return self._clear(stack, sandbox, workspace, chat)
+            if self._skills == "mounted":
+                return self._clear(stack, sandbox, workspace, chat)
+            user = layout.enter(stack, sandbox, "claude", chat.user)
+            view.give_back(workspace, (user, tree_name(chat)))
+            return []
 
     def _clear(self, stack: ExitStack, sandbox: int, workspace: int, chat: ChatId) -> Sequence[str]:
         user = layout.enter(stack, sandbox, "claude", chat.user)

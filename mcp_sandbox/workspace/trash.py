@@ -1,7 +1,8 @@
 """Where discarded trees wait, and how they are deleted.
 
-An item of the trash is a directory `{UTC time}-{random}` with the trees `workspace` and `home`
-and a file `chat` that says whose they were. A person gets something back by moving it out.
+An item of the trash is a directory `{UTC time}-{random}` with trees of a chat, named after their
+kinds (`workspace`, `home` …), and a file `chat` that says whose they were. A person gets something
+back by moving it out.
 
 Deleting works at any depth, on any name, with two open directories: each directory found on the
 way is first moved up to the item, then emptied there. That may stop at any point; the item keeps

@@ -126,6 +126,23 @@ def clear_way(workspace: int, claude: tuple[int, bytes], owner: tuple[int, int])
     return said
 
 
+def give_back(workspace: int, claude: tuple[int, bytes]) -> None:
+    """Put the tree at its place in the workspace, where nothing is mounted there any more.
+
+    If the chat has files there by now, it stays where it is.
+    """
+    parent, name = claude
+    with suppress(OSError):
+        os.rmdir(_CLAUDE, dir_fd=workspace)
+    with suppress(FileExistsError, FileNotFoundError):
+        rename_new(parent, name, workspace, _CLAUDE)
+        with ExitStack() as stack:
+            directory = open_directory(workspace, _CLAUDE)
+            stack.callback(os.close, directory)
+            with suppress(OSError):
+                os.rmdir(_SKILLS, dir_fd=directory)
+
+
 def _take_over(workspace: int, claude: tuple[int, bytes], owner: tuple[int, int]) -> None:
     """Make a `.claude` with files in it the tree, as long as that has none."""
     parent, name = claude

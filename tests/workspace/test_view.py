@@ -7,6 +7,7 @@ import pytest
 
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.directory import ChatDirectories, Workspaces
+from mcp_sandbox.workspace.view import Showing
 
 CHAT = ChatId("ann", "c1")
 OWNER = (10001, 10001) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
@@ -89,6 +90,30 @@ async def test_what_is_in_the_way_is_set_aside_unread(
     assert contents(outside) == ["skills"]
     assert not (tmp_path / "nowhere").exists()
     assert await workspaces.clear_way(CHAT) == []
+
+
+@pytest.mark.parametrize("showing", [None, "copied"])
+async def test_where_nothing_is_mounted_a_chat_has_its_files_in_the_workspace(
+    workspaces: Workspaces, tmp_path: Path, showing: Showing | None
+) -> None:
+    chat = await workspaces.open(CHAT)
+    (chat.skills[0].source / "mine").write_text("mine")
+    without = Workspaces(tmp_path / "data", owner=OWNER, skills=showing)
+    opened = await without.open(CHAT)
+    assert not opened.cleared
+    assert await without.clear_way(CHAT) == []
+    assert contents(chat.workspace) == [".claude", ".claude/mine"]
+    assert (await without.open(CHAT)).cleared
+    assert not (await workspaces.open(CHAT)).cleared
+    assert await workspaces.clear_way(CHAT) == []
+    assert contents(chat.workspace) == [".claude"]
+    assert contents(chat.skills[0].source) == ["mine", "skills"]
+    # What it made in the meantime is not lost, either.
+    (chat.workspace / ".claude" / "newer").write_text("newer")
+    await without.open(CHAT)
+    await without.clear_way(CHAT)
+    assert contents(chat.workspace) == [".claude", ".claude/newer"]
+    assert contents(chat.skills[0].source) == ["mine", "skills"]
 
 
 async def test_an_empty_workspace_forgets_the_skills_too(
