@@ -131,8 +131,9 @@ async def children(visible: Visible, catalogue: Catalogue, uri: str) -> list[Res
     for skill in around(catalogue, uri):
         for file in (await visible.library.contents(skill)).files:
             _add_file(inside, prefix, file_uri(skill.uri, file.path), file)
-    documents = {child: catalogue.by_uri[child] for child in inside if child in catalogue.by_uri}
-    return [*{**inside, **{uri: of_document(each) for uri, each in documents.items()}}.values()]
+    for document in inside.keys() & catalogue.by_uri.keys():
+        inside[document] = of_document(catalogue.by_uri[document])
+    return [*inside.values()]
 
 
 def of_document(skill: Skill) -> Resource:
