@@ -2,10 +2,13 @@
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 _MOST_TERMS = 16
 _LONGEST_TERM = 40
+# What comparing one term with all words may take; a step is a pair of letters.
+_MOST_STEPS = 400_000
 _WORD = re.compile(r"[^\W_]+")
 # Scripts without spaces between words: every character counts as a word, a run as a phrase.
 _UNSPACED = re.compile(r"([\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff])")
@@ -94,18 +97,25 @@ class Vocabulary:
             self._by_length.setdefault(len(word), []).append((word, _letters(word)))
 
     def near(self, term: str, most: int = 3) -> list[str]:
-        """The known words within one typing mistake, or two of a long word; the nearest first."""
+        """The known words within one typing mistake, or two of a long word; the nearest first.
+
+        Of very many that are made of the same letters only the first are compared.
+        """
         allowed = 0 if len(term) < 3 else 1 if len(term) < 8 else 2
-        letters = _letters(term)
+        alike = islice(self._alike(term, allowed), _MOST_STEPS // (len(term) + 1) ** 2)
         found = [
-            (distance, word)
-            for length in range(len(term) - allowed, len(term) + allowed + 1)
-            for word, mask in self._by_length.get(length, ())
-            # One mistake changes which letters there are by two at the most.
-            if (mask ^ letters).bit_count() <= 2 * allowed
-            and 0 < (distance := edits(term, word)) <= allowed
+            (distance, word) for word in alike if 0 < (distance := edits(term, word)) <= allowed
         ]
         return [word for _, word in sorted(found)[:most]]
+
+    def _alike(self, term: str, allowed: int) -> Iterator[str]:
+        """The words of about that length and about these letters."""
+        letters = _letters(term)
+        for length in range(len(term) - allowed, len(term) + allowed + 1):
+            for word, mask in self._by_length.get(length, ()):
+                # One mistake changes which letters there are by two at the most.
+                if (mask ^ letters).bit_count() <= 2 * allowed:
+                    yield word
 
 
 def _letters(word: str) -> int:

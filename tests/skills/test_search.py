@@ -1,6 +1,7 @@
 """Finding skills by words."""
 
 import random
+import string
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from mcp_sandbox.skills.models import FrontMatter, Skill
 from mcp_sandbox.skills.search import Index
-from mcp_sandbox.skills.words import edits
+from mcp_sandbox.skills.words import Vocabulary, edits
 
 # What a skill is, how its author describes it, and how people ask for it in other words.
 KNOWN = {
@@ -224,3 +225,15 @@ def test_mistakes_are_counted_as_people_make_them() -> None:
         1,
         2,
     ]
+
+
+def test_words_made_of_the_same_letters_hold_up_no_search() -> None:
+    letters = string.ascii_lowercase + string.ascii_lowercase[:14]
+    chance = random.Random(1)
+    alike = ["".join(chance.sample(letters, 40)) for _ in range(20_000)]
+    asked = [word[::-1] for word in alike[:9]]
+    known = Vocabulary([*alike, f"{asked[0][:20]}{asked[0][21:]}"])
+    began = time.monotonic()
+    assert known.near(asked[0]) == [f"{asked[0][:20]}{asked[0][21:]}"]
+    assert all(not known.near(word) for word in asked[1:])
+    assert time.monotonic() - began < 5
