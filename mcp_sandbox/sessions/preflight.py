@@ -4,22 +4,19 @@ The scripts of a version are read once. The sandbox is asked anew each time: tha
 of milliseconds, and what an agent has installed meanwhile counts.
 """
 
-import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from anyio import CapacityLimiter, to_thread
 
-from mcp_sandbox.errors import CallerError, Unsupported
+from mcp_sandbox.errors import Unsupported
 from mcp_sandbox.models import ExecResult
 from mcp_sandbox.sessions.rooms import Held
 from mcp_sandbox.skills.findings import MAX_BYTES, Required, scan, worth_reading
 from mcp_sandbox.skills.inventory import COMMAND, question, read_inventory
 from mcp_sandbox.skills.models import Contents, Findings, SkillFile, Unmet
 from mcp_sandbox.skills.preflight import Inventory, unmet
-
-logger = logging.getLogger(__name__)
 
 _MOST_KNOWN = 500
 _TIMEOUT_S = 10.0
@@ -94,19 +91,16 @@ async def ask(run: Run, needs: Sequence[Required], *, network: bool) -> Inventor
 
 
 async def lacking(scanned: Scanned, held: Held) -> tuple[Unmet, ...]:
-    """What the sandbox lacks; nothing, if it cannot be told.
+    """What the sandbox lacks.
 
     Raises:
-        SandboxGone: the sandbox died meanwhile.
+        CallerError: it does not tell.
+        SandboxGone: it died meanwhile.
     """
 
     async def run(command: Sequence[str], given: bytes) -> ExecResult:
         return await held.runtime.exec(command, stdin=given, timeout_s=_TIMEOUT_S)
 
-    try:
-        network = not held.facts.network.startswith("none")
-        inventory = await ask(run, scanned.needs, network=network)
-    except CallerError as exc:
-        logger.warning("what a skill lacks in its sandbox is not known: %s", exc)
-        return ()
+    network = not held.facts.network.startswith("none")
+    inventory = await ask(run, scanned.needs, network=network)
     return await to_thread.run_sync(unmet, scanned.needs, inventory)

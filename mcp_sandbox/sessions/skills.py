@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mcp_sandbox.errors import Busy, NotPermitted, UnknownSkill
+from mcp_sandbox.errors import Busy, CallerError, NotPermitted, UnknownSkill
 from mcp_sandbox.models import ChatId, Narrow
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.preflight import Scans, lacking
@@ -32,8 +32,9 @@ class Activation:
     """A skill as a chat got it. `body` is its text after the front matter, as it is in the file.
 
     `path_in_sandbox` is where its files lie there, if they do; `copied`: where the chat's code can
-    change them. `drift` names the files that have changed in the library since. `repeated`: the
-    chat has been given this text before.
+    change them. `unchecked` says why it is not known what the sandbox lacks. `drift` names the
+    files that have changed in the library since. `repeated`: the chat has been given this text
+    before.
     """
 
     skill: Skill
@@ -43,6 +44,7 @@ class Activation:
     path_in_sandbox: str | None = None
     copied: bool = False
     unmet: tuple[Unmet, ...] = ()
+    unchecked: str = ""
     findings: Findings | None = None
     drift: tuple[str, ...] = ()
     repeated: bool = False
@@ -197,7 +199,10 @@ class ChatSkills:
         if scanned.is_empty:
             return activation
         async with self._hold.call() as held:
-            unmet = await lacking(scanned, held)
+            try:
+                unmet = await lacking(scanned, held)
+            except CallerError as exc:
+                return replace(activation, findings=scanned.findings, unchecked=str(exc))
         return replace(activation, findings=scanned.findings, unmet=unmet)
 
     async def _read_whole(self, skill: Skill) -> Activation:

@@ -69,6 +69,21 @@ async def test_what_an_agent_has_installed_is_lacking_no_more(
     assert left == {"zz_not_there", "zz-program", "zz-other"}
 
 
+async def test_a_sandbox_that_does_not_tell_what_it_has_is_no_obstacle(
+    manager: SessionManager, isolated: str
+) -> None:
+    session = await manager.session(ANN)
+    made = await session.exec(
+        "mkdir -p ~/.local/bin && printf '#!/bin/sh\\necho [1]\\n' > ~/.local/bin/python3 "
+        "&& chmod +x ~/.local/bin/python3 && hash -r && python3 --version"
+    )
+    assert made.stdout == "[1]\n"
+    got = await session.skills.activate("needy")
+    assert got.body == b"Do.\n"
+    assert got.unmet == ()
+    assert got.unchecked.startswith("the sandbox did not tell what it has")
+
+
 async def test_hosts_are_out_of_reach_where_there_is_no_network(
     manager: SessionManager, isolated: str
 ) -> None:

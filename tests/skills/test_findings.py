@@ -1,6 +1,7 @@
 """What the reading of scripts finds, held against Python's own parser and against written texts."""
 
 import ast
+import random
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -305,6 +306,20 @@ _HOSTILE = [
     "import x from ", "{", "\0", "http://a.", "env ", "eval '", "a:\n", "\t", "<<'", "((", "@a/",
     "find -exec ", "type ", "command -v a || ", "function ", "x() {", "!", "esac ", "a=1 ",
 ]  # fmt: skip
+
+
+def test_damaged_texts_are_read_as_far_as_they_make_sense() -> None:
+    chance = random.Random(11)
+    sources = [path.read_text() for path in Path(__file__).parent.glob("test_*.py")]
+    for _ in range(150):
+        begin = chance.choice(sources)
+        text = begin[: chance.randrange(6000)]
+        for _ in range(chance.randrange(20)):
+            at = chance.randrange(len(text) + 1)
+            piece = chance.choice([*_HOSTILE, "", text[at : at + 40]])
+            text = text[:at] + piece + text[at + chance.randrange(30) :]
+        for name in ("a.py", "a.sh", "a.ts", "SKILL.md", "package.json", "requirements.txt"):
+            scan({name: text.encode("utf-8", "surrogatepass")})
 
 
 @pytest.mark.parametrize("suffix", ["a.py", "a.sh", "a.js", "SKILL.md", "requirements.txt"])

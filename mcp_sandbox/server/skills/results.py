@@ -135,6 +135,8 @@ def _notes(got: Activation, body: str) -> Iterable[str]:
         yield f"In its text, {' and '.join(used)} mean{'' if used[1:] else 's'} that folder."
     yield from _file_notes(got)
     yield from missing(got.unmet)
+    if got.unchecked:
+        yield f"What its scripts lack here is not known: {cut_short(one_line(got.unchecked), 300)}."
     if got.findings and (seen := _seems_to_use(got.findings)):
         yield f"Its scripts seem to use {seen}."
     front = got.skill.front
@@ -238,6 +240,7 @@ def _meta(got: Activation) -> dict[str, object]:
             }
             for lack in got.unmet
         ],
+        "unchecked": got.unchecked,
         "findings": got.findings and asdict(got.findings),
         "drift": got.drift,
         "compatibility": got.skill.front.compatibility,
