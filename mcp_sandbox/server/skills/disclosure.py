@@ -6,17 +6,21 @@ none. The list of tools changes with the first skill and the last, never with th
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mcp.server.context import CallNext, HandlerResult
 from mcp.types import CLIENT_INFO_META_KEY
 
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.skills.visible import Asked, Visible
+from mcp_sandbox.server.text import byte_length
 from mcp_sandbox.skills.models import Skill
 from mcp_sandbox.skills.overview import Overview, overview
 
 SKILL_TOOLS = frozenset({"skills_list", "skill_activate"})
 _GREETINGS = ("initialize", "server/discover")
+ACCOUNT_KEY = "mcp-sandbox/skills"
+"""Where `_meta` of the answer keeps how many skills are shown, cut and hidden, and the size."""
 _USE_THEM = (
     "Skills are expert instructions for particular tasks: before you begin a task that one of them "
     "is for, call skill_activate with its name and follow it. skills_list finds skills by words."
@@ -40,8 +44,7 @@ class Disclosure:
         if not isinstance(result, dict):
             return result
         if ctx.method in _GREETINGS:
-            said = result["instructions"]
-            return {**result, "instructions": f"{said}{await self._about_skills(ctx, len(said))}"}
+            return await self._greeting(ctx, result)
         if ctx.method == "tools/list" and not await self._visible.has_tools(
             self._visible.whose(ctx)
         ):
@@ -49,15 +52,20 @@ class Disclosure:
             return {**result, "tools": kept}
         return result
 
-    async def _about_skills(self, ctx: Asked, said: int) -> str:
+    async def _greeting(self, ctx: Asked, result: dict[str, Any]) -> dict[str, Any]:
+        """The answer with the catalogue, and with the account of it for programs."""
         whose = self._visible.whose(ctx)
         if isinstance(whose, ChatId):
             self._visible.skills.connected(whose)
         offered = await self._visible.skills.offered(whose)
-        budget = self._settings.catalogue
+        if not offered:
+            return result
+        said, budget = result["instructions"], self._settings.catalogue
         if cut_after := _CUT_AFTER.get(_client(ctx)):
-            budget = min(budget, cut_after - said)
-        return catalogue_text(offered, budget) if offered else ""
+            budget = min(budget, cut_after - len(said))
+        text, account = about_skills(offered, budget)
+        meta = {**(result.get("_meta") or {}), ACCOUNT_KEY: account}
+        return {**result, "instructions": f"{said}{text}", "_meta": meta}
 
 
 def _client(ctx: Asked) -> str:
@@ -69,16 +77,20 @@ def _client(ctx: Asked) -> str:
     return str(info.get("name")) if isinstance(info, Mapping) else ""
 
 
-def catalogue_text(skills: Sequence[Skill], budget: int) -> str:
-    """The part of the instructions that is about skills, in so many characters if there is room.
+def about_skills(skills: Sequence[Skill], budget: int) -> tuple[str, Mapping[str, int]]:
+    """The part of the instructions about skills, in so many characters if there is room.
 
-    Skills that are hidden by others of the same name are not named.
+    With it comes what is left out in it, for programs; a token is taken for four bytes. Skills
+    that are hidden by others of the same name are not named.
     """
     named = [skill for skill in skills if skill.shadowed_by is None]
     room = budget - len(_USE_THEM) - len(_NAMED) - _ACCOUNT
     found = overview(named, max(room, 0))
     said = [_NAMED] if found.kind == "descriptions" else []
-    return "\n".join(["\n", _USE_THEM, _account(found), *said, *filter(None, [found.text])])
+    text = "\n".join(["\n", _USE_THEM, _account(found), *said, *filter(None, [found.text])])
+    size = byte_length(text)
+    counts = {"shown": found.shown, "cut": found.cut, "hidden": found.hidden}
+    return text, {**counts, "bytes": size, "tokens": size // 4}
 
 
 def _account(found: Overview) -> str:

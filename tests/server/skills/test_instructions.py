@@ -30,13 +30,15 @@ def about_skills(instructions: str) -> str:
     return instructions[instructions.index(BEGIN) :]
 
 
-@pytest.mark.parametrize("number", [1, 20, 300, 1500])
+@pytest.mark.parametrize(
+    ("mode", "number"), [("auto", 1), ("legacy", 20), ("auto", 300), ("legacy", 1500)]
+)
 async def test_the_catalogue_keeps_within_its_budget_and_gives_account(
-    data_root: Path, folder: Path, number: int
+    data_root: Path, folder: Path, mode: str, number: int
 ) -> None:
     for n in range(number):
         write_skill(folder, f"skill-{n:04}", description="What it is for. " * 30)
-    async with taught(data_root, folder) as agent:
+    async with taught(data_root, folder, mode=mode) as agent:
         told = about_skills(agent.instructions)
         assert len(told) <= 8000
         assert SENTENCE in told
