@@ -27,6 +27,7 @@ _MOST_CONNECTIONS = 32
 _MOST_UNPROVED = 16
 # Who asked for the end gets its answer first, and then hangs up.
 _FAREWELL_S = 1.0
+_LULL_S = 0.02
 
 # Where the client's folder is mounted, if any.
 _PROJECT = "/project"
@@ -95,12 +96,13 @@ class Server:
 
     def proved(self) -> None:
         """Somebody who may is connected and will call soon."""
-        self._pool.prepare()
         if self._awaited:
             # Only now: it runs the chat's start-up files, and who proves the token has looked
             # at the sandbox from outside before.
             self._awaited = False
             self._pool.prepare(seat=True)
+        # A call that is on its way comes first.
+        self.loop.later(_LULL_S, self._pool.prepare)
         self._consider_idle()
 
     def closed(self, connection: Connection) -> None:
