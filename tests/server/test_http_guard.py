@@ -290,12 +290,12 @@ async def test_many_large_messages_at_once_must_wait(data_root: Path) -> None:
 async def test_more_requests_at_once_than_allowed_must_wait(data_root: Path) -> None:
     async with served(data_root, requests_per_user=2) as web:
         alice, bob = await web.headers("alice"), await web.headers("bob")
-        async with web.peer() as (first, _), web.peer() as (second, _):
-            for stream in (first, second):
-                own = f"Authorization: {alice['Authorization']}\r\nContent-Length: 9"
-                await stream.send(head(web, own))
+        own = f"Authorization: {alice['Authorization']}\r\nContent-Length: 9"
+        async with AsyncExitStack() as stack:
+            # One of them may come while another request is served, and be refused itself.
             while (refused := await web.post(alice)).status_code != 429:
-                await anyio.sleep(0.01)
+                stream, _ = await stack.enter_async_context(web.peer())
+                await stream.send(head(web, own))
             assert refused.headers["retry-after"] == "1"
             assert await is_well(web, bob)
         while not await is_well(web, alice):
