@@ -96,3 +96,12 @@ async def test_a_skill_without_scripts_needs_nothing(manager: SessionManager) ->
     session = await manager.session(ANN)
     got = await session.skills.activate("plain")
     assert (got.unmet, got.findings) == ((), None)
+
+
+async def test_the_shipped_skills_lack_nothing(config: Config, isolated: str) -> None:
+    async with open_manager(config) as manager:
+        session = await manager.session(ANN)
+        page = await session.skills.list(limit=100)
+        got = [await session.skills.activate(listed.skill.uri) for listed in page.skills]
+    assert len(got) >= 5
+    assert {each.name: each.unmet for each in got if each.unmet or each.unchecked} == {}
