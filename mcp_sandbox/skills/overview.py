@@ -97,6 +97,9 @@ def call_name(skill: Skill) -> str:
 
 def one_line(text: str) -> str:
     """The text on one line, without characters that are not seen."""
+    if text.isprintable():
+        # Most texts are, and one by one their characters take long.
+        return " ".join(text.split())
     seen = (" " if char.isspace() else char for char in text)
     return " ".join("".join(c for c in seen if unicodedata.category(c) not in _UNSEEN).split())
 

@@ -8,6 +8,7 @@ none. The list of tools changes with the first skill and the last, never with th
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from anyio import to_thread
 from mcp.server.context import CallNext, HandlerResult
 from mcp.types import CLIENT_INFO_META_KEY
 
@@ -63,7 +64,8 @@ class Disclosure:
         said, budget = result["instructions"], self._settings.catalogue
         if cut_after := _CUT_AFTER.get(_client(ctx)):
             budget = min(budget, cut_after - len(said))
-        text, account = about_skills(offered, budget)
+        # Of thousands it takes long enough for others to notice.
+        text, account = await to_thread.run_sync(about_skills, offered, budget)
         meta = {**(result.get("_meta") or {}), ACCOUNT_KEY: account}
         return {**result, "instructions": f"{said}{text}", "_meta": meta}
 
