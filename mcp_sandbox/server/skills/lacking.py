@@ -14,6 +14,7 @@ _WHAT: dict[Need, str] = {
     "network": "network for",
 }
 _MOST_LINES = 15
+_MOST_FILES = 2
 
 
 def missing(unmet: Sequence[Unmet]) -> Iterable[str]:
@@ -38,7 +39,9 @@ def missing(unmet: Sequence[Unmet]) -> Iterable[str]:
 
 
 def _line(lack: Unmet) -> str:
-    files = cut_short(", ".join(map(show_name, lack.needed_by)), 200)
+    files = cut_short(", ".join(map(show_name, lack.needed_by[:_MOST_FILES])), 200)
+    if len(lack.needed_by) > _MOST_FILES:
+        files += f" and {len(lack.needed_by) - _MOST_FILES} more"
     when = "" if lack.always else ", for some of its uses"
     fix = f" ({show_name(lack.fix)})" if lack.fix else ""
     what = f"{_WHAT[lack.need]} {show_name(lack.name)}"

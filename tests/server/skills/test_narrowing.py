@@ -84,6 +84,10 @@ async def test_the_text_of_a_skill_says_what_its_scripts_lack(
         line = "Missing in this sandbox: Python module zz_pdf, for scripts/a.py"
         assert f"[{line} (pip install zz-pdf).]" in text
         assert "variables: ACME_KEY" in text
+        for name in "bcd":
+            (script.parent / f"{name}.py").write_text("import zz_pdf\n")
+        text = await agent.activate("free", refresh=True)
+        assert "zz_pdf, for scripts/a.py, scripts/b.py and 2 more (pip" in text
         meta = await agent.meta("free", refresh=True)
         assert meta["unmet"][0]["name"] == "zz_pdf"
         assert meta["findings"]["variables"] == ["ACME_KEY"]
