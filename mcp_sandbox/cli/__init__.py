@@ -13,6 +13,7 @@ import typer
 
 from mcp_sandbox import __version__
 from mcp_sandbox.cli import chats, connect, daemon, images, init, local, serve, shell, skills, token
+from mcp_sandbox.cli.words import printable
 from mcp_sandbox.errors import NoDaemon, SandboxError
 
 logger = logging.getLogger("mcp_sandbox")
@@ -58,7 +59,7 @@ def _fail(exc: BaseException) -> int:
     while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
         exc = exc.exceptions[0]
     if isinstance(exc, SandboxError):
-        print(f"error: {exc}", file=sys.stderr)
+        print(f"error: {printable(str(exc))}", file=sys.stderr)
     else:
         logger.error("this should not have happened; please report it", exc_info=exc)
     return 3 if isinstance(exc, NoDaemon) else 1

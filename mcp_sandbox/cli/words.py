@@ -1,4 +1,4 @@
-"""Times and sizes as people say them."""
+"""Times and sizes as people say them, and texts as they can be shown."""
 
 from datetime import datetime
 
@@ -23,3 +23,8 @@ def show_bytes(size: int) -> str:
             return f"{number:.0f} {unit}"
         number /= 1024
     return f"{number:.1f} GiB"
+
+
+def printable(text: str) -> str:
+    """The text as a terminal can show it: its lines stay, and nothing else moves the cursor."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from mcp_sandbox.cli import cli
+from mcp_sandbox.cli import cli, main
 from mcp_sandbox.errors import SandboxError
 from tests.skills import corpus
 from tests.skills.corpus import good
@@ -349,3 +349,21 @@ def test_what_a_skill_says_cannot_move_the_cursor(run: Run, data_root: Path) -> 
     fixed = run("fix", str(skill))
     assert fixed.exit_code == 0
     assert "\x1b" not in fixed.stdout + fixed.stderr
+
+
+def test_the_name_of_a_folder_cannot_move_the_cursor(
+    run: Run, data_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = data_root / "skills" / "local"
+    for name in ("a\x1b]0;owned\x07", "b\x1b[2J\rinstalled"):
+        write_skill(local / name)
+    for command in (["lock"], ["test", str(local)], ["doctor"], ["lock", "--check"]):
+        done = run(*command)
+        assert not set("\x1b\x07\r") & {*done.stdout, *done.stderr}, command
+    for command in (["remove", "nope"], ["update", "nope"]):
+        monkeypatch.setattr("sys.argv", ["mcp-sandbox", "skills", *command])
+        with pytest.raises(SystemExit):
+            main()
+        said = capsys.readouterr().err
+        assert "owned" in said
+        assert not set("\x1b\x07\r") & {*said}

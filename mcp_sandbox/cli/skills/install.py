@@ -13,6 +13,7 @@ from rich.text import Text
 from mcp_sandbox.cli.options import AsJson, ConfigFile, Data, console, load
 from mcp_sandbox.cli.skills import tables
 from mcp_sandbox.cli.skills.options import NoSandbox, User, Yes, agreed, checked_user
+from mcp_sandbox.cli.words import printable
 from mcp_sandbox.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -110,7 +111,7 @@ def update(
                 raise
             failed = True
             if isinstance(exc, SandboxError):
-                print(f"{each}: {exc}", file=sys.stderr)
+                print(printable(f"{each}: {exc}"), file=sys.stderr)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -127,7 +128,8 @@ def lock(
     installed = _installed(data, config, user)
     if not check:
         changed = installed.relock()
-        print(f"locked anew: {', '.join(changed)}" if changed else "the lock file is up to date")
+        names = printable(", ".join(changed))
+        print(f"locked anew: {names}" if changed else "the lock file is up to date")
         return
     states = installed.states()
     if as_json:

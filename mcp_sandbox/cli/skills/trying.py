@@ -15,6 +15,7 @@ from mcp_sandbox.cli.options import AsJson, BackendOption, ConfigFile, Data, con
 from mcp_sandbox.cli.skills import tables
 from mcp_sandbox.cli.skills.check import skill_folders
 from mcp_sandbox.cli.skills.options import User, catalogue, find
+from mcp_sandbox.cli.words import printable
 from mcp_sandbox.config import Config
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _folder(settings: Config, user: str, what: str) -> Path:
     if path.exists():
         folders = skill_folders([path])
         if len(folders) > 1:
-            names = ", ".join(folder.name for folder in folders[:10])
+            names = printable(", ".join(folder.name for folder in folders[:10]))
             raise typer.BadParameter(f"{what} has several skills: name one of {names}")
         return folders[0]
     return find(catalogue(settings, user), what).folder
