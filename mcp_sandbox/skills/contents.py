@@ -68,6 +68,7 @@ def gather(
     Raises:
         OSError: the folder or its document cannot be read.
         TooLarge: the document alone is over the limit.
+        Busy: a file is being written all the time.
     """
     with opened(folder, anchor) as directory:
         return _Gathering(directory, document, before.kept if before else {}).run()

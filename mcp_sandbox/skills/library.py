@@ -63,6 +63,8 @@ class Library:
 
         Raises:
             UnknownSkill: it is gone.
+            Busy: a file of it is being written all the time.
+            TooLarge: its document has more than 16 MiB.
         """
         # As in `sweep`: what is known is compared by a stat, which is not for untrusted folders.
         known = self._gathered.get(skill.folder) if skill.root != "workspace" else None

@@ -17,7 +17,7 @@ from mcp.server.subscriptions import (
     ToolsListChanged,
 )
 
-from mcp_sandbox.errors import UnknownSkill
+from mcp_sandbox.errors import CallerError
 from mcp_sandbox.server.skills.visible import Visible
 from mcp_sandbox.skills.models import Change
 from mcp_sandbox.skills.roots import Whose
@@ -89,6 +89,7 @@ async def _digests(visible: Visible, follower: Follower) -> Mapping[str, str | N
         try:
             _, file = await visible.file(catalogue, uri)
             found[uri] = file.digest
-        except UnknownSkill:
+        except CallerError:
+            # It is gone, or just being written.
             found[uri] = None
     return found

@@ -12,7 +12,7 @@ from typing import Any
 from mcp.server.extension import Extension, MethodBinding
 from mcp.types import PaginatedRequestParams, RequestParams
 
-from mcp_sandbox.errors import UnknownSkill
+from mcp_sandbox.errors import CallerError, UnknownSkill
 from mcp_sandbox.server.errors import protocol_errors
 from mcp_sandbox.server.skills.entries import entry, suits_hosts
 from mcp_sandbox.server.skills.pages import cursor_after, page
@@ -61,8 +61,8 @@ class SkillsExtension(Extension):
         entries: list[dict[str, Any]] = []
         size = 0
         for skill in found.items:
-            # One that went meanwhile is left out.
-            with suppress(UnknownSkill):
+            # One that went meanwhile, or is just being written, is left out.
+            with suppress(CallerError):
                 entries.append(await entry(self._visible.library, skill))
                 size += len(json.dumps(entries[-1]))
             if size > _ENOUGH_BYTES and skill is not found.items[-1]:

@@ -4,6 +4,8 @@ import base64
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,12 @@ from tests.server.skills.shelves import (
 )
 from tests.server.web import Web
 
+GROW = """
+import os, sys
+file = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+while True:
+    os.write(file, b"x")
+"""
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 FILES: Mapping[str, str | bytes] = {
     "references/deep/guide one.md": "# Guide\r\n\x00 \u2028 end",
@@ -94,6 +102,23 @@ async def test_results_say_how_long_they_hold_and_for_whom(data_root: Path, tmp_
     kept = {"ttlMs": 0, "cacheScope": "private", "resultType": "complete"}
     assert [each | kept for each in found] == found
     assert extensions == {"io.modelcontextprotocol/skills": {"directoryRead": True}}
+
+
+async def test_a_skill_that_is_just_being_written_keeps_no_other_from_being_listed(
+    data_root: Path, tmp_path: Path
+) -> None:
+    write_skill(tmp_path / "a", "quiet")
+    busy = write_skill(tmp_path / "a", "busy", {"log": b"x" * 4_000_000}) / "log"
+    # A process of its own writes as fast as we read.
+    growing = subprocess.Popen([sys.executable, "-c", GROW, busy])
+    try:
+        async with offering(data_root, tmp_path / "a") as web, client_of(web) as client:
+            for _ in range(10):
+                listed = await SkillsClient(client).all()
+                assert "quiet" in {entry["frontmatter"]["name"] for entry in listed}
+    finally:
+        growing.kill()
+        growing.wait()
 
 
 async def test_front_matter_is_told_as_hosts_read_it(data_root: Path, tmp_path: Path) -> None:
