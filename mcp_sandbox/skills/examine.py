@@ -13,7 +13,7 @@ from mcp_sandbox.skills.models import Diagnostic, FrontMatter
 from mcp_sandbox.skills.parse import parse
 from mcp_sandbox.skills.roots import opened
 from mcp_sandbox.skills.strict import verdict
-from mcp_sandbox.skills.uris import DOCUMENT
+from mcp_sandbox.skills.uris import DOCUMENT, document_among
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def examine(folder: Path, *, strictly: bool = False) -> Examined:
     """Look at the skill in a folder; `strictly` as the reference tool does, too."""
     folder = folder.absolute()
     try:
-        document = _document(folder)
+        document = document_among(place.name for place in folder.iterdir())
         files, left_out = _read(folder, document)
     except OSError as exc:
         return Examined(folder, None, (problems.unreadable(exc),))
@@ -66,12 +66,6 @@ def examine_files(
         codes = {each.code for each in refused}
         found = (*refused, *(each for each in found if each.code not in codes))
     return Examined(Path(folder_name), parsed.front, found, files)
-
-
-def _document(folder: Path) -> str:
-    """How the document is spelled; the usual spelling goes before others."""
-    names = (place.name for place in folder.iterdir())
-    return min((name for name in names if name.lower() == DOCUMENT.lower()), default=DOCUMENT)
 
 
 def _read(folder: Path, document: str) -> tuple[dict[str, bytes], tuple[Diagnostic, ...]]:

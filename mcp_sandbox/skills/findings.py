@@ -21,6 +21,7 @@ from mcp_sandbox.skills.scripts.javascript import read_javascript
 from mcp_sandbox.skills.scripts.python import read_python
 from mcp_sandbox.skills.scripts.shell import read_shell
 from mcp_sandbox.skills.scripts.uses import Kind, Language, Use, Uses, Weight
+from mcp_sandbox.skills.uris import is_document
 
 MAX_FILE_BYTES = 256 * 1024
 MAX_BYTES = 1024 * 1024
@@ -96,11 +97,7 @@ def _is_script(path: str, data: bytes) -> bool:
 
 
 def _is_declaration(path: str) -> bool:
-    return _is_document(path) or PurePosixPath(path).name in ("requirements.txt", "package.json")
-
-
-def _is_document(path: str) -> bool:
-    return path.lower() == "skill.md"
+    return is_document(path) or PurePosixPath(path).name in ("requirements.txt", "package.json")
 
 
 def _read(path: str, text: str) -> Uses:
@@ -112,7 +109,7 @@ def _read(path: str, text: str) -> Uses:
     if name.name == "package.json":
         return read_package_json(text)
     uses = Uses()
-    if _is_document(path):
+    if is_document(path):
         for language, code in code_blocks(text):
             uses.add(_read_code(language, code), "sometimes")
         uses.variables -= set_in_blocks(text)

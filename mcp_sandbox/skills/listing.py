@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from mcp_sandbox.skills.junk import JUNK_FOLDERS
 from mcp_sandbox.skills.stamps import Stamp, is_settled, stamp_of
-from mcp_sandbox.skills.uris import DOCUMENT
+from mcp_sandbox.skills.uris import DOCUMENT, is_document
 
-_SPELLING = DOCUMENT.lower()
 _USUAL = (DOCUMENT,)
 
 
@@ -63,13 +62,13 @@ def _sorted(
     folders, links = list[str](), list[str]()
     for entry in entries:
         name = entry.name
-        is_document = len(name) == len(DOCUMENT) and name.lower() == _SPELLING
+        named_so = is_document(name)
         if entry.is_symlink():
-            (linked if is_document else links).append(name)
+            (linked if named_so else links).append(name)
             continue
         if entry.is_dir(follow_symlinks=False):
             folders.append(name)
-        if is_document:
+        if named_so:
             is_file = entry.is_file(follow_symlinks=False)
             (documents if is_file else special).append(name)
     return Listing(

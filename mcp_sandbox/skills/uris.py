@@ -11,8 +11,20 @@ from urllib.parse import quote
 
 SCHEME = "skill://"
 DOCUMENT = "SKILL.md"
+_LOWER = DOCUMENT.lower()
 # What needs no encoding, as nearly all paths.
 _PLAIN = re.compile(r"[A-Za-z0-9._~/-]+")
+
+
+def is_document(name: str) -> bool:
+    """Whether a file of that name is a skill's document, in any spelling."""
+    return len(name) == len(DOCUMENT) and name.lower() == _LOWER
+
+
+def document_among(names: Iterable[str]) -> str:
+    """The document among the names in a folder; the usual spelling goes before others."""
+    found = filter(is_document, names)
+    return min(found, key=lambda name: (name != DOCUMENT, name), default=DOCUMENT)
 
 
 def skill_uri(root: str, folders: Iterable[str], name: str) -> str:

@@ -306,6 +306,18 @@ def test_without_a_sandbox_the_rest_is_still_told(
     assert "what a sandbox lacks was not looked at" in done.stderr
 
 
+def test_of_two_spellings_the_usual_one_is_looked_at_and_repaired(run: Run, tmp_path: Path) -> None:
+    skill = write_skill(tmp_path / "pdf", "PDF")
+    (skill / "SKILL.MD").write_text("another text")
+    assert [row["code"] for row in rows(run("validate", "--format", "json", "pdf"))] == [
+        "name-case",
+        "name-mismatch",
+    ]
+    assert run("fix", "pdf").exit_code == 0
+    assert "name: pdf\n" in (skill / "SKILL.md").read_text()
+    assert (skill / "SKILL.MD").read_text() == "another text"
+
+
 def test_fix_repairs_shows_and_says_what_is_left(run: Run, tmp_path: Path) -> None:
     skill = tmp_path / "skills" / "pdf"
     skill.mkdir(parents=True)

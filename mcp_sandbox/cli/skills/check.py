@@ -14,6 +14,7 @@ from mcp_sandbox.cli.skills import tables
 from mcp_sandbox.cli.skills.options import NoSandbox, Paths, User, catalogue, lacking
 from mcp_sandbox.config import Config
 from mcp_sandbox.skills.models import Diagnostic
+from mcp_sandbox.skills.uris import is_document
 
 Row = tuple[str, Path, Diagnostic]
 
@@ -80,8 +81,8 @@ def skill_folders(paths: list[Path]) -> list[Path]:
 
     found = list[Path]()
     for path in paths:
-        is_document = path.name.casefold() == "skill.md" and not path.is_dir()
-        folder = path.absolute().parent if is_document else path.absolute()
+        is_file = is_document(path.name) and not path.is_dir()
+        folder = path.absolute().parent if is_file else path.absolute()
         # A folder has the name by which it was asked for, unless that is none.
         found += skills_below(folder.resolve() if folder.name == ".." else folder)
     return list(dict.fromkeys(found))

@@ -15,7 +15,7 @@ from mcp_sandbox.cli.skills.options import Paths
 from mcp_sandbox.errors import Busy, TooLarge, UnusableSkill
 from mcp_sandbox.skills.files import read_whole
 from mcp_sandbox.skills.roots import opened
-from mcp_sandbox.skills.uris import DOCUMENT
+from mcp_sandbox.skills.uris import DOCUMENT, document_among
 
 
 def fix(
@@ -72,8 +72,7 @@ def _fix(folder: Path, *, dry_run: bool, everything: bool) -> int:
 
 
 def _read(folder: Path) -> tuple[str, bytes]:
-    names = (place.name for place in folder.iterdir())
-    document = min(name for name in names if name.lower() == DOCUMENT.lower())
+    document = document_among(place.name for place in folder.iterdir())
     try:
         with opened(folder, None) as directory:
             return document, read_whole(directory, document).data

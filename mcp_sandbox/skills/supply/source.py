@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.skills.supply.archive import SUFFIXES
 from mcp_sandbox.skills.supply.tree import check_path, show
+from mcp_sandbox.skills.uris import is_document
 
 _HELP = (
     "give a folder (./skill), an archive (skill.zip), owner/repo, or "
@@ -106,7 +107,7 @@ def _local(text: str, here: Path) -> Source | None:
     path = path.absolute()
     if text.lower().endswith(SUFFIXES) and not path.is_dir():
         return ArchiveSource(path)
-    return FolderSource(path.parent if path.name.casefold() == "skill.md" else path)
+    return FolderSource(path.parent if is_document(path.name) else path)
 
 
 def _short(text: str) -> GitSource:

@@ -13,6 +13,7 @@ from mcp_sandbox.errors import UnusableSkill
 from mcp_sandbox.skills import junk
 from mcp_sandbox.skills.contents import MAX_FILES
 from mcp_sandbox.skills.files import MAX_BYTES
+from mcp_sandbox.skills.uris import is_document
 
 _MAX_PATH_BYTES = 1024
 _MAX_NAME_BYTES = 255
@@ -139,7 +140,7 @@ def below(tree: Tree, folder: str) -> Tree:
 
 def documents(paths: Iterable[str]) -> list[str]:
     """Return the paths that are a `SKILL.md` in any spelling, those higher up first."""
-    found = [path for path in paths if path.rsplit("/", 1)[-1].casefold() == "skill.md"]
+    found = [path for path in paths if is_document(path.rsplit("/", 1)[-1])]
     return sorted(found, key=lambda path: (path.count("/"), path))
 
 
