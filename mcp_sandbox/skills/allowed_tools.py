@@ -17,11 +17,12 @@ A command line is allowed if each of its commands is, those in substitutions too
 import posixpath
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from mcp_sandbox.skills.scripts.shell_commands import read_script
+from mcp_sandbox.skills.scripts.shell_script import Script
 from mcp_sandbox.skills.scripts.uses import DYNAMIC
 
 ALWAYS = frozenset({"skills_list", "skill_activate", "sandbox_info"})
@@ -46,8 +47,12 @@ _OF_A_SERVER = re.compile(r"mcp__.+__(\w+)")
 _FOLDER = re.compile(
     r"\$\{(?:CLAUDE_SKILL_DIR|CLAUDE_PLUGIN_ROOT|SKILL_DIR)\}|\$SKILL_DIR|\{baseDir\}"
 )
-# They change nothing but the shell itself.
-_HARMLESS = frozenset({"cd", "pwd", "true", "false", "test", "[", "[[", ":", "set", "exit"})
+# They change nothing but the shell itself. `[[` is not among them: it runs what is in subscripts.
+_HARMLESS = frozenset({"cd", "pwd", "true", "false", "test", "[", ":", "set", "exit"})
+_FLAG = re.compile(r"[-+][A-Za-z]+|pipefail")
+# What may look into a variable's value for an expression, and run what is in its subscripts.
+_EVALUATES = re.compile(r"\(\(|\$\{|\[")
+_NOWHERE = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr"})
 _MOST_COMMAND = 65_536
 _SHOWN = 400
 
@@ -91,7 +96,13 @@ def _allows(skill: Narrowing, tool: str, arguments: Mapping[str, object]) -> boo
             if pattern is None or pattern in ("*", ":*", "**"):
                 return True
             patterns.append(_FOLDER.sub(lambda _: folder, pattern) if folder else pattern)
-    return bool(patterns) and _matches(patterns, tool, arguments)
+
+    def may_write(path: str) -> bool:
+        # From which folder another path leads is known where nothing but it is said.
+        known = path.startswith("/") or not (path.startswith("~") or arguments.get("cwd"))
+        return known and _allows(skill, "write_file", {"path": path})
+
+    return bool(patterns) and _matches(patterns, tool, arguments, may_write)
 
 
 def _of_a_server(name: str) -> str:
@@ -99,13 +110,18 @@ def _of_a_server(name: str) -> str:
     return found[1] if found else ""
 
 
-def _matches(patterns: Sequence[str], tool: str, arguments: Mapping[str, object]) -> bool:
+def _matches(
+    patterns: Sequence[str],
+    tool: str,
+    arguments: Mapping[str, object],
+    may_write: Callable[[str], bool],
+) -> bool:
     if arguments.get("env"):
         # A variable may make another program of a command.
         return False
     lines = _lines(tool, {name: str(value) for name, value in arguments.items()})
     if lines:
-        return any(_line_matches(patterns, line) for line in lines)
+        return any(_line_matches(patterns, line, may_write) for line in lines)
     return _path_matches(patterns, str(arguments.get("path") or "."))
 
 
@@ -122,14 +138,36 @@ def _lines(tool: str, given: Mapping[str, str]) -> tuple[str, ...]:
     return ()
 
 
-def _line_matches(patterns: Sequence[str], line: str) -> bool:
+def _line_matches(patterns: Sequence[str], line: str, may_write: Callable[[str], bool]) -> bool:
     if len(line) > _MOST_COMMAND:
         return False
     script = read_script(line)
-    commands = [each.words for each in script.commands if each.words[0] not in _HARMLESS]
-    if script.cut or not script.commands:
+    if script.cut or not script.commands or not _sets_nothing_that_runs(script, line):
         return False
+    # Where a redirection writes is not the command's business.
+    writes = [path for path in script.writes if path not in _NOWHERE]
+    moves = any(each.words[0] == "cd" for each in script.commands)
+    if not all(DYNAMIC not in path and may_write(path) for path in writes):
+        return False
+    if moves and not all(path.startswith("/") for path in writes):
+        return False
+    commands = [each.words for each in script.commands if not _is_harmless(each.words)]
     return all(_command_matches(patterns, " ".join(words)) for words in commands)
+
+
+def _is_harmless(words: Sequence[str]) -> bool:
+    if words[0] in ("test", "["):
+        return "-v" not in words
+    if words[0] == "set":
+        return all(_FLAG.fullmatch(word) for word in words[1:])
+    return words[0] in _HARMLESS
+
+
+def _sets_nothing_that_runs(script: Script, line: str) -> bool:
+    """Whether loops set no variable that makes another program of a command, as PATH does."""
+    if not script.set_variables:
+        return True
+    return all(map(str.islower, script.set_variables)) and not _EVALUATES.search(line)
 
 
 def _command_matches(patterns: Sequence[str], command: str) -> bool:

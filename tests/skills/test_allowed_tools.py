@@ -68,6 +68,18 @@ def test_other_tools_are_not(entries: tuple[str, ...], tool: str) -> None:
         ("git:*", "git apply <<E\n$(rm x)\nE\n", False),
         ("git:*", "git apply <<'E'\n$(rm x)\nE\n", True),
         ("git:*", "git() { rm x; }; git", False),
+        ("git:*", "git diff > /workspace/other", False),
+        ("git:*", "git diff >> ~/.bashrc", False),
+        ("git:*", ": > other; git diff", False),
+        ("git:*", "git diff 2>/dev/null >&2", True),
+        ("git:*", "[[ 'a[$(rm x)]' -eq 1 ]]; git diff", False),
+        ("git:*", "[ -v 'a[$(rm x)]' ]; git diff", False),
+        ("git:*", "set -- 'a[$(rm x)]'; git diff", False),
+        ("git:*", "set -euo pipefail; git diff", True),
+        ("git:*", "for PATH in ./evil; do git diff; done", False),
+        ("git:*", "for x in 'a[$(rm x)]'; do ((x)); git diff; done", False),
+        ("git:*", "for x in 'a[$(rm x)]'; do git diff ${y:x}; done", False),
+        ("git:*", "for x in a b; do git add $x; done", True),
         ("git:*", "PATH=/evil git status", False),
         ("git:*", "eval git status", False),
         ("git:*", "$X git", False),
@@ -110,3 +122,23 @@ def test_several_skills_allow_what_any_of_them_does_and_the_words_name_them() ->
     assert "reads: Read; greps: Grep" in said
     assert "open" not in said
     assert refusal([Narrowing("open", ())], "exec", {"command": "ls"}) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "within"),
+    [
+        ("git diff > out/a", True),
+        ("git diff > /workspace/out/a", True),
+        ("cd src && git diff > /workspace/out/a", True),
+        ("cd /etc && git diff > out/a", False),
+        ("git diff > out/../a", False),
+        ("git diff > out/$x", False),
+        ("git diff > ~/a", False),
+    ],
+)
+def test_a_command_writes_by_redirection_where_files_may_be_written(
+    command: str, within: bool
+) -> None:
+    entries = ("Bash(git:*)", "Write(/workspace/out/*)")
+    assert allowed(entries, "exec", command=command) is within
+    assert allowed(("Bash", "Read"), "exec", command=command)
