@@ -25,6 +25,8 @@ class Whole(NamedTuple):
 def read_whole(directory: int, path: str) -> Whole:
     """Read a regular file beneath an open folder, following no link.
 
+    Who rewrites it in place and pauses in the middle cannot be told from who has ended.
+
     Raises:
         OSError: there is none.
         TooLarge: it is over the limit.
