@@ -62,26 +62,13 @@ def _fields(parts: Parts, found: list[Diagnostic]) -> Fields:
         found.append(
             Diagnostic("comment", "note", reason, "Put it in quotes, if it goes on.", line)
         )
-    try:
-        return front_matter.read(source, parts.line)
-    except Refused as refused:
-        if refused.diagnostic.code not in quoting.MISTAKES:
-            raise
-        repaired, lines = quoting.quoted(source)
-        if not lines:
-            raise
-        fields = _read_again(repaired, parts.line, refused)
+    mended = quoting.read_mended(source, parts.line)
     reason = "A value has a colon or begins with a special character, and is not quoted."
     fix = "Put the value in quotes."
-    found += [Diagnostic("unquoted", "warning", reason, fix, parts.line + at) for at in lines]
-    return fields
-
-
-def _read_again(source: str, line: int, first: Refused) -> Fields:
-    try:
-        return front_matter.read(source, line)
-    except Refused:
-        raise first from None
+    found += [
+        Diagnostic("unquoted", "warning", reason, fix, parts.line + at) for at in mended.lines
+    ]
+    return mended.fields
 
 
 def front_of(values: Mapping[str, Json], folder_name: str) -> FrontMatter:

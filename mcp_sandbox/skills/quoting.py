@@ -7,11 +7,13 @@ The commonest mistake in front matter is a text with a colon in it that is not q
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from mcp_sandbox.skills import front_matter
+from mcp_sandbox.skills.front_matter import Fields, Refused
 
 MAX_SUSPECTS = 32
-MISTAKES = frozenset({"yaml", "key"})
+_MISTAKES = frozenset({"yaml", "key"})
 """What quotes may cure."""
 _LINES = re.compile(r"[^\r\n]*(?:\r\n?|\n|\Z)")
 _ENTRY = re.compile(r"( *)[\w.-]+[ \t]*:[ \t]+(?=[^\s#])")
@@ -20,6 +22,32 @@ _COLON = re.compile(r":(?:\s|\Z)")
 _FIELD = re.compile(r"^[ \t]+[\w.-]+[ \t]*:(?:\s|\Z)", re.MULTILINE)
 _CLOSING = ("]", "}")
 _SPECIAL = frozenset("[]{},'\"*&!%@`-?")
+
+
+class Mended(NamedTuple):
+    """What a YAML text says, as it stands in `source`; `lines`, from 0, got quotes for that."""
+
+    fields: Fields
+    source: str
+    lines: tuple[int, ...] = ()
+
+
+def read_mended(source: str, line: int) -> Mended:
+    """Read a text that begins in that line, with values in quotes only if it is no YAML as it is.
+
+    Raises:
+        Refused: quotes do not help; what it says is about the text as it is.
+    """
+    try:
+        return Mended(front_matter.read(source, line), source)
+    except Refused as refused:
+        repaired, lines = quoted(source) if refused.diagnostic.code in _MISTAKES else ("", ())
+        if not lines:
+            raise
+        try:
+            return Mended(front_matter.read(repaired, line), repaired, lines)
+        except Refused:
+            raise refused from None
 
 
 def quoted(source: str) -> tuple[str, tuple[int, ...]]:
@@ -78,8 +106,8 @@ def _has_colon(value: str) -> bool:
 def _is_yaml(value: str) -> bool:
     try:
         front_matter.read(f"value: {value}\n")
-    except front_matter.Refused as refused:
-        return refused.diagnostic.code not in MISTAKES
+    except Refused as refused:
+        return refused.diagnostic.code not in _MISTAKES
     return True
 
 

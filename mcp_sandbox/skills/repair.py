@@ -56,9 +56,9 @@ def repair(data: bytes, folder_name: str, *, everything: bool = False) -> Repair
     """
     parts = front_matter.split(data)
     try:
-        source, fields, quoted = _read(parts)
-        work = _Work(source, fields, parts.line, everything)
-        if quoted:
+        mended = quoting.read_mended(front_matter.text(parts), parts.line)
+        work = _Work(mended.source, mended.fields, parts.line, everything)
+        if mended.lines:
             work.changes.append("put values in quotes")
         work.repair_fields(folder_name)
         repaired = _assembled(parts, work)
@@ -75,19 +75,6 @@ def _assembled(parts: Parts, work: "_Work") -> bytes:
     end = _LAST_LINE_END.search(parts.head)
     head = f"---{work.eol}{work.text()}---".encode()
     return head + (end[0] if end else b"") + parts.body
-
-
-def _read(parts: Parts) -> tuple[str, Fields, bool]:
-    source = front_matter.text(parts)
-    try:
-        return source, front_matter.read(source, parts.line), False
-    except Refused as refused:
-        if refused.diagnostic.code not in quoting.MISTAKES:
-            raise
-        repaired, lines = quoting.quoted(source)
-        if not lines:
-            raise
-        return repaired, front_matter.read(repaired, parts.line), True
 
 
 def _check_same(data: bytes, body: bytes, expected: Mapping[str, Json]) -> None:
