@@ -8,15 +8,26 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from typing import TypedDict, cast
 
 from mcp_sandbox.errors import InvalidArgument
 
 Table = Mapping[str, str]
 
 
+class _Tables(TypedDict):
+    """What the file has."""
+
+    commands: dict[str, dict[str, list[str]]]
+    elsewhere: dict[str, dict[str, list[str]]]
+    layers: dict[str, dict[str, list[str]]]
+    modules: dict[str, list[str]]
+
+
 @cache
-def _read() -> dict[str, dict[str, dict[str, list[str]]]]:
-    return tomllib.loads((files(__package__) / "layers.toml").read_text(encoding="utf-8"))
+def _read() -> _Tables:
+    text = (files(__package__) / "layers.toml").read_text(encoding="utf-8")
+    return cast("_Tables", tomllib.loads(text))
 
 
 def _turned(table: Mapping[str, list[str]]) -> dict[str, str]:
@@ -37,7 +48,7 @@ def elsewhere(what: str) -> Table:
 
 @cache
 def _distributions() -> Table:
-    return _turned(_read()["modules"])  # type: ignore[arg-type]
+    return _turned(_read()["modules"])
 
 
 def distribution_of(module: str) -> str:

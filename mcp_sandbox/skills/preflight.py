@@ -1,15 +1,25 @@
 """What a skill needs and a sandbox lacks. Pure: what the sandbox has comes as a value."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mcp_sandbox.skills import layers
 from mcp_sandbox.skills.findings import Required
 from mcp_sandbox.skills.models import Need, Unmet
 from mcp_sandbox.skills.scripts.declared import distribution
+from mcp_sandbox.skills.scripts.uses import Kind
 
 _MOST = 50
 _NO_NETWORK = "this sandbox has no network"
+_NEEDS: Mapping[Kind, Need] = {
+    "command": "command",
+    "python": "python",
+    "distribution": "python",
+    "node": "node",
+    "npx": "node",
+    "interpreter": "interpreter",
+    "network": "network",
+}
 _INSTALL = {"apt": "apt-get install", "pip": "pip install", "npm": "npm install -g"}
 
 
@@ -44,7 +54,7 @@ def unmet(needs: Sequence[Required], inventory: Inventory) -> tuple[Unmet, ...]:
         _unmet(each)
         for each in needs
         if each.weight != "optional"
-        and not (each.unless and _has_module(each.unless, inventory))
+        and not (each.unless and each.unless in inventory.modules)
         and not (each.kind == "distribution" and each.name in imported)
         and not _has(each, inventory)
     ]
@@ -56,15 +66,11 @@ def _has(need: Required, inventory: Inventory) -> bool:
     if need.kind == "network":
         return inventory.network
     if need.kind == "python":
-        return _has_module(need.name, inventory)
+        return need.name in inventory.modules
     if need.kind == "npx" and need.name.rsplit("/", 1)[-1] in inventory.commands:
         return True
     has = {"distribution": inventory.distributions, "node": inventory.node, "npx": inventory.node}
     return need.name in has.get(need.kind, inventory.commands)
-
-
-def _has_module(name: str, inventory: Inventory) -> bool:
-    return name in inventory.modules
 
 
 def _distribution_of(module: str) -> str:
@@ -73,10 +79,8 @@ def _distribution_of(module: str) -> str:
 
 def _unmet(need: Required) -> Unmet:
     layer, fix = _remedy(need)
-    kinds: dict[str, Need] = {"distribution": "python", "npx": "node"}
-    name = need.name
-    kind: Need = kinds.get(need.kind) or need.kind  # type: ignore[assignment]
-    return Unmet(kind, name, need.files, layer, fix, always=need.weight == "always")
+    always = need.weight == "always"
+    return Unmet(_NEEDS[need.kind], need.name, need.files, layer, fix, always=always)
 
 
 def _remedy(need: Required) -> tuple[str | None, str]:
