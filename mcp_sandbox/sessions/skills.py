@@ -70,7 +70,7 @@ class Active:
 
 
 @dataclass
-class _Learned:
+class Learned:
     """What a chat has activated, and the digests of what its client was given, both by uri.
 
     `warnings` are of calls that the skills do not name, until they are told.
@@ -89,7 +89,7 @@ class Skills:
         self.library = library
         self.narrow = narrow
         self.scans = Scans()
-        self._learned: OrderedDict[ChatId, _Learned] = OrderedDict()
+        self._learned: OrderedDict[ChatId, Learned] = OrderedDict()
         self.finder = Finder(library)
 
     def of(self, chat: ChatId, hold: Hold) -> "ChatSkills":
@@ -100,9 +100,9 @@ class Skills:
         """What the model may know of; those that another one hides are among them."""
         return _for_models(await self.library.catalogue(whose))
 
-    def learned(self, chat: ChatId) -> _Learned:
+    def learned(self, chat: ChatId) -> Learned:
         """What the chat has activated."""
-        learned = self._learned.setdefault(chat, _Learned())
+        learned = self._learned.setdefault(chat, Learned())
         self._learned.move_to_end(chat)
         if len(self._learned) > _MOST_CHATS:
             self._learned.popitem(last=False)

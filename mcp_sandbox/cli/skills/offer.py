@@ -63,7 +63,7 @@ def print_changes(shown: Console, name: str, old: Tree, incoming: Incoming) -> N
     differing = changes(old, incoming.tree)
     shown.print(Text(f"{name}: {tables.counted(len(differing), 'file')} changed", style="bold"))
     for change in differing:
-        style = "bold red" if _is_script(change.path, old, incoming.tree) else "bold"
+        style = "bold red" if change.is_script else "bold"
         shown.print(tables.safe(f"{change.kind}: {change.path}"), style=style)
         tables.print_diff(shown, change.lines)
     before = examine_files(_files(old), name)
@@ -105,7 +105,3 @@ def _facts(found: Examined, incoming: Incoming) -> Table:
 
 def _files(tree: Tree) -> dict[str, bytes]:
     return {path: file.data for path, file in tree.items()}
-
-
-def _is_script(path: str, old: Tree, new: Tree) -> bool:
-    return any(path in tree and is_script(path, tree[path]) for tree in (old, new))

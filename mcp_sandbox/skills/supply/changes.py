@@ -11,7 +11,7 @@ from mcp_sandbox.skills.supply.tree import File, Tree
 from mcp_sandbox.skills.uris import DOCUMENT
 
 Kind = Literal["added", "removed", "changed", "now a program", "no program any more"]
-SCRIPT_ENDINGS = frozenset(
+_SCRIPT_ENDINGS = frozenset(
     {".bash", ".bat", ".cjs", ".cmd", ".go", ".js", ".lua", ".mjs", ".php", ".pl", ".ps1", ".py"}
     | {".r", ".rb", ".sh", ".ts", ".zsh"}
 )
@@ -22,10 +22,14 @@ _LINES_SHOWN = 400
 
 @dataclass(frozen=True)
 class FileChange:
-    """A file that differs. `lines` are a unified diff, or digests where it is long or no text."""
+    """A file that differs; `is_script`: before or now.
+
+    `lines` are a unified diff, or digests where it is long or no text.
+    """
 
     path: str
     kind: Kind
+    is_script: bool
     lines: tuple[str, ...] = ()
 
 
@@ -33,13 +37,13 @@ def changes(old: Tree, new: Tree) -> Sequence[FileChange]:
     """Return what differs: scripts first, then the document, then the rest by name."""
     found = [_change(path, old.get(path), new.get(path)) for path in {*old, *new}]
     differing = (change for change in found if change is not None)
-    return sorted(differing, key=lambda change: (_rank(change.path, old, new), change.path))
+    return sorted(differing, key=_rank)
 
 
 def is_script(path: str, file: File) -> bool:
     """Say whether a file is meant to be run."""
     ending = PurePosixPath(path).suffix.lower()
-    return file.executable or ending in SCRIPT_ENDINGS or file.data.startswith(b"#!")
+    return file.executable or ending in _SCRIPT_ENDINGS or file.data.startswith(b"#!")
 
 
 def unified(path: str, old: bytes, new: bytes) -> Iterator[str]:
@@ -50,19 +54,19 @@ def unified(path: str, old: bytes, new: bytes) -> Iterator[str]:
         yield shown if len(shown) <= _LINE_SHOWN else f"{shown[:_LINE_SHOWN]}…"
 
 
-def _rank(path: str, old: Tree, new: Tree) -> int:
-    if any(path in tree and is_script(path, tree[path]) for tree in (old, new)):
-        return 0
-    return 1 if path == DOCUMENT else 2
+def _rank(change: FileChange) -> tuple[bool, bool, str]:
+    return not change.is_script, change.path != DOCUMENT, change.path
 
 
 def _change(path: str, old: File | None, new: File | None) -> FileChange | None:
+    script = any(file is not None and is_script(path, file) for file in (old, new))
     if old is not None and new is not None and old.data == new.data:
         if old.executable == new.executable:
             return None
-        return FileChange(path, "now a program" if new.executable else "no program any more")
-    kind: Kind = "added" if old is None else "removed" if new is None else "changed"
-    return FileChange(path, kind, tuple(_lines(path, _bytes(old), _bytes(new))))
+        kind: Kind = "now a program" if new.executable else "no program any more"
+        return FileChange(path, kind, script)
+    kind = "added" if old is None else "removed" if new is None else "changed"
+    return FileChange(path, kind, script, tuple(_lines(path, _bytes(old), _bytes(new))))
 
 
 def _lines(path: str, old: bytes, new: bytes) -> Iterator[str]:
