@@ -306,6 +306,15 @@ def test_without_a_sandbox_the_rest_is_still_told(
     assert "what a sandbox lacks was not looked at" in done.stderr
 
 
+def test_what_one_chat_has_in_its_own_files_is_not_shown_as_the_users(
+    run: Run, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MCP_SANDBOX_SKILLS__WORKSPACE", "true")
+    write_skill(data_root / "skills" / "local" / "mine")
+    write_skill(data_root / "sandbox" / "workspace" / "local" / "chat-default" / "skills" / "own")
+    assert [row["name"] for row in rows(run("list", "--json"))] == ["mine"]
+
+
 def test_of_two_spellings_the_usual_one_is_looked_at_and_repaired(run: Run, tmp_path: Path) -> None:
     skill = write_skill(tmp_path / "pdf", "PDF")
     (skill / "SKILL.MD").write_text("another text")

@@ -52,11 +52,10 @@ def find(known: Catalogue, name: str) -> models.Skill:
 
 
 def catalogue(config: Config, user: str) -> Catalogue:
-    """Return what is offered to a user's chats."""
+    """Return what is offered to all chats of a user; what one has in its own files is not."""
     from mcp_sandbox.skills.library import Library
 
-    chat = ChatId(checked_user(user), "default")
-    return anyio.run(Library(config.skills, config.data_dir).catalogue, chat)
+    return anyio.run(Library(config.skills, config.data_dir).catalogue, checked_user(user))
 
 
 def agreed(yes: bool, question: str, done: str) -> None:
