@@ -18,7 +18,7 @@ from mcp_sandbox.errors import Busy, CallerError, UnknownSkill
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.contents import digest_of
 from mcp_sandbox.skills.library import Library
-from mcp_sandbox.skills.models import Contents, Skill
+from mcp_sandbox.skills.models import Contents, Diagnostic, Skill
 from mcp_sandbox.skills.pins import Pin, Pins, drift
 from mcp_sandbox.skills.snapshots import Snapshots
 from mcp_sandbox.skills.uris import DOCUMENT
@@ -39,13 +39,15 @@ class Pinned:
     """The version of a skill that a chat has.
 
     `path` is where its sandbox has it. `drift` names the files that are otherwise in the library
-    now. `copied`: the chat's code can change it.
+    now; `left_out` says what is in the folder there and in no version. `copied`: the chat's code
+    can change it.
     """
 
     contents: Contents
     document: bytes
     path: str
     drift: tuple[str, ...]
+    left_out: tuple[Diagnostic, ...]
     copied: bool
 
 
@@ -93,11 +95,13 @@ class Pinning:
         await self._run(partial(pins.note_last, pin))
         self._variables = {"SKILL_DIR": pins.path(pin.name)}
         event(logger, "skill activated", chat=str(self._chat), skill=skill.uri, digest=pin.digest)
+        current = await _current(skill, library)
         return Pinned(
             contents=contents,
             document=await self._run(partial(pins.read, pin, DOCUMENT)),
             path=pins.path(pin.name),
-            drift=drift(contents, await _current(skill, library)),
+            drift=drift(contents, current),
+            left_out=current.diagnostics,
             copied=self._view.copied,
         )
 

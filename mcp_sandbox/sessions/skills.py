@@ -18,7 +18,7 @@ from mcp_sandbox.skills.contents import digest_of
 from mcp_sandbox.skills.finder import Finder
 from mcp_sandbox.skills.front_matter import split
 from mcp_sandbox.skills.library import Library
-from mcp_sandbox.skills.models import Contents, Findings, Skill, SkillFile, Unmet
+from mcp_sandbox.skills.models import Contents, Diagnostic, Findings, Skill, SkillFile, Unmet
 from mcp_sandbox.skills.pages import Page, all_by_name
 from mcp_sandbox.skills.roots import Whose
 from mcp_sandbox.skills.uris import DOCUMENT
@@ -33,8 +33,8 @@ class Activation:
 
     `path_in_sandbox` is where its files lie there, if they do; `copied`: where the chat's code can
     change them. `unchecked` says why it is not known what the sandbox lacks. `drift` names the
-    files that have changed in the library since. `repeated`: the chat has been given this text
-    before.
+    files that have changed in the library since; `left_out` says what its folder there has and
+    nobody gets. `repeated`: the chat has been given this text before.
     """
 
     skill: Skill
@@ -47,6 +47,7 @@ class Activation:
     unchecked: str = ""
     findings: Findings | None = None
     drift: tuple[str, ...] = ()
+    left_out: tuple[Diagnostic, ...] = ()
     repeated: bool = False
 
     @property
@@ -183,6 +184,7 @@ class ChatSkills:
             path_in_sandbox=pinned.path,
             copied=pinned.copied,
             drift=pinned.drift,
+            left_out=pinned.left_out,
         )
 
     async def _checked(self, activation: Activation) -> Activation:
@@ -212,7 +214,8 @@ class ChatSkills:
             document = await self._library.read(skill, DOCUMENT)
             if _digest_in(contents, DOCUMENT) == digest_of(document):
                 body = split(document).body
-                return Activation(skill, contents.digest, body, contents)
+                left_out = contents.diagnostics
+                return Activation(skill, contents.digest, body, contents, left_out=left_out)
         raise Busy(f"the files of {skill.name} are just being changed: call again in a moment")
 
     async def read(self, name: str, path: str) -> tuple[SkillFile, bytes]:

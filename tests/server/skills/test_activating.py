@@ -330,3 +330,18 @@ async def test_no_name_of_a_package_is_a_line_of_ours(data_root: Path, folder: P
         _, _, notes, _ = parts(await agent.activate("one"))
         assert "npm install @d/e" in notes
         assert "evil" not in notes
+
+
+async def test_what_a_skill_is_not_offered_with_is_told(data_root: Path, folder: Path) -> None:
+    linked = write_skill(folder, "linked")
+    (linked / "run\n.sh").symlink_to("/bin/true")
+    many = write_skill(folder, "many")
+    for number in range(600):
+        (many / f"{number}.md").touch()
+    async with taught(data_root, folder) as agent:
+        _, _, notes, _ = parts(await agent.activate("linked"))
+        assert (
+            "[Not all of its folder is here: run␊.sh is left out: it is a symbolic link.]" in notes
+        )
+        _, _, notes, _ = parts(await agent.activate("many"))
+        assert "The skill has more than 512 files, so that only its SKILL.md is offered." in notes
