@@ -106,7 +106,9 @@ class Skills:
         learned = self._learned.setdefault(chat, Learned())
         self._learned.move_to_end(chat)
         if len(self._learned) > _MOST_CHATS:
-            self._learned.popitem(last=False)
+            # Who has many chats makes the server forget the oldest of these, and not others'.
+            oldest = next(known for known in self._learned if known.user == chat.user)
+            del self._learned[next(iter(self._learned)) if oldest == chat else oldest]
         return learned
 
     def connected(self, chat: ChatId) -> None:
