@@ -1,13 +1,12 @@
 """Diagnostics as SARIF 2.1.0, which code hosts show beside the lines that they are about. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
-from mcp_sandbox.skills.models import Diagnostic, Json, Level
+from mcp_sandbox.skills.models import Diagnostic, Json
 
-SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_LEVELS: Mapping[Level, str] = {"error": "error", "warning": "warning", "note": "note"}
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def sarif(found: Iterable[tuple[Path, Diagnostic]], version: str, here: Path) -> dict[str, Json]:
@@ -35,7 +34,7 @@ def sarif(found: Iterable[tuple[Path, Diagnostic]], version: str, here: Path) ->
         "columnKind": "unicodeCodePoints",
         "results": results,
     }
-    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
 def _rule(example: Diagnostic) -> dict[str, Json]:
@@ -45,7 +44,7 @@ def _rule(example: Diagnostic) -> dict[str, Json]:
         "name": name,
         "shortDescription": {"text": example.code.replace("-", " ").capitalize() + "."},
         "help": {"text": example.fix},
-        "defaultConfiguration": {"level": _LEVELS[example.level]},
+        "defaultConfiguration": {"level": example.level},
     }
 
 
@@ -56,7 +55,7 @@ def _result(folder: Path, each: Diagnostic, rule: int, here: Path) -> dict[str, 
     return {
         "ruleId": each.code,
         "ruleIndex": rule,
-        "level": _LEVELS[each.level],
+        "level": each.level,
         "message": {"text": f"{each.reason} {each.fix}"},
         "locations": [{"physicalLocation": physical}],
     }

@@ -11,7 +11,8 @@ import typer
 from mcp_sandbox import __version__
 from mcp_sandbox.cli.options import AsJson, BackendOption, ConfigFile, Data, console, load
 from mcp_sandbox.cli.skills import tables
-from mcp_sandbox.cli.skills.options import NoSandbox, Paths, User, catalogue, lacking
+from mcp_sandbox.cli.skills.lacking import lacking_for
+from mcp_sandbox.cli.skills.options import NoSandbox, Paths, User, catalogue
 from mcp_sandbox.config import Config
 from mcp_sandbox.skills.models import Diagnostic
 from mcp_sandbox.skills.uris import is_document
@@ -96,7 +97,9 @@ def _all_rows(settings: Config, user: str, *, ask: bool) -> Iterator[Row]:
         for each in problem.diagnostics:
             yield problem.folder.name, problem.folder, each
     examined = {skill.uri: examine(skill.folder) for skill in found.skills}
-    lacks = lacking({uri: each.files for uri, each in examined.items()}, settings) if ask else {}
+    lacks = (
+        lacking_for({uri: each.files for uri, each in examined.items()}, settings) if ask else {}
+    )
     for uri, one in examined.items():
         for each in (*one.diagnostics, *lacks.get(uri, ())):
             yield one.name, one.folder, each

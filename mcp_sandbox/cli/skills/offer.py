@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mcp_sandbox.cli.skills import tables
-from mcp_sandbox.cli.skills.options import lacking
+from mcp_sandbox.cli.skills.lacking import lacking_for
 from mcp_sandbox.cli.words import show_bytes
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import UnusableSkill
@@ -33,7 +33,7 @@ def offer(shown: Console, incoming: Incoming, settings: Config | None) -> str:
     found = _examined(incoming)
     if found.front is not None:
         shown.print(_facts(found, incoming))
-    lacks = lacking({"": found.files}, settings).get("", ()) if settings and found.front else ()
+    lacks = lacking_for({"": found.files}, settings).get("", ()) if settings and found.front else ()
     if found.diagnostics or lacks:
         rows = ((found.name, each) for each in (*found.diagnostics, *lacks))
         shown.print(tables.diagnostics_table(rows))

@@ -1,8 +1,7 @@
-"""What several commands share."""
+"""Options that several commands have, and what is meant by them."""
 
 import difflib
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import anyio
 import typer
 
 from mcp_sandbox.config import Config
-from mcp_sandbox.errors import InvalidArgument, SandboxError, UnknownSkill
+from mcp_sandbox.errors import InvalidArgument, UnknownSkill
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills import models
 from mcp_sandbox.skills.catalogue import Catalogue
@@ -67,27 +66,3 @@ def agreed(yes: bool, question: str, done: str) -> None:
         print(file=sys.stderr)  # The question is still on its line.
     print(f"nothing was {done}; --yes does it without asking", file=sys.stderr)
     raise typer.Exit(1)
-
-
-def lacking(
-    skills: Mapping[str, Mapping[str, bytes]], config: Config
-) -> Mapping[str, Sequence[models.Diagnostic]]:
-    """Return what a sandbox lacks of what scripts need; where there is none, say why not."""
-    from mcp_sandbox import lacking as room
-
-    try:
-        found = anyio.run(room.lacking, skills, config)
-    except SandboxError as exc:
-        print(f"what a sandbox lacks was not looked at: {exc}", file=sys.stderr)
-        return {}
-    return {name: [_as_diagnostic(each) for each in unmet] for name, unmet in found.items()}
-
-
-def _as_diagnostic(each: models.Unmet) -> models.Diagnostic:
-    needed = "It needs" if each.always else "Some of it needs"
-    reason = f"{needed} {each.name} ({each.need}), which sandboxes lack."
-    fix = each.fix or "Do without, or use an image that has it."
-    if each.layer:
-        fix += f", in an image: mcp-sandbox images recipe {each.layer}"
-    level: models.Level = "warning" if each.always else "note"
-    return models.Diagnostic("unmet", level, reason, fix, file=each.needed_by[0])
