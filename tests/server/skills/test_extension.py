@@ -294,8 +294,13 @@ async def test_the_same_uri_spelled_otherwise_is_the_same_file(
 ) -> None:
     write_skill(tmp_path / "a", "pdf", FILES)
     async with offering(data_root, tmp_path / "a") as web:
-        for path in ("100%25.txt", "%53KILL.md", "references/deep/guide%20one.md"):
-            await read(web, f"skill://assistant/pdf/{path}")
+        for path, other in (
+            ("100%25.txt", "%31%30%30%25%2Etxt"),
+            ("SKILL.md", "%53KILL.md"),
+            ("references/deep/guide%20one.md", "ref%65rences/deep/guide one.md"),
+        ):
+            known = await read(web, f"skill://assistant/pdf/{path}")
+            assert await read(web, f"skill://assistant/pdf/{other}") == known
 
 
 async def test_users_see_their_own_skills_only(data_root: Path, tmp_path: Path) -> None:
