@@ -199,6 +199,7 @@ def _findings(
         packages=_shown([packages, *(uses.packages for uses in every)]),
         writes=_shown(uses.writes for uses in every),
         unread=tuple(unread[:_SHOWN]),
+        inline=tuple(path for path, uses in found.items() if uses.inline)[:_SHOWN],
     )
 
 

@@ -144,7 +144,8 @@ class Findings:
     """What the bundled scripts seem to use, found by reading and not by running them.
 
     `packages` are those of Python and Node.js by the names that pip and npm know. `writes` are
-    paths outside of the working folder. `unread` are scripts that are too large to be read.
+    paths outside of the working folder. `unread` are scripts that are too large to be read,
+    `inline` those that declare their packages themselves (PEP 723).
     """
 
     hosts: tuple[str, ...] = ()
@@ -153,3 +154,4 @@ class Findings:
     packages: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    inline: tuple[str, ...] = ()

@@ -137,8 +137,8 @@ def _notes(got: Activation, body: str) -> Iterable[str]:
     yield from missing(got.unmet)
     if got.unchecked:
         yield f"What its scripts lack here is not known: {cut_short(one_line(got.unchecked), 300)}."
-    if got.findings and (seen := _seems_to_use(got.findings)):
-        yield f"Its scripts seem to use {seen}."
+    if got.findings:
+        yield from _finding_notes(got.findings)
     front = got.skill.front
     if front.compatibility:
         yield f"Compatibility, says its author: {cut_short(one_line(front.compatibility), 500)}"
@@ -175,6 +175,17 @@ def _file_notes(got: Activation) -> Iterable[str]:
 def _is_script(file: SkillFile) -> bool:
     in_folder = file.path.startswith("scripts/") and file.kind == "text"
     return in_folder or file.path.endswith(_SCRIPTS)
+
+
+def _finding_notes(findings: Findings) -> Iterable[str]:
+    if findings.inline:
+        names = cut_short(", ".join(map(show_name, findings.inline)), 200)
+        yield (
+            f"These declare their packages (PEP 723): {names}. Run them by `uv run --offline F` "
+            "where uv has the packages, else by python3 F where they are installed."
+        )
+    if seen := _seems_to_use(findings):
+        yield f"Its scripts seem to use {seen}."
 
 
 def _seems_to_use(findings: Findings) -> str:

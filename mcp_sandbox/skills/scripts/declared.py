@@ -67,6 +67,7 @@ def read_inline_metadata(text: str) -> Uses:
     found = _BLOCK.search(text[:_MOST_TOML])
     if not found:
         return uses
+    uses.inline = True
     body = "".join(line[2:] if line.startswith("# ") else "\n" for line in _lines(found[1]))
     try:
         dependencies = tomllib.loads(body).get("dependencies")

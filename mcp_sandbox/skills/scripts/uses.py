@@ -47,7 +47,8 @@ class Use:
 class Uses:
     """What one file uses. Each list is bounded; what comes after its end is left out.
 
-    `embedded` is code that stands inside of it, as in `python3 -c`.
+    `embedded` is code that stands inside of it, as in `python3 -c`. `inline`: it declares its
+    packages itself (PEP 723).
     """
 
     needs: list[Use] = field(default_factory=list[Use])
@@ -56,6 +57,7 @@ class Uses:
     packages: set[str] = field(default_factory=set[str])
     writes: set[str] = field(default_factory=set[str])
     embedded: list[tuple[Language, str]] = field(default_factory=list[tuple[Language, str]])
+    inline: bool = False
 
     def need(self, kind: Kind, name: str, weight: Weight = "always", unless: str = "") -> None:
         """Note a need, unless there are too many, or no package can have the name."""
@@ -101,6 +103,7 @@ class Uses:
         self.variables |= other.variables
         self.packages |= other.packages
         self.writes |= other.writes
+        self.inline |= other.inline
 
 
 def _is_host(host: str) -> bool:

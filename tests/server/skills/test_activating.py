@@ -345,3 +345,15 @@ async def test_what_a_skill_is_not_offered_with_is_told(data_root: Path, folder:
         )
         _, _, notes, _ = parts(await agent.activate("many"))
         assert "The skill has more than 512 files, so that only its SKILL.md is offered." in notes
+
+
+async def test_how_a_script_that_declares_its_packages_is_run_is_said(
+    data_root: Path, folder: Path
+) -> None:
+    (scripts := write_skill(folder, "one") / "scripts").mkdir()
+    (scripts / "a.py").write_text('# /// script\n# dependencies = ["no-such"]\n# ///\nprint(1)\n')
+    (scripts / "b.py").write_text("print(1)\n")
+    async with taught(data_root, folder) as agent:
+        _, _, notes, _ = parts(await agent.activate("one"))
+        assert "(PEP 723): scripts/a.py. Run them by `uv run --offline F`" in notes
+        assert "no-such" in notes
