@@ -18,6 +18,7 @@ _USES = {
     "packages": "needs packages",
     "writes": "writes to",
     "unread": "too large to read",
+    "inline": "declare packages (PEP 723)",
 }
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 
