@@ -58,7 +58,7 @@ class Pinning:
         self._chat = chat
         self._data_root = workspaces.data_root
         self._view = workspaces.view_of(chat)
-        self._pins = Pins(self._view, snapshots) if self._view else None
+        self._pins = Pins(chat.user, self._view, snapshots) if self._view else None
         self._snapshots = snapshots
         self._limiter = anyio.CapacityLimiter(1)
         self._variables: Mapping[str, str] | None = None
@@ -143,11 +143,11 @@ class Pinning:
     async def _copy(self, skill: Skill, contents: Contents, library: Library) -> bool:
         """Have a snapshot; False if the files are not those of `contents` any more."""
         digest = contents.digest
-        if not await self._run(partial(self._snapshots.has, digest)):
+        if not await self._run(partial(self._snapshots.has, self._chat.user, digest)):
             files = {file.path: await library.read(skill, file.path) for file in contents.files}
             if any(digest_of(files[file.path]) != file.digest for file in contents.files):
                 return False
-            await self._run(partial(self._snapshots.add, digest, files))
+            await self._run(partial(self._snapshots.add, self._chat.user, digest, files))
         return True
 
     async def _run(self, look: Callable[[], Result]) -> Result:

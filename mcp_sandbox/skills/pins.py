@@ -57,9 +57,10 @@ class Pin:
 
 
 class Pins:
-    """The versions that one chat has. `view` has been made."""
+    """The versions that one chat of a user has. `view` has been made."""
 
-    def __init__(self, view: View, snapshots: Snapshots) -> None:
+    def __init__(self, user: str, view: View, snapshots: Snapshots) -> None:
+        self._user = user
         self._view = view
         self._snapshots = snapshots
 
@@ -120,7 +121,7 @@ class Pins:
             pin = self._planned(skill, contents)
             new = self._view.tree / f"{_NEW}{secrets.token_hex(8)}"
             new.mkdir(mode=0o755)
-            self._snapshots.clone(digest, new, link=not self._view.copied)
+            self._snapshots.clone(self._user, digest, new, link=not self._view.copied)
             records = self._view.tree / "pins"
             records.mkdir(mode=0o700, exist_ok=True)
             _replace(records / str(new.stat().st_ino), json.dumps(asdict(pin)))
@@ -177,7 +178,7 @@ class Pins:
             else:
                 os.unlink(entry.name, dir_fd=tree)
             if known:
-                self._snapshots.release(known.digest)
+                self._snapshots.release(self._user, known.digest)
         # What a process that was killed had begun to delete.
         trash.empty(tree, is_due=lambda _: True, checkpoint=lambda: None)
         here |= {entry.inode() for entry in replaced[-_REPLACED_KEPT:]}

@@ -1,8 +1,9 @@
 """Copies of skills that never change, each named after its digest. Blocking.
 
-    {data root}/sandbox/snapshots/sha256-{hex}/{the skill's files}
-                                  new-{random}/                      one that is being made
+    {data root}/sandbox/snapshots/{user}/sha256-{hex}/{the skill's files}
+                                         new-{random}/                  one that is being made
 
+Each user has copies of its own: what links to one file can be told by it, and locked by another.
 A copy gets its name only when it is whole, and is looked through before this process uses it for
 the first time. Chats have hard links to its files: as long as one has, the copy is kept.
 
@@ -40,51 +41,52 @@ class Snapshots:
         self._data_root = data_root
         self._kept_s = kept_s
         self._store = data_root / "sandbox" / _KIND
-        self._seen: set[str] = set()
+        self._seen: set[Path] = set()
 
-    def has(self, digest: str) -> bool:
+    def has(self, user: str, digest: str) -> bool:
         """Whether there is a copy; one that has been damaged is thrown away.
 
         Raises:
             StorageUnavailable: the data root cannot be used.
         """
-        folder = self._folder(digest)
+        folder = self._folder(user, digest)
         if not folder.is_dir():
-            self._seen.discard(digest)
+            self._seen.discard(folder)
             return False
-        if digest not in self._seen:
+        if folder not in self._seen:
             if not is_whole(folder, digest):
-                self._destroy(folder.name)
+                self._destroy(folder)
                 return False
-            self._seen.add(digest)
+            self._seen.add(folder)
         return True
 
-    def add(self, digest: str, files: Mapping[str, bytes]) -> None:
+    def add(self, user: str, digest: str, files: Mapping[str, bytes]) -> None:
         """Make a copy, from the bytes of all files; one that is there already stays.
 
         Raises:
             StorageUnavailable: it cannot be written.
         """
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
-            layout.enter(stack, sandbox, _KIND)
-            new = self._store / f"{_NEW}{secrets.token_hex(8)}"
+            layout.enter(stack, sandbox, _KIND, user)
+            folder = self._folder(user, digest)
+            new = folder.with_name(f"{_NEW}{secrets.token_hex(8)}")
             try:
                 _write(new, files)
-                new.rename(self._folder(digest))
+                new.rename(folder)
             except OSError as exc:
-                self._destroy(new.name)
+                self._destroy(new)
                 if exc.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-        self._seen.add(digest)
+        self._seen.add(folder)
 
-    def clone(self, digest: str, target: Path, *, link: bool) -> None:
+    def clone(self, user: str, digest: str, target: Path, *, link: bool) -> None:
         """Make an empty folder of ours the same, with links to the same files or with copies.
 
         Raises:
             FileNotFoundError: there is no such copy any more.
             OSError: it cannot be written.
         """
-        source = self._folder(digest)
+        source = self._folder(user, digest)
         for folder, _, names in os.walk(source, onerror=_fail):
             inside = target / Path(folder).relative_to(source)
             inside.mkdir(mode=0o755, exist_ok=True)
@@ -92,15 +94,15 @@ class Snapshots:
                 _put(Path(folder) / name, inside / name, link=link)
         _close_folders(target)
 
-    def release(self, digest: str) -> None:
+    def release(self, user: str, digest: str) -> None:
         """Delete a copy, now that one chat has it no more, unless another has.
 
         Raises:
             StorageUnavailable: the data root cannot be used.
         """
-        folder = self._folder(digest)
+        folder = self._folder(user, digest)
         if _unused_bytes(folder, math.inf) is not None:
-            self._destroy(folder.name)
+            self._destroy(folder)
 
     def sweep(self, *, dry_run: bool = False) -> Iterator[tuple[str, int]]:
         """Delete the copies that no chat has had for long; yields their names and bytes.
@@ -110,22 +112,22 @@ class Snapshots:
         """
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             layout.enter(stack, sandbox, _KIND)
-            for folder in sorted(self._store.iterdir()):
+            for folder in sorted(self._store.glob("*/*")):
                 size = _unused_bytes(folder, time.time() - self._kept_s)
                 if size is None:
                     continue
                 if not dry_run:
-                    self._destroy(folder.name)
-                yield folder.name, size
+                    self._destroy(folder)
+                yield f"{folder.parent.name}/{folder.name}", size
 
-    def _folder(self, digest: str) -> Path:
-        return self._store / digest.replace(":", "-", 1)
+    def _folder(self, user: str, digest: str) -> Path:
+        return self._store / user / digest.replace(":", "-", 1)
 
-    def _destroy(self, name: str) -> None:
+    def _destroy(self, folder: Path) -> None:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
-            store = layout.enter(stack, sandbox, _KIND)
+            store = layout.enter(stack, sandbox, _KIND, folder.parent.name)
             bin_ = layout.enter(stack, sandbox, "trash")
-            trash.destroy(bin_, store, name.encode(), time.time())
+            trash.destroy(bin_, store, folder.name.encode(), time.time())
 
 
 def is_whole(folder: Path, digest: str, *, anchor: Path | None = None) -> bool:

@@ -134,11 +134,11 @@ async def test_a_dry_run_says_what_and_why_and_removes_nothing(
 
 async def test_a_copy_of_a_skill_goes_when_no_chat_has_it(tmp_path: Path, clock: SetClock) -> None:
     async with served(tmp_path, clock) as server:
-        await to_thread.run_sync(server.snapshots.add, "sha256:0123", {"SKILL.md": b"text"})
+        await to_thread.run_sync(server.snapshots.add, "ann", "sha256:0123", {"SKILL.md": b"text"})
         (item,) = (await server.cleaning.collect(dry_run=True)).items
-        assert item == GcItem("skill", "sha256-0123", item.why, item.size_bytes)
+        assert item == GcItem("skill", "ann/sha256-0123", item.why, item.size_bytes)
         assert item.why == "a copy of a skill that no chat has had for 1 day"
-        copy = tmp_path / "data/sandbox/snapshots/sha256-0123"
+        copy = tmp_path / "data/sandbox/snapshots/ann/sha256-0123"
         assert copy.exists()
         await server.cleaning.tidy()
         assert not copy.exists()

@@ -91,7 +91,7 @@ async def test_a_source_that_changes_all_the_time_is_refused_and_never_torn(plac
     again = await place.activate()
     assert again.contents.digest == first.contents.digest
     assert again.drift == ("SKILL.md", "notes.md")
-    stored = await to_thread.run_sync(lambda: list((place.data / "sandbox/snapshots").iterdir()))
+    stored = await to_thread.run_sync(lambda: list((place.data / "sandbox/snapshots").glob("*/*")))
     assert [path.name for path in stored] == [first.contents.digest.replace(":", "-")]
 
 

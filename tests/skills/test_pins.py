@@ -43,7 +43,7 @@ class Place:
         view = self.workspaces.view_of(chat)
         assert view
         self.view = view
-        return Pins(view, self.snapshots)
+        return Pins("tester", view, self.snapshots)
 
     def version(self, text: str) -> Contents:
         source = self.data.parent / "source"
@@ -52,7 +52,7 @@ class Place:
         for path, data in files.items():
             (source / path).write_bytes(data)
         contents = gather(source).contents
-        self.snapshots.add(contents.digest, files)
+        self.snapshots.add("tester", contents.digest, files)
         return contents
 
 
@@ -102,7 +102,7 @@ def test_only_the_last_replaced_versions_are_kept(place: Place) -> None:
         "pins",
         "last",
     }
-    assert len(list((place.data / "sandbox/snapshots").iterdir())) == 4
+    assert len(list((place.data / "sandbox/snapshots/tester").iterdir())) == 4
     assert len(list(place.snapshots.sweep())) == (4 if place.view.copied else 0)
 
 
@@ -115,8 +115,10 @@ def test_two_chats_have_each_their_own_version(place: Place) -> None:
     anyio.run(place.workspaces.remove, ChatId("bob", "c1"))
     anyio.run(partial(place.workspaces.empty_trash, is_due=lambda _: True))
     assert mine.contents(first)
-    assert place.snapshots.has(two.digest)
-    (file,) = (place.data / "sandbox/snapshots").glob(f"{two.digest.replace(':', '-')}/SKILL.md")
+    assert place.snapshots.has("tester", two.digest)
+    (file,) = (place.data / "sandbox/snapshots/tester").glob(
+        f"{two.digest.replace(':', '-')}/SKILL.md"
+    )
     assert (file.read_text(), file.stat().st_mode & 0o777) == ("two", 0o444)
 
 
