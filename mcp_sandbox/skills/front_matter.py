@@ -34,12 +34,12 @@ HEAD_BYTES = 64 * 1024
 MAX_BYTES = 16 * 1024
 """Longer front matter is refused; the longest of thousands of published ones is far shorter."""
 
-_EOL = rb"(?>\r\n?|\n)"
+_EOL = rb"(?:\r\n|\r(?!\n)|\n)"
 _OPENING = re.compile(
-    rb"(\xef\xbb\xbf)?((?:[ \t]*+" + _EOL + rb")*+)---([ \t]*+)(?:" + _EOL + rb"|\Z)"
+    rb"(\xef\xbb\xbf)?((?:[ \t]*+" + _EOL + rb")*)---([ \t]*+)(?:" + _EOL + rb"|\Z)"
 )
 _CLOSING = re.compile(
-    rb"[\r\n](---|\.\.\.(?:[ \t]*+" + _EOL + rb"---)?+)([ \t]*+)(?:" + _EOL + rb"|\Z)"
+    rb"[\r\n](---|\.\.\.(?:[ \t]*+" + _EOL + rb"---)?)([ \t]*+)(?:" + _EOL + rb"|\Z)"
 )
 _LINE_END = re.compile(rb"\r\n?|\n")
 _ALMOST = re.compile(rb"\s*(?:-{2,}|\xe2\x80\x93|\xe2\x80\x94|\+\+\+|```)")

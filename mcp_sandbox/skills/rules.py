@@ -26,7 +26,7 @@ HIDDEN = re.compile(
 """Characters that show nothing or turn the direction of text: what hides text from a reader."""
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _UNSEEN = (("control-character", CONTROL), ("hidden-character", HIDDEN))
-_GOOD_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*+\Z")
+_GOOD_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*\Z")
 _NO_FOLDER = re.compile(r"[/\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|\A\.")
 _XML_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _FOLDER_NAME_BYTES = 255

@@ -14,7 +14,7 @@ _MOST_COMMANDS = 5_000
 _MOST_DOCUMENTS = 20
 _PLAIN = re.compile(r"[^\s\\'\"`$;&|<>(){}#]+")
 _IN_QUOTES = re.compile(r'[^"$`\\]+')
-_IN_BACKTICKS = re.compile(r"(?:[^`\\]|\\.)*+`?", re.DOTALL)
+_IN_BACKTICKS = re.compile(r"[^`\\]*(?:\\.[^`\\]*)*`?", re.DOTALL)
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=")
 _REDIRECTION = re.compile(r"&>>|&>|<<<|<<-|<<|<>|<&|>>|>\||>&|<|>")
