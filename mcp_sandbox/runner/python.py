@@ -151,13 +151,16 @@ def _become_ordinary(control: int) -> None:
     # As Python itself does: it turns both into errors.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    # The kernel lets us write it only while others may look at us.
     processes.show_memory()
     worker.offer_to_the_oom_killer("self")
+    processes.hide_memory()
     main_file.warm_up()
 
 
 def _take_on(job: dict[str, Any], fds: list[int]) -> None:
     """Give an ordinary process what belongs to a job."""
+    processes.show_memory()
     os.chdir(job["cwd"])
     for number, fd in enumerate(fds):
         os.dup2(fd, number)

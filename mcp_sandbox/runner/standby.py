@@ -6,6 +6,7 @@ started as usual. A worker holds it, as it holds every command, so it ends as th
 
 from __future__ import annotations
 
+import fcntl
 import os
 
 from mcp_sandbox.runner import processes
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.pool import Pool
 
 _CODE = 3
+# Of <linux/fcntl.h>: F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_WRITE together.
+_F_ADD_SEALS = 1033
+_ALL_SEALS = 15
 # What bash looks at when it starts: it may be another by the time of the command.
 _READ_AT_START = ("BASH_ENV", "BASHOPTS", "SHELLOPTS", "BASH_XTRACEFD")
 
@@ -37,6 +41,20 @@ class Ready:
         self.ours = ours
         self.theirs = theirs
         self.born = processes.now_ticks()
+
+    def take_in(self, code: bytes) -> bool:
+        """Put its command into place; False if another process has been at its streams.
+
+        User code can open them by their places below /proc, as it can those of a running command.
+        """
+        file = self.theirs[_CODE]
+        try:
+            os.pwrite(file, code, 0)
+            fcntl.fcntl(file, _F_ADD_SEALS, _ALL_SEALS)
+            same = os.fstat(file).st_size == len(code) and os.pread(file, len(code), 0) == code
+        except OSError:
+            return False
+        return same and all(map(_is_empty, self.ours))
 
     def close(self) -> None:
         """Let go of its streams."""
@@ -68,10 +86,9 @@ class Standby:
         ready, self._ready = self._ready, None
         if ready is None:
             return None
-        if ready.place == _place(job) and job["grow"]:
-            os.pwrite(ready.theirs[_CODE], code, 0)
-            if self._pool.resume(ready.worker, {"name": job["name"]}, listener):
-                return ready
+        fits = ready.place == _place(job) and job["grow"] and ready.take_in(code)
+        if fits and self._pool.resume(ready.worker, {"name": job["name"]}, listener):
+            return ready
         if self._pool.held is ready.worker:
             self._pool.kill(ready.worker)
         ready.close()
@@ -90,7 +107,7 @@ class Standby:
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         ours, theirs = (
             (out_read, err_read),
-            [nothing, out_write, err_write, os.memfd_create("code")],
+            [nothing, out_write, err_write, _sealable()],
         )
         try:
             worker = self._pool.hold({**self._job, "op": "standby"}, theirs)
@@ -105,6 +122,19 @@ class Standby:
 def _place(job: dict[str, Any]) -> tuple[str, dict[str, str]]:
     """What a command finds when it starts."""
     return job["cwd"], job["env"]
+
+
+def _sealable() -> int:
+    return os.memfd_create("code", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def _is_empty(pipe_end: int) -> bool:
+    os.set_blocking(pipe_end, False)
+    try:
+        os.read(pipe_end, 1)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _close(*fds: int) -> None:

@@ -12,7 +12,7 @@ import select
 
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.changes import changed_since, now_coarse
-from mcp_sandbox.runner.native import Socket, receive, send, signal
+from mcp_sandbox.runner.native import Socket, pair, receive, send, signal
 from mcp_sandbox.runner.protocol import MAX_HEADER, OpError
 
 TYPE_CHECKING = False
@@ -106,9 +106,10 @@ class Worker:
 
         A standby also waits there for pid 1 to say what it is for.
         """
-        gate, opener = os.pipe2(os.O_CLOEXEC)
+        # A socket: nobody else can open it by its place below /proc.
+        opener, gate = pair()
         try:
-            pid = self._start(job, [*fds, gate])
+            pid = self._start(job, [*fds, gate.fileno()])
             if job["op"] == "standby":
                 named, _ = receive(self._control, MAX_HEADER + 4096, 0)
                 if named is None:
@@ -116,16 +117,16 @@ class Worker:
                 job = {**job, **named}
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     # User code has killed it while it waited; it never saw its command.
-                    pid = self._start(job, [*fds, gate])
+                    pid = self._start(job, [*fds, gate.fileno()])
             since = now_coarse()
             self._say(e="pid", pid=pid)
             lower(pid, grow=job["grow"])
             _close(fds)
             processes.send(pid, signal.SIGCONT)
-            os.write(opener, b"\n")
+            opener.send(b"\n")
         finally:
-            os.close(gate)
-            os.close(opener)
+            gate.close()
+            opener.close()
         return self._see_through(pid, since, job)
 
     def _see_through(self, pid: int, since: int, job: dict[str, Any]) -> bool:
