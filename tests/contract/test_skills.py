@@ -205,7 +205,7 @@ async def test_what_a_chat_throws_away_is_never_the_source(taught: Config, folde
     async with open_manager(taught) as manager:
         kept = await manager.session(BOB)
         await kept.skills.activate("pdf")
-        store = taught.data_dir / "sandbox" / "snapshots"
+        store = taught.data_dir / "sandbox" / "snapshots" / BOB.user
         stored = state(store)
         session = await manager.session(ANN)
         await session.skills.activate("pdf")
