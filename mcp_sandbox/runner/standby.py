@@ -102,30 +102,26 @@ class Standby:
         self._ready = self._start()
 
     def _start(self) -> Ready | None:
-        out_read, out_write = pipe()
-        err_read, err_write = pipe()
-        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        ours, theirs = (
-            (out_read, err_read),
-            [nothing, out_write, err_write, _sealable()],
-        )
+        opened: list[int] = []
         try:
-            worker = self._pool.hold({**self._job, "op": "standby"}, theirs)
-        except OpError:
-            worker = None
-        if worker:
-            return Ready(worker, self._job, ours, theirs)
-        _close(*ours, *theirs)
+            opened += pipe()
+            opened += pipe()
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            opened.append(os.memfd_create("code", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+            out_read, out_write, err_read, err_write, nothing, code = opened
+            theirs = [nothing, out_write, err_write, code]
+            if worker := self._pool.hold({**self._job, "op": "standby"}, theirs):
+                return Ready(worker, self._job, (out_read, err_read), theirs)
+        except (OSError, OpError):
+            # No descriptor or process is left for it: the next command is started as usual.
+            pass
+        _close(*opened)
         return None
 
 
 def _place(job: dict[str, Any]) -> tuple[str, dict[str, str]]:
     """What a command finds when it starts."""
     return job["cwd"], job["env"]
-
-
-def _sealable() -> int:
-    return os.memfd_create("code", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
 def _is_empty(pipe_end: int) -> bool:
