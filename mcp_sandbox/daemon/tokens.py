@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mcp_sandbox.errors import ConfigError, InvalidArgument, NotFound
 from mcp_sandbox.models import ChatId, TokenGrant
 from mcp_sandbox.workspace.layout import open_data_root, storage_errors
+from mcp_sandbox.workspace.whole_file import replace
 
 _MARK = "mcs_"
 _SECRET_BYTES = 32
@@ -149,19 +150,7 @@ class TokenFile:
 
     def _replace(self, tokens: Sequence[Token]) -> None:
         content = _Content(tokens=tuple(tokens)).model_dump(mode="json")
-        draft = self._path.with_suffix(".new")
-        draft.unlink(missing_ok=True)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            json.dump(content, stream, indent=1)
-            stream.flush()
-            os.fsync(descriptor)
-        draft.rename(self._path)
-        directory = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        replace(self._path, json.dumps(content, indent=1).encode())
 
 
 @dataclass(frozen=True)

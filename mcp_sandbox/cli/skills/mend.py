@@ -1,6 +1,5 @@
 """`skills fix`: repairs front matter, so that strict readers take a skill too."""
 
-import os
 import stat
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from mcp_sandbox.errors import Busy, TooLarge, UnusableSkill
 from mcp_sandbox.skills.files import read_whole
 from mcp_sandbox.skills.roots import opened
 from mcp_sandbox.skills.uris import DOCUMENT, document_among
+from mcp_sandbox.workspace.whole_file import replace
 
 
 def fix(
@@ -82,13 +82,7 @@ def _read(folder: Path) -> tuple[str, bytes]:
 
 def _write(folder: Path, document: str, data: bytes) -> None:
     """Put the new document in place of the old, with its rights, in one step."""
-    draft = folder / f".{DOCUMENT}.new"
     mode = stat.S_IMODE((folder / document).stat().st_mode)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(draft, flags, mode), "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.replace(folder / DOCUMENT)
+    replace(folder / DOCUMENT, data, mode=mode)
     if document != DOCUMENT and not (folder / DOCUMENT).samefile(folder / document):
         (folder / document).unlink()

@@ -6,7 +6,6 @@ A skill that was put there by hand has no entry until `lock` gives it one.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.skills.contents import digest_of
 from mcp_sandbox.skills.supply.tree import Tree
+from mcp_sandbox.workspace.whole_file import replace
 
 NAME = "skills-lock.json"
 _LARGEST = 64 << 20
@@ -92,28 +92,6 @@ def write(folder: Path, entries: Mapping[str, Entry]) -> None:
     """Replace the file as a whole. Raises OSError."""
     content = _Content(skills=dict(sorted(entries.items()))).model_dump(mode="json")
     replace(folder / NAME, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
-
-
-def replace(path: Path, data: bytes) -> None:
-    """Write a file so that it is there wholly, old or new, whenever the machine stops."""
-    draft = path.with_name(f".{path.name}.new")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(descriptor)
-    draft.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Let the names in a folder outlive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def file_digests(tree: Tree) -> dict[str, str]:

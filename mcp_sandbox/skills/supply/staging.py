@@ -29,6 +29,7 @@ from mcp_sandbox.skills.supply.lock import Entry
 from mcp_sandbox.skills.supply.tree import Tree
 from mcp_sandbox.workspace import beneath
 from mcp_sandbox.workspace.layout import open_data_root, storage_errors
+from mcp_sandbox.workspace.whole_file import replace
 
 _PLAN, _SKILL = "plan.json", "skill"
 
@@ -83,7 +84,7 @@ class Staging:
         stage.mkdir(mode=0o700)
         if tree is not None:
             write_tree(stage / _SKILL, tree)
-        lock.replace(stage / _PLAN, plan.model_dump_json().encode())
+        replace(stage / _PLAN, plan.model_dump_json().encode())
         self._move(stage, plan)
         self._finish(stage, plan)
 
