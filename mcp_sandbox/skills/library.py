@@ -16,7 +16,7 @@ from mcp_sandbox.skills.contents import Gathered, gather, is_utf8
 from mcp_sandbox.skills.files import read_beginning, read_whole
 from mcp_sandbox.skills.junk import is_junk
 from mcp_sandbox.skills.models import Change, Contents, Skill
-from mcp_sandbox.skills.roots import Whose, opened, shared_roots
+from mcp_sandbox.skills.roots import Whose, is_trusted, opened, shared_roots
 from mcp_sandbox.skills.shelves import Shelves
 from mcp_sandbox.skills.uris import DOCUMENT
 from mcp_sandbox.skills.watch import Pace, watched
@@ -67,7 +67,7 @@ class Library:
             TooLarge: its document has more than 16 MiB.
         """
         # As in `sweep`: what is known is compared by a stat, which is not for untrusted folders.
-        known = self._gathered.get(skill.folder) if skill.root != "workspace" else None
+        known = self._gathered.get(skill.folder) if is_trusted(skill) else None
         gathered = await to_thread.run_sync(self._gather, skill, known, limiter=self._reading)
         before = self._gathered.get(skill.folder)
         self._gathered[skill.folder] = gathered
@@ -136,7 +136,7 @@ class Library:
 
     def _anchor(self, skill: Skill) -> Path | None:
         """The folder from which on no link is followed to the skill."""
-        named = shared_roots(self._settings) if skill.root != "workspace" else ()
+        named = shared_roots(self._settings) if is_trusted(skill) else ()
         shared = (root.folder for root in named)
         folders = (*shared, self._data_dir)
         return next((each for each in folders if skill.folder.is_relative_to(each)), None)

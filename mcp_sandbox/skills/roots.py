@@ -15,9 +15,11 @@ from pathlib import Path
 
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.skills.models import Skill
 from mcp_sandbox.workspace.beneath import open_directory
 from mcp_sandbox.workspace.directory import tree_name
 
+_UNTRUSTED = "workspace"
 _PACKAGE = Path(__file__).parents[1]
 _SHIPPED = (_PACKAGE / "_skills", _PACKAGE.parent / "skills")
 
@@ -78,7 +80,12 @@ def _user(data_dir: Path, chat: ChatId) -> Root:
 def _workspace(data_dir: Path, chat: ChatId) -> Root:
     # As `workspace.directory` lays a chat's files out.
     tree = data_dir / "sandbox" / "workspace" / chat.user / os.fsdecode(tree_name(chat))
-    return Root("workspace", tree / "skills", trusted=False, anchor=data_dir, optional=True)
+    return Root(_UNTRUSTED, tree / "skills", trusted=False, anchor=data_dir, optional=True)
+
+
+def is_trusted(skill: Skill) -> bool:
+    """Whether it lies where a chat's code cannot put anything."""
+    return skill.root != _UNTRUSTED
 
 
 @contextmanager
