@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.scan import Scanner
 from mcp_sandbox.skills.watch import Pace
 
 CHAT = ChatId("local", "chat")
@@ -30,6 +33,19 @@ def write_skill(
 def library(data: Path, *folders: Path, workspace: bool = False, shipped: bool = False) -> Library:
     settings = SkillsConfig(folders=folders, workspace=workspace, shipped=shipped)
     return Library(settings, data, pace=Pace(poll_s=0.05, settle_s=0.2, patience_s=1))
+
+
+def looks_counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """A list that grows by one whenever a root is looked through, from now on."""
+    looks: list[None] = []
+
+    def counting(scanner: Scanner) -> Catalogue:
+        looks.append(None)
+        return scan(scanner)
+
+    scan = Scanner.scan
+    monkeypatch.setattr(Scanner, "scan", counting)
+    return looks
 
 
 def codes(catalogue: Catalogue) -> dict[str, list[str]]:

@@ -8,8 +8,7 @@ import pytest
 from mcp_sandbox.errors import InvalidArgument, UnknownSkill
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.catalogue import Catalogue
-from mcp_sandbox.skills.scan import Scanner
-from tests.skills.folders import CHAT, library, write_skill
+from tests.skills.folders import CHAT, library, looks_counted, write_skill
 
 
 async def test_skills_of_all_roots_are_offered_and_earlier_roots_go_first(tmp_path: Path) -> None:
@@ -83,14 +82,7 @@ async def test_a_user_of_whom_no_chat_is_known_has_the_same_skills(tmp_path: Pat
 async def test_all_who_ask_at_the_same_time_are_served_by_few_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[None] = []
-
-    def counting(scanner: Scanner) -> Catalogue:
-        looks.append(None)
-        return scan(scanner)
-
-    scan = Scanner.scan
-    monkeypatch.setattr(Scanner, "scan", counting)
+    looks = looks_counted(monkeypatch)
     write_skill(tmp_path / "mine" / "one")
     shelves = library(tmp_path / "data", tmp_path / "mine")
     found: list[Catalogue] = []

@@ -8,10 +8,8 @@ import anyio
 import pytest
 
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.models import Change
-from mcp_sandbox.skills.scan import Scanner
-from tests.skills.folders import CHAT, library, write_skill
+from tests.skills.folders import CHAT, library, looks_counted, write_skill
 
 
 async def following(changes: AsyncIterator[Change]) -> Change:
@@ -76,14 +74,7 @@ async def test_nobody_hears_of_the_skills_of_others(tmp_path: Path) -> None:
 async def test_nobody_looks_when_nobody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[None] = []
-
-    def counting(scanner: Scanner) -> Catalogue:
-        looks.append(None)
-        return scan(scanner)
-
-    scan = Scanner.scan
-    monkeypatch.setattr(Scanner, "scan", counting)
+    looks = looks_counted(monkeypatch)
     write_skill(tmp_path / "mine" / "one")
     async with library(tmp_path, tmp_path / "mine").changes(CHAT) as changes:
         write_skill(tmp_path / "mine" / "two")
