@@ -25,7 +25,9 @@ def configured(name: str, data_dir: Path) -> Config:
     backend: BackendName = "docker"
     if name in ("bubblewrap", "unsafe-local"):
         backend = name  # type: ignore[assignment]
-    docker = DockerConfig(runtime="runsc" if name == "docker-runsc" else "")
+    runtime = "runsc" if name == "docker-runsc" else ""
+    image = os.environ.get("MCP_SANDBOX_DOCKER__IMAGE", DockerConfig().image)
+    docker = DockerConfig(runtime=runtime, image=image)
     return Config(data_dir=data_dir, backend=backend, docker=docker)
 
 
