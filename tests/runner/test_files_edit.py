@@ -85,7 +85,7 @@ def test_a_missing_text_shows_the_nearest_lines(workspace: Path) -> None:
     code, message = edit_refused("f", "def two():\n    return 2\n")
     assert code == "no_match"
     assert "lines 4 to 5" in message
-    assert "tabs and spaces differ" in message
+    assert "line 5 has U+0009 where old has U+0020 SPACE" in message
     assert "+      5  \\treturn 2" in message
     code, message = edit_refused("f", "def one(x):\n")
     assert "lines 1 to 1" in message
@@ -182,3 +182,47 @@ def test_the_diff_applied_by_patch_gives_the_new_file(workspace: Path, seed: int
         env={"GIT_CEILING_DIRECTORIES": "/", "PATH": os.environ["PATH"]},
     )
     assert (workspace / "copy").read_bytes() == (workspace / "f").read_bytes()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_line_ends_in_any_mixture_stay_those_of_the_file(workspace: Path, seed: int) -> None:
+    choose = random.Random(seed)
+    for _ in range(100):
+        lines = [choose.choice("abc") * choose.randint(0, 2) for _ in range(choose.randint(1, 6))]
+        content = "".join(line + choose.choice(["\n", "\r\n"]) for line in lines[:-1]) + lines[-1]
+        plain = content.replace("\r\n", "\n")
+        begin = choose.randint(0, len(plain))
+        old = plain[begin : choose.randint(begin, len(plain))]
+        new = "".join(choose.choices("ab\nx", k=choose.randint(0, 5)))
+        if not old or old == new or plain.count(old) != 1 or plain.rfind(old) != plain.find(old):
+            continue
+        (workspace / "f").write_bytes(content.encode())
+        edit("f", old, new)
+        after = (workspace / "f").read_bytes().decode()
+        assert after.replace("\r\n", "\n") == plain.replace(old, new)
+        if content == plain or plain.count("\n") == content.count("\r\n"):
+            assert after.count("\r\n") == (after.count("\n") if content != plain else 0)
+
+
+def test_a_given_carriage_return_is_meant(workspace: Path) -> None:
+    (workspace / "f").write_bytes(b"a\r\nb\nc\r\n")
+    edit("f", "b\n", "b\r\n")
+    assert (workspace / "f").read_bytes() == b"a\r\nb\r\nc\r\n"
+    edit("f", "\r", "", replace_all=True)
+    assert (workspace / "f").read_bytes() == b"a\nb\nc\n"
+
+
+def test_the_newline_that_is_not_there_is_no_change(workspace: Path) -> None:
+    (workspace / "f").write_bytes(b"a\nb")
+    assert "same" in edit_refused("f", "b\n", "b")[1]
+    assert edit_refused("f", "a\n\n", "c")[0] == "no_match"
+    (workspace / "f").write_bytes(b"a")
+    assert edit_refused("f", "\n", "c")[0] == "no_match"
+
+
+@pytest.mark.parametrize("line", ["a" * 200, "ab" * 100, "", "x = 1", "é" * 90])
+def test_a_hostile_file_is_searched_in_bounded_time(workspace: Path, line: str) -> None:
+    (workspace / "f").write_text(f"{line}\n" * (2**21 // (len(line) + 1)))
+    started = time.monotonic()
+    edit_refused("f", f"{line[1:]}b\n" * 300)
+    assert time.monotonic() - started < 5

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import os.path
+import re
+from bisect import bisect
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner.files import pipes
@@ -13,6 +17,8 @@ from mcp_sandbox.runner.files.writing import destination, replace
 from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mcp_sandbox.runner.files.call import Call
 
 MAX_FILE = 32 * 1024 * 1024
@@ -28,10 +34,9 @@ def edit(call: Call) -> dict[str, Any]:
     body = pipes.take(call.body(), MAX_BODY)
     old_bytes = call.number("old_bytes", 0, high=len(body))
     content, before = _load(path)
-    old, new = _endings(content, body[:old_bytes], body[old_bytes:])
+    old, new = body[:old_bytes], body[old_bytes:]
     _require_difference(old, new)
-    starts = _find(content, old, path, replace_all=call.flag("replace_all"))
-    changes = [Change(start, start + len(old), new) for start in starts]
+    changes = _changes(content, old, new, path, every=call.flag("replace_all"))
     diff = _shorten(unified(content, changes, relative(path), MAX_DIFF))
     if not call.flag("dry_run"):
         _store(path, before, apply(content, changes, 0, len(content)))
@@ -53,18 +58,45 @@ def _load(path: str) -> tuple[bytes, os.stat_result]:
         os.close(fd)
 
 
-def _endings(content: bytes, old: bytes, new: bytes) -> tuple[bytes, bytes]:
-    """`old` and `new` with the line endings that the file has throughout, if it does."""
-    unix_old, unix_new = old.replace(b"\r\n", b"\n"), new.replace(b"\r\n", b"\n")
-    newlines, pairs = content.count(b"\n"), content.count(b"\r\n")
-    if pairs and pairs == newlines:
-        return unix_old.replace(b"\n", b"\r\n"), unix_new.replace(b"\n", b"\r\n")
-    if pairs and old not in content:
-        # Both kinds of ending: what was given may be meant for a part with the other one.
-        return unix_old.replace(b"\n", b"\r\n"), unix_new.replace(b"\n", b"\r\n")
-    if newlines and not pairs and old not in content:
-        return unix_old, unix_new
-    return old, new
+def _changes(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) -> list[Change]:
+    """What becomes of each place; line ends stay as the file has them."""
+    pairs = content.count(b"\r\n")
+    if old not in content or (pairs and b"\n" in old and b"\r" not in old + new):
+        return _bridged(content, old, new, path, every=every)
+    if pairs and pairs == content.count(b"\n"):
+        new = new.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
+        _require_difference(old, new)
+    return [Change(at, at + len(old), new) for at in _find(content, old, path, every=every)]
+
+
+def _bridged(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) -> list[Change]:
+    """The same where line ends differ, or where the last line lacks the newline that `old` has."""
+    plain, old, new = (each.replace(b"\r\n", b"\n") for each in (content, old, new))
+    if len(old) > 1 and old not in plain and (plain + b"\n").endswith(old):
+        old, new = old[:-1], new.removesuffix(b"\n")
+        starts = [len(plain) - len(old)]
+    else:
+        starts = _find(plain, old, path, every=every)
+    _require_difference(old, new)
+    # Where in the plain text each CR LF ends: from there on the content is one more byte ahead.
+    pairs = list(accumulate(len(part) + 1 for part in content.split(b"\r\n")[:-1]))
+    spans = [(at + bisect(pairs, at), at + len(old)) for at in starts]
+    spans = [(start, end + bisect(pairs, end)) for start, end in spans]
+    usual = b"\r\n" if pairs else b"\n"
+    return [Change(a, b, _fitted(content[a:b], old, new, usual)) for a, b in spans]
+
+
+def _fitted(found: bytes, old: bytes, new: bytes, usual: bytes) -> bytes:
+    """`new` with the line ends of what was found for `old`; lines that stay keep theirs."""
+    ends = re.findall(rb"\r?\n", found) or [usual]
+    first, *lines = new.split(b"\n")
+    both = [each.split(b"\n")[::-1] for each in (old, new)]
+    same = len(os.path.commonprefix(both))  # noqa: RUF071
+    parts = [first]
+    for index, line in enumerate(lines):
+        below = index - len(lines)
+        parts += [ends[below if -below < same else min(index, len(ends) - 1)], line]
+    return b"".join(parts)
 
 
 def _require_difference(old: bytes, new: bytes) -> None:
@@ -76,52 +108,41 @@ def _require_difference(old: bytes, new: bytes) -> None:
         raise OpError("invalid", "old and new are the same: there is nothing to change")
 
 
-def _find(content: bytes, old: bytes, path: str, *, replace_all: bool) -> list[int]:
-    """Where `old` is: once, or with `replace_all` everywhere without overlap.
+def _find(content: bytes, old: bytes, path: str, *, every: bool) -> list[int]:
+    """Where `old` is: once, or with `every` everywhere without overlap.
 
     Raises:
-        OpError: it is nowhere, or in several places.
+        OpError: it is nowhere, or in several places, or in too many.
     """
-    first = content.find(old)
-    if first < 0:
+    most = MAX_CHANGES if every else _SHOWN_LINES
+    starts = list(islice(_starts(content, old, len(old) if every else 1), most + 1))
+    if not starts:
         # Only a failed edit needs difflib, and that takes some milliseconds to import.
         from mcp_sandbox.runner.files.nearest import describe_nearest  # noqa: PLC0415
 
         raise OpError("no_match", describe_nearest(content, old, show(path)))
-    if replace_all:
-        return _every(content, old, first)
-    if content.find(old, first + 1) >= 0:
-        raise OpError("ambiguous", _describe_places(content, old, path))
-    return [first]
-
-
-def _every(content: bytes, old: bytes, first: int) -> list[int]:
-    starts = []
-    while first >= 0:
-        starts.append(first)
-        if len(starts) > MAX_CHANGES:
-            raise OpError(
-                "too_large",
-                f"old is there more than {MAX_CHANGES} times: change the file with a program, "
-                "such as sed through exec",
-            )
-        first = content.find(old, first + len(old))
+    if every and len(starts) > most:
+        raise OpError(
+            "too_large",
+            f"old is there more than {MAX_CHANGES} times: change the file with a program, "
+            "such as sed through exec",
+        )
+    if not every and len(starts) > 1:
+        lines = ", ".join(str(content.count(b"\n", 0, at) + 1) for at in starts[:most])
+        raise OpError(
+            "ambiguous",
+            f"old is in {show(path)} more than once, beginning in lines {lines}"
+            f"{' and further ones' if len(starts) > most else ''}: give more of the text around "
+            "the place you mean, or pass replace_all=true",
+        )
     return starts
 
 
-def _describe_places(content: bytes, old: bytes, path: str) -> str:
-    numbers: list[int] = []
-    start, line, where = -1, 1, 0
-    while len(numbers) < _SHOWN_LINES and (start := content.find(old, start + 1)) >= 0:
-        line += content.count(b"\n", where, start)
-        where = start
-        numbers.append(line)
-    more = content.find(old, start + 1) >= 0 if start >= 0 else False
-    places = ", ".join(map(str, numbers)) + (" and further ones" if more else "")
-    return (
-        f"old is in {show(path)} more than once, beginning in lines {places}: give more of the "
-        "text around the place you mean, or pass replace_all=true"
-    )
+def _starts(content: bytes, old: bytes, step: int) -> Iterator[int]:
+    at = content.find(old)
+    while at >= 0:
+        yield at
+        at = content.find(old, at + step)
 
 
 def _store(path: str, before: os.stat_result, content: bytes) -> None:

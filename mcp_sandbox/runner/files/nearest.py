@@ -2,102 +2,123 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from difflib import SequenceMatcher
+from heapq import nlargest
+from itertools import takewhile
+from os.path import commonprefix
 from time import monotonic
-from typing import NamedTuple
 
 MAX_CONTENT = 2 * 1024 * 1024
 _SECONDS = 1.0
 _SHOWN = 24
 _WIDTH = 200
 _ALIKE = 0.5
-
-
-class _Place(NamedTuple):
-    """How well the text fits from this line on, counted from 0."""
-
-    score: float
-    start: int
+_CLOSE = 0.9
+_COMPARED = 50
 
 
 def describe_nearest(content: bytes, old: bytes, name: str) -> str:
     """The message for a text that was not found: the nearest lines, and what differs."""
-    wanted = _lines(old)
-    lines = _lines(content[:MAX_CONTENT])
-    place = _best(lines, wanted)
-    if place is None:
+    given, text = (each.decode("utf-8", "replace").replace("\r\n", "\n") for each in (old, content))
+    if slip := _slip(given, text):
+        return f"old is in {name}, but without {slip}"
+    wanted, lines = _lines(given), _lines(text[:MAX_CONTENT])
+    out = []
+    for start, begin in zip(_best(lines, wanted), ("The nearest are", "Almost as near are")):
+        first, found = start + 1, lines[start : start + len(wanted)]
+        differs = f"{_difference(wanted, found, first)} (- as given, + in the file)"
+        out += [f"{begin} lines {first} to {start + len(found)}; {differs}:"]
+        out += _compare(wanted, found, first)
+    if not out:
         return (
             f"old is not in {name}, and nothing like it: read the file again and copy the text "
             "exactly, without line numbers"
         )
-    found = lines[place.start : place.start + len(wanted)]
-    last = place.start + len(found)
-    return "\n".join(
-        [
-            f"old is not in {name}. The nearest are lines {place.start + 1} to {last}; "
-            f"{_difference(wanted, found)} (- as given, + in the file):",
-            *_compare(wanted, found, place.start + 1),
-            "Copy the text exactly as it is in the file, then call again.",
-        ]
-    )
+    last = "Copy the text exactly as it is in the file, then call again."
+    return "\n".join([f"old is not in {name}. {out[0]}", *out[1:], last])
 
 
-def _lines(data: bytes) -> list[str]:
-    text = data.decode("utf-8", "replace").replace("\r\n", "\n")
+def _slip(given: str, text: str) -> str:
+    """What `given` has too much, if the text holds it without."""
+    unescaped = given.replace("\\n", "\n").replace("\\t", "\t").replace('\\"', '"')
+    if unescaped != given and unescaped in text:
+        return 'a \\ before n, t or ": give the line ends, tabs and quotes themselves'
+    unnumbered = re.sub(r"(?m)^ *\d+\t", "", given)
+    if unnumbered != given and unnumbered.strip("\n") in text:
+        return "the line numbers that read_file shows: leave them out"
+    return ""
+
+
+def _lines(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n")
 
 
-def _best(lines: list[str], wanted: list[str]) -> _Place | None:
-    """The place that fits best among those looked at in the time there is."""
-    keys = [_key(line) for line in wanted]
-    anchor = max(range(len(keys)), key=lambda i: len(keys[i]))
-    if not keys[anchor]:
-        return None
-    exact = [_Place(0, i - anchor) for i, line in enumerate(lines) if _key(line) == keys[anchor]]
-    places = exact[:200] or _alike(lines, keys[anchor], anchor)
-    scored = [
-        _Place(_fit(lines, keys, place.start) + place.score, max(place.start, 0))
-        for place in places
-    ]
-    return max(scored, key=lambda place: (place.score, -place.start), default=None)
-
-
 def _key(line: str) -> str:
-    return " ".join(line.split())
+    return " ".join(line[: 2 * _WIDTH].split())[:_WIDTH]
 
 
-def _alike(lines: list[str], key: str, anchor: int) -> list[_Place]:
-    """Places whose line is most like the longest one that is wanted."""
+def _best(lines: list[str], wanted: list[str]) -> list[int]:
+    """Where the lines begin that fit best, and others that fit nearly as well."""
     end = monotonic() + _SECONDS
-    matcher = SequenceMatcher(None, "", key[:_WIDTH], autojunk=False)
-    best: list[_Place] = []
-    bar = _ALIKE
+    keys = [_key(line) for line in wanted]
+    starts = takewhile(lambda _: monotonic() < end, _candidates(lines, keys, end - _SECONDS / 2))
+    places = [(_likeness(lines[at : at + len(keys)], keys), -at) for at in starts]
+    best, at = max(places, default=(0.0, 0))
+    apart = [place for place in places if abs(place[1] - at) >= len(keys)]
+    second, other = max(apart, default=(0.0, 0))
+    return [-at, *([-other] if second >= _CLOSE * best else [])] if best >= _ALIKE else []
+
+
+def _candidates(lines: list[str], keys: list[str], end: float) -> list[int]:
+    """Where as many lines together share most triples of characters with those wanted."""
+    grams = set().union(*map(_grams, keys[:_COMPARED]))
+    known, totals = set(keys), [0]
     for index, line in enumerate(lines):
         if index % 64 == 0 and monotonic() > end:
             break
-        matcher.set_seq1(_key(line[: 2 * _WIDTH])[:_WIDTH])
-        if matcher.real_quick_ratio() <= bar or matcher.quick_ratio() <= bar:
-            continue
-        ratio = matcher.ratio()
-        if ratio > bar:
-            bar = ratio
-            best.append(_Place(ratio, index - anchor))
-    return best[-5:]
+        own = _grams(key := _key(line))
+        share = 3 * len(own & grams) - len(own)
+        totals.append(totals[-1] + (2 * share if key in known else share))
+    size, count = len(keys), len(totals) - 1
+    windows = [(totals[min(at + size, count)] - totals[at], -at) for at in range(count)]
+    peaks = nlargest(16, (max(windows[at : at + size]) for at in range(0, count, size)))
+    return [max(shift - at, 0) for shift in (0, -1, 1) for _, at in peaks]
 
 
-def _fit(lines: list[str], keys: list[str], index: int) -> int:
-    """How many lines are the same there but for white space."""
-    start = max(index, 0)
-    there = lines[start : start + len(keys)]
-    return sum(1 for line, key in zip(there, keys[start - index :]) if _key(line) == key)
+def _grams(key: str) -> set[str]:
+    padded = f" {key} "
+    return {padded[at : at + 3] for at in range(len(padded) - 2)}
 
 
-def _difference(wanted: list[str], found: list[str]) -> str:
-    if [_key(line) for line in wanted] != [_key(line) for line in found]:
-        return "the text differs"
-    if [line.expandtabs(4) for line in wanted] == [line.expandtabs(4) for line in found]:
-        return "tabs and spaces differ"
-    return "only white space differs"
+def _likeness(there: list[str], keys: list[str]) -> float:
+    """How much of what is wanted these lines hold, from 0 to 1."""
+    score = 0.0
+    for key, line in zip(keys[:_COMPARED], there):
+        matcher = SequenceMatcher(None, _key(line), key, autojunk=False)
+        runs = sum(size for _, _, size in matcher.get_matching_blocks() if size > 2)
+        # A part of a long line is like little of it, but found in it.
+        score += max(matcher.ratio() * len(key), 0.8 * runs)
+    return score / (sum(map(len, keys[:_COMPARED])) or 1)
+
+
+def _difference(wanted: list[str], found: list[str], first: int) -> str:
+    for number, (given, there) in enumerate(zip(wanted, found), first):
+        at = len(commonprefix([given, there]))  # noqa: RUF071
+        parts = given[at : at + 2], there[at : at + 2]
+        if any(parts) and (_key(given) == _key(there) or not "".join(parts).isascii()):
+            return f"line {number} has {_point(there, at)} where old has {_point(given, at)}"
+        if any(parts):
+            break
+    return "the text differs"
+
+
+def _point(line: str, at: int) -> str:
+    """The names of the character there and of the marks that go with it."""
+    chars = line[at : at + 1] + "".join(takewhile(unicodedata.combining, line[at + 1 : at + 4]))
+    names = " ".join(f"U+{ord(char):04X} {unicodedata.name(char, '')}" for char in chars)
+    return names.strip() or "its end"
 
 
 def _compare(wanted: list[str], found: list[str], first: int) -> list[str]:
