@@ -6,6 +6,7 @@ under `RESULT_KEY`. No structured content: clients that see it hide the text.
 """
 
 import base64
+from shlex import quote
 from typing import Any
 
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent
@@ -20,6 +21,7 @@ from mcp_sandbox.models import (
     MoveResult,
     WriteResult,
 )
+from mcp_sandbox.server.pictures import inspect
 from mcp_sandbox.server.text import (
     MAX_TEXT_BYTES,
     byte_length,
@@ -35,7 +37,20 @@ RESULT_KEY = "mcp-sandbox/result"
 # What is left for our own lines: names of changed files, the end of the call, the gap.
 _RESERVED_BYTES = 3_000
 _OUTPUT_BYTES = MAX_TEXT_BYTES - _RESERVED_BYTES
-_HEX_BYTES = 256
+_QUERY = (
+    'python3 -c "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1]).execute(sys.argv[2]), '
+    "sep='\\n')\" {0} 'SELECT sql FROM sqlite_master'"
+)
+# How files begin that are not text, what they are, and a command that is there everywhere.
+_READERS = (
+    (b"SQLite format 3\0", "a SQLite database", _QUERY),
+    (b"%PDF-", "a PDF", "pdftotext {0} - (poppler-utils) or pypdf, where one is installed"),
+    (b"PK\3\4", "a zip file", "python3 -m zipfile -l {0}; with -e {0} DIR it is unpacked"),
+    (b"\x1f\x8b", "gzip data", "zcat {0} | head -n 50, or for a tar file tar -tzf {0}"),
+    (b"\xff\xfe", "UTF-16 text", "iconv -f UTF-16 -t UTF-8 {0}"),
+    (b"\xfe\xff", "UTF-16 text", "iconv -f UTF-16 -t UTF-8 {0}"),
+    (b"", "", "a program that reads this type, such as python3; all bytes: od -A x -t x1z {0}"),
+)
 
 
 def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
@@ -123,15 +138,30 @@ def file_content(content: FileContent) -> CallToolResult:
         "total_lines": content.total_lines,
         "more": content.more,
     }
-    if content.kind == "image":
-        text = f"{show_name(content.path)}: {content.mime}, {content.size:,} bytes"
-        image = ImageContent(
-            data=base64.b64encode(content.data).decode(), mime_type=content.mime, type="image"
-        )
-        return _result([TextContent(text=text, type="text"), image], meta)
-    if content.kind == "binary":
-        return texts([_binary(content)], meta)
-    return _numbered(content, meta)
+    if content.kind == "text":
+        return _numbered(content, meta)
+    if content.mime.startswith("image/"):
+        return _picture(content, meta)
+    return texts([_binary(content)], meta)
+
+
+def _picture(content: FileContent, meta: dict[str, Any]) -> CallToolResult:
+    name, size = show_name(content.path), max(content.size, len(content.data))
+    found = inspect(name, content.data, size)
+    pixels = f"{found.width:,} × {found.height:,} pixels, " if found.width or found.height else ""  # noqa: RUF001
+    text = f"{name}: {found.mime}, {pixels}{size:,} bytes"
+    if found.fault:
+        return texts([f"{text}; not an image to show: {found.fault}"], meta | {"kind": "binary"})
+    data = base64.b64encode(content.data).decode()
+    image = ImageContent(data=data, mime_type=found.mime, type="image")
+    return _result([TextContent(text=text, type="text"), image], meta)
+
+
+def _binary(content: FileContent) -> str:
+    name = show_name(content.path)
+    kind, reader = next(row[1:] for row in _READERS if content.data.startswith(row[0]))
+    what = kind or f"not text, {content.mime}, begins with {content.data[:64]!r}"
+    return f"{name}: {content.size:,} bytes, {what}\n[to get at it: {reader.format(quote(name))}]"
 
 
 def _numbered(content: FileContent, meta: dict[str, Any]) -> CallToolResult:
@@ -153,7 +183,7 @@ def _numbered(content: FileContent, meta: dict[str, Any]) -> CallToolResult:
 def _file_notes(content: FileContent, shown: int) -> list[str]:
     of = "" if content.total_lines is None else f" of {content.total_lines:,}"
     notes = []
-    if not content.size:
+    if not (content.size or content.data):
         notes.append("[the file is empty]")
     elif not shown:
         has = "" if content.total_lines is None else f", it has {content.total_lines:,} lines"
@@ -167,25 +197,6 @@ def _file_notes(content: FileContent, shown: int) -> list[str]:
         cut = _count(content.long_lines_cut, "long line")
         notes.append(f"[{cut} shortened here; exec with cut -c shows more]")
     return notes
-
-
-def _binary(content: FileContent) -> str:
-    data = content.data[:_HEX_BYTES]
-    rows = [_hex_row(at, data[at : at + 16]) for at in range(0, len(data), 16)]
-    return "\n".join(
-        [
-            f"{show_name(content.path)}: not text, {content.mime}, {content.size:,} bytes; "
-            f"the first {len(data)}:",
-            *rows,
-            "[to get at it: run_code or exec with a program that reads this type "
-            "(file, xxd, strings, unzip, python3 …)]",
-        ]
-    )
-
-
-def _hex_row(at: int, row: bytes) -> str:
-    text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in row)
-    return f"{at:08x}  {row.hex(' '):<47}  {text}"
 
 
 def write_result(result: WriteResult, *, append: bool) -> CallToolResult:

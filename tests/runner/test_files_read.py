@@ -127,13 +127,22 @@ def test_other_data_comes_as_its_first_bytes(workspace: Path) -> None:
         (b"RIFF\x00\x00\x00\x00WEBPVP8 ", "image/webp"),
     ],
 )
-def test_images_come_whole_up_to_four_megabytes(workspace: Path, head: bytes, mime: str) -> None:
+def test_images_come_whole_up_to_what_models_take(workspace: Path, head: bytes, mime: str) -> None:
     (workspace / "small").write_bytes(head + bytes(1000))
     result, body = call("read_lines", path="small")
     assert (result["kind"], result["mime"], len(body)) == ("image", mime, len(head) + 1000)
-    (workspace / "large").write_bytes(head + bytes(4 * 2**20))
+    (workspace / "large").write_bytes(head + bytes(3_500_000))
     result, body = call("read_lines", path="large")
     assert (result["kind"], result["mime"], len(body)) == ("binary", mime, 256)
+
+
+@pytest.mark.parametrize(
+    "head", [b"%PDF-1.4\nxref", "Grüße 文書".encode("utf-16"), b"\xfe\xff\x65\x87"]
+)
+def test_what_only_looks_like_text_is_none(workspace: Path, head: bytes) -> None:
+    (workspace / "f").write_bytes(head)
+    result, body = call("read_lines", path="f")
+    assert (result["kind"], body) == ("binary", head)
 
 
 def test_paging_deep_into_a_large_file_is_quick_and_takes_no_memory(workspace: Path) -> None:

@@ -23,6 +23,7 @@ from mcp_sandbox.server import results
 from mcp_sandbox.server.structured import listed_files, sandbox_report
 from mcp_sandbox.server.text import MAX_TEXT_BYTES, byte_length
 from mcp_sandbox.sessions.report import SandboxReport
+from tests.server.real_pictures import png
 from tests.server.scripted import text_of
 
 
@@ -182,14 +183,24 @@ def test_one_giant_line_is_cut_inside() -> None:
 
 
 def test_an_image_is_an_image() -> None:
-    content = FileContent(
-        path="/workspace/a.png", kind="image", mime="image/png", size=3, data=b"\x89PN"
-    )
+    data = png(3, 4)
+    content = FileContent("/workspace/a.png", "image", "image/png", len(data), data)
     result = results.file_content(content)
-    assert text_of(result) == "/workspace/a.png: image/png, 3 bytes"
+    assert text_of(result) == f"/workspace/a.png: image/png, 3 × 4 pixels, {len(data)} bytes"  # noqa: RUF001
     image = result.content[1]
     assert isinstance(image, ImageContent)
-    assert (base64.b64decode(image.data), image.mime_type) == (b"\x89PN", "image/png")
+    assert (base64.b64decode(image.data), image.mime_type) == (data, "image/png")
+
+
+@pytest.mark.parametrize(
+    ("size", "data"), [(1, b"text"), (1, png(1, 1, bytes(3_500_000))), (9_000_000, png(1, 1))]
+)
+def test_what_a_sandbox_says_of_an_image_is_not_believed(size: int, data: bytes) -> None:
+    result = results.file_content(FileContent("a\x1b.png", "image", "image/png", size, data))
+    assert meta(result)["kind"] == "binary"
+    text = text_of(result)
+    assert text.startswith("a␛.png: ")
+    assert f"{max(size, len(data)):,} bytes; not an image to show" in text
 
 
 def test_binary_is_described() -> None:
@@ -198,13 +209,17 @@ def test_binary_is_described() -> None:
         kind="binary",
         mime="application/octet-stream",
         size=70_000,
-        data=b"\x7fELF" + b"\0" * 16,
+        data=b"\x7fELF" + b"\0" * 252,
     )
     text = text_of(results.file_content(content))
-    assert "/workspace/a.bin: not text, application/octet-stream, 70,000 bytes" in text
-    assert "00000000  7f 45 4c 46 00 00" in text
-    assert "  .ELF......" in text
+    assert "/workspace/a.bin: 70,000 bytes, not text, application/octet-stream, begins w" in text
+    assert "b'\\x7fELF\\x00\\x00" in text
     assert "to get at it" in text
+    assert len(text) < 600
+
+
+def test_a_file_without_a_size_is_not_empty() -> None:
+    assert "empty" not in text_of(results.file_content(text_file(b"a\n", size=0)))
 
 
 def test_write_says_created_replaced_or_appended() -> None:

@@ -15,10 +15,12 @@ from mcp_sandbox.runner.protocol import OpError
 if TYPE_CHECKING:
     from mcp_sandbox.runner.files.call import Call
 
-MAX_IMAGE = 4 * 1024 * 1024
+MAX_IMAGE = 3_500_000
 MAX_SIZELESS = 16 * 1024 * 1024
 FIRST_BYTES = 256
 _HEAD = 8192
+# PDF and UTF-16 can look like text.
+_NO_TEXT = (b"%PDF-", b"\xff\xfe", b"\xfe\xff")
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -130,7 +132,7 @@ def image_type(head: bytes) -> str | None:
 
 def is_text(head: bytes) -> bool:
     """Whether a file that begins so is best shown as text: no NUL, hardly a broken character."""
-    if b"\0" in head:
+    if b"\0" in head or head.startswith(_NO_TEXT):
         return False
     decoded = head.decode("utf-8", "replace")
     return decoded.count("\ufffd") <= max(len(decoded) * 3 // 10, 1)
