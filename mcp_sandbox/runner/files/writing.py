@@ -55,7 +55,12 @@ def destination(path: str) -> tuple[str, os.stat_result | None]:
             f"{show(path)} is a {kind_of(found.st_mode)}: only regular files can be written",
         )
     if not os.access(path, os.W_OK, effective_ids=True):
-        raise OpError("permission", f"{show(path)} is read-only: make it writable with chmod first")
+        why = "is read-only: make it writable with chmod first"
+        if found.st_uid != os.geteuid():
+            why = "belongs to another user: copy it into the workspace and change the copy"
+        if os.statvfs(path).f_flag & os.ST_RDONLY:
+            why = "is on a read-only mount: copy it into the workspace and change the copy"
+        raise OpError("permission", f"{show(path)} {why}")
     return os.path.realpath(path), found
 
 
