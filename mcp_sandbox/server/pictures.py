@@ -48,7 +48,7 @@ def _smaller_copy(path: str) -> str:
         'python3 -c "import sys; from PIL import Image as I; I.MAX_IMAGE_PIXELS = None; '
         "i = I.open(sys.argv[1]); i.thumbnail((1500, 1500)); i.convert('RGB').save(sys.argv[2])\" "
         "{0} {1} || convert {0}'[0]' -resize '1500x1500>' {1}"
-    ).format(quote(path), quote(f"{path}.small.jpg"))
+    ).format(quote(path), quote(f"{path.rpartition('/')[2]}.small.jpg"))
 
 
 def _png(data: bytes) -> tuple[int, int]:
