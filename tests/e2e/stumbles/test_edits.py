@@ -59,13 +59,14 @@ async def test_characters_that_look_alike_are_named_with_their_line(agent: Agent
 
 
 async def test_the_nearest_lines_are_those_most_alike_as_a_whole(agent: Agent) -> None:
+    # One line is there as it was given, but in another function.
     text = (
-        "def first(items):\n    return total\n\n"
-        "def second(values):\n    total = sum(values)\n    return total / 2\n"
+        "def first(items):\n    total = compute_the_sum(items)\n    return total\n\n"
+        "def second(values):\n    total = compute_the_sum(values)\n    return round(total, 2)\n"
     )
-    old = "def second(value):\n    total = sum(value)\n    return total\n"
+    old = "def second(values):\n    total = compute_the_sum(items)\n    return round(total)\n"
     said = await refusal(agent, text, old)
-    assert "The nearest are lines 4 to 6;" in said
+    assert "The nearest are lines 5 to 7;" in said
     assert "Almost" not in said
 
 
