@@ -75,7 +75,7 @@ def _told(errors: Iterable[ErrorDetails], schema: Schema) -> str:
     found = [*errors]
     missing = [str(error["loc"][0]) for error in found if error["type"] == "missing"]
     # A value that fits no branch of an optional parameter is reported once per branch.
-    sentences = dict.fromkeys(_sentence(error, properties, missing) for error in found)
+    sentences = dict.fromkeys(_sentence(error, properties, missing) for error in found[:99])
     return "\n".join([*sentences][:10])
 
 
@@ -96,7 +96,7 @@ def _sentence(error: ErrorDetails, properties: Schema, missing: Sequence[str]) -
 
 def _hint(name: str, value: object) -> str:
     if name == "language":
-        return " For others write a file, then exec what compiles or runs it, such as gcc."
+        return " For others write a file, then exec gcc or what else runs it, if it is installed."
     if name.endswith("_s") and isinstance(value, int | float) and 1000 <= value < 1e9:
         return f" Milliseconds? It is seconds: {value / 1000:g}."
     return ""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 PARAMETERS = {
     "code": "cmd command input script snippet source",
-    "command": "cmd code commands input script bash_command",
+    "command": "cmd code commands script bash_command",
     "content": "contents text file_text data body value",
     "cwd": "workdir working_dir working_directory dir directory path",
     "destination": "dst dest to target new_path new_name",

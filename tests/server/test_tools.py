@@ -309,7 +309,11 @@ async def test_whole_numbers_may_have_a_point() -> None:
         ("run_code", {"code": "1", "timeout_s": "5s"}, 'from 1 to 300, not "5s".'),
         ("exec", {"command": "x", "timeout_s": -1}, "from 1 to 3,600, not -1."),
         ("exec", {"command": "x", "timeout_s": 10**400}, "timeout_s must be a number"),
-        ("exec", {"command": "x", "env": {"A": [1]}}, "env: the value of 'A' must be text, not a list"),
+        (
+            "exec",
+            {"command": "x", "env": {"A": [1]}},
+            "env: the value of 'A' must be text, not a list",
+        ),
         ("exec", {"command": "x", "env": {"A=B": "1"}}, "cannot be a variable's name"),
         ("exec", {"command": "x", "env": {"A": "\0"}}, "without NUL"),
         ("exec", {"command": "x", "env": {"A": "\udc80"}}, "env: the value of 'A' must be text"),

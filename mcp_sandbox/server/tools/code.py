@@ -68,9 +68,8 @@ async def exec_(
 def _hints(code: str, result: ExecResult, language: Language) -> list[str]:
     """What to do about code that printed nothing, or that is for a prompt or a notebook."""
     if result.success:
-        silent = not (result.stdout or result.stderr or result.changed_files)
-        prints = _PRINTS.get(language)
-        return [f"nothing was printed: show values with {prints}"] if silent and prints else []
+        shown = result.stdout or result.stderr or result.changed_files or language == "bash"
+        return [] if shown else [f"nothing was printed: show values with {_PRINTS[language]}"]
     found = _FOREIGN.search(code) if _REFUSED.search(result.stderr) else None
     return [f"{found[0]!r} is for prompts and notebooks: {_INSTEAD}"] if found else []
 
