@@ -161,7 +161,7 @@ def _become_ordinary(control: int) -> None:
 def _take_on(job: dict[str, Any], fds: list[int]) -> None:
     """Give an ordinary process what belongs to a job."""
     processes.show_memory()
-    os.chdir(job["cwd"])
+    worker.enter(job["cwd"])
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
     os.closerange(_CODE_FD + 1, _MOST_FDS)

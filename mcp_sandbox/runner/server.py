@@ -211,13 +211,12 @@ class Server:
 
     def _complete(self, args: dict[str, Any]) -> dict[str, Any]:
         self._count += 1
-        cwd = os.path.join(self._workspace, args.get("cwd") or "")
         return {
             "timeout_s": 120.0,
             "keep_bytes": 64 * 1024 * 1024,
             "grow": True,
             **args,
-            "cwd": os.path.normpath(cwd),
+            "cwd": args.get("cwd") or self._workspace,
             "env": {**self._env, **(args.get("env") or {})},
             "workspace": self._workspace,
             "name": f"{os.getpid():x}{self._count:x}-{os.urandom(3).hex()}",

@@ -12,6 +12,7 @@ import select
 
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.changes import changed_since, now_coarse
+from mcp_sandbox.runner.files.paths import resolve
 from mcp_sandbox.runner.native import Socket, pair, receive, send, signal
 from mcp_sandbox.runner.protocol import MAX_HEADER, OpError
 
@@ -299,11 +300,13 @@ def enter(cwd: str) -> None:
     Raises:
         OpError: it cannot be used.
     """
+    path = resolve(cwd)
     try:
-        os.chdir(cwd)
+        os.chdir(path)
     except OSError as exc:
-        reason = os.strerror(exc.errno or 0).lower()
-        raise OpError("not_found", f"cannot use {cwd!r} as working directory: {reason}") from exc
+        from mcp_sandbox.runner.files.problems import explain  # noqa: PLC0415 - only to refuse
+
+        raise OpError("not_found", f"cwd {explain(exc, path).message}") from exc
 
 
 def cannot_start(program: str, exc: OSError) -> OpError:

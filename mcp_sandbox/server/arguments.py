@@ -1,16 +1,17 @@
 """Arguments as a client sent them, checked against a tool's model; problems in plain words."""
 
-import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase
 from pydantic import ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, from_json
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.server.text import clip, show_name
+from mcp_sandbox.server.words import PARAMETERS, offered
 
 Schema = Mapping[str, Any]
 
@@ -30,7 +31,7 @@ def check_arguments(
         InvalidArgument: one sentence per problem, naming the parameter and what is allowed.
     """
     try:
-        return model.model_validate(dict(arguments)).model_dump_one_level()
+        return model.model_validate(_meant(arguments, schema["properties"])).model_dump_one_level()
     except ValidationError as exc:
         raise InvalidArgument(_told(exc.errors(include_url=False), schema)) from exc
 
@@ -43,17 +44,45 @@ def input_schema(model: type[ArgModelBase]) -> dict[str, Any]:
     return schema
 
 
+def _meant(arguments: Schema, properties: Schema) -> dict[str, Any]:
+    """The arguments as their schemas have them; null and "" are an optional one left out."""
+    schemas = {name: properties.get(name, {}) for name in arguments}
+    read = {name: _read(arguments[name], schema) for name, schema in schemas.items()}
+    left_out = {name for name in read if "default" in schemas[name] and read[name] in (None, "")}
+    return {name: value for name, value in read.items() if name not in left_out}
+
+
+def _read(value: object, schema: Schema) -> object:
+    """What a value of another type can only mean for its parameter."""
+    kinds = {branch.get("type", "string") for branch in schema.get("anyOf", [schema])}
+    if isinstance(value, str) and "string" not in kinds:
+        with suppress(ValueError, TypeError):
+            value = from_json({"True": "true", "False": "false"}.get(value, value))
+    if isinstance(value, dict) and "object" in kinds:
+        return {name: _as_text(each) for name, each in value.items() if each is not None}
+    # JSON does not tell 30.0 from 30.
+    if isinstance(value, float) and value.is_integer() and "integer" in kinds:
+        return int(value)
+    return value
+
+
+def _as_text(value: object) -> object:
+    return json.dumps(value) if isinstance(value, int | float) else value
+
+
 def _told(errors: Iterable[ErrorDetails], schema: Schema) -> str:
     properties: Schema = schema["properties"]
+    found = [*errors]
+    missing = [str(error["loc"][0]) for error in found if error["type"] == "missing"]
     # A value that fits no branch of an optional parameter is reported once per branch.
-    sentences = dict.fromkeys(_sentence(error, properties) for error in errors)
+    sentences = dict.fromkeys(_sentence(error, properties, missing) for error in found[:99])
     return "\n".join([*sentences][:10])
 
 
-def _sentence(error: ErrorDetails, properties: Schema) -> str:
+def _sentence(error: ErrorDetails, properties: Schema, missing: Sequence[str]) -> str:
     name = str(error["loc"][0])
     if error["type"] == "extra_forbidden":
-        return _unknown(name, properties)
+        return _unknown(name, properties, missing)
     allowed = _allowed(properties[name])
     if error["type"] == "missing":
         return f"{name} is missing: give {allowed}."
@@ -62,17 +91,20 @@ def _sentence(error: ErrorDetails, properties: Schema) -> str:
     if len(error["loc"]) > 1:
         key = clip(show_name(str(error["loc"][1])), 60)
         return f"{name}: the value of {key!r} must be text, not {_shown(error['input'])}."
-    return f"{name} must be {allowed}, not {_shown(error['input'])}."
+    return f"{name} must be {allowed}, not {_shown(error['input'])}.{_hint(name, error['input'])}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A question that offers the known name most like `name`; empty when none is."""
-    near = difflib.get_close_matches(name, [*known], n=1, cutoff=0.5)
-    return f"did you mean {near[0]}? " if near else ""
+def _hint(name: str, value: object) -> str:
+    if name == "language":
+        return " For others write a file, then exec gcc or what else runs it, if it is installed."
+    if name.endswith("_s") and isinstance(value, int | float) and 1000 <= value < 1e9:
+        return f" Milliseconds? It is seconds: {value / 1000:g}."
+    return ""
 
 
-def _unknown(name: str, known: Iterable[str]) -> str:
-    hint = nearest(name, known)
+def _unknown(name: str, known: Schema, missing: Sequence[str]) -> str:
+    hint = offered(name, [*missing, *known], PARAMETERS)
+    hint = hint or (f"did you mean {missing[0]}? " if missing else "")
     takes = f"this tool takes {', '.join(known)}" if known else "this tool takes no arguments"
     return f"There is no parameter {clip(show_name(name), 60)!r}: {hint}{takes}."
 
@@ -94,7 +126,8 @@ def _allowed(schema: Schema) -> str:
 
 
 def _at_most(schema: Schema) -> str:
-    return f" of at most {schema['maxLength']:,} characters" if "maxLength" in schema else ""
+    low = "1 to" if schema.get("minLength") else "at most"
+    return f" of {low} {schema['maxLength']:,} characters" if "maxLength" in schema else ""
 
 
 def _range(schema: Schema) -> str:

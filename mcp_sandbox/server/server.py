@@ -15,7 +15,6 @@ from mcp.types import CallToolResult, Icon, InputRequiredResult, NotificationPar
 
 from mcp_sandbox import __version__
 from mcp_sandbox.models import Network, ProjectAccess
-from mcp_sandbox.server.arguments import nearest
 from mcp_sandbox.server.identity import SessionFor
 from mcp_sandbox.server.observer import CallCounter, Observer
 from mcp_sandbox.server.skills.answers import answers
@@ -28,6 +27,7 @@ from mcp_sandbox.server.tools.code import code_tools
 from mcp_sandbox.server.tools.files import file_tools
 from mcp_sandbox.server.tools.sandbox import sandbox_tools
 from mcp_sandbox.server.tools.skills import skill_tools
+from mcp_sandbox.server.words import TOOLS, offered
 
 # The SDK imports it whenever a server is made, which may be inside a running event loop.
 import_module("rich.logging")
@@ -104,7 +104,7 @@ class SandboxServer(MCPServer[dict[str, Any]]):
         if self._tool_manager.get_tool(name) is None:
             known = [tool.name for tool in self._tool_manager.list_tools()]
             raise ToolError(
-                f"There is no tool {clip(show_name(name), 60)!r}: {nearest(name, known)}"
+                f"There is no tool {clip(show_name(name), 60)!r}: {offered(name, known, TOOLS)}"
                 f"the tools are {', '.join(known)}."
             )
         return await super().call_tool(name, arguments, context)

@@ -53,6 +53,7 @@ _FLAG = re.compile(r"[-+][A-Za-z]+|pipefail")
 # What may look into a variable's value for an expression, and run what is in its subscripts.
 _EVALUATES = re.compile(r"\(\(|\$\{|\[")
 _NOWHERE = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr"})
+_ELSEWHERE = re.compile(r"\s|['\"`~$]|file:")
 _MOST_COMMAND = 65_536
 _SHOWN = 400
 
@@ -122,7 +123,9 @@ def _matches(
     lines = _lines(tool, {name: str(value) for name, value in arguments.items()})
     if lines:
         return any(_line_matches(patterns, line, may_write) for line in lines)
-    return _path_matches(patterns, str(arguments.get("path") or "."))
+    place = str(arguments.get("pattern")) if tool == "glob" else ""
+    leads = place.startswith("/") or _ELSEWHERE.match(place)
+    return _path_matches(patterns, place if leads else str(arguments.get("path") or "."))
 
 
 def _lines(tool: str, given: Mapping[str, str]) -> tuple[str, ...]:
@@ -183,6 +186,9 @@ def _command_matches(patterns: Sequence[str], command: str) -> bool:
 
 
 def _path_matches(patterns: Sequence[str], path: str) -> bool:
+    if elsewhere := _ELSEWHERE.match(path):
+        # The sandbox may read it as another path than it is here.
+        patterns = [pattern for pattern in patterns if pattern.startswith(elsewhere[0])]
     whole = _absolute(path)
     return any(fnmatchcase(whole, _absolute(pattern.replace("//", "/"))) for pattern in patterns)
 

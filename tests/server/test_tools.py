@@ -286,7 +286,7 @@ async def test_whole_numbers_may_have_a_point() -> None:
 @pytest.mark.parametrize(
     ("tool", "arguments", "said"),
     [
-        ("run_code", {}, "code is missing: give text of at most 1,048,576 characters."),
+        ("run_code", {}, "code is missing: give text of 1 to 1,048,576 characters."),
         (
             "run_code",
             {"code": "1", "timeout": 3},
@@ -294,7 +294,7 @@ async def test_whole_numbers_may_have_a_point() -> None:
             "this tool takes code, language, timeout_s.",
         ),
         ("sandbox_info", {"x": 1}, "There is no parameter 'x': this tool takes no arguments."),
-        ("run_code", {"code": 5}, "code must be text of at most 1,048,576 characters, not 5."),
+        ("run_code", {"code": 5}, "code must be text of 1 to 1,048,576 characters, not 5."),
         (
             "run_code",
             {"code": "1", "language": "ruby"},
@@ -306,10 +306,14 @@ async def test_whole_numbers_may_have_a_point() -> None:
             "timeout_s must be a number from 1 to 300, not true.",
         ),
         ("run_code", {"code": "1", "timeout_s": 301}, "from 1 to 300, not 301."),
-        ("run_code", {"code": "1", "timeout_s": "5"}, 'from 1 to 300, not "5".'),
+        ("run_code", {"code": "1", "timeout_s": "5s"}, 'from 1 to 300, not "5s".'),
         ("exec", {"command": "x", "timeout_s": -1}, "from 1 to 3,600, not -1."),
         ("exec", {"command": "x", "timeout_s": 10**400}, "timeout_s must be a number"),
-        ("exec", {"command": "x", "env": {"A": 1}}, "env: the value of 'A' must be text, not 1."),
+        (
+            "exec",
+            {"command": "x", "env": {"A": [1]}},
+            "env: the value of 'A' must be text, not a list",
+        ),
         ("exec", {"command": "x", "env": {"A=B": "1"}}, "cannot be a variable's name"),
         ("exec", {"command": "x", "env": {"A": "\0"}}, "without NUL"),
         ("exec", {"command": "x", "env": {"A": "\udc80"}}, "env: the value of 'A' must be text"),
@@ -319,14 +323,14 @@ async def test_whole_numbers_may_have_a_point() -> None:
         ("read_file", {"path": "a", "offset": 1.5}, "offset must be a whole number from 1 to"),
         ("read_file", {"path": "a", "limit": 10**30}, "limit must be a whole number from 1 to"),
         ("read_file", {"path": "a", "limit": False}, "limit must be a whole number from 1 to"),
-        ("read_file", {"path": "a\0b"}, "path: must not contain a NUL character."),
+        ("read_file", {"path": "a\0b"}, "path: must not contain a NUL character: leave it out"),
         (
             "read_file",
             {"path": "a\udc80"},
-            'path must be text of at most 4,096 characters, not "a\\udc80".',
+            'path must be text of 1 to 4,096 characters, not "a\\udc80".',
         ),
-        ("read_file", {"path": "a" * 5000}, "path must be text of at most 4,096 characters"),
-        ("read_file", {"path": None}, "path must be text of at most 4,096 characters, not null."),
+        ("read_file", {"path": "a" * 5000}, "path must be text of 1 to 4,096 characters"),
+        ("read_file", {"path": None}, "path must be text of 1 to 4,096 characters, not null."),
         ("list_files", {"hidden": "yes"}, 'hidden must be true or false, not "yes".'),
         ("glob", {"pattern": {"a": {}}}, "not an object of 1."),
     ],

@@ -110,6 +110,12 @@ def test_patterns_hold_for_code_files_and_variables_too() -> None:
     assert not allowed(("Bash(mv:*)",), "delete_file", path="a; mv x")
     assert allowed(("Read(docs/**)",), "read_file", path="/workspace/docs/a/b.md")
     assert not allowed(("Read(docs/**)",), "read_file", path="docs/../secret")
+    for path in ("file:///etc/a.md", "'/etc/a.md", "$HOME/a.md", "~/a.md", " /etc/a.md"):
+        assert not allowed(("Read(*.md)",), "read_file", path=path)
+        assert not allowed(("Glob(*.md)",), "glob", pattern=path)
+    assert allowed(("Read(~/docs/*)",), "read_file", path="~/docs/a.md")
+    assert not allowed(("Glob(src/**)",), "glob", pattern="/tmp/*", path="src/a")
+    assert allowed(("Glob(src/**)",), "glob", pattern="*.py", path="src/a")
     assert not allowed(("Bash(git:*)",), "exec", command="git log", env={"PATH": "/evil"})
 
 

@@ -8,10 +8,11 @@ slash at its end means all that is in that directory; `!` at its start turns it 
 
 from __future__ import annotations
 
+import os.path
 import re
 from typing import TYPE_CHECKING
 
-from mcp_sandbox.runner.files.paths import show
+from mcp_sandbox.runner.files.paths import resolve, show
 from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:
@@ -22,6 +23,14 @@ _MAX_STARS = 32
 _MAX_NESTING = 8
 # What ripgrep reads byte by byte, or otherwise than we do, is left out of this set.
 _SAME_IN_RIPGREP = re.compile(r"(?!!)(?:[\w\-. +@%=,/*]|\{[\w\-. +@%=,*]*\})+", re.ASCII)
+
+
+def placed(pattern: str, base: str) -> tuple[str, str]:
+    """The directory that a glob is for, and the glob below it: `~/*.py` is for the home."""
+    beginning = re.split(r"[*?\[{\\]", pattern)[0] if pattern.startswith(("/", "~")) else ""
+    folder = beginning.rpartition("/")[0]
+    place = resolve(folder) if folder and not os.path.exists(f"{base}/{folder}") else ""
+    return (place, pattern[len(folder) :]) if os.path.isdir(place) else (base, pattern)
 
 
 def normalize(pattern: str, base: str) -> str:

@@ -1,8 +1,9 @@
 r"""Which file a caller's path means, and how a path is shown.
 
-Relative paths are under the workspace, absolute ones anywhere, `~` is the home. Paths are text
-with undecodable bytes as lone surrogates. Shown paths have control characters, undecodable bytes
-and invisible direction marks as \xNN of their UTF-8 bytes; a path may be given in the shown form.
+Relative paths are under the workspace, absolute ones anywhere, `~` is the home; quotes around one,
+`file://` and `$HOME` count unless a name has them. Paths are text, undecodable bytes in them lone
+surrogates. Shown paths have control characters, undecodable bytes and invisible direction marks as
+\xNN of their UTF-8 bytes; a path may be given in the shown form.
 Everything here happens inside the sandbox: the kernel confines it, not this file.
 """
 
@@ -61,8 +62,9 @@ def resolve(given: str) -> str:
     Raises:
         OpError: empty, too long, holding NUL, or a user's home other than ours.
     """
-    _check(given)
-    path = _absolute(given)
+    path = _absolute(_checked(given))
+    if not os.path.lexists(path):
+        path = _absolute(_checked(meant(given)))
     if "\\x" in path and not os.path.lexists(path):
         shown = _unshow(path)
         path = shown if os.path.lexists(shown) else path
@@ -75,7 +77,7 @@ def resolve(given: str) -> str:
     return "/" + os.path.normpath(path).lstrip("/")
 
 
-def _check(given: str) -> None:
+def _checked(given: str) -> str:
     if not given or "\0" in given:
         raise OpError("invalid", "the path is empty or holds a NUL byte: give a usable path")
     try:
@@ -84,6 +86,23 @@ def _check(given: str) -> None:
         raise OpError("invalid", "the path is not valid text: check its characters") from exc
     if size > MAX_PATH:
         raise OpError("invalid", f"the path is longer than {MAX_PATH} bytes: give a shorter one")
+    return given
+
+
+def meant(given: str) -> str:
+    """The path in a quoted one, a `file:` URI, or one that begins with a variable."""
+    text = given.strip()
+    if len(text) > 2 and text[0] == text[-1] and text[0] in "'\"`":
+        text = text[1:-1]
+    if text.startswith("file:/"):
+        # Hardly ever needed, and it takes some milliseconds to import.
+        from urllib.parse import unquote  # noqa: PLC0415
+
+        text = unquote(text[5:].removeprefix("//"), errors="surrogateescape")
+    for name in ("$HOME", "${HOME}"):
+        if text == name or text.startswith(name + "/"):
+            text = "~" + text[len(name) :]
+    return text
 
 
 def _absolute(given: str) -> str:

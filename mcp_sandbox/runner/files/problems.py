@@ -11,7 +11,7 @@ import os.path
 from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner.files.call import Call
-from mcp_sandbox.runner.files.paths import show
+from mcp_sandbox.runner.files.paths import show, workspace
 from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:
@@ -68,17 +68,20 @@ def explain(error: OSError, path: str) -> OpError:
 def _nearby(path: str) -> str:
     """What is there instead of a missing file."""
     parent, name = os.path.split(path)
-    if not os.path.isdir(parent):
-        while parent != "/" and not os.path.lexists(parent):
-            name = os.path.basename(parent)
-            parent = os.path.dirname(parent)
-        return f"{show(parent)} is there, but has no {show(name)}. Look with list_files or glob"
     if os.path.lexists(path):
         return "it is a link whose target does not exist"
-    similar = _similar(parent, name)
-    if similar:
-        return f"did you mean {' or '.join(map(show, similar))}?"
-    return "look with list_files or glob"
+    if "*" in path or "?" in path:
+        return "a path is one name, no pattern: find names with glob, or use exec (rm, mv, cat)"
+    ends = (path.split("/", at)[at] for at in range(1, path.count("/") + 1))
+    known = [end for end in ends if os.path.exists(os.path.join(workspace(), end))]
+    if likely := known[:1] or _similar(parent, name):
+        return f"did you mean {' or '.join(map(show, likely))}?"
+    if os.path.isdir(parent):
+        return "look with list_files or glob"
+    while parent != "/" and not os.path.lexists(parent):
+        name = os.path.basename(parent)
+        parent = os.path.dirname(parent)
+    return f"{show(parent)} is there, but has no {show(name)}. Look with list_files or glob"
 
 
 def _similar(directory: str, name: str) -> list[str]:

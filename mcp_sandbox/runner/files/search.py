@@ -14,7 +14,7 @@ from mcp_sandbox.runner.files import pipes
 from mcp_sandbox.runner.files.alarm import TimeLimit, TimeUp
 from mcp_sandbox.runner.files.listing import MAX_LIMIT, join, open_directory
 from mcp_sandbox.runner.files.matches import Found, Query, shown_skills, usable, wanted
-from mcp_sandbox.runner.files.paths import relative, resolve
+from mcp_sandbox.runner.files.paths import meant, relative, resolve
 from mcp_sandbox.runner.files.reading import open_regular
 from mcp_sandbox.runner.files.walk import Budget, walk
 
@@ -29,14 +29,14 @@ SECONDS = 10.0
 def glob(call: Call) -> dict[str, Any]:
     """Send the paths of the files whose path matches a glob, newest first."""
     # Only searches need regular expressions, and they take some milliseconds to import.
-    from mcp_sandbox.runner.files.globs import compile_glob, names_git, normalize  # noqa: PLC0415
+    from mcp_sandbox.runner.files import globs  # noqa: PLC0415
 
-    base = resolve(call.text("path", "."))
+    base, pattern = globs.placed(meant(call.text("pattern")), resolve(call.text("path", ".")))
+    pattern = globs.normalize(pattern, base)
     limit = call.number("limit", 500, low=1, high=MAX_LIMIT)
-    pattern = normalize(call.text("pattern"), base)
     budget = Budget(seconds=SECONDS)
-    names = wanted(git=names_git(pattern), skills=shown_skills(base, pattern))
-    found = _matching(base, compile_glob(pattern), budget, names)
+    names = wanted(git=globs.names_git(pattern), skills=shown_skills(base, pattern))
+    found = _matching(base, globs.compile_glob(pattern), budget, names)
     found.sort(key=lambda row: (-row[0], row[1]))
     sent = pipes.put_rows(call.stdout, (relative(join(base, path)) for _, path in found), limit)
     return {"total": len(found), "truncated": budget.cut or len(found) > sent}
@@ -65,7 +65,7 @@ def _query(call: Call) -> Query:
     base, only = (path, "") if os.path.isdir(path) else os.path.split(os.path.realpath(path))
     if only:
         os.close(open_regular(path)[0])
-    glob_text = call.text("glob", "")
+    glob_text = meant(call.text("glob", ""))
     return Query(
         pattern=usable(call.text("pattern")),
         shown=path,

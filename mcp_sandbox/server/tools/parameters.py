@@ -16,9 +16,11 @@ _ALIASES = {
     "sh": "bash",
     "js": "javascript",
     "node": "javascript",
+    "nodejs": "javascript",
     "py": "python",
     "python3": "python",
 }
+_FENCED = re.compile(r"\s*(`{3,}|~{3,})[ \w+#.-]*\r?\n(.*\n) *\1\s*", re.DOTALL)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 # The kernel refuses longer single strings.
 _MAX_ENV_VALUE_BYTES = 128 * 1024 - 512
@@ -26,13 +28,14 @@ _MAX_ENV_VALUE_BYTES = 128 * 1024 - 512
 
 def _without_nul(text: str) -> str:
     if "\0" in text:
-        raise ValueError("must not contain a NUL character")
+        raise ValueError("must not contain a NUL character: leave it out, or write an escape")
     return text
 
 
-def whole(value: object) -> object:
-    """The number as a whole one, if it is: JSON does not tell 30.0 from 30."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def _without_fence(text: str) -> str:
+    """The code inside, when all of it is in one pair of Markdown fences."""
+    whole = _FENCED.fullmatch(text)
+    return whole[2] if whole else text
 
 
 def _known_language(value: object) -> object:
@@ -60,11 +63,13 @@ Text = Annotated[str, StringConstraints(max_length=MAX_CONTENT_CHARS)]
 Code = Annotated[
     str,
     StringConstraints(min_length=1, max_length=MAX_CODE_CHARS),
+    AfterValidator(_without_nul),
+    AfterValidator(_without_fence),
 ]
 EnvValue = Annotated[str, StringConstraints(max_length=_MAX_ENV_VALUE_BYTES)]
 Env = Annotated[dict[str, EnvValue] | None, AfterValidator(_settable)]
 LanguageName = Annotated[Language, BeforeValidator(_known_language)]
-Limit = Annotated[int, Field(ge=1, le=10_000), BeforeValidator(whole)]
-Line = Annotated[int, Field(ge=1, le=2**31), BeforeValidator(whole)]
-Depth = Annotated[int, Field(ge=1, le=10), BeforeValidator(whole)]
-ContextLines = Annotated[int, Field(ge=0, le=20), BeforeValidator(whole)]
+Limit = Annotated[int, Field(ge=1, le=10_000)]
+Line = Annotated[int, Field(ge=1, le=2**31)]
+Depth = Annotated[int, Field(ge=1, le=10)]
+ContextLines = Annotated[int, Field(ge=0, le=20)]

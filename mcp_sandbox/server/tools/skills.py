@@ -3,13 +3,13 @@
 from typing import Annotated
 
 from mcp.types import CallToolResult, ToolAnnotations
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.server.identity import SessionFor
 from mcp_sandbox.server.skills.results import SkillsListed, activation, listed_skills, skill_file
 from mcp_sandbox.server.tool import SandboxTool, build_tool
-from mcp_sandbox.server.tools.parameters import Path, whole
+from mcp_sandbox.server.tools.parameters import Path
 from mcp_sandbox.sessions.session import Session
 
 # Claude writes longer results to a file that the model rarely reads on.
@@ -21,8 +21,8 @@ Cursor = Annotated[str, StringConstraints(max_length=4000)]
 # wrong name is answered with the nearest.
 # A uri may name six folders deep, each character in nine.
 Name = Annotated[str, StringConstraints(min_length=1, max_length=8000)]
-PageSize = Annotated[int, Field(ge=1, le=100), BeforeValidator(whole)]
-Offset = Annotated[int, Field(ge=0, le=2**31), BeforeValidator(whole)]
+PageSize = Annotated[int, Field(ge=1, le=100)]
+Offset = Annotated[int, Field(ge=0, le=2**31)]
 
 
 async def skills_list(

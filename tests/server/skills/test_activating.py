@@ -183,7 +183,6 @@ async def test_an_empty_file_is_said_to_be_empty(data_root: Path, folder: Path) 
         "scripts",
         "no-such",
         "SKILL.md/",
-        "",
         "a\0b",
         "x" * 5000,
     ],
