@@ -77,8 +77,9 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         "Domainname": "",
         "StopSignal": "SIGKILL",
         "StopTimeout": 1,
-        # A second fence; with it gVisor would find its loopback interface down.
-        "NetworkDisabled": place.network == "none" and not place.gvisor,
+        # A second fence, and a quick start; with it there is no /etc/hosts but ours, and gVisor would
+        # find its loopback interface down.
+        "NetworkDisabled": place.network == "none" and place.socket_directory is not None,
         "Labels": _labels(spec, place),
         "HostConfig": _host_config(spec, place),
     }
@@ -162,6 +163,9 @@ def _filesystem(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
     mounts = [_bind(mount) for mount in spec.mounts]
     if place.socket_directory:
         mounts.append(_bind(Mount(place.socket_directory, SOCKET_DIRECTORY)))
+        if place.network == "none":
+            hosts = Mount(place.socket_directory / "hosts", "/etc/hosts", read_only=True)
+            mounts.append(_bind(hosts))
     tmpfs = {"/tmp": _tmpfs(spec.limits.tmp_mb, "64k", "1777")}  # noqa: S108 - inside the sandbox
     if not place.socket_directory:
         user, _, group = place.user.partition(":")
