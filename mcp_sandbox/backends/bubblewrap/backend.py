@@ -30,7 +30,7 @@ from mcp_sandbox.models import (
 )
 
 _HOME = "/home/sandbox"
-_PATH = f"{_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin"
+_PATH = f"{_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/opt/bin"
 _LAUNCHER_LIMIT_S = 2.0
 _START_LIMIT_S = 30.0
 
