@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from mcp_sandbox.models import SandboxSpec
+from mcp_sandbox.runner.protocol import UNWATCHED
 
 # The same in every sandbox, unless its configuration, a call or the code itself says otherwise.
 USUAL = {
@@ -10,6 +11,15 @@ USUAL = {
     "TZ": "UTC",
     # What is printed is seen at once, and kept when the program is killed.
     "PYTHONUNBUFFERED": "1",
+    # pip installs into the home: no other place can be written to.
+    "PIP_BREAK_SYSTEM_PACKAGES": "1",
+    **UNWATCHED,
+}
+# Without a network all their tries fail, and take time.
+OFFLINE = {
+    "PIP_RETRIES": "0",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "npm_config_fetch_retries": "0",
 }
 _SHARED = ("LANG", "LC_", "TZ")
 _NOWHERE = "/nonexistent"
@@ -17,7 +27,8 @@ _NOWHERE = "/nonexistent"
 
 def environment(spec: SandboxSpec, path: str, home: str) -> dict[str, str]:
     """The environment of commands; nothing of the server's own is in it."""
-    return {"PATH": path, **USUAL, **spec.env, "HOME": home}
+    offline = OFFLINE if spec.network == "none" else {}
+    return {"PATH": path, **USUAL, **offline, **spec.env, "HOME": home}
 
 
 def beside_pid_1(variables: Mapping[str, str]) -> dict[str, str]:
