@@ -192,6 +192,7 @@ class Session:
                 changed = result.changed_files != ()
             finally:
                 self._hold.meter.note_change(grew=changed)
+        result = replace(result, offline=not held.facts.has_network)
         if full is None or result.success:
             return result
         return replace(result, stderr=f"{result.stderr}\n{full}\n")

@@ -2,9 +2,12 @@
 
 from typing import Annotated
 
+from anyio import to_thread
 from mcp.types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
+from mcp_sandbox.models import ExecResult
+from mcp_sandbox.server.hints import hints
 from mcp_sandbox.server.identity import Request, SessionFor
 from mcp_sandbox.server.progress import live_progress
 from mcp_sandbox.server.results import exec_result
@@ -27,11 +30,12 @@ async def run_code(
     """Run Python, bash or JavaScript code and see what it prints.
 
     Every call is a fresh process in /workspace: keep what you need in files. Use print() to see
-    values. Answers stdout, stderr, a non-zero exit code and the files created or changed.
+    values. JavaScript takes import, require and top-level await. Answers stdout, stderr, a
+    non-zero exit code and the files created or changed.
     """
     async with live_progress(request):
         result = await session.run_code(code, language, timeout_s=timeout_s)
-    return exec_result(result, timeout_s=timeout_s)
+    return await _answer(result, timeout_s)
 
 
 async def exec_(
@@ -54,7 +58,12 @@ async def exec_(
         result = await session.exec(
             command, cwd=cwd, env=env, stdin=stdin, timeout_s=timeout_s, on_output=on_output
         )
-    return exec_result(result, timeout_s=timeout_s)
+    return await _answer(result, timeout_s)
+
+
+async def _answer(result: ExecResult, timeout_s: float) -> CallToolResult:
+    found = () if result.success else await to_thread.run_sync(hints, result)
+    return exec_result(result, timeout_s=timeout_s, hints=found)
 
 
 def code_tools(session_for: SessionFor, *, note: str) -> list[SandboxTool]:
