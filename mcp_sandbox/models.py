@@ -110,10 +110,6 @@ class SandboxFacts:
     network: str
     limits: Mapping[str, str]
 
-    @property
-    def has_network(self) -> bool:
-        return not self.network.startswith("none")
-
 
 @dataclass(frozen=True)
 class SandboxInfo:
@@ -232,8 +228,7 @@ class ExecResult:
     `exit_code` is None when a signal ended it; `signal` then names it ("SIGKILL").
     `stdout` and `stderr` hold head and tail when `truncated`; the whole is in `output_file`
     (a path inside the sandbox) up to the output limit. `changed_files` are workspace paths,
-    at most 20; None when the workspace was too large to look through. `offline`: where it ran,
-    there is no network.
+    at most 20; None when the workspace was too large to look through. `offline`: no network.
     """
 
     stdout: str

@@ -13,14 +13,11 @@ USUAL = {
     "PYTHONUNBUFFERED": "1",
     # pip installs into the home: no other place can be written to.
     "PIP_BREAK_SYSTEM_PACKAGES": "1",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     **UNWATCHED,
 }
-# Without a network all their tries fail, and take time.
-OFFLINE = {
-    "PIP_RETRIES": "0",
-    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    "npm_config_fetch_retries": "0",
-}
+# Where there is no network, trying again only takes time.
+OFFLINE = {"PIP_RETRIES": "0", "npm_config_fetch_retries": "0"}
 _SHARED = ("LANG", "LC_", "TZ")
 _NOWHERE = "/nonexistent"
 

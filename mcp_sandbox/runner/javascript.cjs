@@ -1,44 +1,30 @@
-// Loaded before code that comes on standard input as an ES module. What can run as CommonJS is
-// taken away from there and run as that; an ES module finds `require` and the like beside `import`.
-'use strict'
+// Loaded before code that Node will read from its standard input as an ES module. What can run as
+// CommonJS is taken from there and run as that; ES modules get `require` and the like as globals.
 const fs = require('fs')
 const Module = require('module')
-const path = require('path')
-const { compileFunction } = require('vm')
-const { isMainThread } = require('worker_threads')
-
-const GIVEN = ['exports', 'require', 'module', '__filename', '__dirname']
-const main = new Module('.')
-main.filename = path.resolve('[eval1]')
+const main = process.mainModule = new Module('.')
+main.filename = require('path').resolve('[eval1]')
 main.paths = Module._nodeModulePaths(process.cwd())
-
-function read () {
-  const bytes = Buffer.alloc(fs.fstatSync(0).size)
-  // From a position: Node still finds it all.
-  fs.readSync(0, bytes, 0, bytes.length, 0)
-  return bytes.toString().replace(/^\uFEFF/, '').replace(/^#!/, '//')
+// Programs that are started from here would take our options too.
+process.execArgv = []
+const given = {
+  exports: main.exports, require: Module.createRequire(main.filename), module: main,
+  __filename: main.filename, __dirname: process.cwd()
 }
 
-function isCommonJs (code) {
+function takeCommonJs () {
+  const code = Buffer.alloc(fs.fstatSync(0).size)
+  // From a position: Node still finds it all.
+  fs.readSync(0, code, 0, code.length, 0)
   try {
-    compileFunction(code, GIVEN)
-    return true
+    require('vm').compileFunction(code.toString(), Object.keys(given))
   } catch {
     // An ES module, or an error that Node will show.
-    return false
+    return ''
   }
+  return fs.readFileSync(0, 'utf8')
 }
 
-if (isMainThread) {
-  process.mainModule = main
-  // Programs that this one starts get none of our options.
-  process.execArgv = []
-}
-const code = isMainThread ? read() : null
-if (code !== null && isCommonJs(code)) {
-  fs.readFileSync(0)
-  setImmediate(() => main._compile(code, main.filename))
-} else {
-  const values = [main.exports, Module.createRequire(main.filename), main, main.filename, process.cwd()]
-  GIVEN.forEach((name, at) => { globalThis[name] = values[at] })
-}
+const code = require('worker_threads').isMainThread ? takeCommonJs() : ''
+if (code) setImmediate(() => main._compile(code, main.filename))
+else Object.assign(globalThis, given)

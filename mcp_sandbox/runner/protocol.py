@@ -36,13 +36,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERSION = "2"
-UNWATCHED = {
-    "GIT_EDITOR": "true",
-    "GIT_PAGER": "cat",
-    "NO_COLOR": "1",
-    "PAGER": "cat",
-    "TERM": "dumb",
-}
+UNWATCHED = {"GIT_EDITOR": "true", "NO_COLOR": "1", "PAGER": "cat", "TERM": "dumb"}
 """Variables of commands, which no person watches; a shell on a terminal goes without them."""
 PREFIX = struct.Struct(">II")
 SEAL_BYTES = 16

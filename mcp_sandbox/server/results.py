@@ -6,7 +6,6 @@ under `RESULT_KEY`. No structured content: clients that see it hide the text.
 """
 
 import base64
-from collections.abc import Sequence
 from typing import Any
 
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent
@@ -21,7 +20,6 @@ from mcp_sandbox.models import (
     MoveResult,
     WriteResult,
 )
-from mcp_sandbox.server.hints import without_internals
 from mcp_sandbox.server.text import (
     MAX_TEXT_BYTES,
     byte_length,
@@ -30,6 +28,7 @@ from mcp_sandbox.server.text import (
     shorten,
     show,
     show_name,
+    without_internals,
 )
 
 RESULT_KEY = "mcp-sandbox/result"
@@ -41,20 +40,17 @@ _OUTPUT_BYTES = MAX_TEXT_BYTES - _RESERVED_BYTES
 _HEX_BYTES = 256
 
 
-def exec_result(
-    result: ExecResult, *, timeout_s: float, hints: Sequence[str] = ()
-) -> CallToolResult:
+def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
     """Standard output, standard error and how the command ended, each a block when not empty."""
     out, err = printed(result.stdout), printed(result.stderr)
-    if not result.success:
-        err = without_internals(err)
+    err = err if result.success else without_internals(err)
     err_bytes = min(byte_length(err), max(_OUTPUT_BYTES // 3, _OUTPUT_BYTES - byte_length(out)))
     shown_out = _stream(out, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes)
     shown_err = _stream(err, err_bytes, result, result.stderr_bytes)
     blocks = [
         shown_out,
         f"[stderr]\n{shown_err}" if shown_err else "",
-        "\n".join(_ending(result, timeout_s, hints)),
+        "\n".join(_ending(result, timeout_s)),
     ]
     return texts([block for block in blocks if block] or ["(no output)"], _exec_meta(result))
 
@@ -74,11 +70,10 @@ def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> 
     return f"{cut.head}\n[… {missing:,} bytes left out here; {rest} …]\n{cut.tail}"
 
 
-def _ending(result: ExecResult, timeout_s: float, hints: Sequence[str]) -> list[str]:
+def _ending(result: ExecResult, timeout_s: float) -> list[str]:
     lines = []
     if ended := _how_it_ended(result, timeout_s):
         lines.append(f"[{ended}]")
-    lines += [f"[{hint}]" for hint in hints]
     if result.changed_files:
         names = ", ".join(clip(show_name(name), 120) for name in result.changed_files[:20])
         lines.append(f"[files created or changed: {names}]")

@@ -101,5 +101,6 @@ async def lacking(scanned: Scanned, held: Held) -> tuple[Unmet, ...]:
     async def run(command: Sequence[str], given: bytes) -> ExecResult:
         return await held.runtime.exec(command, stdin=given, timeout_s=_TIMEOUT_S)
 
-    inventory = await ask(run, scanned.needs, network=held.facts.has_network)
+    network = not held.facts.network.startswith("none")
+    inventory = await ask(run, scanned.needs, network=network)
     return await to_thread.run_sync(unmet, scanned.needs, inventory)

@@ -77,8 +77,7 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         "Domainname": "",
         "StopSignal": "SIGKILL",
         "StopTimeout": 1,
-        # A second fence, and a quick start; with it there is no /etc/hosts but ours, and gVisor would
-        # find its loopback interface down.
+        # A second fence, and a quick start; with it there is no loopback in gVisor, no /etc/hosts.
         "NetworkDisabled": place.network == "none" and place.socket_directory is not None,
         "Labels": _labels(spec, place),
         "HostConfig": _host_config(spec, place),
@@ -164,8 +163,7 @@ def _filesystem(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
     if place.socket_directory:
         mounts.append(_bind(Mount(place.socket_directory, SOCKET_DIRECTORY)))
         if place.network == "none":
-            hosts = Mount(place.socket_directory / "hosts", "/etc/hosts", read_only=True)
-            mounts.append(_bind(hosts))
+            mounts += [_bind(Mount(place.socket_directory / "hosts", "/etc/hosts", read_only=True))]
     tmpfs = {"/tmp": _tmpfs(spec.limits.tmp_mb, "64k", "1777")}  # noqa: S108 - inside the sandbox
     if not place.socket_directory:
         user, _, group = place.user.partition(":")

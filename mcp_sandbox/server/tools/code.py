@@ -2,15 +2,13 @@
 
 from typing import Annotated
 
-from anyio import to_thread
 from mcp.types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
-from mcp_sandbox.models import ExecResult
 from mcp_sandbox.server.hints import hints
 from mcp_sandbox.server.identity import Request, SessionFor
 from mcp_sandbox.server.progress import live_progress
-from mcp_sandbox.server.results import exec_result
+from mcp_sandbox.server.results import exec_result, with_news
 from mcp_sandbox.server.tool import SandboxTool, build_tool
 from mcp_sandbox.server.tools.parameters import Code, Env, LanguageName, Path, Text
 from mcp_sandbox.sessions.session import Session
@@ -35,7 +33,7 @@ async def run_code(
     """
     async with live_progress(request):
         result = await session.run_code(code, language, timeout_s=timeout_s)
-    return await _answer(result, timeout_s)
+    return with_news(exec_result(result, timeout_s=timeout_s), await hints(result))
 
 
 async def exec_(
@@ -58,12 +56,7 @@ async def exec_(
         result = await session.exec(
             command, cwd=cwd, env=env, stdin=stdin, timeout_s=timeout_s, on_output=on_output
         )
-    return await _answer(result, timeout_s)
-
-
-async def _answer(result: ExecResult, timeout_s: float) -> CallToolResult:
-    found = () if result.success else await to_thread.run_sync(hints, result)
-    return exec_result(result, timeout_s=timeout_s, hints=found)
+    return with_news(exec_result(result, timeout_s=timeout_s), await hints(result))
 
 
 def code_tools(session_for: SessionFor, *, note: str) -> list[SandboxTool]:
