@@ -21,7 +21,7 @@ _SHOWN_ON_ONE_LINE = {**_SHOWN, ord("\n"): "␊", ord("\t"): "␉"}
 _TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\(B)")
 # Of an error as Node.js shows it: the line of Node.js that threw it, what led there, its version.
 _INTERNALS = re.compile(
-    r"(?m)^node:\S+:\d+\n(?:.+\n){1,3}\n|^ +at .*(?:[ (]node:|/runner/java).*\n|^\nNode\.js v\d.*\n"
+    r"(?m)^node:\S+:\d+\n(?:.+\n){1,3}\n|^ +at\b.*(?:[ (]node:|/runner/java).*\n?|^\nNode\.js v.*\n"
 )
 
 
