@@ -42,7 +42,7 @@ async def test_what_cannot_be_downloaded_says_that_there_is_no_network(
 ) -> None:
     result = await agent.call("exec", command=command)
     assert OFFLINE in text_of(result)
-    assert result.meta["mcp-sandbox/result"]["duration_ms"] < 8000
+    assert "Retrying" not in text_of(result)
 
 
 @pytest.mark.parametrize(
