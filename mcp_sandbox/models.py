@@ -228,7 +228,7 @@ class ExecResult:
     `exit_code` is None when a signal ended it; `signal` then names it ("SIGKILL").
     `stdout` and `stderr` hold head and tail when `truncated`; the whole is in `output_file`
     (a path inside the sandbox) up to the output limit. `changed_files` are workspace paths,
-    at most 20; None when the workspace was too large to look through.
+    at most 20; None when the workspace was too large to look through. `offline`: no network.
     """
 
     stdout: str
@@ -244,6 +244,7 @@ class ExecResult:
     stderr_bytes: int = 0
     output_file: str | None = None
     changed_files: tuple[str, ...] | None = ()
+    offline: bool = False
 
     @property
     def success(self) -> bool:

@@ -1,9 +1,31 @@
-"""The environment of a runner whose pid 1 is an ordinary Python."""
+"""The environment of a sandbox's commands, and of a runner whose pid 1 is an ordinary Python."""
 
 from collections.abc import Mapping
 
+from mcp_sandbox.models import SandboxSpec
+from mcp_sandbox.runner.protocol import UNWATCHED
+
+# The same in every sandbox, unless its configuration, a call or the code itself says otherwise.
+USUAL = {
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    # What is printed is seen at once, and kept when the program is killed.
+    "PYTHONUNBUFFERED": "1",
+    # pip installs into the home: no other place can be written to.
+    "PIP_BREAK_SYSTEM_PACKAGES": "1",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    **UNWATCHED,
+}
+# Where there is no network, trying again only takes time.
+OFFLINE = {"PIP_RETRIES": "0", "npm_config_fetch_retries": "0"}
 _SHARED = ("LANG", "LC_", "TZ")
 _NOWHERE = "/nonexistent"
+
+
+def environment(spec: SandboxSpec, path: str, home: str) -> dict[str, str]:
+    """The environment of commands; nothing of the server's own is in it."""
+    offline = OFFLINE if spec.network == "none" else {}
+    return {"PATH": path, **USUAL, **offline, **spec.env, "HOME": home}
 
 
 def beside_pid_1(variables: Mapping[str, str]) -> dict[str, str]:

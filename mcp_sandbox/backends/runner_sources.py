@@ -10,7 +10,8 @@ PACKAGE = Path(__file__).parents[1]
 
 def runner_sources() -> list[Path]:
     """The files, all below `PACKAGE`."""
-    return [*sorted((PACKAGE / "runner").rglob("*.py")), PACKAGE / "relay.py"]
+    found = [*(PACKAGE / "runner").rglob("*.py"), *(PACKAGE / "runner").glob("*.cjs")]
+    return [*sorted(found), PACKAGE / "relay.py"]
 
 
 def digest_of(sources: Iterable[Path]) -> str:

@@ -28,7 +28,9 @@ BASH = (
     "IFS= read -r -u 4 __code || kill -KILL $$; exec 4<&-; SECONDS=0; "
     'IFS= read -r -d "" -u 3 __code; exec 3<&-; eval "unset __code; $__code"'
 )
-_ARGV = {"bash": ["bash", "-c", BASH], "javascript": ["node", "-"], "python": ["python3"]}
+_PRELUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "javascript.cjs")
+_NODE = ["node", "--input-type=module", "--require", _PRELUDE, "-"]
+_ARGV = {"bash": ["bash", "-c", BASH], "javascript": _NODE, "python": ["python3"]}
 _LIVE_WINDOW = 256 * 1024
 # Longer than the pool takes a look at all processes for a fresh one.
 _SETTLE_S = 0.005

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERSION = "2"
+UNWATCHED = {"GIT_EDITOR": "true", "NO_COLOR": "1", "PAGER": "cat", "TERM": "dumb"}
+"""Variables of commands, which no person watches; a shell on a terminal goes without them."""
 PREFIX = struct.Struct(">II")
 SEAL_BYTES = 16
 # A header travels on to a worker in one datagram, whose default limit is about 200 KiB.

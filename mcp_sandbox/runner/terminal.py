@@ -16,6 +16,7 @@ import time
 from mcp_sandbox.runner import processes, worker
 from mcp_sandbox.runner.frames import DATA, SIZE, FrameError, Frames, rows_and_columns
 from mcp_sandbox.runner.native import signal
+from mcp_sandbox.runner.protocol import UNWATCHED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,13 +56,14 @@ def run(args: dict[str, Any], typed: int, shown: int, _end: bytes) -> dict[str, 
 def _start(args: dict[str, Any]) -> tuple[int, int]:
     """The terminal's master end, and the shell on its other one."""
     worker.enter(args["cwd"])
+    env = {name: value for name, value in args["env"].items() if UNWATCHED.get(name) != value}
     try:
         master, slave = os.openpty()
         name = os.ttyname(slave)
         pid = os.posix_spawn(
             _SHELL,
             ["bash"],
-            args["env"],
+            env,
             # The first terminal that a leader of a session opens is the one that controls it.
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, name, os.O_RDWR, 0),

@@ -9,7 +9,7 @@ import anyio
 
 from mcp_sandbox.server.errors import sole_error
 from mcp_sandbox.server.identity import Request
-from mcp_sandbox.server.text import clip, show
+from mcp_sandbox.server.text import clip, printed
 
 OnOutput = Callable[[str, bytes], Awaitable[None]]
 
@@ -67,5 +67,5 @@ class _Progress:
             await anyio.sleep(INTERVAL_S)
 
     def _message(self) -> str:
-        lines = [line for line in show(self._recent).splitlines() if line.strip()]
+        lines = [line for line in printed(self._recent).splitlines() if line.strip()]
         return clip("\n".join(lines[-3:]), 500)

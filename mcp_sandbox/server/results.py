@@ -26,9 +26,11 @@ from mcp_sandbox.server.text import (
     MAX_TEXT_BYTES,
     byte_length,
     clip,
+    printed,
     shorten,
     show,
     show_name,
+    without_internals,
 )
 
 RESULT_KEY = "mcp-sandbox/result"
@@ -55,7 +57,8 @@ _READERS = (
 
 def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
     """Standard output, standard error and how the command ended, each a block when not empty."""
-    out, err = show(result.stdout), show(result.stderr)
+    out, err = printed(result.stdout), printed(result.stderr)
+    err = err if result.success else without_internals(err)
     err_bytes = min(byte_length(err), max(_OUTPUT_BYTES // 3, _OUTPUT_BYTES - byte_length(out)))
     shown_out = _stream(out, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes)
     shown_err = _stream(err, err_bytes, result, result.stderr_bytes)

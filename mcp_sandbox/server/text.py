@@ -1,5 +1,6 @@
 """Text on its way to a model: control characters shown, length bounded. Pure functions."""
 
+import re
 from dataclasses import dataclass
 
 MAX_TEXT_BYTES = 30_000
@@ -16,11 +17,28 @@ _SHOWN: dict[int, str] = {
     **{code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)},
 }
 _SHOWN_ON_ONE_LINE = {**_SHOWN, ord("\n"): "␊", ord("\t"): "␉"}
+# Colours, movements and erasures, and a choice of characters.
+_TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\(B)")
+# Of an error as Node.js shows it: the line of Node.js that threw it, what led there, its version.
+_INTERNALS = re.compile(
+    r"(?m)^node:\S+:\d+\n(?:.+\n){1,3}\n|^ +at\b.*(?:[ (]node:|/runner/java).*\n?|^\nNode\.js v.*\n"
+)
 
 
 def show(text: str) -> str:
     """The text with control characters, escape sequences and lone surrogates made visible."""
     return text.replace("\r\n", "\n").translate(_SHOWN)
+
+
+def printed(text: str) -> str:
+    """What a program printed: without colours, of a line that it overwrote the last state."""
+    lines = _TERMINAL.sub("", text).split("\n")
+    return show("\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines))
+
+
+def without_internals(text: str) -> str:
+    """What Node.js says of an error, without its own parts in it."""
+    return _INTERNALS.sub(lambda found: "{\n" if found[0].endswith(" {\n") else "", text)
 
 
 def show_name(name: str) -> str:

@@ -192,6 +192,7 @@ class Session:
                 changed = result.changed_files != ()
             finally:
                 self._hold.meter.note_change(grew=changed)
+        result = replace(result, offline=held.facts.network.startswith("none"))
         if full is None or result.success:
             return result
         return replace(result, stderr=f"{result.stderr}\n{full}\n")

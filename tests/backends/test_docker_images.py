@@ -70,7 +70,7 @@ def test_context_holds_the_runner_the_relay_and_nothing_else_of_ours() -> None:
     ours = {name for name in names if name.startswith("mcp_sandbox/")}
     assert "mcp_sandbox/runner/__main__.py" in ours
     assert {name.split("/")[1] for name in ours} == {"runner", "relay.py"}
-    assert all(name.endswith(".py") for name in ours)
+    assert all(name.endswith((".py", ".cjs")) for name in ours)
 
 
 def test_digest_is_a_digest_and_stays_the_same() -> None:

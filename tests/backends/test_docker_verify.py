@@ -34,7 +34,7 @@ def inspection() -> dict[str, Any]:
     body = copy.deepcopy(BODY)
     host = body.pop("HostConfig")
     mounts = [
-        {"Type": "bind", "Source": m["Source"], "Destination": m["Target"], "RW": True}
+        {"Type": "bind", "Source": m["Source"], "Destination": m["Target"], "RW": not m["ReadOnly"]}
         for m in host["Mounts"]
     ]
     # Engines turn empty fields into null and fill in their own defaults.

@@ -1,7 +1,17 @@
+import time
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.server.text import byte_length, shorten, show, show_name
+from mcp_sandbox.server.text import (
+    byte_length,
+    printed,
+    shorten,
+    show,
+    show_name,
+    without_internals,
+)
 
 
 def test_escape_sequences_are_shown_not_sent() -> None:
@@ -44,3 +54,61 @@ def test_shown_and_shortened_text_fits_and_can_be_sent(text: str, limit: int) ->
     (cut.head + cut.tail).encode()
     if not cut.left_out:
         assert cut.head == show(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("\r 1%\r 50%\r100%\r\n", "100%\n"),
+        ("a\r\nb\r\r\n\r\nc", "a\nb\n\nc"),
+        ("50%\r", "50%"),
+        ("50%\r   \rdone\nnext", "done\nnext"),
+        ("long text\rab\n", "ab\n"),
+        ("\x1b[1;38;5;196mred\x1b[0m\x1b[K \x1b[?25lplain\x1b(B\x1b[m", "red plain"),
+        ("\x1b[2K\x1b[1G\x1b[38:2::1:2:3mx", "x"),
+        ("\x1b]0;title\x07\x1bc\x08\x00", "␛]0;title␇␛c␈␀"),
+        ("cut \x1b[3", "cut "),
+    ],
+)
+def test_what_was_printed_is_shown_as_a_terminal_leaves_it(text: str, seen: str) -> None:
+    assert printed(text) == seen
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "\r",
+        "\x1b",
+        "\x1b[",
+        "\x1b[;",
+        "a\r",
+        "\x1b[ ",
+        " ",
+        "node:a:1\n",
+        " at node:",
+        ":1",
+        "\nNode.js v",
+    ],
+)
+def test_hostile_output_is_shown_in_no_time(piece: str) -> None:
+    text = piece * (200_000 // len(piece))
+    began = time.process_time()
+    without_internals(printed(text))
+    without_internals(printed(f"{piece[0]}{'0' * 100_000}"))
+    assert time.process_time() - began < 1
+
+
+def test_an_error_of_node_is_shown_without_its_internals() -> None:
+    told = (
+        "node:internal/modules/cjs/loader:1143\n  throw err;\n  ^\n\n"
+        "Error: Cannot find module 'x'\n    at f (/workspace/[eval1]:1:1)\n"
+        "    at node:internal/main:1:2\n"
+        "    at require (node:internal/modules/helpers:177:18) {\n  code: 'MODULE_NOT_FOUND'\n}\n"
+        "\nNode.js v18.20.4\n"
+    )
+    assert without_internals(told) == (
+        "Error: Cannot find module 'x'\n    at f (/workspace/[eval1]:1:1)\n"
+        "{\n  code: 'MODULE_NOT_FOUND'\n}\n"
+    )
+    told = "  at node: the beginning\nnode:1\nNode.js v18 is old\n"
+    assert without_internals(f"look{told}") == f"look{told}"

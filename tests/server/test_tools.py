@@ -364,7 +364,7 @@ async def test_live_output_goes_out_as_progress() -> None:
     heard = anyio.Event()
 
     async def answer(*_: Any, on_output: Any, **__: Any) -> ExecResult:
-        await on_output("stdout", b"step 1\nst")
+        await on_output("stdout", b"step 0\rstep 1\nst")
         await on_output("stdout", b"ep 2 \x1b[0m\xe2\x82")
         await heard.wait()
         return DONE
@@ -377,7 +377,7 @@ async def test_live_output_goes_out_as_progress() -> None:
         async with Client(server_of(ScriptedSession(answer)), mode="legacy") as client:
             result = await client.call_tool("exec", {"command": "x"}, progress_callback=on_progress)
     assert text_of(result) == "42\n"
-    assert told == ["step 1\nstep 2 ␛[0m"]
+    assert told == ["step 1\nstep 2 "]
 
 
 async def test_an_error_is_readable_also_while_progress_is_reported() -> None:

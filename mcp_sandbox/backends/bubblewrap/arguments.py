@@ -106,6 +106,8 @@ def _system(system: System) -> list[str]:
     return [
         *(word for path in system.bound for word in ("--ro-bind", path, path)),
         *(word for path, to in system.links.items() for word in ("--symlink", to, path)),
+        # Last on PATH: some distributions have no other `python`.
+        *("--symlink", "/usr/bin/python3", "/opt/bin/python"),
         # Some settings of its own namespaces would be the sandbox's to change. The kernel shows
         # whoever looks their own, also through the host's directory.
         *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"),

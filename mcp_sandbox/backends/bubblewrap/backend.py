@@ -18,8 +18,8 @@ from mcp_sandbox.backends.bubblewrap.launch import NotStarted, Told, launch
 from mcp_sandbox.backends.bubblewrap.remedies import explain, look
 from mcp_sandbox.backends.process import end, identify, kill
 from mcp_sandbox.backends.records import Record, Records
-from mcp_sandbox.backends.resident import ProcessSandbox, Residents, environment
-from mcp_sandbox.backends.runner_environment import beside_pid_1
+from mcp_sandbox.backends.resident import ProcessSandbox, Residents
+from mcp_sandbox.backends.runner_environment import beside_pid_1, environment
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.models import (
     BackendName,
@@ -30,7 +30,7 @@ from mcp_sandbox.models import (
 )
 
 _HOME = "/home/sandbox"
-_PATH = f"{_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin"
+_PATH = f"{_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/opt/bin"
 _LAUNCHER_LIMIT_S = 2.0
 _START_LIMIT_S = 30.0
 

@@ -122,6 +122,7 @@ class Record:
             (self.path / _MARK).write_text(json.dumps(note))
             places = [self.path, self.sockets] if hand_over else [self.path]
             self.sockets.mkdir(mode=0o700)
+            (self.sockets / "hosts").write_text("127.0.0.1 localhost sandbox\n::1 localhost\n")
             for place in places:
                 secret = os.open(place / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with os.fdopen(secret, "w") as file:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mcp_sandbox.backends.docker.seccomp import profile_text
-from mcp_sandbox.backends.runner_environment import beside_pid_1
+from mcp_sandbox.backends.runner_environment import beside_pid_1, environment
 from mcp_sandbox.models import Limits, Mount, SandboxId, SandboxSpec
 
 APP = "mcp-sandbox"
@@ -77,15 +77,15 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         "Domainname": "",
         "StopSignal": "SIGKILL",
         "StopTimeout": 1,
-        # A second fence; with it gVisor would find its loopback interface down.
-        "NetworkDisabled": place.network == "none" and not place.gvisor,
+        # A second fence, and a quick start; with it there is no loopback in gVisor, no /etc/hosts.
+        "NetworkDisabled": place.network == "none" and place.socket_directory is not None,
         "Labels": _labels(spec, place),
         "HostConfig": _host_config(spec, place),
     }
 
 
 def _environment(spec: SandboxSpec, place: Placement) -> list[str]:
-    usual = {"PATH": PATH, "LANG": "C.UTF-8", "TZ": "UTC", **spec.env, "HOME": HOME}
+    usual = environment(spec, PATH, HOME)
     if place.token_file:
         secret = {"MCP_SANDBOX_TOKEN_FILE": f"{SOCKET_DIRECTORY}/token"}
         usual = beside_pid_1(usual)
@@ -162,6 +162,8 @@ def _filesystem(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
     mounts = [_bind(mount) for mount in spec.mounts]
     if place.socket_directory:
         mounts.append(_bind(Mount(place.socket_directory, SOCKET_DIRECTORY)))
+        if place.network == "none":
+            mounts += [_bind(Mount(place.socket_directory / "hosts", "/etc/hosts", read_only=True))]
     tmpfs = {"/tmp": _tmpfs(spec.limits.tmp_mb, "64k", "1777")}  # noqa: S108 - inside the sandbox
     if not place.socket_directory:
         user, _, group = place.user.partition(":")

@@ -1,12 +1,11 @@
 """Tools that run something."""
 
-import re
 from typing import Annotated
 
 from mcp.types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
-from mcp_sandbox.models import ExecResult, Language
+from mcp_sandbox.server.hints import hints
 from mcp_sandbox.server.identity import Request, SessionFor
 from mcp_sandbox.server.progress import live_progress
 from mcp_sandbox.server.results import exec_result, with_news
@@ -16,12 +15,6 @@ from mcp_sandbox.sessions.session import Session
 
 CodeTimeout = Annotated[float, Field(ge=1, le=300, description="Seconds until it is killed.")]
 ExecTimeout = Annotated[float, Field(ge=1, le=3600, description="Seconds until it is killed.")]
-
-_PRINTS = {"python": "print()", "javascript": "console.log()"}
-# What belongs to a prompt or a notebook, and how interpreters refuse it.
-_FOREIGN = re.compile(r"^(?:\$ |>>> |!\w+|%%?[a-z]+)", re.MULTILINE)
-_REFUSED = re.compile("SyntaxError|syntax error|command not found|no job control|no such job")
-_INSTEAD = "leave out prompts, and run shell commands with exec"
 
 
 async def run_code(
@@ -35,11 +28,13 @@ async def run_code(
     """Run Python, bash or JavaScript code and see what it prints.
 
     Every call is a fresh process in /workspace: keep what you need in files. Use print() to see
-    values. Answers stdout, stderr, a non-zero exit code and the files created or changed.
+    values. JavaScript takes import, require and top-level await. Answers stdout, stderr, a
+    non-zero exit code and the files created or changed.
     """
     async with live_progress(request):
         result = await session.run_code(code, language, timeout_s=timeout_s)
-    return with_news(exec_result(result, timeout_s=timeout_s), _hints(code, result, language))
+    said = await hints(result, code, language)
+    return with_news(exec_result(result, timeout_s=timeout_s), said)
 
 
 async def exec_(
@@ -62,16 +57,8 @@ async def exec_(
         result = await session.exec(
             command, cwd=cwd, env=env, stdin=stdin, timeout_s=timeout_s, on_output=on_output
         )
-    return with_news(exec_result(result, timeout_s=timeout_s), _hints(command, result, "bash"))
-
-
-def _hints(code: str, result: ExecResult, language: Language) -> list[str]:
-    """What to do about code that printed nothing, or that is for a prompt or a notebook."""
-    if result.success:
-        shown = result.stdout or result.stderr or result.changed_files or language == "bash"
-        return [] if shown else [f"nothing was printed: show values with {_PRINTS[language]}"]
-    found = _FOREIGN.search(code) if _REFUSED.search(result.stderr) else None
-    return [f"{found[0]!r} is for prompts and notebooks: {_INSTEAD}"] if found else []
+    said = await hints(result, command, "bash")
+    return with_news(exec_result(result, timeout_s=timeout_s), said)
 
 
 def code_tools(session_for: SessionFor, *, note: str) -> list[SandboxTool]:

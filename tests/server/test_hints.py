@@ -1,0 +1,63 @@
+from dataclasses import replace
+
+import pytest
+
+from mcp_sandbox.models import ExecResult
+from mcp_sandbox.server.hints import hints
+
+FAILED = ExecResult(stdout="", stderr="", exit_code=1, duration_ms=7, offline=True)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'Get "https://proxy.golang.org/x/@v/list": dial tcp: lookup proxy.golang.org on [::1]:53: '
+        "read: connection refused",
+        "[6] Couldn't resolve host name (Could not resolve host: index.crates.io)",
+        "Could not resolve host: github.com",
+        "W: Failed to fetch http://x/InRelease  Temporary failure resolving 'x'",
+        "psycopg2.OperationalError: connection failed: Network is unreachable",
+        "npm error code EAI_AGAIN",
+        "java.net.UnknownHostException: repo.maven.apache.org",
+        "curl: (7) Failed to connect to 192.0.2.1 port 80 after 1 ms: Couldn't connect to server",
+    ],
+)
+async def test_a_failure_for_want_of_a_network_is_explained(said: str) -> None:
+    [hint] = await hints(replace(FAILED, stderr=said), "", "bash")
+    assert hint.startswith("this computer has no network: nothing can be downloaded")
+    assert await hints(replace(FAILED, stderr=said, offline=False), "", "bash") == []
+    assert await hints(replace(FAILED, stderr=said, exit_code=0), "", "bash") == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "curl: (7) Failed to connect to localhost port 9 after 0 ms: Couldn't connect to server",
+        "Failed to connect to 127.0.0.1 port 5432",
+        "connect ECONNREFUSED ::1:3000",
+        "[!] RollupError: Could not resolve './App' from main.js",
+        "ERESOLVE could not resolve",
+        "No module named 'utils'",
+        "No module named 'numpy.nothing'; 'numpy' is not a package",
+        "No module named 'winreg'",
+    ],
+)
+async def test_a_mistake_of_the_code_is_left_to_it(said: str) -> None:
+    assert await hints(replace(FAILED, stderr=said), "", "bash") == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["ModuleNotFoundError: No module named 'cv2'\n", "/usr/bin/python3: No module named cv2\n"],
+)
+async def test_a_missing_module_says_what_has_it(said: str) -> None:
+    where = (
+        "the operator can make a docker image that has it, `mcp-sandbox images recipe data` prints"
+        " how"
+    )
+    assert await hints(replace(FAILED, stdout=said), "", "bash") == [
+        f"cv2 is not installed: {where}"
+    ]
+    assert await hints(replace(FAILED, stderr=said, offline=False), "", "bash") == [
+        f"cv2 is not installed: `pip install opencv-python-headless` may help, or {where}"
+    ]
