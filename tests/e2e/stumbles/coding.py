@@ -33,7 +33,8 @@ PACKAGE = (
     Step("write_file", {"path": "pyproject.toml", "content": _TOML}, ["pyproject.toml"]),
     Step("write_file", {"path": "src/shapes.py", "content": _SHAPES}, ["src/shapes.py"]),
     Step("write_file", {"path": "tests/test_shapes.py", "content": _TESTS}, ["test_shapes"]),
-    fails("python -m pytest -q", "No module named '?pytest"),
+    # What the calls before wrote is not of this one.
+    fails("python -m pytest -q", "No module named '?pytest", never=["changed: "]),
     fails("PYTHONPATH=src python -m unittest discover -s tests", "6 != 9", "FAILED"),
     Step("read_file", {"path": "src/shapes.py"}, ["side \\* 2"]),
     Step("grep", {"pattern": "def \\w+"}, [r"src/shapes.py.*def square"]),
@@ -112,7 +113,7 @@ GIT = (
         "Saved working",
         "Dropped",
     ),
-    run("git checkout -q -- . && git status --short", "windows.ini", never=["README"]),
+    run("git checkout -q -- . && git status --short", "windows.ini", never=["M README"]),
 )
 
 _HELLO = '#include <stdio.h>\nint main(void) { puts("hello from C"); return 0; }\n'
@@ -169,7 +170,7 @@ MISTAKES = (
     Step("edit_file", {"path": "a", "old_string": "x", "new": "y"}, [r"\bold\b"], refused=True),
     Step("bash", {"command": "ls"}, ["exec"], refused=True),
     Step("exec", {"command": "ls", "timeout_s": 600_000}, ["millisecond"], refused=True),
-    Step("read_file", {"path": "src/shape.py"}, ["src/shapes.py"], refused=True),
+    Step("read_file", {"path": "src/shape.py"}, ["did you mean .*shapes.py"], refused=True),
     Step(
         "skills_list", {"query": "merge two PDF files"}, ["without query lists all"], ["web-page"]
     ),

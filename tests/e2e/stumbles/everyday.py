@@ -82,7 +82,8 @@ def transcript(answered: Sequence[Outcome], backend: str) -> str:
         asked = json.dumps(each.given, ensure_ascii=False, default=str)
         verdict = f"**misleading: {'; '.join(each.faults)}**" if each.faults else "ok"
         parts += [f"## {number}. {each.tool}", "", *_fenced(asked), *_fenced(each.text)]
-        parts += [f"{each.seconds:.1f} s, {verdict}", ""]
+        image = ", with an image" if each.pictures else ""
+        parts += [f"{each.seconds:.1f} s{image}, {verdict}", ""]
     return "\n".join(parts)
 
 

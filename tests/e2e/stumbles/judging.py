@@ -17,7 +17,7 @@ _SLOW_S = 30.0
 _NEVER = {
     r"\x1b|\\x1b|\\e\[|\[\d+(;\d+)*m": "terminal codes",
     r"\r|\\r|\^M": "a carriage return",
-    r"node:internal": "Node's internals",
+    r"(^.*node:internal.*\n?){3}": "Node's internals",
     r"validation error|pydantic|type=\w+_error": "words of a library",
     r"^\[the file is empty\]": "a file that is not empty is called so",
     r"sandbox had ended": "the sandbox went",
@@ -48,6 +48,7 @@ class Outcome:
     tool: str
     given: Given
     text: str
+    pictures: int
     seconds: float
     faults: Sequence[str]
 
@@ -62,7 +63,7 @@ def outcome(
         found.append("an image was sent" if pictures else "no image was sent")
     if seconds > _SLOW_S:
         found.append(f"took {seconds:.0f} s")
-    return Outcome(step.tool, given, text, seconds, found)
+    return Outcome(step.tool, given, text, pictures, seconds, found)
 
 
 def _wrong_in(text: str, step: Step) -> list[str]:
