@@ -22,8 +22,8 @@ from tests.e2e.stumbles.working import DATA, NETWORK, OUTPUT, PICTURES
 from tests.server.scripted import text_of
 
 SESSION = (*PACKAGE, *GIT, *NATIVE, *MISTAKES, *DATA, *OUTPUT, *NETWORK, *PICTURES)
-# Smaller than the workspace, so that a file meets it first.
-SETTINGS = {"limits": {"file_size": "1g"}}
+# So small that they are met soon, and a file's before that of the workspace.
+SETTINGS = {"limits": {"file_size": "200m", "memory": "512m"}}
 _SHOWN_CHARS = 60
 _TOLD_CHARS = 4000
 

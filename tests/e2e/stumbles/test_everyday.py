@@ -8,6 +8,7 @@ from tests.e2e.stumbles.everyday import SETTINGS, misleading, replay
 from tests.e2e.stumbles.judging import Step, outcome
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("settings", [SETTINGS])
 async def test_no_answer_of_an_everyday_session_misleads_or_is_empty(
     agent: Agent, backend_name: str

@@ -45,13 +45,14 @@ async def test_an_unknown_skill_is_answered_with_the_nearest_or_with_those_there
     assert nearest in await agent.refused("skill_activate", name=asked)
 
 
+@pytest.mark.parametrize("settings", [{"limits": {"file_size": "4m"}}])
 @pytest.mark.parametrize(
     ("command", "message"),
     [
         ("mount -t tmpfs x /mnt", "must be superuser"),
         ("date -s 2020-01-01", "Operation not permitted"),
-        ("head -c 6G /dev/zero > big; rm -f big", "File size limit exceeded"),
-        ('python3 -c \'open("big", "wb").truncate(6 << 30)\'', "File too large"),
+        ("head -c 5M /dev/zero > big; rm -f big", "File size limit exceeded"),
+        ('python3 -c \'open("big", "wb").truncate(5 << 20)\'', "File too large"),
         ("curl -sS http://example.com", "Could not resolve host"),
         ("touch /usr/x", "Read-only file system"),
     ],

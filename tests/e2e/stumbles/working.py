@@ -88,7 +88,7 @@ OUTPUT = (
     run("rm part*", "deleted|no output"),
     run("true", "no output"),
     fails("false"),
-    fails("head -c 2G /dev/zero > big; code=$?; rm -f big; exit $code", r"^\[(?!exit).*file"),
+    fails("head -c 300M /dev/zero > big; code=$?; rm -f big; exit $code", r"^\[(?!exit).*file"),
 )
 
 _OFFLINE = "no network"
