@@ -157,7 +157,7 @@ SHIPPED = {
     "code-review": (
         "critique my code",
         "give feedback on a pr",
-        "reveiw my changes",
+        "revviw my changes",
         "security audit of the project folder",
     ),
     "python-data-analysis": (

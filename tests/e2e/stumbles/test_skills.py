@@ -20,7 +20,7 @@ async def test_a_task_that_no_skill_is_for_finds_none_and_says_what_to_do(
     ("query", "name"),
     [
         ("review my branch", "code-review"),
-        ("statistcs of a csv file", "python-data-analysis"),
+        ("statistiks of a csv file", "python-data-analysis"),
         ("give feedback on a PR", "code-review"),
         ("pip install has no network", "using-this-sandbox"),
     ],

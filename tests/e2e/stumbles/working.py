@@ -11,7 +11,7 @@ pick = random.Random(1)
 with open("sales.csv", "w") as file:
     file.write("id,city,day,amount\\n")
     for n in range(1_450_000):
-        city = pick.choice(("Graz", "Linz", "Wien"))
+        city = pick.choice(("Graz", "Wels", "Wien"))
         file.write(f"{n},{city},2025-{n % 12 + 1:02}-{n % 28 + 1:02},{n % 1000}.50,-----\\n")
     file.write("last,Nowhere,2026-01-01,1\\n")
 print(file.closed)
