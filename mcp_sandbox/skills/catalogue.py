@@ -8,8 +8,10 @@ from functools import cached_property
 from mcp_sandbox.errors import UnknownSkill
 from mcp_sandbox.skills.models import Change, Problem, Skill
 from mcp_sandbox.skills.uris import DOCUMENT, SCHEME
+from mcp_sandbox.skills.words import words
 
 _NEAREST_OF = 300
+_FEW = 12
 
 
 @dataclass(frozen=True)
@@ -82,13 +84,18 @@ class Catalogue:
 
     def _unknown(self, name: str) -> str:
         shown = f"there is no skill {name[:140]!r}"
+        names = [skill.name for skill in self._for_models]
+        asked = words(name[:64])
         # Comparing is slow: only names of about that length are looked at, and not too many.
-        names = (skill.name for skill in self._for_models)
         alike = [known for known in names if abs(len(known) - len(name)) <= 3]
-        near = difflib.get_close_matches(name[:64], alike[:_NEAREST_OF], n=1)
+        near = difflib.get_close_matches("-".join(asked), alike[:_NEAREST_OF], n=1)
+        for skill in self._for_models[:_NEAREST_OF] if asked else ():
+            if {*asked} <= {*words(f"{skill.name} {skill.front.description}")}:
+                near.append(skill.name)
         if near:
             return f"{shown}: the nearest is {near[0]!r}; skills_list shows all"
-        return f"{shown}: skills_list shows those that there are"
+        some = f" ({', '.join(names)})" if 0 < len(names) <= _FEW else ""
+        return f"{shown}: skills_list shows those that there are{some}"
 
 
 def merge(parts: Iterable["Catalogue"]) -> Catalogue:

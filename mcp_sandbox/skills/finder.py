@@ -45,7 +45,7 @@ class Finder:
         found = await self._run(search)
         page = best_first(skills, found, query, cursor, limit)
         if not found:
-            note = f"none of {len(skills):,} skills has these words; without query all are listed"
+            note = f"none of {len(skills):,} skills fits this: skills_list without query lists all"
             return replace(page, notes=(*page.notes, note))
         shown = [each.skill for each in page.skills]
         reasons = await self._run(partial(index.reasons, query, shown))

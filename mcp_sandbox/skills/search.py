@@ -7,7 +7,6 @@ third. Words are compared by their stems; a word that nobody has is taken for a 
 import json
 import re
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,9 @@ from mcp_sandbox.skills.words import SAME, Vocabulary, spaced, terms, words
 
 _MOST_CHARS = {"description": 4000, "tags": 1000, "headings": 4000}
 _TAGS = ("tags", "keywords", "category", "categories", "triggers", "aliases", "domain")
-_GUESSED = 0.4
+_GUESSED = 0.6
+# The share of a query that a skill must have; of a long query, of so many words.
+_LEAST, _LONG_QUERY = 0.29, 3
 _SAME_NAME = 100.0
 _MARKED = re.compile("\x02([^\x03]*)\x03")
 _ALL_TEXT = (
@@ -200,7 +201,8 @@ class Index:
 
     def _is_known(self, term: str) -> bool:
         asked = (_phrase(term),)
-        return any(self._database.execute(table.known, asked).fetchone() for table in _TABLES)
+        found = (self._database.execute(table.known, asked).fetchone() for table in _TABLES)
+        return term in SAME or any(found)
 
     def _near(self, term: str) -> list[str]:
         if self._vocabulary is None:
@@ -211,21 +213,26 @@ class Index:
         return self._vocabulary.near(term)
 
     def _scores(self, asked: Sequence[_Term]) -> dict[int, float]:
-        """How well the rows fit: more for each word of the query that is there in any form."""
+        """How well the rows fit that have enough of the query; what most have tells little."""
         by_term = [self._scores_of(term) for term in asked]
-        hits = Counter(row for scores in by_term for row in scores)
-        return {
-            row: sum(scores.get(row, 0.0) for scores in by_term) * (1 + number / len(asked)) / 2
-            for row, number in hits.items()
-        }
+        telling = [1 - max(len(found) - 1, 0) / max(len(self._rows), 1) for found in by_term]
+        least = _LEAST * min(sum(telling), _LONG_QUERY)
+        weighted = [*zip(by_term, telling, strict=True)]
+        fits: dict[int, float] = {}
+        for row in {row for found in by_term for row in found}:
+            hits = [(*found[row], weight) for found, weight in weighted if row in found]
+            if sum(form * weight for _, form, weight in hits) >= least:
+                fits[row] = sum(hit[0] for hit in hits) * (1 + len(hits) / len(asked)) / 2
+        return fits
 
-    def _scores_of(self, term: _Term) -> dict[int, float]:
-        """The best that a form of the word, in any field, makes of each row."""
-        best: dict[int, float] = {}
+    def _scores_of(self, term: _Term) -> dict[int, tuple[float, float]]:
+        """The best that a form of the word, in any field, makes of each row, and of that word."""
+        best: dict[int, tuple[float, float]] = {}
         for table in _TABLES:
             for match, weight in ((term.exact(), 1.0), (term.guessed(), _GUESSED)):
                 for row, score in self._database.execute(table.rank, (match,)) if match else ():
-                    best[row] = max(best.get(row, 0.0), -table.share * weight * score)
+                    known, form = best.get(row, (0.0, weight))
+                    best[row] = max(known, -table.share * weight * score), max(form, weight)
         return best
 
 

@@ -7,6 +7,8 @@ from itertools import islice
 
 _MOST_TERMS = 16
 _LONGEST_TERM = 40
+# One letter makes another word of a shorter one: "two" is no mistyped "to".
+_SHORTEST_MISTYPED = 5
 # What comparing one term with all words may take; a step is a pair of letters.
 _MOST_STEPS = 400_000
 _WORD = re.compile(r"[^\W_]+")
@@ -14,9 +16,11 @@ _WORD = re.compile(r"[^\W_]+")
 _UNSPACED = re.compile(r"([\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff])")
 
 _EMPTY_WORDS = """
-a an and any are as at be by can do does for from get give have help how i if in into is it its let
-like make me my need of on or please some such that the their them then this to up use used user
-using want was we what when which who why will with would you your
+a about after all also an and any are as at be been before but by can could did do does each every
+few for from get give has have help how i if in into is it its just let like make many me more
+most my need new not now of off on once one only or other our out over own per please should so some
+such than that the their them then there these they this those three to too two up upon us use used
+user using want was way we well why were what when where which while who will with would you your
 """
 _EMPTY = frozenset(_EMPTY_WORDS.split())
 # Groups of words by which people ask for the same thing. Each line is one group.
@@ -93,7 +97,7 @@ class Vocabulary:
 
     def __init__(self, known: Iterable[str]) -> None:
         self._by_length: dict[int, list[tuple[str, int]]] = {}
-        for word in sorted({*known}):
+        for word in sorted({word for word in known if len(word) >= _SHORTEST_MISTYPED} - _EMPTY):
             self._by_length.setdefault(len(word), []).append((word, _letters(word)))
 
     def near(self, term: str, most: int = 3) -> list[str]:
@@ -101,7 +105,7 @@ class Vocabulary:
 
         Of very many that are made of the same letters only the first are compared.
         """
-        allowed = 0 if len(term) < 3 else 1 if len(term) < 8 else 2
+        allowed = 0 if len(term) < _SHORTEST_MISTYPED else 1 if len(term) < 8 else 2
         alike = islice(self._alike(term, allowed), _MOST_STEPS // (len(term) + 1) ** 2)
         found = [
             (distance, word) for word in alike if 0 < (distance := edits(term, word)) <= allowed

@@ -6,11 +6,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mcp_sandbox.config import SkillsConfig
+from mcp_sandbox.skills.library import Library
 from mcp_sandbox.skills.models import FrontMatter, Skill
+from mcp_sandbox.skills.outline import headings
 from mcp_sandbox.skills.search import Index
 from mcp_sandbox.skills.words import Vocabulary, edits
 
@@ -145,11 +149,88 @@ def test_every_match_says_why() -> None:
     index = Index()
     forms = skill("pdf-forms", "Fills forms.")
     index.update([forms], {})
-    (reasons,) = index.reasons("fill in a pfd fomr", [forms])
-    assert reasons == (
-        "name: pdf (for pfd), forms (for fomr)",
-        "description: fills, forms (for fomr)",
-    )
+    (reasons,) = index.reasons("fill in pdf fomrs", [forms])
+    assert reasons == ("name: pdf, forms (for fomrs)", "description: fills, forms (for fomrs)")
+
+
+SHIPPED = {
+    "code-review": (
+        "critique my code",
+        "give feedback on a pr",
+        "revviw my changes",
+        "security audit of the project folder",
+    ),
+    "python-data-analysis": (
+        "analyze sales data",
+        "clean missing values in a spreadsheet",
+        "explore dataset columns",
+        "pandas is not installed",
+        "someone uploaded a csv and wants mean revenue per region drawn as a bar chart",
+    ),
+    "skill-authoring": ("improve the description of my skill", "create a new skill"),
+    "using-this-sandbox": (
+        "command killed out of memory",
+        "no network, pip install fails",
+        "timeout of a long running command",
+        "which files stay after restart",
+    ),
+    "web-page-preview": ("dashboard of sales", "preview my website", "find html mistakes"),
+}
+FOR_NONE = (
+    "book a meeting",
+    "convert mp4 to gif",
+    "encrypt a file with gpg",
+    "fill in a pdf form",
+    "git rebase onto main",
+    "merge two pdf files",
+    "ocr a scanned receipt",
+    "recipe for bread",
+    "regex to match dates",
+    "rust borrow checker error",
+    "train a neural network",
+    "transcribe audio",
+    "translate text to french",
+    "two",
+)
+
+
+def shipped() -> Index:
+    index = Index()
+    known = anyio.run(Library(SkillsConfig(), Path("/nowhere")).catalogue, "tester").skills
+    texts = {each.uri: (each.folder / "SKILL.md").read_bytes() for each in known}
+    index.update(known, {uri: headings(text) for uri, text in texts.items()})
+    return index
+
+
+@pytest.mark.parametrize(("name", "queries"), SHIPPED.items())
+def test_a_task_finds_the_shipped_skill_that_is_for_it(name: str, queries: tuple[str, ...]) -> None:
+    index = shipped()
+    assert [(query, found(index, query, 1)) for query in queries] == [
+        (query, [name]) for query in queries
+    ]
+
+
+def test_a_task_that_no_shipped_skill_is_for_finds_none() -> None:
+    index = shipped()
+    assert [(query, found(index, query)) for query in FOR_NONE] == [(q, []) for q in FOR_NONE]
+
+
+def test_a_word_that_all_skills_have_finds_them_if_it_is_all_that_is_asked_for() -> None:
+    index = Index()
+    index.update([skill("pdf-forms"), skill("pdf-pages"), skill("pdf-text")], {})
+    assert len(found(index, "pdf")) == 3
+    assert found(index, "forms of a pdf")[0] == "pdf-forms"
+
+
+def test_short_and_empty_words_are_no_mistyped_ones() -> None:
+    known = Vocabulary(["to", "form", "audit", "there", "slides"])
+    assert [known.near(word) for word in ("two", "from", "three", "sldies", "aduit")] == [
+        [],
+        [],
+        [],
+        ["slides"],
+        ["audit"],
+    ]
 
 
 @pytest.mark.parametrize(

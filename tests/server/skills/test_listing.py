@@ -96,13 +96,13 @@ async def test_a_search_says_why_and_forgives_a_mistyped_word(
             "name: workbooks (for spreadsheet)",
             "description: excel (for spreadsheet)",
         ]
-        (by_typo,) = (await agent.list(query="exel"))["skills"]
-        assert by_typo["match"][1] == "description: excel (for exel)"
+        (by_typo,) = (await agent.list(query="ecxel"))["skills"]
+        assert by_typo["match"][1] == "description: excel (for ecxel)"
         (by_heading,) = (await agent.list(query="pivot"))["skills"]
         assert by_heading["match"] == ["headings: pivot"]
         nothing = await agent.list(query="zzzz")
         assert (nothing["skills"], nothing["total"]) == ([], 0)
-        assert "none of 2 skills has these words" in nothing["omitted"][0]
+        assert "none of 2 skills fits this" in nothing["omitted"][0]
 
 
 async def test_an_edit_is_found_by_its_new_words_at_once(data_root: Path, folder: Path) -> None:
