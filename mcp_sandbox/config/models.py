@@ -43,7 +43,9 @@ def _absolute(value: Path) -> Path:
     text = str(value)
     if text == "~" or text.startswith("~/"):
         value = home() / text[2:]
-    return value if value.is_absolute() else Path.cwd() / value
+    if not value.is_absolute():
+        raise ValueError("write an absolute path; only in a file may it be relative, to the file")
+    return value
 
 
 def _schedule(value: str) -> str:

@@ -5,24 +5,37 @@ Every value is carried with the words that say who gave it, so that an error can
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_origin
+from typing import Annotated, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, PlainSerializer, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from mcp_sandbox.config.environment import PREFIX, default_config_file, setting_variables
-from mcp_sandbox.config.models import Config
+from mcp_sandbox.config.models import AbsolutePath, Config
+from mcp_sandbox.config.units import show_duration, show_size
 from mcp_sandbox.errors import ConfigError
 
 # Read by the command line (the places of the file and the socket) and by the test suite; not
 # settings.
 _RESERVED = frozenset({"MCP_SANDBOX_CONFIG", "MCP_SANDBOX_SOCKET", "MCP_SANDBOX_REQUIRE"})
 _LARGEST_FILE = 1 << 20
+_WORDS: Mapping[object, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "an absolute path",
+    tuple: 'a list, such as ["one", "two"]',
+    dict: 'names with texts, such as {"NAME": "text"}',
+    show_size: "a size such as 512m or 2g",
+    show_duration: "a time such as 90, 10m or 1h30m",
+}
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 
 
 @dataclass(frozen=True)
@@ -60,11 +73,12 @@ def load_config(file: Path | None = None, flags: Mapping[str, object] | None = N
     settings.update(_from_environment(setting_variables()))
     for key, value in (flags or {}).items():
         if value is not None:
-            settings[key] = Setting(value, "command line")
+            settings[key] = Setting(_based(key, value, Path.cwd()), "command line")
     try:
         config = Config.model_validate(_tree(settings))
     except ValidationError as exc:
-        raise ConfigError("\n".join(_sentence(e, settings) for e in exc.errors())) from exc
+        sentences = dict.fromkeys(_sentence(error, settings) for error in exc.errors())
+        raise ConfigError("\n".join(sentences)) from exc
     return Loaded(config, {key: setting.source for key, setting in settings.items()})
 
 
@@ -79,6 +93,7 @@ def _known(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
 
 KNOWN: Mapping[str, FieldInfo] = dict(_known(Config))
 _SECTIONS = frozenset(key.rpartition(".")[0] for key in KNOWN if "." in key)
+_PATHS = [k for k, v in KNOWN.items() if v.annotation in (Path, tuple[AbsolutePath, ...])]
 
 
 def _from_file(file: Path | None) -> Iterator[tuple[str, Setting]]:
@@ -92,6 +107,8 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, Setting]]:
 
 def _file_from_environment() -> Path | None:
     name = setting_variables().get("MCP_SANDBOX_CONFIG")
+    if name and not name.startswith("/"):
+        raise ConfigError(f"environment variable MCP_SANDBOX_CONFIG: {name!r} is no absolute path")
     return Path(name) if name else None
 
 
@@ -131,7 +148,8 @@ def _from_node(node: yaml.Node, path: Path, prefix: str) -> Iterator[tuple[str, 
         if key in _SECTIONS:
             yield from _from_node(value_node, path, f"{key}.")
         elif key in KNOWN:
-            yield key, Setting(_value(value_node, path), _place(path, name_node))
+            value = _based(key, _value(value_node, path), path.parent.absolute())
+            yield key, Setting(value, _place(path, name_node))
         else:
             raise ConfigError(f"{_place(path, name_node)}: {_unknown(key)}")
 
@@ -147,21 +165,30 @@ def _value(node: yaml.Node, path: Path) -> object:
         raise ConfigError(f"{_place(path, node)}: {_where(exc)}; correct the value") from exc
 
 
+def _based(key: str, value: object, folder: Path) -> object:
+    """The value of a setting in which relative paths are below a folder."""
+    if key in _PATHS and isinstance(value, list):
+        return [_based(key, each, folder) for each in value]
+    relative = key in _PATHS and isinstance(value, str) and value and not value.startswith("~")
+    return str(folder / str(value)) if relative else value
+
+
 def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Setting]]:
     for name in sorted(variables.keys() - _RESERVED):
         key = name.removeprefix(PREFIX).lower().replace("__", ".")
         if key not in KNOWN:
             raise ConfigError(f"environment variable {name}: {_unknown(key, environment=True)}")
         compound = get_origin(KNOWN[key].annotation) in (dict, tuple)
-        value = _from_json(name, variables[name]) if compound else variables[name]
+        value = _from_json(name, key, variables[name]) if compound else variables[name]
         yield key, Setting(value, f"environment {name}")
 
 
-def _from_json(name: str, text: str) -> object:
+def _from_json(name: str, key: str, text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise ConfigError(f"environment variable {name}: write it as JSON ({exc})") from exc
+        wanted = _accepted(KNOWN[key].annotation, ())
+        raise ConfigError(f"environment variable {name}: write it as JSON, {wanted}") from exc
 
 
 def _unknown(key: str, *, environment: bool = False) -> str:
@@ -194,11 +221,31 @@ def _at(tree: Mapping[str, object], key: str) -> object:
 
 def _sentence(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:
     path = [str(part) for part in error["loc"]]
-    key = next((k for n in (2, 1) if (k := ".".join(path[:n])) in KNOWN), ".".join(path))
-    setting = settings.get(key)
+    key = next(k for n in (2, 1) if (k := ".".join(path[:n])) in KNOWN)
+    setting, info = settings[key], KNOWN[key]
     reason = error["msg"].removeprefix("Value error, ")
-    if setting is None:
-        return f"{key}: {reason}"
+    if error["type"] != "value_error":
+        reason = f"write {_accepted(info.annotation, info.metadata)}"
     # Values of sandbox variables may be secrets.
-    given = "" if key == "env" else f" {repr(setting.value)[:80]}"
+    given = f" {repr(setting.value)[:80]}" if key != "env" else "".join(f".{p}" for p in path[1:])
     return f"{key}{given} ({setting.source}) is not usable: {reason}"
+
+
+def _accepted(kind: object, marks: Sequence[object]) -> str:
+    """What a setting takes, in words: its kind and its bounds."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return ", ".join(map(str, parts[:-1])) + f" or {parts[-1]}" if parts[1:] else str(parts[0])
+    if origin is Annotated:
+        return _accepted(parts[0], [each for mark in parts[1:] for each in mark.metadata])
+    if type(None) in parts or (parts and origin not in (tuple, dict)):
+        return " or ".join(_accepted(part, marks) for part in parts if part is not type(None))
+    shown_by = [mark.func for mark in marks if isinstance(mark, PlainSerializer)]
+    show = next((each for each in (show_size, show_duration) if each in shown_by), repr)
+    bounds = {
+        name: f"{words} {show(getattr(mark, name))}"
+        for name, words in _BOUNDS.items()
+        for mark in reversed(marks)  # The type's own come last, a setting's are tighter.
+        if hasattr(mark, name)
+    }
+    return ", ".join([_WORDS.get(show) or _WORDS[origin or kind], *bounds.values()])
