@@ -135,7 +135,7 @@ def test_relative_data_directory_of_a_flag_becomes_absolute(
         ("a: [\nb", r"not valid YAML: line 2"),
         (
             "backend: ocker\n",
-            r"backend 'ocker' \(.* line 1\) is not usable: write auto, .*bubblewrap or",
+            r"backend 'ocker' \(.* line 1\) is not usable: write auto or .*bubblewrap or",
         ),
         ("limits:\n  memory: 2q\n", r"limits\.memory '2q' \(.* line 2\).*such as 512m or 2g"),
         ("sessions:\n  idle: soon\n", r"sessions\.idle 'soon'.*such as 90, 10m or 1h30m"),

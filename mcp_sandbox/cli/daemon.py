@@ -10,14 +10,14 @@ from rich.table import Table
 
 from mcp_sandbox.cli.options import AsJson, Socket, console, socket_path
 from mcp_sandbox.cli.words import since
-from mcp_sandbox.config.environment import state_folder
+from mcp_sandbox.config.environment import setting_variables, state_folder
 from mcp_sandbox.daemon.client import ask, shut_down
 from mcp_sandbox.errors import NoDaemon
 
 
 def status(as_json: AsJson = False, socket: Socket = None) -> None:
     """Show the daemon, and how much it has to do."""
-    found = ask(socket_path(socket), "status")
+    found = ask(socket_path(socket), "status", variables=setting_variables())
     if as_json:
         print(json.dumps(found))
         return
@@ -27,6 +27,7 @@ def status(as_json: AsJson = False, socket: Socket = None) -> None:
     table.add_row("started", since(started, datetime.now(UTC)))
     for name in ("socket", "data", "backend"):
         table.add_row(name, str(found[name]))
+    table.add_row("settings", found.get("notice", "as configured"))
     table.add_row("clients", f"{found['clients']} connected")
     table.add_row("http", found["http"] or "-")
     for name, text in _figures(found):

@@ -5,10 +5,11 @@ Every value is carried with the words that say who gave it, so that an error can
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, PlainSerializer, ValidationError
@@ -24,6 +25,7 @@ from mcp_sandbox.errors import ConfigError
 # settings.
 _RESERVED = frozenset({"MCP_SANDBOX_CONFIG", "MCP_SANDBOX_SOCKET", "MCP_SANDBOX_REQUIRE"})
 _LARGEST_FILE = 1 << 20
+Values = Mapping[str, Any] | None
 _WORDS: Mapping[object, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -52,6 +54,8 @@ class Loaded:
 
     config: Config
     sources: Mapping[str, str]
+    again: "Callable[[Values], Loaded]"
+    """Loads it as it is now, with other variables."""
 
     def rows(self) -> Iterator[tuple[str, object, str, str]]:
         """Yield key, value, source and help of every setting."""
@@ -60,17 +64,32 @@ class Loaded:
             source = self.sources.get(key, "default")
             yield key, _at(tree, key), source, info.description or ""
 
+    def differences(self, variables: Mapping[str, Any]) -> list[str]:
+        """Say which settings would be others now, with the settings among these variables."""
+        try:
+            now = self.again({k: v for k, v in variables.items() if k.startswith(PREFIX)})
+        except ConfigError as exc:
+            return [f"yours cannot be used: {exc}"]
+        before, after = self.config.model_dump(), now.config.model_dump()
+        return [
+            f"{key} is {mine!r}, yours is {other!r} ({source})"
+            for (key, mine, *_), (_, other, source, _) in zip(self.rows(), now.rows(), strict=True)
+            if _at(before, key) != _at(after, key)
+        ]
 
-def load_config(file: Path | None = None, flags: Mapping[str, object] | None = None) -> Loaded:
+
+def load_config(file: Path | None = None, flags: Values = None, variables: Values = None) -> Loaded:
     """Read every source and return the configuration that results.
 
-    `file` must exist when it is given; `flags` are values by dotted key, None = not given.
+    `file` must exist when it is given; `flags` are values by dotted key, None = not given;
+    `variables` are those of the environment, None = this process's own.
 
     Raises:
         ConfigError: a source cannot be read, or holds an unknown key or an unusable value.
     """
-    settings = dict(_from_file(file))
-    settings.update(_from_environment(setting_variables()))
+    variables = setting_variables() if variables is None else variables
+    settings = dict(_from_file(file or _file_from_environment(variables)))
+    settings.update(_from_environment(variables))
     for key, value in (flags or {}).items():
         if value is not None:
             settings[key] = Setting(_based(key, value, Path.cwd()), "command line")
@@ -79,7 +98,8 @@ def load_config(file: Path | None = None, flags: Mapping[str, object] | None = N
     except ValidationError as exc:
         sentences = dict.fromkeys(_sentence(error, settings) for error in exc.errors())
         raise ConfigError("\n".join(sentences)) from exc
-    return Loaded(config, {key: setting.source for key, setting in settings.items()})
+    sources = {key: setting.source for key, setting in settings.items()}
+    return Loaded(config, sources, partial(load_config, file, flags))
 
 
 def _known(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -97,7 +117,7 @@ _PATHS = [k for k, v in KNOWN.items() if v.annotation in (Path, tuple[AbsolutePa
 
 
 def _from_file(file: Path | None) -> Iterator[tuple[str, Setting]]:
-    path = file or _file_from_environment() or default_config_file()
+    path = file or default_config_file()
     if path == default_config_file() and file is None and not path.exists():
         return
     root = _parse(path)
@@ -105,8 +125,8 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, Setting]]:
         yield from _from_node(root, path, "")
 
 
-def _file_from_environment() -> Path | None:
-    name = setting_variables().get("MCP_SANDBOX_CONFIG")
+def _file_from_environment(variables: Mapping[str, str]) -> Path | None:
+    name = variables.get("MCP_SANDBOX_CONFIG")
     if name and not name.startswith("/"):
         raise ConfigError(f"environment variable MCP_SANDBOX_CONFIG: {name!r} is no absolute path")
     return Path(name) if name else None
@@ -233,19 +253,16 @@ def _sentence(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:
 
 def _accepted(kind: object, marks: Sequence[object]) -> str:
     """What a setting takes, in words: its kind and its bounds."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin is Literal:
-        return ", ".join(map(str, parts[:-1])) + f" or {parts[-1]}" if parts[1:] else str(parts[0])
-    if origin is Annotated:
-        return _accepted(parts[0], [each for mark in parts[1:] for each in mark.metadata])
-    if type(None) in parts or (parts and origin not in (tuple, dict)):
-        return " or ".join(_accepted(part, marks) for part in parts if part is not type(None))
+    parts = [part for part in get_args(kind) if part is not type(None)]
+    if get_origin(kind) is Literal:
+        return " or ".join(parts)
+    if get_origin(kind) is Annotated:
+        return _accepted(parts[0], parts[1].metadata)
+    if parts and get_origin(kind) not in _WORDS:
+        return " or ".join(_accepted(part, marks) for part in parts)
     shown_by = [mark.func for mark in marks if isinstance(mark, PlainSerializer)]
     show = next((each for each in (show_size, show_duration) if each in shown_by), repr)
-    bounds = {
-        name: f"{words} {show(getattr(mark, name))}"
-        for name, words in _BOUNDS.items()
-        for mark in reversed(marks)  # The type's own come last, a setting's are tighter.
-        if hasattr(mark, name)
-    }
-    return ", ".join([_WORDS.get(show) or _WORDS[origin or kind], *bounds.values()])
+    # A type's own bounds come last, a setting's are tighter.
+    bounds = {n: getattr(m, n) for n in _BOUNDS for m in reversed(marks) if hasattr(m, n)}
+    words = _WORDS.get(show) or _WORDS[get_origin(kind) or kind]
+    return ", ".join([words, *(f"{_BOUNDS[n]} {show(value)}" for n, value in bounds.items())])

@@ -54,6 +54,7 @@ class Place:
                 "session": os.environ.get("CLAUDE_CODE_SESSION_ID") or None,
                 "project": _project(options),
                 "fresh": os.urandom(16).hex(),
+                **{k: v for k, v in os.environ.items() if k.startswith("MCP_SANDBOX_")},
             }
         )
 
@@ -66,10 +67,15 @@ class Place:
 
 def state_folder() -> str:
     """Return where logs are kept, and sockets where there is no better place."""
-    base = os.environ.get("XDG_STATE_HOME", "")
+    return base_folder("XDG_STATE_HOME", ".local/state")
+
+
+def base_folder(variable: str, below_home: str) -> str:
+    """Return our folder below one of the XDG base folders."""
+    base = os.environ.get(variable, "")
     # The XDG specification says that a relative path is to be ignored.
     if not base.startswith("/"):
-        base = os.path.join(os.environ.get("HOME") or _home_of_user(), ".local", "state")
+        base = os.path.join(os.environ.get("HOME") or _home_of_user(), below_home)
     return os.path.join(base, STATE)
 
 
@@ -79,14 +85,23 @@ def _home_of_user() -> str:
     return pwd.getpwuid(os.getuid()).pw_dir
 
 
-def default_socket() -> str:
-    """Return where the daemon listens: the same place for whoever looks for it."""
+def default_socket(data: str = "") -> str:
+    """Return where the daemon listens: the same place for whoever looks for it.
+
+    A data root that the environment names, or `data`, has a socket of its own.
+    """
     named = os.environ.get("MCP_SANDBOX_SOCKET")
     if named:
         return named
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     folder = os.path.join(runtime, STATE) if runtime.startswith("/") else state_folder()
-    return os.path.join(folder, "mcp.sock")
+    root = data or os.environ.get("MCP_SANDBOX_DATA_DIR")
+    if not root:
+        return os.path.join(folder, "mcp.sock")
+    from binascii import crc32
+
+    root = os.path.normpath(os.path.expanduser(root))
+    return os.path.join(folder, f"mcp-{crc32(os.fsencode(root)):08x}.sock")
 
 
 def _project(options: Options) -> str | None:

@@ -1,30 +1,19 @@
 """Commands of a person about the chats of the data root."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from typing import Protocol
 
 from mcp_sandbox.daemon.control import Command, JsonObject, Tell
 from mcp_sandbox.daemon.names import find_chat
 from mcp_sandbox.models import ChatId, SessionStatus
-from mcp_sandbox.sessions.cleaning import GcReport
+from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
-
-
-class Manager(Protocol):
-    """The chats, as far as commands need them."""
-
-    async def list(self, user: str | None = None) -> Sequence[SessionStatus]: ...
-    async def stop(self, chat: ChatId) -> bool: ...
-    async def remove(self, chat: ChatId) -> None: ...
-    async def session(self, chat: ChatId) -> Session: ...
-    async def collect(self, *, dry_run: bool = False) -> GcReport: ...
 
 
 class Chats:
     """`list`, `find`, `stop`, `remove`, `collect`. `manager` opens the manager when need be."""
 
-    def __init__(self, manager: Callable[[], Awaitable[Manager]]) -> None:
+    def __init__(self, manager: Callable[[], Awaitable[SessionManager]]) -> None:
         self._manager = manager
         self.commands: Mapping[str, Command] = {
             "list": self._list,

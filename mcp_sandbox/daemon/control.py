@@ -22,23 +22,20 @@ _LOOK_S = 0.2
 
 
 class Control:
-    """Answers control connections: with `status`, `logs`, `shutdown`, `hand-over` and `more`."""
+    """Answers control connections: with `logs`, `shutdown`, `hand-over` and `more`."""
 
     def __init__(
         self,
         ending: Ending,
         log: RecentLog,
         *,
-        status: Callable[[], JsonObject],
         more: Mapping[str, Command],
         conversations: Mapping[str, Conversation],
     ) -> None:
         self._ending = ending
         self._log = log
-        self._status = status
         self._conversations = conversations
         self._commands: Mapping[str, Command] = {
-            "status": self._tell_status,
             "logs": self._logs,
             "shutdown": self._shut_down,
             "hand-over": self._hand_over,
@@ -70,9 +67,6 @@ class Control:
             return {"result": await command(said.arguments, tell)}
         except SandboxError as exc:
             return {"error": str(exc)}
-
-    async def _tell_status(self, _arguments: JsonObject, _tell: Tell) -> JsonObject:
-        return self._status()
 
     async def _logs(self, arguments: JsonObject, tell: Tell) -> JsonObject:
         """Tell the last `lines` lines, and with `follow` those that come until the ending."""
