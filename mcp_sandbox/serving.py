@@ -253,7 +253,7 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
             notice=notice,
         )
 
-        async def status(arguments: Mapping[str, Any], _tell: object) -> Mapping[str, Any]:
+        async def status(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
             told = _status(config, claim, door, manager, server, web)
             return told | await notice(arguments.get("variables", {}))
 

@@ -1,6 +1,8 @@
 """`status`, `logs`, `shutdown`: the daemon itself."""
 
 import json
+import sys
+from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -80,8 +82,12 @@ def logs(
             lines=lines,
         )
     except NoDaemon as exc:
-        file = state_folder() / "daemon.log"
-        raise NoDaemon(f"{exc}; the log of those before is in {file}") from exc
+        path = state_folder() / "daemon.log"
+        if not path.exists():
+            raise
+        print(f"{exc}; the last lines of those before, from {path}:", file=sys.stderr)
+        with path.open(errors="replace") as file:
+            sys.stdout.writelines(deque(file, lines))
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
 
@@ -90,7 +96,18 @@ def shutdown(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=1, help="How long to wait for its end.")
     ] = 60.0,
+    everything: Annotated[
+        bool, typer.Option("--all", help="End what sandboxes have in the background, too.")
+    ] = False,
     socket: Socket = None,
 ) -> None:
     """End the daemon: running calls may finish, files stay."""
-    print(f"the daemon (pid {shut_down(socket_path(socket), timeout_s=timeout)}) has ended")
+    path = socket_path(socket)
+    chats = ask(path, "list")["chats"] if ask(path, "status")["sandboxes"] else []
+    for row in [row for row in chats if row["background"]]:
+        name, what = f"{row['user']}/{row['chat']}", f"{row['background']} processes"
+        if everything:
+            ask(path, "stop", chat=name)
+        end = "have ended" if everything else f"run on: `mcp-sandbox stop {name}` ends them"
+        print(f"{name}: {what} in the background {end}")
+    print(f"the daemon (pid {shut_down(path, timeout_s=timeout)}) has ended")

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from mcp_sandbox.cli.chats import Chat
 from mcp_sandbox.cli.options import Socket, socket_path
 from mcp_sandbox.config.environment import terminal_type
 from mcp_sandbox.daemon.client import conversation
@@ -27,10 +28,7 @@ _END_OF_INPUT = frame(DATA, b"")
 
 
 def shell(
-    chat: Annotated[
-        str,
-        typer.Argument(metavar="CHAT", help="A chat: its id, user/id, or how one of them begins."),
-    ],
+    chat: Chat,
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="[-- COMMAND ...]", help="What to run instead of a shell."),

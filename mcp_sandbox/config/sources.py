@@ -223,20 +223,16 @@ def _unknown(key: str, *, environment: bool = False) -> str:
 
 
 def _tree(settings: Mapping[str, Setting]) -> dict[str, object]:
-    tree: dict[str, object] = {}
+    tree: dict[str, Any] = {}
     for key, setting in settings.items():
         section, _, name = key.rpartition(".")
-        place = tree.setdefault(section, {}) if section else tree
-        assert isinstance(place, dict)  # noqa: S101
-        place[name] = setting.value
+        (tree.setdefault(section, {}) if section else tree)[name] = setting.value
     return tree
 
 
-def _at(tree: Mapping[str, object], key: str) -> object:
+def _at(tree: Mapping[str, Any], key: str) -> object:
     section, _, name = key.rpartition(".")
-    place = tree[section] if section else tree
-    assert isinstance(place, Mapping)  # noqa: S101
-    return place[name]
+    return (tree[section] if section else tree)[name]
 
 
 def _sentence(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:

@@ -2,8 +2,9 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
+from typing import Any
 
-from mcp_sandbox.daemon.control import Command, JsonObject, Tell
+from mcp_sandbox.daemon.control import JsonObject
 from mcp_sandbox.daemon.names import find_chat
 from mcp_sandbox.models import ChatId, SessionStatus
 from mcp_sandbox.sessions.manager import SessionManager
@@ -15,7 +16,7 @@ class Chats:
 
     def __init__(self, manager: Callable[[], Awaitable[SessionManager]]) -> None:
         self._manager = manager
-        self.commands: Mapping[str, Command] = {
+        self.commands: Mapping[str, Callable[[JsonObject], Awaitable[JsonObject]]] = {
             "list": self._list,
             "find": self._find,
             "stop": self._stop,
@@ -31,24 +32,27 @@ class Chats:
         """
         return await (await self._manager()).session(await self._found(arguments))
 
-    async def _list(self, _arguments: JsonObject, _tell: Tell) -> JsonObject:
+    async def _list(self, arguments: JsonObject) -> JsonObject:
         manager = await self._manager()
-        return {"chats": [_row(status) for status in await manager.list()]}
+        rows = [_row(status) for status in await manager.list()]
+        for row in rows if arguments.get("sizes") else ():
+            row["size"] = await manager.size(ChatId(row["user"], row["chat"]))
+        return {"chats": rows}
 
-    async def _find(self, arguments: JsonObject, _tell: Tell) -> JsonObject:
+    async def _find(self, arguments: JsonObject) -> JsonObject:
         found = await self._found(arguments)
         return {"user": found.user, "chat": found.chat}
 
-    async def _stop(self, arguments: JsonObject, _tell: Tell) -> JsonObject:
+    async def _stop(self, arguments: JsonObject) -> JsonObject:
         chat = await self._found(arguments)
         return {"chat": str(chat), "stopped": await (await self._manager()).stop(chat)}
 
-    async def _remove(self, arguments: JsonObject, _tell: Tell) -> JsonObject:
+    async def _remove(self, arguments: JsonObject) -> JsonObject:
         chat = await self._found(arguments)
         await (await self._manager()).remove(chat)
         return {"chat": str(chat)}
 
-    async def _collect(self, arguments: JsonObject, _tell: Tell) -> JsonObject:
+    async def _collect(self, arguments: JsonObject) -> JsonObject:
         manager = await self._manager()
         return asdict(await manager.collect(dry_run=bool(arguments.get("dry_run"))))
 
@@ -58,7 +62,7 @@ class Chats:
         return find_chat(str(arguments.get("chat", "")), chats)
 
 
-def _row(status: SessionStatus) -> JsonObject:
+def _row(status: SessionStatus) -> dict[str, Any]:
     return {
         "user": status.chat.user,
         "chat": status.chat.chat,

@@ -13,7 +13,7 @@ from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import ChatId
 
 PROTOCOL = 1
-MAX_BYTES = 256 << 10
+MAX_BYTES = 64 << 10
 _DEFAULT_USER = "local"
 _FRESH = re.compile(r"[0-9a-f]{16,64}")
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")

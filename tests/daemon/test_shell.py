@@ -175,11 +175,11 @@ async def test_much_output_and_much_input_come_whole(tmp_path: Path) -> None:
     async with running(where), in_chat(where, "a") as client:
         await client.exec("true")
         typed = b"".join(b"%d\n" % number for number in range(50_000))
-        begin = f"stty -echo; head -c {len(typed)} | md5sum; seq 100000; exit 3\n".encode()
+        begin = f"head -c {len(typed)} | md5sum; seq 100000; exit 3\n".encode()
         done = await command(where, "shell", "a", stdin=begin + typed)
         assert done.code == 3
         assert hashlib.md5(typed).hexdigest() in done.out
-        assert "\r\n".join(map(str, range(1, 100_001))) in done.out
+        assert "\n".join(map(str, range(1, 100_001))) in done.out
 
 
 async def test_a_shell_ends_with_its_sandbox_and_says_so(tmp_path: Path) -> None:
