@@ -116,7 +116,7 @@ def gc(
     total = show_bytes(sum(item["size_bytes"] for item in items))
     done = f"{len(items)} {'would go' if dry_run else 'gone'}, {total}"
     left = answer(socket, "list", {"sizes": True})["chats"]
-    kept = f"{len(left)} chats, {show_bytes(sum(row['size'] or 0 for row in left))}"
+    kept = f"{len(left)} chat{'s' * (len(left) != 1)}, {show_bytes(sum(row['size'] or 0 for row in left))}"
     used = [datetime.fromisoformat(row["last_used"]) for row in left if not row["sandbox"]]
     keep_s = load(None).config.workspace.retention
     soon = ""

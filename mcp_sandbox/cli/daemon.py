@@ -105,9 +105,9 @@ def shutdown(
     path = socket_path(socket)
     chats = ask(path, "list")["chats"] if ask(path, "status")["sandboxes"] else []
     for row in [row for row in chats if row["background"]]:
-        name, what = f"{row['user']}/{row['chat']}", f"{row['background']} processes"
+        name = f"{row['user']}/{row['chat']}"
         if everything:
             ask(path, "stop", chat=name)
-        end = "have ended" if everything else f"run on: `mcp-sandbox stop {name}` ends them"
-        print(f"{name}: {what} in the background {end}")
+        end = "has ended" if everything else f"runs on: `mcp-sandbox stop {name}` ends it"
+        print(f"{name}: {row['background']} in the background {end}")
     print(f"the daemon (pid {shut_down(path, timeout_s=timeout)}) has ended")
