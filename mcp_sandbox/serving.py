@@ -198,16 +198,16 @@ def _control(ending: "Ending", manager: LateManager, status: "Command") -> Gener
     chats = Chats(manager.open)
     shells = {"shell": Shells(chats.session).open}
     with recent_log() as log:
-        more = {"status": status, **chats.commands}
-        yield Control(ending, log, more=more, conversations=shells)
+        commands = {"status": status, **chats.commands}
+        yield Control(ending, log, more=commands, conversations=shells)
 
 
 async def _notice(loaded: Loaded, socket: Path, client: Mapping[str, Any]) -> dict[str, str]:
     """What a client is told whose settings, among other things in `client`, are not ours."""
     found = await to_thread.run_sync(loaded.differences, client)
+    text = f"the running daemon keeps other settings: {'; '.join(found)}; the next one has yours: "
     end = f"`mcp-sandbox shutdown --socket {shlex.quote(str(socket))}`"
-    text = f"the running daemon keeps other settings: {'; '.join(found)}; {end} ends it"
-    return {"notice": f"{text}, and the next one has yours"} if found else {}
+    return {"notice": text + end} if found else {}
 
 
 async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -> None:

@@ -103,7 +103,7 @@ def test_paths_in_the_file_are_relative_to_it(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("DATA_DIR", "here"), ("DATA_DIR", ""), ("SKILLS__FOLDERS", '["a"]'), ("CONFIG", "f.yaml")],
+    [("DATA_DIR", "here"), ("DATA_DIR", ""), ("SKILLS__FOLDERS", '["a"]')],
 )
 def test_a_relative_path_in_the_environment_is_refused(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str

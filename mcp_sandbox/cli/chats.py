@@ -29,21 +29,18 @@ def answer(socket: Path | None, command: str, arguments: JsonObject) -> JsonObje
     except NoDaemon:
         if socket is not None:
             raise
-    return anyio.run(alone, load(None).config, command, arguments)
+    return anyio.run(_alone, load(None).config, command, arguments)
 
 
-async def alone(config: Config, command: str, arguments: JsonObject) -> JsonObject:
+async def _alone(config: Config, command: str, arguments: JsonObject) -> JsonObject:
     """Do in this process what the daemon would do; no sandbox is made."""
-    from mcp_sandbox.app import open_manager
+    from mcp_sandbox.app import LateManager
     from mcp_sandbox.daemon.chats import Chats
-    from mcp_sandbox.sessions.manager import SessionManager
 
-    async with open_manager(config) as manager:
-
-        async def opened() -> SessionManager:
-            return manager
-
-        return await Chats(opened).commands[command](arguments)
+    async with anyio.create_task_group() as tasks:
+        done = await Chats(LateManager(config, tasks).open).commands[command](arguments)
+        tasks.cancel_scope.cancel()
+    return done
 
 
 def ls(as_json: AsJson = False, socket: Socket = None) -> None:
@@ -87,8 +84,7 @@ def rm(
     socket: Socket = None,
 ) -> None:
     """Remove a chat: end its sandbox, and move its files to the trash for a day."""
-    found = answer(socket, "find", {"chat": chat})
-    name = f"{found['user']}/{found['chat']}"
+    name = answer(socket, "find", {"chat": chat})["chat"]
     if not yes:
         typer.confirm(f"Remove the chat {name} with all its files?", abort=True)
     answer(socket, "remove", {"chat": name})
@@ -114,13 +110,11 @@ def gc(
             table.add_row(item["kind"], item["what"], show_bytes(item["size_bytes"]), item["why"])
         console().print(table)
     total = show_bytes(sum(item["size_bytes"] for item in items))
-    done = f"{len(items)} {'would go' if dry_run else 'gone'}, {total}"
+    done = f"{len(items)} {'would go' if dry_run else 'gone'}, {total}" if items else ""
     left = answer(socket, "list", {"sizes": True})["chats"]
-    kept = f"{len(left)} chat{'s' * (len(left) != 1)}, {show_bytes(sum(row['size'] or 0 for row in left))}"
+    size = show_bytes(sum(row["size"] or 0 for row in left))
     used = [datetime.fromisoformat(row["last_used"]) for row in left if not row["sandbox"]]
-    keep_s = load(None).config.workspace.retention
-    soon = ""
-    if used and keep_s:
-        due_s = keep_s - (datetime.now(UTC) - min(used)).total_seconds()
-        soon = f"; the next would go in {in_words(max(0.0, due_s))}"
-    print(f"{done if items else 'nothing to remove'}; {kept}{soon}")
+    keep_s, now = load(None).config.workspace.retention, datetime.now(UTC)
+    due_s = max(0.0, keep_s - (now - min(used, default=now)).total_seconds())
+    soon = f"; the next would go in {in_words(due_s)}" if used and keep_s else ""
+    print(f"{done or 'nothing to remove'}; {len(left)} chat{'s'[: len(left) != 1]}, {size}{soon}")

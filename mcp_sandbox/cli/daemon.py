@@ -86,8 +86,7 @@ def logs(
         if not path.exists():
             raise
         print(f"{exc}; the last lines of those before, from {path}:", file=sys.stderr)
-        with path.open(errors="replace") as file:
-            sys.stdout.writelines(deque(file, lines))
+        print(*deque(path.read_text(errors="replace").splitlines(), lines), sep="\n")
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
 

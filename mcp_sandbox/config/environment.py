@@ -1,7 +1,6 @@
 """What is read from the process environment; but for the relay no other file looks there."""
 
 import os
-import pwd
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -103,8 +102,7 @@ def default_socket(data: Path | None = None) -> Path:
 
 def home() -> Path:
     """Return the home folder of the user that runs us."""
-    # HOME may be missing or empty under a service manager.
-    return Path(os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir)
+    return Path(place.home())
 
 
 def _present(names: tuple[str, ...]) -> Mapping[str, str]:

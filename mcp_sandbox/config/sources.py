@@ -30,7 +30,6 @@ _WORDS: Mapping[object, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
-    str: "text",
     Path: "an absolute path",
     tuple: 'a list, such as ["one", "two"]',
     dict: 'names with texts, such as {"NAME": "text"}',
@@ -54,8 +53,7 @@ class Loaded:
 
     config: Config
     sources: Mapping[str, str]
-    again: "Callable[[Values], Loaded]"
-    """Loads it as it is now, with other variables."""
+    again: "Callable[[Values], Loaded]"  # Loads it as it is now, with these variables.
 
     def rows(self) -> Iterator[tuple[str, object, str, str]]:
         """Yield key, value, source and help of every setting."""
@@ -82,7 +80,7 @@ def load_config(file: Path | None = None, flags: Values = None, variables: Value
     """Read every source and return the configuration that results.
 
     `file` must exist when it is given; `flags` are values by dotted key, None = not given;
-    `variables` are those of the environment, None = this process's own.
+    `variables` are the environment's, None = this process's own.
 
     Raises:
         ConfigError: a source cannot be read, or holds an unknown key or an unusable value.
@@ -127,8 +125,6 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, Setting]]:
 
 def _file_from_environment(variables: Mapping[str, str]) -> Path | None:
     name = variables.get("MCP_SANDBOX_CONFIG")
-    if name and not name.startswith("/"):
-        raise ConfigError(f"environment variable MCP_SANDBOX_CONFIG: {name!r} is no absolute path")
     return Path(name) if name else None
 
 
@@ -260,5 +256,5 @@ def _accepted(kind: object, marks: Sequence[object]) -> str:
     show = next((each for each in (show_size, show_duration) if each in shown_by), repr)
     # A type's own bounds come last, a setting's are tighter.
     bounds = {n: getattr(m, n) for n in _BOUNDS for m in reversed(marks) if hasattr(m, n)}
-    words = _WORDS.get(show) or _WORDS[get_origin(kind) or kind]
+    words = _WORDS.get(show) or _WORDS.get(get_origin(kind) or kind, "text")
     return ", ".join([words, *(f"{_BOUNDS[n]} {show(value)}" for n, value in bounds.items())])

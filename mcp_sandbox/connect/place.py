@@ -75,21 +75,21 @@ def base_folder(variable: str, below_home: str) -> str:
     base = os.environ.get(variable, "")
     # The XDG specification says that a relative path is to be ignored.
     if not base.startswith("/"):
-        base = os.path.join(os.environ.get("HOME") or _home_of_user(), below_home)
+        base = os.path.join(home(), below_home)
     return os.path.join(base, STATE)
 
 
-def _home_of_user() -> str:
+def home() -> str:
+    """Return the user's home folder; HOME may be missing or empty under a service manager."""
+    if named := os.environ.get("HOME"):
+        return named
     import pwd
 
     return pwd.getpwuid(os.getuid()).pw_dir
 
 
 def default_socket(data: str = "") -> str:
-    """Return where the daemon listens: the same place for whoever looks for it.
-
-    A data root that the environment names, or `data`, has a socket of its own.
-    """
+    """Return where the daemon listens; a data root that is named has a socket of its own."""
     named = os.environ.get("MCP_SANDBOX_SOCKET")
     if named:
         return named
@@ -100,8 +100,8 @@ def default_socket(data: str = "") -> str:
         return os.path.join(folder, "mcp.sock")
     from binascii import crc32
 
-    root = os.path.normpath(os.path.expanduser(root))
-    return os.path.join(folder, f"mcp-{crc32(os.fsencode(root)):08x}.sock")
+    digest = crc32(os.fsencode(os.path.normpath(os.path.expanduser(root))))
+    return os.path.join(folder, f"mcp-{digest:08x}.sock")
 
 
 def _project(options: Options) -> str | None:

@@ -40,8 +40,7 @@ class Chats:
         return {"chats": rows}
 
     async def _find(self, arguments: JsonObject) -> JsonObject:
-        found = await self._found(arguments)
-        return {"user": found.user, "chat": found.chat}
+        return {"chat": str(await self._found(arguments))}
 
     async def _stop(self, arguments: JsonObject) -> JsonObject:
         chat = await self._found(arguments)

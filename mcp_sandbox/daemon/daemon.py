@@ -31,8 +31,7 @@ class Patience:
 class Daemon:
     """Serves who comes through the door until the ending.
 
-    `in_use` tells whether something must go on although nobody is connected, `notice` what more
-    a client is answered.
+    `in_use` tells whether something must go on without clients; `notice` what else these hear.
     """
 
     def __init__(

@@ -22,14 +22,12 @@ _SHOWN_CHARS = 60
 
 @dataclass(frozen=True)
 class ChatGreeting:
-    """A client that wants to work in a chat's computer. `project` is its folder on this host.
-
-    `said` is all of it; the settings in the client's environment are among that.
-    """
+    """A client that wants to work in a chat's computer, in its folder `project` of this host."""
 
     chat: ChatId
     project: Path | None
     said: Mapping[str, Any]
+    """All of it; the settings in the client's environment are among that."""
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ def run(args: dict[str, Any], typed: int, shown: int, _end: bytes) -> dict[str, 
     Raises:
         OpError: it cannot be started.
     """
-    pid, keys, outputs = _start(args)
+    pid, *_ = started = _start(args)
     try:
-        status = _Terminal(pid, keys, outputs, typed, shown).run()
+        status = _Terminal(started, typed, shown).run()
     finally:
         _end_session(pid)
     if status is None:
@@ -102,13 +102,9 @@ def _session(pid: int) -> int | None:
 class _Terminal:
     """Copies both ways without ever waiting for one of them alone."""
 
-    def __init__(
-        self, pid: int, keys: int, outputs: dict[int, bytes], typed: int, shown: int
-    ) -> None:
-        self._keys = keys
-        self._outputs = outputs
-        self._tty = os.isatty(keys)
-        self._pid = pid
+    def __init__(self, started: tuple[int, int, dict[int, bytes]], typed: int, shown: int) -> None:
+        self._pid, self._keys, self._outputs = started
+        self._tty = os.isatty(self._keys)
         self._typed = typed
         self._shown = shown
         self._frames = frames.Frames()
@@ -117,7 +113,7 @@ class _Terminal:
         # Nobody has the shell's side of the terminal open any more.
         self._closed = self._typed_all = False
         self._shell: list[int] = []
-        for end in (keys, *outputs, typed, shown):
+        for end in (self._keys, *self._outputs, typed, shown):
             os.set_blocking(end, False)
 
     def run(self) -> int | None:

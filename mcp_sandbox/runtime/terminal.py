@@ -21,7 +21,7 @@ class Terminal:
     ) -> TerminalEnd:
         """Let somebody use a shell; it ends at the latest with `frames` (runner/frames.py).
 
-        `args` are its `env`, the `command` to run instead, and whether it has a `tty`.
+        `args`: its `env`, whether it has a `tty`, and the `command` to run instead.
 
         Raises:
             Unsupported: the sandbox has no shell.
