@@ -95,9 +95,7 @@ def shutdown(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=1, help="How long to wait for its end.")
     ] = 60.0,
-    everything: Annotated[
-        bool, typer.Option("--all", help="End what sandboxes have in the background, too.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="End background work, too.")] = False,
     socket: Socket = None,
 ) -> None:
     """End the daemon: running calls may finish, files stay."""

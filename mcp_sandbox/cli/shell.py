@@ -29,10 +29,7 @@ _END_OF_INPUT = frame(DATA, b"")
 
 def shell(
     chat: Chat,
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[-- COMMAND ...]", help="What to run instead of a shell."),
-    ] = None,
+    command: Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND ...]")] = None,
     path: Socket = None,
 ) -> None:
     """Open a shell in the sandbox of a chat, or run a command; its exit code is theirs."""

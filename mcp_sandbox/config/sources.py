@@ -7,7 +7,8 @@ import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -68,11 +69,11 @@ class Loaded:
             now = self.again({k: v for k, v in variables.items() if k.startswith(PREFIX)})
         except ConfigError as exc:
             return [f"yours cannot be used: {exc}"]
-        before, after = self.config.model_dump(), now.config.model_dump()
+        pairs = zip(self.rows(), now.rows(), strict=True) if now.config != self.config else ()
         return [
             f"{key} is {mine!r}, yours is {other!r} ({source})"
-            for (key, mine, *_), (_, other, source, _) in zip(self.rows(), now.rows(), strict=True)
-            if _at(before, key) != _at(after, key)
+            for (key, mine, *_), (_, other, source, _) in pairs
+            if attrgetter(key)(self.config) != attrgetter(key)(now.config)
         ]
 
 
@@ -86,7 +87,8 @@ def load_config(file: Path | None = None, flags: Values = None, variables: Value
         ConfigError: a source cannot be read, or holds an unknown key or an unusable value.
     """
     variables = setting_variables() if variables is None else variables
-    settings = dict(_from_file(file or _file_from_environment(variables)))
+    named = variables.get("MCP_SANDBOX_CONFIG")
+    settings = dict(_from_file(file or (Path(named) if named else None)))
     settings.update(_from_environment(variables))
     for key, value in (flags or {}).items():
         if value is not None:
@@ -118,17 +120,15 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, Setting]]:
     path = file or default_config_file()
     if path == default_config_file() and file is None and not path.exists():
         return
-    root = _parse(path)
+    # A daemon asks for it whenever a client comes.
+    status = path.stat() if path.exists() else None
+    root = _parse(path, status and (status.st_mtime_ns, status.st_ino, status.st_size))
     if root is not None:
         yield from _from_node(root, path, "")
 
 
-def _file_from_environment(variables: Mapping[str, str]) -> Path | None:
-    name = variables.get("MCP_SANDBOX_CONFIG")
-    return Path(name) if name else None
-
-
-def _parse(path: Path) -> yaml.Node | None:
+@lru_cache
+def _parse(path: Path, _stamp: object) -> yaml.Node | None:
     try:
         with path.open("rb") as stream:
             data = stream.read(_LARGEST_FILE + 1)

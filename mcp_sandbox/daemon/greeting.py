@@ -26,8 +26,7 @@ class ChatGreeting:
 
     chat: ChatId
     project: Path | None
-    said: Mapping[str, Any]
-    """All of it; the settings in the client's environment are among that."""
+    said: Mapping[str, Any]  # All of it, with the settings of the client's environment.
 
 
 @dataclass(frozen=True)
