@@ -101,7 +101,8 @@ def tell_differences(data: Path | None) -> None:
         found = ask(socket_path(None, data), "status", variables=setting_variables())
     except OperatorError:
         return
-    print(printable(found.get("notice", "")), file=sys.stderr)
+    if notice := found.get("notice"):
+        print(printable(notice), file=sys.stderr)
 
 
 def console() -> Console:
