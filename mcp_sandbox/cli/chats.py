@@ -62,7 +62,7 @@ def _table(chats: list[dict[str, Any]]) -> Table:
         table.add_row(
             f"{row['user']}/{row['chat']}",
             "files only" if row["state"] == "warm" else row["state"],
-            "?" if row["size"] is None else show_bytes(row["size"]),
+            "?" if row.get("size") is None else show_bytes(row["size"]),
             row["backend"],
             since(datetime.fromisoformat(row["last_used"]), now),
             str(row["busy"] or ""),
@@ -112,7 +112,7 @@ def gc(
     total = show_bytes(sum(item["size_bytes"] for item in items))
     done = f"{len(items)} {'would go' if dry_run else 'gone'}, {total}" if items else ""
     left = answer(socket, "list", {"sizes": True})["chats"]
-    size = show_bytes(sum(row["size"] or 0 for row in left))
+    size = show_bytes(sum(row.get("size") or 0 for row in left))
     used = [datetime.fromisoformat(row["last_used"]) for row in left if not row["sandbox"]]
     keep_s, now = load(None).config.workspace.retention, datetime.now(UTC)
     due_s = max(0.0, keep_s - (now - min(used, default=now)).total_seconds())
