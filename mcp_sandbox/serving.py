@@ -4,26 +4,27 @@ Imports late, as the composition root does, so that the socket is there before t
 """
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Generator
+import shlex
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import to_thread
 
 from mcp_sandbox import __version__
 from mcp_sandbox.app import LateManager, open_skills, visible_skills
-from mcp_sandbox.config import Config, own_folders
+from mcp_sandbox.config import Config, Loaded, own_folders
 from mcp_sandbox.errors import ConfigError, Draining
 from mcp_sandbox.models import ChatId
 
 if TYPE_CHECKING:
     from mcp_sandbox.daemon.connection import Connection
-    from mcp_sandbox.daemon.control import Control
+    from mcp_sandbox.daemon.control import Command, Control
     from mcp_sandbox.daemon.door import Door
     from mcp_sandbox.daemon.ending import Ending
     from mcp_sandbox.daemon.greeting import ChatGreeting
@@ -187,9 +188,7 @@ def _status(
 
 
 @contextmanager
-def _control(
-    ending: "Ending", manager: LateManager, status: Callable[[], dict[str, object]]
-) -> Generator["Control"]:
+def _control(ending: "Ending", manager: LateManager, status: "Command") -> Generator["Control"]:
     """What people may ask for; the log is kept for them meanwhile."""
     from mcp_sandbox.daemon.chats import Chats
     from mcp_sandbox.daemon.control import Control
@@ -199,10 +198,19 @@ def _control(
     chats = Chats(manager.open)
     shells = {"shell": Shells(chats.session).open}
     with recent_log() as log:
-        yield Control(ending, log, status=status, more=chats.commands, conversations=shells)
+        commands = {"status": status, **chats.commands}
+        yield Control(ending, log, more=commands, conversations=shells)
 
 
-async def serve(config: Config, socket: Path, *, anonymous_http: bool = False) -> None:
+async def _notice(loaded: Loaded, socket: Path, client: Mapping[str, Any]) -> dict[str, str]:
+    """What a client is told whose settings, among other things in `client`, are not ours."""
+    found = await to_thread.run_sync(loaded.differences, client)
+    text = f"the running daemon keeps other settings: {'; '.join(found)}; the next one has yours: "
+    end = f"`mcp-sandbox shutdown --socket {shlex.quote(str(socket))}`"
+    return {"notice": text + end} if found else {}
+
+
+async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -> None:
     """Be the daemon of the configured data root, listening on `socket`, until it is to end.
 
     `anonymous_http`: HTTP clients without a token are served, if they come over loopback.
@@ -219,7 +227,7 @@ async def serve(config: Config, socket: Path, *, anonymous_http: bool = False) -
     from mcp_sandbox.daemon.lock import claimed
     from mcp_sandbox.workspace.projects import ClientFolders
 
-    ending = Ending()
+    ending, config = Ending(), loaded.config
     async with (
         begun_by_signals(ending),
         claimed(config.data_dir, socket, __version__) as claim,
@@ -234,6 +242,7 @@ async def serve(config: Config, socket: Path, *, anonymous_http: bool = False) -
         tasks.start_soon(server.build)
         tasks.start_soon(manager.open_early)
         door = Door(listener, most=config.serve.max_connections)
+        notice = partial(_notice, loaded, socket)
         patience = Patience(idle_exit_s=config.serve.idle_exit, grace_s=config.serve.grace)
         daemon = Daemon(
             claim,
@@ -241,8 +250,13 @@ async def serve(config: Config, socket: Path, *, anonymous_http: bool = False) -
             ending,
             patience,
             in_use=lambda: web is not None or manager.is_in_use(),
+            notice=notice,
         )
-        status = partial(_status, config, claim, door, manager, server, web)
+
+        async def status(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+            told = _status(config, claim, door, manager, server, web)
+            return told | await notice(arguments.get("variables", {}))
+
         with _control(ending, manager, status) as control:
             async with anyio.create_task_group() as doors:
                 if web is not None:

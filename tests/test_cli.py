@@ -86,7 +86,7 @@ def test_wrong_configuration_is_one_readable_line(tmp_path: Path) -> None:
 def test_unknown_backend_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     done = run("config", "--backend", "podman", home=tmp_path)
     assert done.returncode == 1
-    assert "'docker', 'bubblewrap' or 'unsafe-local'" in done.stderr
+    assert "write auto or docker or bubblewrap or unsafe-local" in done.stderr
 
 
 def test_configuration_as_json_names_every_source(tmp_path: Path) -> None:

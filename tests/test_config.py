@@ -89,7 +89,32 @@ def test_empty_home_falls_back_to_the_password_database(monkeypatch: pytest.Monk
     assert load_config().config.data_dir.is_absolute()
 
 
-def test_relative_data_directory_becomes_absolute(
+def test_paths_in_the_file_are_relative_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path, "data_dir: data\nskills: {folders: [one, /two, ~/three]}\n")
+    monkeypatch.chdir("/")
+    for path in (file, Path(os.path.relpath(file, "/"))):
+        config = load_config(path).config
+        assert config.data_dir == tmp_path / "data"
+        home = tmp_path / "home/three"
+        assert config.skills.folders == (tmp_path / "one", Path("/two"), home)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("DATA_DIR", "here"), ("DATA_DIR", ""), ("SKILLS__FOLDERS", '["a"]')],
+)
+def test_a_relative_path_in_the_environment_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"MCP_SANDBOX_{name}", value)
+    message = refused()
+    assert f"MCP_SANDBOX_{name}" in message
+    assert "absolute path" in message
+
+
+def test_relative_data_directory_of_a_flag_becomes_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -108,14 +133,22 @@ def test_relative_data_directory_becomes_absolute(
         ("- a\n", r"line 1: the file must hold"),
         ("network: none\nnetwork: open\n", r"line 2: network is set twice"),
         ("a: [\nb", r"not valid YAML: line 2"),
-        ("backend: ocker\n", r"backend 'ocker' \(.* line 1\) is not usable: .*'bubblewrap'"),
+        (
+            "backend: ocker\n",
+            r"backend 'ocker' \(.* line 1\) is not usable: write auto or .*bubblewrap or",
+        ),
         ("limits:\n  memory: 2q\n", r"limits\.memory '2q' \(.* line 2\).*such as 512m or 2g"),
         ("sessions:\n  idle: soon\n", r"sessions\.idle 'soon'.*such as 90, 10m or 1h30m"),
         ("sessions:\n  idle: .nan\n", r"sessions\.idle nan.*not usable"),
         ("workspace:\n  cleanup: daily\n", r"workspace\.cleanup 'daily'.*such as 0 3 \* \* \*"),
         ("workspace:\n  cleanup: 0 0 30 2 *\n", r"workspace\.cleanup .*as cron does"),
-        ("workspace:\n  retention: -1\n", r"workspace\.retention -1.*greater than or equal"),
-        ("limits:\n  pids: -5\n", r"limits\.pids -5.*greater than or equal"),
+        ("workspace:\n  retention: -1\n", r"workspace\.retention -1.*such as 90, .*at least 0s"),
+        ("limits:\n  pids: -5\n", r"limits\.pids -5 .*write a whole number, at least 16$"),
+        ("limits:\n  memory: 1m\n", r"limits\.memory '1m' .*such as 512m or 2g, at least 64m$"),
+        ("pool:\n  size: 65\n", r"pool\.size 65 .*write auto or a whole number, .*at most 64$"),
+        ("skills:\n  shipped: maybe\n", r"skills\.shipped 'maybe' .*write true or false$"),
+        ("env: {PORT: 80}\n", r"^env\.PORT \(.* line 1\) .*write names with texts"),
+        ("data_dir: [here]\n", r"data_dir \[.* line 1\).*write an absolute path$"),
         ("limits:\n  memory: !!python/name:os.system x\n", r"line 2: could not determine"),
         ("env: {MCP_SANDBOX_TOKEN: x}\n", r"env \(.* line 1\).*'MCP_SANDBOX_TOKEN' cannot be"),
     ],
@@ -130,6 +163,40 @@ def test_wrong_file_is_refused_with_line_and_remedy(
 def test_every_wrong_value_is_reported_at_once(tmp_path: Path) -> None:
     message = refused(written(tmp_path, "network: all\nlimits:\n  cpus: 0\n"))
     assert [line.split()[0] for line in message.splitlines()] == ["network", "limits.cpus"]
+
+
+WRONG: tuple[object, ...] = (
+    "",
+    "soon",
+    "NaN",
+    "rel",
+    -1,
+    10**30,
+    1.5,
+    0,
+    True,
+    [],
+    [1],
+    [["a"]],
+    {},
+    {"a": 1},
+    1e400,
+)
+
+
+@pytest.mark.parametrize("key", [key for key, _, _, _ in load_config().rows()])
+def test_what_a_wrong_value_should_be_is_said_in_our_words(key: str) -> None:
+    messages = []
+    for value in WRONG:
+        try:
+            load_config(flags={key: value})
+        except ConfigError as exc:
+            messages += str(exc).splitlines()
+    assert messages
+    for message in messages:
+        assert message.startswith((f"{key} ", f"{key}.")), message
+        assert " (command line) is not usable: write " in message
+        assert not re.search(r"[Ii]nput|valid|should|NoneType|pydantic|constrained", message)
 
 
 def test_unknown_variable_is_refused_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:

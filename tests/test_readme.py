@@ -250,7 +250,10 @@ def test_the_image_example_ends_as_the_sandbox_user() -> None:
 
 def test_settings_have_the_shown_defaults_and_meanings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
-    known = {key: (value, text) for key, value, _, text in Loaded(Config(), {}).rows()}
+    known = {
+        key: (value, text)
+        for key, value, _, text in Loaded(Config(), {}, load_config(None).again).rows()
+    }
     rows = table("## Configure")
     assert len(rows) == 10
     for name, default, meaning in rows:

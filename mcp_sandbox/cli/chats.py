@@ -1,15 +1,20 @@
-"""`ls`, `stop`, `rm`, `gc`: the chats that the daemon knows."""
+"""`ls`, `stop`, `rm`, `gc`: the chats of the data root, by the daemon or without one."""
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
+import anyio
 import typer
 from rich.table import Table
 
-from mcp_sandbox.cli.options import AsJson, Socket, console, socket_path
+from mcp_sandbox.cli.options import AsJson, Socket, console, load, socket_path
 from mcp_sandbox.cli.words import show_bytes, since
-from mcp_sandbox.daemon.client import ask
+from mcp_sandbox.config import Config
+from mcp_sandbox.daemon.client import JsonObject, ask
+from mcp_sandbox.errors import NoDaemon
+from mcp_sandbox.workspace.retention import in_words
 
 Chat = Annotated[
     str,
@@ -17,9 +22,30 @@ Chat = Annotated[
 ]
 
 
+def answer(socket: Path | None, command: str, arguments: JsonObject) -> JsonObject:
+    """Return the daemon's answer; where none runs and none was named, this process's own."""
+    try:
+        return ask(socket_path(socket), command, **arguments)
+    except NoDaemon:
+        if socket is not None:
+            raise
+    return anyio.run(_alone, load(None).config, command, arguments)
+
+
+async def _alone(config: Config, command: str, arguments: JsonObject) -> JsonObject:
+    """Do in this process what the daemon would do; no sandbox is made."""
+    from mcp_sandbox.app import LateManager
+    from mcp_sandbox.daemon.chats import Chats
+
+    async with anyio.create_task_group() as tasks:
+        done = await Chats(LateManager(config, tasks).open).commands[command](arguments)
+        tasks.cancel_scope.cancel()
+    return done
+
+
 def ls(as_json: AsJson = False, socket: Socket = None) -> None:
     """List all chats, the latest used first."""
-    chats = ask(socket_path(socket), "list")["chats"]
+    chats = answer(socket, "list", {"sizes": True})["chats"]
     chats.sort(key=lambda row: str(row["last_used"]), reverse=True)
     if as_json:
         print(json.dumps(chats))
@@ -30,12 +56,13 @@ def ls(as_json: AsJson = False, socket: Socket = None) -> None:
 
 
 def _table(chats: list[dict[str, Any]]) -> Table:
-    table = Table("chat", "state", "backend", "last used", "calls", "background", box=None)
+    table = Table("chat", "state", "size", "backend", "last used", "calls", "background", box=None)
     now = datetime.now(UTC)
     for row in chats:
         table.add_row(
             f"{row['user']}/{row['chat']}",
-            row["state"],
+            "files only" if row["state"] == "warm" else row["state"],
+            "?" if row.get("size") is None else show_bytes(row["size"]),
             row["backend"],
             since(datetime.fromisoformat(row["last_used"]), now),
             str(row["busy"] or ""),
@@ -46,7 +73,7 @@ def _table(chats: list[dict[str, Any]]) -> Table:
 
 def stop(chat: Chat, socket: Socket = None) -> None:
     """End the sandbox of a chat with all that runs in it; its files stay."""
-    done = ask(socket_path(socket), "stop", chat=chat)
+    done = answer(socket, "stop", {"chat": chat})
     what = "its sandbox has ended" if done["stopped"] else "it had no sandbox"
     print(f"{done['chat']}: {what}; its files stay")
 
@@ -57,12 +84,10 @@ def rm(
     socket: Socket = None,
 ) -> None:
     """Remove a chat: end its sandbox, and move its files to the trash for a day."""
-    path = socket_path(socket)
-    found = ask(path, "find", chat=chat)
-    name = f"{found['user']}/{found['chat']}"
+    name = answer(socket, "find", {"chat": chat})["chat"]
     if not yes:
         typer.confirm(f"Remove the chat {name} with all its files?", abort=True)
-    ask(path, "remove", chat=name)
+    answer(socket, "remove", {"chat": name})
     print(f"{name}: removed; its files are in the trash for 24 hours")
 
 
@@ -74,7 +99,7 @@ def gc(
     socket: Socket = None,
 ) -> None:
     """Clean up now what the schedule would: chats unused for long, and the old trash."""
-    report = ask(socket_path(socket), "collect", dry_run=dry_run)
+    report = answer(socket, "collect", {"dry_run": dry_run})
     items = report["items"]
     if as_json:
         print(json.dumps(report))
@@ -85,4 +110,11 @@ def gc(
             table.add_row(item["kind"], item["what"], show_bytes(item["size_bytes"]), item["why"])
         console().print(table)
     total = show_bytes(sum(item["size_bytes"] for item in items))
-    print(f"{len(items)} {'would go' if dry_run else 'gone'}, {total}")
+    done = f"{len(items)} {'would go' if dry_run else 'gone'}, {total}" if items else ""
+    left = answer(socket, "list", {"sizes": True})["chats"]
+    size = show_bytes(sum(row.get("size") or 0 for row in left))
+    used = [datetime.fromisoformat(row["last_used"]) for row in left if not row["sandbox"]]
+    keep_s, now = load(None).config.workspace.retention, datetime.now(UTC)
+    due_s = max(0.0, keep_s - (now - min(used, default=now)).total_seconds())
+    soon = f"; the next would go in {in_words(due_s)}" if used and keep_s else ""
+    print(f"{done or 'nothing to remove'}; {len(left)} chat{'s'[: len(left) != 1]}, {size}{soon}")

@@ -1,6 +1,8 @@
 """`status`, `logs`, `shutdown`: the daemon itself."""
 
 import json
+import sys
+from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -10,14 +12,14 @@ from rich.table import Table
 
 from mcp_sandbox.cli.options import AsJson, Socket, console, socket_path
 from mcp_sandbox.cli.words import since
-from mcp_sandbox.config.environment import state_folder
+from mcp_sandbox.config.environment import setting_variables, state_folder
 from mcp_sandbox.daemon.client import ask, shut_down
 from mcp_sandbox.errors import NoDaemon
 
 
 def status(as_json: AsJson = False, socket: Socket = None) -> None:
     """Show the daemon, and how much it has to do."""
-    found = ask(socket_path(socket), "status")
+    found = ask(socket_path(socket), "status", variables=setting_variables())
     if as_json:
         print(json.dumps(found))
         return
@@ -27,6 +29,7 @@ def status(as_json: AsJson = False, socket: Socket = None) -> None:
     table.add_row("started", since(started, datetime.now(UTC)))
     for name in ("socket", "data", "backend"):
         table.add_row(name, str(found[name]))
+    table.add_row("settings", found.get("notice", "as configured"))
     table.add_row("clients", f"{found['clients']} connected")
     table.add_row("http", found["http"] or "-")
     for name, text in _figures(found):
@@ -79,8 +82,11 @@ def logs(
             lines=lines,
         )
     except NoDaemon as exc:
-        file = state_folder() / "daemon.log"
-        raise NoDaemon(f"{exc}; the log of those before is in {file}") from exc
+        path = state_folder() / "daemon.log"
+        if not path.exists():
+            raise
+        print(f"{exc}; the last lines of those before, from {path}:", file=sys.stderr)
+        print(*deque(path.read_text(errors="replace").splitlines(), lines), sep="\n")
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
 
@@ -89,7 +95,16 @@ def shutdown(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=1, help="How long to wait for its end.")
     ] = 60.0,
+    everything: Annotated[bool, typer.Option("--all", help="End background work, too.")] = False,
     socket: Socket = None,
 ) -> None:
     """End the daemon: running calls may finish, files stay."""
-    print(f"the daemon (pid {shut_down(socket_path(socket), timeout_s=timeout)}) has ended")
+    path = socket_path(socket)
+    chats = ask(path, "list")["chats"] if ask(path, "status")["sandboxes"] else []
+    for row in [row for row in chats if row["background"]]:
+        name = f"{row['user']}/{row['chat']}"
+        if everything:
+            ask(path, "stop", chat=name)
+        end = "has ended" if everything else f"runs on: `mcp-sandbox stop {name}` ends it"
+        print(f"{name}: {row['background']} in the background {end}")
+    print(f"the daemon (pid {shut_down(path, timeout_s=timeout)}) has ended")

@@ -19,6 +19,7 @@ from mcp_sandbox.cli.options import (
     SkillFolders,
     console,
     load,
+    tell_differences,
 )
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import ChatId
@@ -61,6 +62,7 @@ def show_config(
 ) -> None:
     """Print every setting with its value, where the value came from, and its help."""
     rows = list(load(config, data, backend).rows())
+    tell_differences(data)
     if as_json:
         names = ("value", "source", "help")
         print(json.dumps({key: dict(zip(names, rest, strict=True)) for key, *rest in rows}))
@@ -85,6 +87,7 @@ def doctor(
         print(json.dumps(report.as_dict()))
     else:
         render(report, console())
+    tell_differences(data)
     raise typer.Exit(0 if report.usable else 1)
 
 

@@ -7,8 +7,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from mcp_sandbox.cli.words import printable
 from mcp_sandbox.config import Loaded, load_config
-from mcp_sandbox.config.environment import default_socket
+from mcp_sandbox.config.environment import default_socket, setting_variables
+from mcp_sandbox.daemon.client import ask
+from mcp_sandbox.errors import OperatorError
 
 ConfigFile = Annotated[
     Path | None,
@@ -87,9 +90,19 @@ def load(
     return load_config(config, flags)
 
 
-def socket_path(given: Path | None) -> Path:
+def socket_path(given: Path | None, data: Path | None = None) -> Path:
     """Return where the daemon listens, as `connect` also finds it."""
-    return (given or default_socket()).absolute()
+    return (given or default_socket(data)).absolute()
+
+
+def tell_differences(data: Path | None) -> None:
+    """Say on stderr which settings a running daemon keeps that are others now."""
+    try:
+        found = ask(socket_path(None, data), "status", variables=setting_variables())
+    except OperatorError:
+        return
+    if notice := found.get("notice"):
+        print(printable(notice), file=sys.stderr)
 
 
 def console() -> Console:

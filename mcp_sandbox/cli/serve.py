@@ -69,4 +69,4 @@ def serve(
     )
     logs.configure(loaded.config.serve.log_format)
     work = partial(serving.serve, anonymous_http=allow_anonymous_loopback)
-    anyio.run(work, loaded.config, socket_path(socket))
+    anyio.run(work, loaded, socket_path(socket, data))

@@ -10,35 +10,38 @@ import sys
 import termios
 import tty
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Annotated
 
 import typer
 
+from mcp_sandbox.cli.chats import Chat
 from mcp_sandbox.cli.options import Socket, socket_path
 from mcp_sandbox.config.environment import terminal_type
 from mcp_sandbox.daemon.client import conversation
 from mcp_sandbox.errors import NoDaemon, OperatorError
-from mcp_sandbox.runner.frames import DATA, END, ERROR, Frames, frames, size
+from mcp_sandbox.runner.frames import DATA, END, ERROR, STDERR, Frames, frame, frames, size
 
 _PIECE = 64 * 1024
-_END_OF_INPUT = b"\x04"
+_END_OF_INPUT = frame(DATA, b"")
 
 
 def shell(
-    chat: Annotated[
-        str,
-        typer.Argument(metavar="CHAT", help="A chat: its id, user/id, or how one of them begins."),
-    ],
+    chat: Chat,
+    command: Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND ...]")] = None,
     path: Socket = None,
 ) -> None:
-    """Open a shell in the sandbox of a chat; its exit code is the shell's."""
+    """Open a shell in the sandbox of a chat, or run a command; its exit code is theirs."""
+    while os.open(os.devnull, os.O_RDWR) <= 2:
+        pass  # A standard descriptor that is closed would become our socket.
+    tty = os.isatty(0) and os.isatty(1)
     columns, rows = shutil.get_terminal_size()
     arguments = {"chat": chat, "rows": rows, "columns": columns, "term": terminal_type()}
+    arguments |= {"tty": tty, "command": command or []}
     with conversation(socket_path(path), "shell", arguments) as talk:
         talk.receive()
-        with _signals() as woken, _raw_terminal():
+        with _signals() as woken, _raw_terminal() if tty else nullcontext():
             code = _Joined(talk.connection, woken).run(bytes(talk.rest))
     raise typer.Exit(code)
 
@@ -46,9 +49,6 @@ def shell(
 @contextmanager
 def _raw_terminal() -> Generator[None]:
     """Hand every key on as it is; the terminal is as it was before, however this ends."""
-    if not os.isatty(0):
-        yield
-        return
     before = termios.tcgetattr(0)
     try:
         # What was typed meanwhile is kept.
@@ -122,7 +122,7 @@ class _Joined:
         data = os.read(0, _PIECE)
         if not data:
             self._typing = False
-        self._to_daemon += b"".join(frames(data or _END_OF_INPUT))
+        self._to_daemon += b"".join(frames(data)) or _END_OF_INPUT
 
     def _send(self) -> None:
         try:
@@ -144,8 +144,8 @@ class _Joined:
     def _show(self, data: bytes) -> int | None:
         """Show what came; the exit code, if it was the end."""
         for kind, content in self._frames.feed(data):
-            if kind == DATA:
-                _write(content)
+            if kind in (DATA, STDERR):
+                _write(1 if kind == DATA else 2, content)
             elif kind == ERROR:
                 raise OperatorError(content.decode("utf-8", "replace"))
             elif kind == END:
@@ -155,7 +155,7 @@ class _Joined:
         return None
 
 
-def _write(data: bytes) -> None:
+def _write(to: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
-        rest = rest[os.write(1, rest) :]
+        rest = rest[os.write(to, rest) :]

@@ -2,17 +2,13 @@
 
 from datetime import datetime
 
-_UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
+from mcp_sandbox.workspace.retention import in_words
 
 
 def since(when: datetime, now: datetime) -> str:
     """How long ago it was, in the largest unit that fits."""
     seconds = (now - when).total_seconds()
-    for name, size in _UNITS:
-        number = int(seconds // size)
-        if number > 0:
-            return f"{number} {name}{'s' * (number > 1)} ago"
-    return "just now"
+    return f"{in_words(seconds)} ago" if seconds >= 60 else "just now"
 
 
 def show_bytes(size: int) -> str:

@@ -1,7 +1,6 @@
 """What is read from the process environment; but for the relay no other file looks there."""
 
 import os
-import pwd
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -63,12 +62,12 @@ def search_path() -> str:
 
 def default_data_dir() -> Path:
     """Return the XDG data folder of this program."""
-    return _base_folder("XDG_DATA_HOME", ".local/share") / "mcp-sandbox"
+    return Path(place.base_folder("XDG_DATA_HOME", ".local/share"))
 
 
 def default_config_file() -> Path:
     """Return the place of the configuration file in the XDG config folder."""
-    return _base_folder("XDG_CONFIG_HOME", ".config") / "mcp-sandbox" / "mcp-sandbox.yaml"
+    return Path(place.base_folder("XDG_CONFIG_HOME", ".config"), "mcp-sandbox.yaml")
 
 
 def state_folder() -> Path:
@@ -96,21 +95,14 @@ def terminal_type() -> str:
     return os.environ.get("TERM", "")
 
 
-def default_socket() -> Path:
+def default_socket(data: Path | None = None) -> Path:
     """Return where the daemon listens: the same place for whoever looks for it."""
-    return Path(place.default_socket())
+    return Path(place.default_socket(str(data.absolute()) if data else ""))
 
 
 def home() -> Path:
     """Return the home folder of the user that runs us."""
-    # HOME may be missing or empty under a service manager.
-    return Path(os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir)
-
-
-def _base_folder(variable: str, below_home: str) -> Path:
-    folder = os.environ.get(variable, "")
-    # The XDG specification says that a relative path is to be ignored.
-    return Path(folder) if folder.startswith("/") else home() / below_home
+    return Path(place.home())
 
 
 def _present(names: tuple[str, ...]) -> Mapping[str, str]:

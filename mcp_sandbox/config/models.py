@@ -40,10 +40,11 @@ def _environment_names(value: dict[str, str]) -> dict[str, str]:
 
 
 def _absolute(value: Path) -> Path:
-    text = str(value)
-    if text == "~" or text.startswith("~/"):
-        value = home() / text[2:]
-    return value if value.is_absolute() else Path.cwd() / value
+    if value.parts[:1] == ("~",):
+        value = home().joinpath(*value.parts[1:])
+    if not value.is_absolute():
+        raise ValueError("write an absolute path; only in a file may it be relative, to the file")
+    return value
 
 
 def _schedule(value: str) -> str:

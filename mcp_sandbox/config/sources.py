@@ -5,24 +5,39 @@ Every value is carried with the words that say who gave it, so that an error can
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from operator import attrgetter
 from pathlib import Path
-from typing import get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, PlainSerializer, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from mcp_sandbox.config.environment import PREFIX, default_config_file, setting_variables
-from mcp_sandbox.config.models import Config
+from mcp_sandbox.config.models import AbsolutePath, Config
+from mcp_sandbox.config.units import show_duration, show_size
 from mcp_sandbox.errors import ConfigError
 
 # Read by the command line (the places of the file and the socket) and by the test suite; not
 # settings.
 _RESERVED = frozenset({"MCP_SANDBOX_CONFIG", "MCP_SANDBOX_SOCKET", "MCP_SANDBOX_REQUIRE"})
 _LARGEST_FILE = 1 << 20
+Values = Mapping[str, Any] | None
+_WORDS: Mapping[object, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    Path: "an absolute path",
+    tuple: 'a list, such as ["one", "two"]',
+    dict: 'names with texts, such as {"NAME": "text"}',
+    show_size: "a size such as 512m or 2g",
+    show_duration: "a time such as 90, 10m or 1h30m",
+}
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +54,7 @@ class Loaded:
 
     config: Config
     sources: Mapping[str, str]
+    again: "Callable[[Values], Loaded]"  # Loads it as it is now, with these variables.
 
     def rows(self) -> Iterator[tuple[str, object, str, str]]:
         """Yield key, value, source and help of every setting."""
@@ -47,25 +63,43 @@ class Loaded:
             source = self.sources.get(key, "default")
             yield key, _at(tree, key), source, info.description or ""
 
+    def differences(self, variables: Mapping[str, Any]) -> list[str]:
+        """Say which settings would be others now, with the settings among these variables."""
+        try:
+            now = self.again({k: v for k, v in variables.items() if k.startswith(PREFIX)})
+        except ConfigError as exc:
+            return [f"yours cannot be used: {exc}"]
+        pairs = zip(self.rows(), now.rows(), strict=True) if now.config != self.config else ()
+        return [
+            f"{key} is {mine!r}, yours is {other!r} ({source})"
+            for (key, mine, *_), (_, other, source, _) in pairs
+            if attrgetter(key)(self.config) != attrgetter(key)(now.config)
+        ]
 
-def load_config(file: Path | None = None, flags: Mapping[str, object] | None = None) -> Loaded:
+
+def load_config(file: Path | None = None, flags: Values = None, variables: Values = None) -> Loaded:
     """Read every source and return the configuration that results.
 
-    `file` must exist when it is given; `flags` are values by dotted key, None = not given.
+    `file` must exist when it is given; `flags` are values by dotted key, None = not given;
+    `variables` are the environment's, None = this process's own.
 
     Raises:
         ConfigError: a source cannot be read, or holds an unknown key or an unusable value.
     """
-    settings = dict(_from_file(file))
-    settings.update(_from_environment(setting_variables()))
+    variables = setting_variables() if variables is None else variables
+    named = variables.get("MCP_SANDBOX_CONFIG")
+    settings = dict(_from_file(file or (Path(named) if named else None)))
+    settings.update(_from_environment(variables))
     for key, value in (flags or {}).items():
         if value is not None:
-            settings[key] = Setting(value, "command line")
+            settings[key] = Setting(_based(key, value, Path.cwd()), "command line")
     try:
         config = Config.model_validate(_tree(settings))
     except ValidationError as exc:
-        raise ConfigError("\n".join(_sentence(e, settings) for e in exc.errors())) from exc
-    return Loaded(config, {key: setting.source for key, setting in settings.items()})
+        sentences = dict.fromkeys(_sentence(error, settings) for error in exc.errors())
+        raise ConfigError("\n".join(sentences)) from exc
+    sources = {key: setting.source for key, setting in settings.items()}
+    return Loaded(config, sources, partial(load_config, file, flags))
 
 
 def _known(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -79,23 +113,22 @@ def _known(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
 
 KNOWN: Mapping[str, FieldInfo] = dict(_known(Config))
 _SECTIONS = frozenset(key.rpartition(".")[0] for key in KNOWN if "." in key)
+_PATHS = [k for k, v in KNOWN.items() if v.annotation in (Path, tuple[AbsolutePath, ...])]
 
 
 def _from_file(file: Path | None) -> Iterator[tuple[str, Setting]]:
-    path = file or _file_from_environment() or default_config_file()
+    path = file or default_config_file()
     if path == default_config_file() and file is None and not path.exists():
         return
-    root = _parse(path)
+    # A daemon asks for it whenever a client comes.
+    status = path.stat() if path.exists() else None
+    root = _parse(path, status and (status.st_mtime_ns, status.st_ino, status.st_size))
     if root is not None:
         yield from _from_node(root, path, "")
 
 
-def _file_from_environment() -> Path | None:
-    name = setting_variables().get("MCP_SANDBOX_CONFIG")
-    return Path(name) if name else None
-
-
-def _parse(path: Path) -> yaml.Node | None:
+@lru_cache
+def _parse(path: Path, _stamp: object) -> yaml.Node | None:
     try:
         with path.open("rb") as stream:
             data = stream.read(_LARGEST_FILE + 1)
@@ -131,7 +164,8 @@ def _from_node(node: yaml.Node, path: Path, prefix: str) -> Iterator[tuple[str, 
         if key in _SECTIONS:
             yield from _from_node(value_node, path, f"{key}.")
         elif key in KNOWN:
-            yield key, Setting(_value(value_node, path), _place(path, name_node))
+            value = _based(key, _value(value_node, path), path.parent.absolute())
+            yield key, Setting(value, _place(path, name_node))
         else:
             raise ConfigError(f"{_place(path, name_node)}: {_unknown(key)}")
 
@@ -147,21 +181,30 @@ def _value(node: yaml.Node, path: Path) -> object:
         raise ConfigError(f"{_place(path, node)}: {_where(exc)}; correct the value") from exc
 
 
+def _based(key: str, value: object, folder: Path) -> object:
+    """The value of a setting in which relative paths are below a folder."""
+    if key in _PATHS and isinstance(value, list):
+        return [_based(key, each, folder) for each in value]
+    relative = key in _PATHS and isinstance(value, str) and value and not value.startswith("~")
+    return str(folder / str(value)) if relative else value
+
+
 def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Setting]]:
     for name in sorted(variables.keys() - _RESERVED):
         key = name.removeprefix(PREFIX).lower().replace("__", ".")
         if key not in KNOWN:
             raise ConfigError(f"environment variable {name}: {_unknown(key, environment=True)}")
         compound = get_origin(KNOWN[key].annotation) in (dict, tuple)
-        value = _from_json(name, variables[name]) if compound else variables[name]
+        value = _from_json(name, key, variables[name]) if compound else variables[name]
         yield key, Setting(value, f"environment {name}")
 
 
-def _from_json(name: str, text: str) -> object:
+def _from_json(name: str, key: str, text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise ConfigError(f"environment variable {name}: write it as JSON ({exc})") from exc
+        wanted = _accepted(KNOWN[key].annotation, ())
+        raise ConfigError(f"environment variable {name}: write it as JSON, {wanted}") from exc
 
 
 def _unknown(key: str, *, environment: bool = False) -> str:
@@ -176,29 +219,42 @@ def _unknown(key: str, *, environment: bool = False) -> str:
 
 
 def _tree(settings: Mapping[str, Setting]) -> dict[str, object]:
-    tree: dict[str, object] = {}
+    tree: dict[str, Any] = {}
     for key, setting in settings.items():
         section, _, name = key.rpartition(".")
-        place = tree.setdefault(section, {}) if section else tree
-        assert isinstance(place, dict)  # noqa: S101
-        place[name] = setting.value
+        (tree.setdefault(section, {}) if section else tree)[name] = setting.value
     return tree
 
 
-def _at(tree: Mapping[str, object], key: str) -> object:
+def _at(tree: Mapping[str, Any], key: str) -> object:
     section, _, name = key.rpartition(".")
-    place = tree[section] if section else tree
-    assert isinstance(place, Mapping)  # noqa: S101
-    return place[name]
+    return (tree[section] if section else tree)[name]
 
 
 def _sentence(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:
     path = [str(part) for part in error["loc"]]
-    key = next((k for n in (2, 1) if (k := ".".join(path[:n])) in KNOWN), ".".join(path))
-    setting = settings.get(key)
+    key = next(k for n in (2, 1) if (k := ".".join(path[:n])) in KNOWN)
+    setting, info = settings[key], KNOWN[key]
     reason = error["msg"].removeprefix("Value error, ")
-    if setting is None:
-        return f"{key}: {reason}"
+    if error["type"] != "value_error":
+        reason = f"write {_accepted(info.annotation, info.metadata)}"
     # Values of sandbox variables may be secrets.
-    given = "" if key == "env" else f" {repr(setting.value)[:80]}"
+    given = f" {repr(setting.value)[:80]}" if key != "env" else "".join(f".{p}" for p in path[1:])
     return f"{key}{given} ({setting.source}) is not usable: {reason}"
+
+
+def _accepted(kind: object, marks: Sequence[object]) -> str:
+    """What a setting takes, in words: its kind and its bounds."""
+    parts = [part for part in get_args(kind) if part is not type(None)]
+    if get_origin(kind) is Literal:
+        return " or ".join(parts)
+    if get_origin(kind) is Annotated:
+        return _accepted(parts[0], parts[1].metadata)
+    if parts and get_origin(kind) not in _WORDS:
+        return " or ".join(_accepted(part, marks) for part in parts)
+    shown_by = [mark.func for mark in marks if isinstance(mark, PlainSerializer)]
+    show = next((each for each in (show_size, show_duration) if each in shown_by), repr)
+    # A type's own bounds come last, a setting's are tighter.
+    bounds = {n: getattr(m, n) for n in _BOUNDS for m in reversed(marks) if hasattr(m, n)}
+    words = _WORDS.get(show) or _WORDS.get(get_origin(kind) or kind, "text")
+    return ", ".join([words, *(f"{_BOUNDS[n]} {show(value)}" for n, value in bounds.items())])

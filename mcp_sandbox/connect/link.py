@@ -6,7 +6,7 @@ import sys
 # What `socket` is made of. Its enumerations would double the time that the relay takes to start.
 from _socket import AF_UNIX, MSG_PEEK, SHUT_WR, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
 
-from mcp_sandbox.connect.place import Place
+from mcp_sandbox.connect.place import Place, say
 
 CHUNK_BYTES = 256 << 10
 ANSWER_S = 15.0
@@ -126,13 +126,16 @@ def _check_owner(connection: socket, place: Place) -> None:
 def _accepted(line: bytes, place: Place) -> str:
     """Return the version of a daemon that said yes."""
     # The usual answer is known by its beginning: json would take longer to load than it to come.
-    if line.startswith(f'{{"ok": true, "version": "{place.version}",'.encode()):
+    usual = line.startswith(f'{{"ok": true, "version": "{place.version}",'.encode())
+    if usual and b'"notice"' not in line:
         return place.version
     import json
 
     try:
         answer = json.loads(line)
         if answer["ok"] is True:
+            if "notice" in answer:
+                say(str(answer["notice"]))
             return str(answer["version"])
         problem = f"the sandbox server refused: {answer['error']}"
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -54,6 +54,7 @@ class Place:
                 "session": os.environ.get("CLAUDE_CODE_SESSION_ID") or None,
                 "project": _project(options),
                 "fresh": os.urandom(16).hex(),
+                **{k: v for k, v in os.environ.items() if k.startswith("MCP_SANDBOX_")},
             }
         )
 
@@ -66,27 +67,41 @@ class Place:
 
 def state_folder() -> str:
     """Return where logs are kept, and sockets where there is no better place."""
-    base = os.environ.get("XDG_STATE_HOME", "")
+    return base_folder("XDG_STATE_HOME", ".local/state")
+
+
+def base_folder(variable: str, below_home: str) -> str:
+    """Return our folder below one of the XDG base folders."""
+    base = os.environ.get(variable, "")
     # The XDG specification says that a relative path is to be ignored.
     if not base.startswith("/"):
-        base = os.path.join(os.environ.get("HOME") or _home_of_user(), ".local", "state")
+        base = os.path.join(home(), below_home)
     return os.path.join(base, STATE)
 
 
-def _home_of_user() -> str:
+def home() -> str:
+    """Return the user's home folder; HOME may be missing or empty under a service manager."""
+    if named := os.environ.get("HOME"):
+        return named
     import pwd
 
     return pwd.getpwuid(os.getuid()).pw_dir
 
 
-def default_socket() -> str:
-    """Return where the daemon listens: the same place for whoever looks for it."""
+def default_socket(data: str = "") -> str:
+    """Return where the daemon listens; a data root that is named has a socket of its own."""
     named = os.environ.get("MCP_SANDBOX_SOCKET")
     if named:
         return named
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     folder = os.path.join(runtime, STATE) if runtime.startswith("/") else state_folder()
-    return os.path.join(folder, "mcp.sock")
+    root = data or os.environ.get("MCP_SANDBOX_DATA_DIR")
+    if not root:
+        return os.path.join(folder, "mcp.sock")
+    from binascii import crc32
+
+    digest = crc32(os.fsencode(os.path.normpath(os.path.expanduser(root))))
+    return os.path.join(folder, f"mcp-{digest:08x}.sock")
 
 
 def _project(options: Options) -> str | None:

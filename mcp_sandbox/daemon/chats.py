@@ -1,32 +1,22 @@
 """Commands of a person about the chats of the data root."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from typing import Protocol
+from typing import Any
 
-from mcp_sandbox.daemon.control import Command, JsonObject, Tell
+from mcp_sandbox.daemon.control import JsonObject
 from mcp_sandbox.daemon.names import find_chat
 from mcp_sandbox.models import ChatId, SessionStatus
-from mcp_sandbox.sessions.cleaning import GcReport
+from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
-
-
-class Manager(Protocol):
-    """The chats, as far as commands need them."""
-
-    async def list(self, user: str | None = None) -> Sequence[SessionStatus]: ...
-    async def stop(self, chat: ChatId) -> bool: ...
-    async def remove(self, chat: ChatId) -> None: ...
-    async def session(self, chat: ChatId) -> Session: ...
-    async def collect(self, *, dry_run: bool = False) -> GcReport: ...
 
 
 class Chats:
     """`list`, `find`, `stop`, `remove`, `collect`. `manager` opens the manager when need be."""
 
-    def __init__(self, manager: Callable[[], Awaitable[Manager]]) -> None:
+    def __init__(self, manager: Callable[[], Awaitable[SessionManager]]) -> None:
         self._manager = manager
-        self.commands: Mapping[str, Command] = {
+        self.commands: Mapping[str, Callable[[JsonObject], Awaitable[JsonObject]]] = {
             "list": self._list,
             "find": self._find,
             "stop": self._stop,
@@ -42,24 +32,26 @@ class Chats:
         """
         return await (await self._manager()).session(await self._found(arguments))
 
-    async def _list(self, _arguments: JsonObject, _tell: Tell) -> JsonObject:
+    async def _list(self, arguments: JsonObject) -> JsonObject:
         manager = await self._manager()
-        return {"chats": [_row(status) for status in await manager.list()]}
+        rows = [_row(status) for status in await manager.list()]
+        for row in rows if arguments.get("sizes") else ():
+            row["size"] = await manager.size(ChatId(row["user"], row["chat"]))
+        return {"chats": rows}
 
-    async def _find(self, arguments: JsonObject, _tell: Tell) -> JsonObject:
-        found = await self._found(arguments)
-        return {"user": found.user, "chat": found.chat}
+    async def _find(self, arguments: JsonObject) -> JsonObject:
+        return {"chat": str(await self._found(arguments))}
 
-    async def _stop(self, arguments: JsonObject, _tell: Tell) -> JsonObject:
+    async def _stop(self, arguments: JsonObject) -> JsonObject:
         chat = await self._found(arguments)
         return {"chat": str(chat), "stopped": await (await self._manager()).stop(chat)}
 
-    async def _remove(self, arguments: JsonObject, _tell: Tell) -> JsonObject:
+    async def _remove(self, arguments: JsonObject) -> JsonObject:
         chat = await self._found(arguments)
         await (await self._manager()).remove(chat)
         return {"chat": str(chat)}
 
-    async def _collect(self, arguments: JsonObject, _tell: Tell) -> JsonObject:
+    async def _collect(self, arguments: JsonObject) -> JsonObject:
         manager = await self._manager()
         return asdict(await manager.collect(dry_run=bool(arguments.get("dry_run"))))
 
@@ -69,7 +61,7 @@ class Chats:
         return find_chat(str(arguments.get("chat", "")), chats)
 
 
-def _row(status: SessionStatus) -> JsonObject:
+def _row(status: SessionStatus) -> dict[str, Any]:
     return {
         "user": status.chat.user,
         "chat": status.chat.chat,

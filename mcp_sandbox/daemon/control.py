@@ -12,9 +12,8 @@ from mcp_sandbox.daemon.recent_log import RecentLog
 from mcp_sandbox.errors import InvalidArgument, SandboxError
 
 JsonObject = Mapping[str, Any]
-Tell = Callable[[JsonObject], Awaitable[None]]
-Command = Callable[[JsonObject, Tell], Awaitable[JsonObject]]
-"""Takes arguments and a way to tell events; returns the result."""
+Command = Callable[[JsonObject], Awaitable[JsonObject]]
+"""Takes arguments; returns the result."""
 Conversation = Callable[[JsonObject, Connection], Awaitable[None]]
 """Takes arguments and the connection, which is its own from then on."""
 
@@ -22,24 +21,20 @@ _LOOK_S = 0.2
 
 
 class Control:
-    """Answers control connections: with `status`, `logs`, `shutdown`, `hand-over` and `more`."""
+    """Answers control connections: with `logs`, `shutdown`, `hand-over` and `more`."""
 
     def __init__(
         self,
         ending: Ending,
         log: RecentLog,
         *,
-        status: Callable[[], JsonObject],
         more: Mapping[str, Command],
         conversations: Mapping[str, Conversation],
     ) -> None:
         self._ending = ending
         self._log = log
-        self._status = status
         self._conversations = conversations
         self._commands: Mapping[str, Command] = {
-            "status": self._tell_status,
-            "logs": self._logs,
             "shutdown": self._shut_down,
             "hand-over": self._hand_over,
             **more,
@@ -48,18 +43,20 @@ class Control:
     async def answer(self, connection: Connection, said: ControlGreeting) -> None:
         """Do one command; a client that hangs up meanwhile wants it no more."""
         if conversation := self._conversations.get(said.command):
-            await _converse(conversation, said, connection)
+            try:
+                await conversation(said.arguments, connection)
+            except SandboxError as exc:
+                await connection.tell({"error": str(exc)})
             return
-
-        async def tell(event: JsonObject) -> None:
-            await connection.tell({"event": event})
-
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_cancel_when_gone, connection, tasks.cancel_scope)
-            await connection.tell(await self._do(said, tell))
+            await connection.tell(await self._do(said, connection))
             tasks.cancel_scope.cancel()
 
-    async def _do(self, said: ControlGreeting, tell: Tell) -> JsonObject:
+    async def _do(self, said: ControlGreeting, connection: Connection) -> JsonObject:
+        if said.command == "logs":
+            await self._logs(said.arguments, connection)
+            return {"result": {}}
         command = self._commands.get(said.command)
         try:
             if command is None:
@@ -67,14 +64,11 @@ class Control:
                     f"there is no command {said.command[:60]!r}: the daemon knows "
                     f"{', '.join(self._commands)}"
                 )
-            return {"result": await command(said.arguments, tell)}
+            return {"result": await command(said.arguments)}
         except SandboxError as exc:
             return {"error": str(exc)}
 
-    async def _tell_status(self, _arguments: JsonObject, _tell: Tell) -> JsonObject:
-        return self._status()
-
-    async def _logs(self, arguments: JsonObject, tell: Tell) -> JsonObject:
+    async def _logs(self, arguments: JsonObject, connection: Connection) -> None:
         """Tell the last `lines` lines, and with `follow` those that come until the ending."""
         wanted = arguments.get("lines")
         lines = self._log.after(0)
@@ -83,32 +77,23 @@ class Control:
             lines = lines[len(lines) - wanted :] if wanted < len(lines) else lines
         while True:
             for number, line in lines:
-                await tell({"line": line})
+                await connection.tell({"event": {"line": line}})
                 seen = number
             if not arguments.get("follow") or self._ending.begun.is_set():
-                return {}
+                return
             with anyio.move_on_after(_LOOK_S):
                 await self._ending.begun.wait()
             lines = self._log.after(seen)
 
-    async def _shut_down(self, _arguments: JsonObject, _tell: Tell) -> JsonObject:
+    async def _shut_down(self, _arguments: JsonObject) -> JsonObject:
         self._ending.begin("shutdown")
         return {}
 
-    async def _hand_over(self, _arguments: JsonObject, _tell: Tell) -> JsonObject:
+    async def _hand_over(self, _arguments: JsonObject) -> JsonObject:
         """Return when another daemon may take the data root; what runs here goes on."""
         self._ending.begin("hand-over")
         await self._ending.claim_released.wait()
         return {}
-
-
-async def _converse(
-    conversation: Conversation, said: ControlGreeting, connection: Connection
-) -> None:
-    try:
-        await conversation(said.arguments, connection)
-    except SandboxError as exc:
-        await connection.tell({"error": str(exc)})
 
 
 async def _cancel_when_gone(connection: Connection, scope: anyio.CancelScope) -> None:

@@ -1,8 +1,9 @@
 """The life of a daemon: it listens, serves, and ends when it is asked or when nobody needs it."""
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 from anyio import to_thread
@@ -30,7 +31,7 @@ class Patience:
 class Daemon:
     """Serves who comes through the door until the ending.
 
-    `in_use` tells whether something must go on although nobody is connected.
+    `in_use` tells whether something must go on without clients; `notice` what else these hear.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class Daemon:
         patience: Patience,
         *,
         in_use: Callable[[], bool],
+        notice: Callable[[Mapping[str, Any]], Awaitable[Mapping[str, str]]],
     ) -> None:
         self._claim = claim
         self._door = door
         self._ending = ending
         self._patience = patience
         self._in_use = in_use
+        self._notice = notice
 
     async def run(self, serve_chat: ServeChat, control: Control) -> None:
         """Return when the daemon may end: running calls have finished or had their time."""
@@ -57,7 +60,8 @@ class Daemon:
                 await connection.tell(who)
                 await control.answer(connection, said)
             else:
-                await connection.tell({**who, "chat": str(said.chat)})
+                more = await self._notice(said.said)
+                await connection.tell({**who, "chat": str(said.chat), **more})
                 await serve_chat(connection, said)
 
         async with anyio.create_task_group() as tasks:

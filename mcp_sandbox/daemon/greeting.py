@@ -13,7 +13,7 @@ from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import ChatId
 
 PROTOCOL = 1
-MAX_BYTES = 8192
+MAX_BYTES = 64 << 10
 _DEFAULT_USER = "local"
 _FRESH = re.compile(r"[0-9a-f]{16,64}")
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
@@ -22,10 +22,11 @@ _SHOWN_CHARS = 60
 
 @dataclass(frozen=True)
 class ChatGreeting:
-    """A client that wants to work in a chat's computer. `project` is its folder on this host."""
+    """A client that wants to work in a chat's computer, in its folder `project` of this host."""
 
     chat: ChatId
     project: Path | None
+    said: Mapping[str, Any]  # All of it, with the settings of the client's environment.
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def parse_greeting(line: bytes) -> ChatGreeting | ControlGreeting:
             "of this daemon's version"
         )
     if said.get("role") == "chat":
-        return ChatGreeting(_chat(said), _project(said))
+        return ChatGreeting(_chat(said), _project(said), said)
     if said.get("role") == "control":
         arguments = said.get("arguments", {})
         if not isinstance(arguments, dict):

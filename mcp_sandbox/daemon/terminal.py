@@ -12,7 +12,7 @@ from mcp_sandbox.daemon.connection import Connection
 from mcp_sandbox.daemon.control import JsonObject
 from mcp_sandbox.errors import InvalidArgument, SandboxError
 from mcp_sandbox.models import TerminalEnd
-from mcp_sandbox.runner.frames import END, ERROR, MAX_BYTES, frame, frames, size
+from mcp_sandbox.runner.frames import END, ERROR, MAX_BYTES, FrameError, Frames, frame, size
 from mcp_sandbox.sessions.session import Session
 
 _TERM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -32,16 +32,21 @@ class Shells:
         """
         session = await self._session(arguments)
         first = size(_positive(arguments, "rows"), _positive(arguments, "columns"))
-        env = {"TERM": _terminal_type(arguments)}
+        tty = bool(arguments.get("tty", True))
+        env = {"TERM": _terminal_type(arguments)} if tty else {}
+        args = {"env": env, "tty": tty, "command": arguments.get("command", [])}
+        shown = Frames()
         await connection.tell({"event": {"chat": str(session.chat)}})
 
         async def show(data: bytes) -> None:
-            await connection.send(b"".join(frames(data)))
+            for kind, content in shown.feed(data):
+                if kind not in (END, ERROR):
+                    await connection.send(frame(kind, content))
 
         async with aclosing(_typed(first, connection)) as typed:
             try:
-                ended = await session.shell.run(typed, show, env=env)
-            except SandboxError as exc:
+                ended = await session.shell.run(typed, show, args=args)
+            except (SandboxError, FrameError) as exc:
                 await connection.send(frame(ERROR, str(exc).encode()[:MAX_BYTES]))
             else:
                 await connection.send(frame(END, _told(ended)))

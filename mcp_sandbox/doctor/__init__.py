@@ -5,8 +5,6 @@ looks at the host, `skills.py` at the skills, `places.py` tries each backend wit
 Nothing here repairs anything, and nothing is decided here that a server would go by.
 """
 
-from collections.abc import Callable
-
 from anyio import to_thread
 
 from mcp_sandbox.config import Config
@@ -21,17 +19,13 @@ __all__ = ["Check", "Report", "examine", "render"]
 _PLACES: tuple[BackendName, ...] = ("docker", "bubblewrap")
 
 
-async def examine(config: Config, progress: Callable[[str], None] = lambda _: None) -> Report:
+async def examine(config: Config) -> Report:
     """Look at the machine and the skills, then try a sandbox in each backend that isolates."""
-    progress("looking at this machine")
     checks = await to_thread.run_sync(examine_machine, config)
-    progress("looking at the skills")
     checks.append(await examine_skills(config))
-    progress("asking the Docker engine")
     checks += await examine_engine(config)
     usable = list[BackendName]()
     for place in _PLACES:
-        progress(f"running print(6*7) in {place}")
         found = await examine_place(place, config)
         checks += found
         if all(check.status != "fail" for check in found):

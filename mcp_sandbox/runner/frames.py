@@ -1,6 +1,7 @@
 """The frames of a terminal, the same from a person's keyboard to the shell: kind, length, bytes.
 
-    d   what was typed, or what is to be shown
+    d   what was typed (nothing: its end), or what is to be shown
+    s   what is to be shown on standard error
     r   the size: rows and columns, two big-endian 16-bit numbers
     x   the end: a JSON object
     e   the end by an error: its text
@@ -16,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DATA, SIZE, END, ERROR = b"d", b"r", b"x", b"e"
+DATA, STDERR, SIZE, END, ERROR = b"d", b"s", b"r", b"x", b"e"
 MAX_BYTES = 64 * 1024
 _HEAD = struct.Struct(">cI")
 _SIZE = struct.Struct(">HH")
@@ -70,7 +71,7 @@ class Frames:
         self._buffer += data
         while len(self._buffer) >= _HEAD.size:
             kind, length = _HEAD.unpack_from(self._buffer)
-            if kind not in (DATA, SIZE, END, ERROR) or length > MAX_BYTES:
+            if kind not in (DATA, STDERR, SIZE, END, ERROR) or length > MAX_BYTES:
                 raise FrameError("no frame")
             whole = _HEAD.size + length
             if len(self._buffer) < whole:

@@ -1,4 +1,4 @@
-"""A shell on a terminal of its own: frames come in, what the terminal shows goes out.
+"""A shell or command, on a terminal of its own or on pipes: frames come in, frames go out.
 
 It lives in a worker, which ends with it, and with the worker all that the shell left running.
 """
@@ -13,8 +13,8 @@ import struct
 import termios
 import time
 
-from mcp_sandbox.runner import processes, worker
-from mcp_sandbox.runner.frames import DATA, SIZE, FrameError, Frames, rows_and_columns
+from mcp_sandbox.runner import frames, processes, worker
+from mcp_sandbox.runner.frames import DATA, SIZE, STDERR, FrameError
 from mcp_sandbox.runner.native import signal
 from mcp_sandbox.runner.protocol import UNWATCHED
 
@@ -37,12 +37,10 @@ def run(args: dict[str, Any], typed: int, shown: int, _end: bytes) -> dict[str, 
     Raises:
         OpError: it cannot be started.
     """
-    master, pid = _start(args)
+    pid, *_ = started = _start(args)
     try:
-        status = _Terminal(master, pid, typed, shown).run()
+        status = _Terminal(started, typed, shown).run()
     finally:
-        # The shell and what is in its foreground get SIGHUP.
-        os.close(master)
         _end_session(pid)
     if status is None:
         return {"exit_code": None, "signal": None}
@@ -53,31 +51,37 @@ def run(args: dict[str, Any], typed: int, shown: int, _end: bytes) -> dict[str, 
     }
 
 
-def _start(args: dict[str, Any]) -> tuple[int, int]:
-    """The terminal's master end, and the shell on its other one."""
+def _start(args: dict[str, Any]) -> tuple[int, int, dict[int, bytes]]:
+    """The shell, where it reads, and where it writes with the kind of frames for that."""
     worker.enter(args["cwd"])
-    env = {name: value for name, value in args["env"].items() if UNWATCHED.get(name) != value}
+    unwatched = UNWATCHED if args["tty"] else {}
+    env = {name: value for name, value in args["env"].items() if unwatched.get(name) != value}
+    command = ["-c", 'exec "$@"', "bash", *args["command"]] if args["command"] else []
     try:
-        master, slave = os.openpty()
-        name = os.ttyname(slave)
+        if args["tty"]:
+            master, slave = os.openpty()
+            theirs, keys, outputs = [slave], os.dup(master), {master: DATA}
+            # The first terminal that a leader of a session opens is the one that controls it.
+            begin: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0)]
+            begin += [(os.POSIX_SPAWN_DUP2, 0, number) for number in (1, 2)]
+        else:
+            (stdin, keys), (out, stdout), (err, stderr) = os.pipe(), os.pipe(), os.pipe()
+            theirs, outputs = [stdin, stdout, stderr], {out: DATA, err: STDERR}
+            begin = [(os.POSIX_SPAWN_DUP2, end, number) for number, end in enumerate(theirs)]
         pid = os.posix_spawn(
             _SHELL,
-            ["bash"],
+            ["bash", *command],
             env,
-            # The first terminal that a leader of a session opens is the one that controls it.
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, name, os.O_RDWR, 0),
-                (os.POSIX_SPAWN_DUP2, 0, 1),
-                (os.POSIX_SPAWN_DUP2, 0, 2),
-            ],
+            file_actions=begin,
             setsid=True,
             setsigdef=worker.DEFAULT_SIGNALS,
         )
     except OSError as exc:
         raise worker.cannot_start(_SHELL, exc) from exc
-    os.close(slave)
+    for end in theirs:
+        os.close(end)
     worker.lower(pid, grow=args["grow"])
-    return master, pid
+    return pid, keys, outputs
 
 
 def _end_session(leader: int) -> None:
@@ -101,26 +105,25 @@ def _session(pid: int) -> int | None:
 class _Terminal:
     """Copies both ways without ever waiting for one of them alone."""
 
-    def __init__(self, master: int, pid: int, typed: int, shown: int) -> None:
-        self._master = master
-        self._pid = pid
+    def __init__(self, started: tuple[int, int, dict[int, bytes]], typed: int, shown: int) -> None:
+        self._pid, self._keys, self._outputs = started
+        self._tty = os.isatty(self._keys)
         self._typed = typed
         self._shown = shown
-        self._frames = Frames()
+        self._frames = frames.Frames()
         self._to_shell = bytearray()
         self._to_person = bytearray()
         # Nobody has the shell's side of the terminal open any more.
-        self._closed = False
-        self._poll = select.poll()
-        for end in (master, typed, shown):
+        self._closed = self._typed_all = False
+        self._shell: list[int] = []
+        for end in (self._keys, *self._outputs, typed, shown):
             os.set_blocking(end, False)
 
     def run(self) -> int | None:
         """The shell's wait status, or None when the person hung up."""
         look_ms = self._watch_shell()
         while True:
-            self._watch()
-            ready = dict(self._poll.poll(look_ms))
+            ready = dict(self._watched().poll(look_ms))
             ended, status = os.waitpid(self._pid, os.WNOHANG)
             try:
                 self._copy(ready)
@@ -134,30 +137,42 @@ class _Terminal:
 
     def _watch_shell(self) -> int | None:
         try:
-            self._poll.register(os.pidfd_open(self._pid), select.POLLIN)
+            self._shell.append(os.pidfd_open(self._pid))
         except (AttributeError, OSError):
             return _LOOK_MS
         return None
 
-    def _watch(self) -> None:
+    def _watched(self) -> select.poll:
         """Take from one side only what the other has room for."""
-        from_shell = 0 if self._to_person else select.POLLIN
-        to_shell = select.POLLOUT if self._to_shell else 0
-        self._poll.register(self._master, from_shell | to_shell)
-        self._poll.register(self._typed, 0 if self._to_shell else select.POLLIN)
-        self._poll.register(self._shown, select.POLLOUT if self._to_person else 0)
+        poll = select.poll()
+        poll.register(self._typed, 0 if self._to_shell else select.POLLIN)
+        poll.register(self._shown, select.POLLOUT if self._to_person else 0)
+        if self._to_shell:
+            poll.register(self._keys, select.POLLOUT)
+        for end in (*self._shell, *(() if self._to_person else self._outputs)):
+            poll.register(end, select.POLLIN)
+        return poll
 
     def _copy(self, ready: dict[int, int]) -> None:
         if ready.get(self._typed):
             self._take_typed()
-        if self._to_shell:
-            _put(self._master, self._to_shell)
-        if ready.get(self._master) and not self._to_person:
+        self._type()
+        if not self._to_person:
             self._to_person += self._take_shown()
         if ready.get(self._shown, 0) & select.POLLERR:
             raise BrokenPipeError
         if self._to_person:
             _put(self._shown, self._to_person)
+
+    def _type(self) -> None:
+        try:
+            if self._to_shell:
+                _put(self._keys, self._to_shell)
+        except BrokenPipeError:
+            self._to_shell.clear()
+        if self._typed_all and not self._to_shell:
+            self._typed_all = False
+            os.close(self._keys)
 
     def _take_typed(self) -> None:
         """Raises EOFError when the person hung up."""
@@ -167,14 +182,15 @@ class _Terminal:
         for kind, content in self._frames.feed(data):
             if kind == DATA:
                 self._to_shell += content
-            elif kind == SIZE:
-                self._resize(*rows_and_columns(content))
+                self._typed_all = not content and not self._tty
+            elif kind == SIZE and self._tty:
+                self._resize(*frames.rows_and_columns(content))
 
     def _resize(self, rows: int, columns: int) -> None:
         size = struct.pack("HHHH", rows, columns, 0, 0)
-        fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
+        fcntl.ioctl(self._keys, termios.TIOCSWINSZ, size)
         try:
-            os.tcgetpgrp(self._master)
+            os.tcgetpgrp(self._keys)
         except OSError:
             # gVisor does not tell the foreground, nor who it is: whom it does not concern
             # ignores it.
@@ -182,8 +198,11 @@ class _Terminal:
                 processes.send(pid, signal.SIGWINCH)
 
     def _take_shown(self) -> bytes:
+        return b"".join([self._take_from(end) for end in [*self._outputs]])
+
+    def _take_from(self, end: int) -> bytes:
         try:
-            return os.read(self._master, _PIECE)
+            data = os.read(end, _PIECE)
         except BlockingIOError:
             return b""
         except OSError as exc:
@@ -191,6 +210,7 @@ class _Terminal:
                 raise
             self._closed = True
             return b""
+        return frames.frame(self._outputs[end] if data else self._outputs.pop(end), data)
 
     def _show_rest(self) -> None:
         """Show what the shell wrote last, for as long as somebody takes it."""

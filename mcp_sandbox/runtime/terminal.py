@@ -17,9 +17,11 @@ class Terminal:
         self._may_grow = may_grow
 
     async def run(
-        self, frames: AsyncIterable[bytes], show: Show, *, env: Mapping[str, str]
+        self, frames: AsyncIterable[bytes], show: Show, *, args: Mapping[str, object]
     ) -> TerminalEnd:
         """Let somebody use a shell; it ends at the latest with `frames` (runner/frames.py).
+
+        `args`: its `env`, whether it has a `tty`, and the `command` to run instead.
 
         Raises:
             Unsupported: the sandbox has no shell.
@@ -29,9 +31,9 @@ class Terminal:
         async def take(_name: str, data: bytes) -> None:
             await show(data)
 
-        args: JsonObject = {"env": dict(env), "grow": self._may_grow}
+        told: JsonObject = {**args, "grow": self._may_grow}
         reply = await self._channel.call(
-            "terminal", args, body=frames, timeout_s=float("inf"), sink=take
+            "terminal", told, body=frames, timeout_s=float("inf"), sink=take
         )
         try:
             return TerminalEnd(

@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sandbox.backends.base import Backend
-from mcp_sandbox.errors import OperatorError, SandboxError
+from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable
 from mcp_sandbox.models import BackendName, ChatId, SessionStatus, Statistics
 from mcp_sandbox.sessions.chat_lock import ChatLocks
 from mcp_sandbox.sessions.cleaning import Cleaning, GcReport
@@ -228,6 +228,13 @@ class SessionManager:
         times = {chat: self._ledger.times(chat) for chat in known if user in (None, chat.user)}
         uses = {chat: hold.use() for chat, hold in holds.items()}
         return statuses(times, running, uses, self._backend.name)
+
+    async def size(self, chat: ChatId) -> int | None:
+        """How many bytes the chat's files occupy, if they can be measured."""
+        try:
+            return (await self._workspaces.meter(chat).usage()).used_bytes
+        except StorageUnavailable:
+            return None
 
     async def stop(self, chat: ChatId) -> bool:
         """End the chat's sandbox and all that runs in it; files stay. False when none ran."""

@@ -14,7 +14,7 @@ class Shell:
         self._hold = hold
 
     async def run(
-        self, frames: AsyncIterable[bytes], show: Show, *, env: Mapping[str, str]
+        self, frames: AsyncIterable[bytes], show: Show, *, args: Mapping[str, object]
     ) -> TerminalEnd:
         """Let a person use a shell; what it leaves running ends with it. See runtime/terminal.
 
@@ -28,6 +28,6 @@ class Shell:
             runtime = held.runtime if full is None else held.runtime.without_growth()
             try:
                 with held.guard.call(may_end=full is None):
-                    return await runtime.terminal.run(frames, show, env=env)
+                    return await runtime.terminal.run(frames, show, args=args)
             finally:
                 self._hold.meter.note_change()

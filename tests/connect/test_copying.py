@@ -51,8 +51,12 @@ def said_of(answer: dict[str, object]) -> str:
 async def test_first_line_says_who_asks(here: Place) -> None:
     options = ("--user", "ann", "--chat=one", "--project", "sub/..")
     async with scripted(here) as daemon:
-        async with relayed(here, *options, CLAUDE_CODE_SESSION_ID="s-1"):
+        more = {"CLAUDE_CODE_SESSION_ID": "s-1", "MCP_SANDBOX_ENV": '{"A": "\\u00e4\\n"}'}
+        async with relayed(here, *options, **more, ANTHROPIC_API_KEY="secret"):
             first = await daemon.noted("first")
+    settings = {name: first.pop(name) for name in [*first] if name.startswith("MCP_SANDBOX_")}
+    assert settings["MCP_SANDBOX_DATA_DIR"] == str(here.data)
+    assert settings["MCP_SANDBOX_ENV"] == more["MCP_SANDBOX_ENV"]
     assert len(bytes.fromhex(first.pop("fresh"))) >= 8
     assert first.pop("version")
     assert first == {

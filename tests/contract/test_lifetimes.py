@@ -245,9 +245,11 @@ async def test_a_shell_that_stays_open_holds_up_no_call_at_the_highest_age(
     async def show(_data: bytes) -> None:
         shown.set()
 
+    args = {"env": {"TERM": "dumb"}, "tty": True, "command": []}
+
     async def person() -> None:
         with pytest.raises(SandboxGone):
-            await session.shell.run(typed(), show, env={"TERM": "dumb"})
+            await session.shell.run(typed(), show, args=args)
 
     with anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:

@@ -37,7 +37,8 @@ class Place:
         return [*start, *arguments]
 
     def environment(self) -> dict[str, str]:
-        known = {name: os.environ[name] for name in ("PATH", "DOCKER_HOST") if name in os.environ}
+        names = ("PATH", "DOCKER_HOST", "MCP_SANDBOX_DOCKER__IMAGE")
+        known = {name: os.environ[name] for name in names if name in os.environ}
         # What a killed daemon leaves ends itself soon.
         ends = {"MCP_SANDBOX_SESSIONS__ORPHANED": "2s"}
         return {**known, **ends, **self.more, "HOME": str(self.home), "PYTHONPATH": str(ROOT)}

@@ -13,8 +13,10 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from tests.daemon.running import command, control, dialled, in_chat, place, running
 
 
-@pytest.mark.parametrize("name", ["status", "logs", "shutdown"])
-async def test_without_a_daemon_a_command_says_how_to_start_one(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["status", "logs", "shutdown", "ls", "gc"])
+async def test_without_the_daemon_that_was_named_a_command_says_how_to_start_one(
+    tmp_path: Path, name: str
+) -> None:
     done = await command(place(tmp_path), name)
     assert (done.code, done.out) == (3, "")
     assert "mcp-sandbox serve" in done.err

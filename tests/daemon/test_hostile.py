@@ -53,7 +53,7 @@ async def test_another_user_is_refused_before_a_byte_is_read(open_folder: Path) 
         (b"\xff\xfe\n", "not JSON"),
         (b"[" * 8000 + b"\n", "not JSON"),
         (b"{}\n", "mcp-sandbox"),
-        (b"x" * 100_000, "8192 bytes"),
+        (b"x" * 100_000, "65536 bytes"),
         (b'{"mcp-sandbox": 2, "role": "chat"}\n', "mcp-sandbox"),
         (b'{"mcp-sandbox": 1, "role": "root"}\n', "role"),
         (b'{"mcp-sandbox": 1, "role": "chat"}\n', "which chat"),

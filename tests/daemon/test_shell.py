@@ -65,12 +65,12 @@ def set_size(terminal: int, rows: int, columns: int) -> None:
 
 
 @contextmanager
-def screen(where: Place, chat: str) -> Iterator[Screen]:
+def screen(where: Place, *arguments: str) -> Iterator[Screen]:
     master, slave = pty.openpty()
     set_size(master, 33, 111)
     process = subprocess.Popen(
         # The terminal must be its controlling one to tell it of a new size.
-        ["setsid", "--ctty", *where.command("shell", chat)],
+        ["setsid", "--ctty", *where.command("shell", *arguments)],
         stdin=slave,
         stdout=slave,
         stderr=slave,
@@ -117,6 +117,21 @@ async def test_a_shell_has_a_real_terminal(tmp_path: Path, backend: str) -> None
         assert "sleep 600" not in await client.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '") or (
             backend == "unsafe-local"
         )
+
+
+async def test_a_command_has_the_terminal_that_it_is_started_on(tmp_path: Path) -> None:
+    where = place(tmp_path)
+
+    def use() -> None:
+        with screen(where, "a", "--", "sh", "-c", "tty; stty size; read line; exit $line") as shown:
+            shown.shows("/dev/pts/")
+            shown.shows("33 111\r\n")
+            shown.type("5\n")
+            assert shown.exit_code() == 5
+
+    async with running(where), in_chat(where, "a") as client:
+        await client.exec("true")
+        await to_thread.run_sync(use, abandon_on_cancel=True)
 
 
 async def test_keys_reach_the_shell_and_the_terminal_is_as_before_at_the_end(
@@ -175,11 +190,11 @@ async def test_much_output_and_much_input_come_whole(tmp_path: Path) -> None:
     async with running(where), in_chat(where, "a") as client:
         await client.exec("true")
         typed = b"".join(b"%d\n" % number for number in range(50_000))
-        begin = f"stty -echo; head -c {len(typed)} | md5sum; seq 100000; exit 3\n".encode()
+        begin = f"head -c {len(typed)} | md5sum; seq 100000; exit 3\n".encode()
         done = await command(where, "shell", "a", stdin=begin + typed)
         assert done.code == 3
         assert hashlib.md5(typed).hexdigest() in done.out
-        assert "\r\n".join(map(str, range(1, 100_001))) in done.out
+        assert "\n".join(map(str, range(1, 100_001))) in done.out
 
 
 async def test_a_shell_ends_with_its_sandbox_and_says_so(tmp_path: Path) -> None:
