@@ -18,7 +18,7 @@ from mcp_sandbox.backends import local_socket
 from mcp_sandbox.backends.process import ProcessId, end, has_ended, hold, is_alive, reap
 from mcp_sandbox.backends.records import Record, Records
 from mcp_sandbox.errors import SandboxGone
-from mcp_sandbox.models import Ending, SandboxFacts, SandboxId, SandboxInfo, SandboxSpec
+from mcp_sandbox.models import Ending, SandboxFacts, SandboxId, SandboxInfo
 
 _CONNECT_LIMIT_S = 10.0
 _START_LIMIT_S = 30.0
@@ -78,11 +78,6 @@ def memory_kills(group: str) -> int:
             continue
         return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
     return 0
-
-
-def environment(spec: SandboxSpec, path: str, home: str) -> dict[str, str]:
-    """The environment of commands; nothing of the server's own is in it."""
-    return {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "TZ": "UTC", **spec.env}
 
 
 @contextmanager

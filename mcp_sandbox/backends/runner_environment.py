@@ -1,9 +1,23 @@
-"""The environment of a runner whose pid 1 is an ordinary Python."""
+"""The environment of a sandbox's commands, and of a runner whose pid 1 is an ordinary Python."""
 
 from collections.abc import Mapping
 
+from mcp_sandbox.models import SandboxSpec
+
+# The same in every sandbox, unless its configuration, a call or the code itself says otherwise.
+USUAL = {
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    # What is printed is seen at once, and kept when the program is killed.
+    "PYTHONUNBUFFERED": "1",
+}
 _SHARED = ("LANG", "LC_", "TZ")
 _NOWHERE = "/nonexistent"
+
+
+def environment(spec: SandboxSpec, path: str, home: str) -> dict[str, str]:
+    """The environment of commands; nothing of the server's own is in it."""
+    return {"PATH": path, **USUAL, **spec.env, "HOME": home}
 
 
 def beside_pid_1(variables: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,8 @@ from anyio import to_thread
 from mcp_sandbox.backends import runner_copy
 from mcp_sandbox.backends.process import Start, end, identify, kill, start, stop_below
 from mcp_sandbox.backends.records import Record, Records
-from mcp_sandbox.backends.resident import ProcessSandbox, Residents, environment
+from mcp_sandbox.backends.resident import ProcessSandbox, Residents
+from mcp_sandbox.backends.runner_environment import environment
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.models import BackendName, SandboxFacts, SandboxId, SandboxInfo, SandboxSpec
 

@@ -9,6 +9,7 @@ the code.
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 
@@ -170,6 +171,9 @@ def _take_on(job: dict[str, Any], fds: list[int]) -> None:
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     _put_into_environment(job["env"])
+    if os.environ.get("PYTHONUNBUFFERED") and isinstance(sys.stdout, io.TextIOWrapper):
+        # By lines: without any buffer each piece of each print would be a system call.
+        sys.stdout.reconfigure(line_buffering=True)
 
 
 def _put_into_environment(wanted: dict[str, str]) -> None:

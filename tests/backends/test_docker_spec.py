@@ -8,6 +8,7 @@ import pytest
 from mcp_sandbox.backends.docker.record import Record, stale_records
 from mcp_sandbox.backends.docker.seccomp import profile
 from mcp_sandbox.backends.docker.spec import Placement, container_body, instance_of
+from mcp_sandbox.backends.runner_environment import USUAL
 from mcp_sandbox.models import Limits, Mount, SandboxId, SandboxSpec
 
 PLACE = Placement(
@@ -90,12 +91,12 @@ def test_environment_holds_what_was_asked_and_nothing_of_the_server(
     env = dict(line.split("=", 1) for line in container_body(SPEC, PLACE)["Env"])
     assert env.pop("MCP_SANDBOX_TOKEN") == "aa" * 32
     assert env == {
+        **USUAL,
         "LANG": "de_DE.UTF-8",
         "EXTRA": "1",
         "HOME": "/home/sandbox",
         "PATH": "/home/sandbox/.local/bin:/usr/local/bin:/usr/bin:/bin"
         ":/usr/local/sbin:/usr/sbin:/sbin",
-        "TZ": "UTC",
         "MCP_SANDBOX_SOCKET": "/run/mcp-sandbox/runner.sock",
         "MCP_SANDBOX_IDLE_S": "900",
         "MCP_SANDBOX_WORKSPACE": "/workspace",

@@ -18,8 +18,8 @@ from mcp_sandbox.backends.bubblewrap.launch import NotStarted, Told, launch
 from mcp_sandbox.backends.bubblewrap.remedies import explain, look
 from mcp_sandbox.backends.process import end, identify, kill
 from mcp_sandbox.backends.records import Record, Records
-from mcp_sandbox.backends.resident import ProcessSandbox, Residents, environment
-from mcp_sandbox.backends.runner_environment import beside_pid_1
+from mcp_sandbox.backends.resident import ProcessSandbox, Residents
+from mcp_sandbox.backends.runner_environment import beside_pid_1, environment
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.models import (
     BackendName,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mcp_sandbox.backends.docker.seccomp import profile_text
-from mcp_sandbox.backends.runner_environment import beside_pid_1
+from mcp_sandbox.backends.runner_environment import beside_pid_1, environment
 from mcp_sandbox.models import Limits, Mount, SandboxId, SandboxSpec
 
 APP = "mcp-sandbox"
@@ -85,7 +85,7 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
 
 
 def _environment(spec: SandboxSpec, place: Placement) -> list[str]:
-    usual = {"PATH": PATH, "LANG": "C.UTF-8", "TZ": "UTC", **spec.env, "HOME": HOME}
+    usual = environment(spec, PATH, HOME)
     if place.token_file:
         secret = {"MCP_SANDBOX_TOKEN_FILE": f"{SOCKET_DIRECTORY}/token"}
         usual = beside_pid_1(usual)
