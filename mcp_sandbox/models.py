@@ -228,7 +228,8 @@ class ExecResult:
     `exit_code` is None when a signal ended it; `signal` then names it ("SIGKILL").
     `stdout` and `stderr` hold head and tail when `truncated`; the whole is in `output_file`
     (a path inside the sandbox) up to the output limit. `changed_files` are workspace paths,
-    at most 20; None when the workspace was too large to look through.
+    at most 20; None when the workspace was too large to look through. `limit` is the one of size
+    that it seems to have run into, in words.
     """
 
     stdout: str
@@ -239,6 +240,7 @@ class ExecResult:
     timed_out: bool = False
     out_of_memory: bool = False
     killed_because: str | None = None
+    limit: str = ""
     truncated: bool = False
     stdout_bytes: int = 0
     stderr_bytes: int = 0

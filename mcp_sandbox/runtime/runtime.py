@@ -4,6 +4,8 @@ import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
+from anyio import CancelScope
+
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import Background, ExecResult, Language, RunnerHello, RunnerStatus
 from mcp_sandbox.runtime.channel import Channel, JsonObject, Reply, background_of
@@ -26,20 +28,30 @@ _WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call w
 class Runtime:
     """The runner of one sandbox, over one channel.
 
-    Unless files `may_grow`, the kernel lets none become longer that a command writes to.
+    Unless files `may_grow`, the kernel lets none become longer that a command writes to. A command
+    under way is killed when `stop` is cancelled, and answers.
     """
 
-    def __init__(self, channel: Channel, *, keep_bytes: int, may_grow: bool = True) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        keep_bytes: int,
+        may_grow: bool = True,
+        stop: CancelScope | None = None,
+    ) -> None:
         self.files = Files(channel)
         self.hello: RunnerHello = channel.hello
         self.terminal = Terminal(channel, may_grow=may_grow)
         self._channel = channel
         self._keep_bytes = keep_bytes
         self._may_grow = may_grow
+        self._stop = stop
 
-    def without_growth(self) -> "Runtime":
-        """The same runner for a full workspace: commands can read and delete, not write more."""
-        return Runtime(self._channel, keep_bytes=0, may_grow=False)
+    def bounded(self, stop: CancelScope | None = None, *, may_grow: bool) -> "Runtime":
+        """The same runner for one call. In a full workspace it may read and delete, not write."""
+        keep_bytes = self._keep_bytes if may_grow else 0
+        return Runtime(self._channel, keep_bytes=keep_bytes, may_grow=may_grow, stop=stop)
 
     @property
     def broken(self) -> bool:
@@ -157,6 +169,7 @@ class Runtime:
             body=(code or b"") + stdin,
             timeout_s=args["timeout_s"] + _LATE_S,
             sink=on_output,
+            stop=self._stop,
         )
         try:
             result = _result(reply)

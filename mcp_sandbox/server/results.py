@@ -71,6 +71,8 @@ def _ending(result: ExecResult, timeout_s: float) -> list[str]:
     lines = []
     if ended := _how_it_ended(result, timeout_s):
         lines.append(f"[{ended}]")
+    if result.limit:
+        lines.append(f"[{show_name(result.limit)}]")
     if result.changed_files:
         names = ", ".join(clip(show_name(name), 120) for name in result.changed_files[:20])
         lines.append(f"[files created or changed: {names}]")
@@ -100,6 +102,7 @@ def _exec_meta(result: ExecResult) -> dict[str, Any]:
         "timed_out": result.timed_out,
         "out_of_memory": result.out_of_memory,
         "killed_because": result.killed_because,
+        "limit": result.limit,
         "truncated": result.truncated
         or byte_length(result.stdout) + byte_length(result.stderr) > _OUTPUT_BYTES,
         "stdout_bytes": result.stdout_bytes,

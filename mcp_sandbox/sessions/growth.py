@@ -1,12 +1,14 @@
 """Holds a chat to its limits on disk while its sandbox is open, also between calls."""
 
 import logging
-from collections.abc import Awaitable, Callable, Generator
+import signal
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 
 import anyio
 
 from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable, WorkspaceFull
+from mcp_sandbox.models import ExecResult
 from mcp_sandbox.workspace.meter import Meter
 
 logger = logging.getLogger(__name__)
@@ -16,6 +18,11 @@ _BETWEEN_CALLS_S = 0.5
 _TRY_AGAIN_S = 10.0
 # A cancelled call is over when all it started is dead.
 _ENDING_S = 10.0
+# What the kernel's refusals are called, and what is behind them.
+_LIMITS = {
+    "file too large": "a file can have {file_size}, not more: write several",
+    "no space left on device": "/tmp holds {tmp}: put large files into /workspace",  # noqa: S108
+}
 
 
 class GrowthGuard:
@@ -35,14 +42,26 @@ class GrowthGuard:
         self._pauses = 0
         self._ended_calls = False
         self._watching = anyio.CancelScope()
-        self._problem: SandboxError | None = None
+        # Of the calls that it ended last.
+        self.problem: SandboxError = WorkspaceFull("the workspace is full")
 
     @contextmanager
     def call(self, *, may_end: bool = True) -> Generator[None]:
-        """A call that may write; unless it `may_end`, what was written before does not end it.
+        """A call that may write, as `watch`.
 
         Raises:
             WorkspaceFull, StorageUnavailable: it was ended because a limit was passed.
+        """
+        with self.watch(may_end=may_end) as scope, scope:
+            yield
+        if scope.cancelled_caught:
+            raise type(self.problem)(f"the call was ended: {self.problem}")
+
+    @contextmanager
+    def watch(self, *, may_end: bool = True) -> Generator[anyio.CancelScope]:
+        """Hand out a scope for a call that may write, cancelled when a limit is passed.
+
+        Unless it `may_end`, what was written before does not end it.
         """
         scope = anyio.CancelScope()
         if may_end:
@@ -50,14 +69,11 @@ class GrowthGuard:
         self._count += 1
         self._called.set()
         try:
-            with scope:
-                yield
+            yield scope
         finally:
             self._calls.discard(scope)
             self._left.set()
             self._left = anyio.Event()
-        if scope.cancelled_caught:
-            raise self._problem or WorkspaceFull("the call was ended: the workspace is full")
 
     async def run(self) -> None:
         """Watch until `stop`."""
@@ -104,7 +120,7 @@ class GrowthGuard:
 
         So if files still grow when these calls are dead, it is neither theirs nor the next ones'.
         """
-        self._problem = type(found)(f"the call was ended: {found}")
+        self.problem = found
         self._ended_calls = bool(self._calls)
         ending = list(self._calls)
         for scope in ending:
@@ -112,3 +128,11 @@ class GrowthGuard:
         with anyio.move_on_after(_ENDING_S):
             while self._calls.intersection(ending):
                 await self._left.wait()
+
+
+def limit_met(result: ExecResult, limits: Mapping[str, str]) -> str:
+    """Which limit on sizes a command that failed ran into, by its end and its words; or none."""
+    # A shell says of a program by its exit code which signal ended it.
+    ended = result.signal == "SIGXFSZ" or result.exit_code == 128 + signal.SIGXFSZ
+    said = "file too large" if ended else result.stderr.lower()
+    return next((what.format(**limits) for sign, what in _LIMITS.items() if sign in said), "")

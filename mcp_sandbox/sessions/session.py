@@ -20,6 +20,7 @@ from mcp_sandbox.models import (
 )
 from mcp_sandbox.runtime.files import Files
 from mcp_sandbox.runtime.runtime import OnOutput, Runtime
+from mcp_sandbox.sessions.growth import limit_met
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.report import SandboxReport, ask_programs, report_on
 from mcp_sandbox.sessions.shell import Shell
@@ -177,21 +178,22 @@ class Session:
                 yield held.runtime.files
 
     async def _watched(self, run: Callable[[Runtime], Awaitable[ExecResult]]) -> ExecResult:
-        """Run, and end the call when the workspace grows over its limit meanwhile.
+        """Run, and kill it when the workspace grows over its limit meanwhile.
 
         In a full workspace it runs all the same, to look and to delete, but cannot write.
         """
         full = await self._hold.meter.problem()
         async with self._hold.call() as held:
-            runtime = held.runtime if full is None else held.runtime.without_growth()
             changed = True
             try:
                 # In a full workspace it cannot write, and may be just the one that cleans up.
-                with held.guard.call(may_end=full is None):
-                    result = await run(runtime)
+                with held.guard.watch(may_end=full is None) as stop:
+                    result = await run(held.runtime.bounded(stop, may_grow=full is None))
                 changed = result.changed_files != ()
             finally:
                 self._hold.meter.note_change(grew=changed)
-        if full is None or result.success:
+        if stop.cancelled_caught:
+            return replace(result, killed_because=str(held.guard.problem))
+        if result.success:
             return result
-        return replace(result, stderr=f"{result.stderr}\n{full}\n")
+        return replace(result, limit=str(full or limit_met(result, held.facts.limits)))

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.e2e.stumbles.conftest import Agent
+from tests.e2e.stumbles.conftest import META, Agent
+from tests.server.scripted import text_of
 
 SAYS = {
     "python": "print('so far'); {more}",
@@ -68,3 +69,69 @@ async def test_buffering_is_a_choice_of_the_call(agent: Agent) -> None:
     command = "python3 -c \"import os; print('kept back'); os.kill(os.getpid(), 9)\""
     told = await agent.told("exec", command=command, env={"PYTHONUNBUFFERED": ""})
     assert not told.startswith("kept back"), told
+
+
+FILLS = "echo so far; while :; do head -c 4M /dev/zero >> big; sleep 0.05; done"
+
+
+@pytest.mark.parametrize("settings", [{"workspace": {"size_limit": "32m"}}])
+async def test_a_call_that_fills_the_workspace_keeps_its_output(agent: Agent) -> None:
+    result = await agent.call("exec", command=FILLS, timeout_s=30)
+    told = text_of(result)
+    assert not result.is_error
+    assert told.startswith("so far\n")
+    assert "[killed: the workspace is full: " in told
+    assert " MiB of 32 MiB are used (workspace and home together): delete files" in told
+    assert result.meta[META]["killed_because"] in told
+    # From now on nothing can be written, and the reason stands where it is ours.
+    told = await agent.told(
+        "run_code", code="print('so far')\nwith open('more', 'w') as f: f.write('x')"
+    )
+    assert told.startswith("so far\n")
+    assert "]\n[the workspace is full: " in told
+
+
+@pytest.mark.parametrize("settings", [{"workspace": {"user_quota": "32m"}}])
+async def test_a_call_that_fills_the_quota_of_its_user_keeps_its_output(agent: Agent) -> None:
+    told = await agent.told("exec", command=FILLS, timeout_s=30)
+    assert told.startswith("so far\n")
+    assert "[killed: all chats of this user together are full: " in told
+
+
+@pytest.mark.parametrize("settings", [{"limits": {"file_size": "4m"}}])
+@pytest.mark.parametrize(
+    ("tool", "given", "ended"),
+    [
+        ("exec", {"command": "echo so far; head -c 5M /dev/zero > f; exit $?"}, "exit code 153"),
+        ("exec", {"command": "echo so far; exec head -c 5M /dev/zero > f"}, "signal SIGXFSZ"),
+        (
+            "run_code",
+            {"code": "print('so far')\nopen('f', 'wb').write(bytes(5 << 20))"},
+            "exit code 1",
+        ),
+        (
+            "run_code",
+            {
+                "code": "console.log('so far');"
+                "require('fs').writeFileSync('f', Buffer.alloc(5 << 20))",
+                "language": "javascript",
+            },
+            "exit code 1",
+        ),
+    ],
+)
+async def test_the_limit_of_a_files_size_is_named(
+    agent: Agent, tool: str, given: dict[str, str], ended: str
+) -> None:
+    told = await agent.told(tool, **given)
+    assert told.startswith("so far\n"), told
+    assert f"{ended}]\n[a file can have 4 MiB " in told
+
+
+@pytest.mark.parametrize("settings", [{"limits": {"tmp": "4m"}}])
+async def test_a_full_tmp_is_named(agent: Agent) -> None:
+    command = "echo so far; head -c 5M /dev/zero > /tmp/f"
+    result = await agent.call("exec", command=command)
+    assert text_of(result).startswith("so far\n")
+    assert "[/tmp holds 4 MiB" in text_of(result)
+    assert "/workspace" in result.meta[META]["limit"]
