@@ -228,8 +228,9 @@ class ExecResult:
     `exit_code` is None when a signal ended it; `signal` then names it ("SIGKILL").
     `stdout` and `stderr` hold head and tail when `truncated`; the whole is in `output_file`
     (a path inside the sandbox) up to the output limit. `changed_files` are workspace paths,
-    at most 20; None when the workspace was too large to look through. `limit` is the one of size
-    that it seems to have run into, in words.
+    at most 20, and `file_counts` how many were created, changed and deleted; None when the
+    workspace was too large to look through. `limit` is the one of size that it seems to have run
+    into, in words.
     """
 
     stdout: str
@@ -246,6 +247,7 @@ class ExecResult:
     stderr_bytes: int = 0
     output_file: str | None = None
     changed_files: tuple[str, ...] | None = ()
+    file_counts: Mapping[str, int] | None = None
 
     @property
     def success(self) -> bool:

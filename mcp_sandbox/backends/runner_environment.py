@@ -4,13 +4,8 @@ from collections.abc import Mapping
 
 from mcp_sandbox.models import SandboxSpec
 
-# The same in every sandbox, unless its configuration, a call or the code itself says otherwise.
-USUAL = {
-    "LANG": "C.UTF-8",
-    "TZ": "UTC",
-    # What is printed is seen at once, and kept when the program is killed.
-    "PYTHONUNBUFFERED": "1",
-}
+# For every command, unless told otherwise. What Python prints is kept when it is killed.
+USUAL = {"LANG": "C.UTF-8", "TZ": "UTC", "PYTHONUNBUFFERED": "1"}
 _SHARED = ("LANG", "LC_", "TZ")
 _NOWHERE = "/nonexistent"
 

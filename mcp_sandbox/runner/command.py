@@ -65,7 +65,7 @@ class Command:
         self._begun = False
         self._why: str | None = None
         self._status: int | None = None
-        self._changed: list[str] | None = []
+        self._changed: dict[str, Any] = dict.fromkeys(("changed", "counts"))
         self._job: dict[str, Any] = {}
         self._is_plain = False
         self._given: list[int] = []
@@ -188,7 +188,7 @@ class Command:
             if self._why and self._worker:
                 self._pool.kill(self._worker)
         elif said["e"] == "exit":
-            self._changed = said["changed"]
+            self._changed = {name: said[name] for name in self._changed}
             self._ended(said["status"])
         elif said["e"] == "fail":
             self._failed(said["code"], said["message"])
@@ -224,7 +224,7 @@ class Command:
             until = time.monotonic() + _SETTLE_MOST_S
             self._loop.later(_SETTLE_S, lambda: self._settle(until))
         elif self._begun:
-            self._changed = None
+            self._changed = dict.fromkeys(self._changed)
             self._take_over(time.monotonic() + _SEEN_WITHIN_S)
         elif self._tries_left > 0:
             # Nothing had begun. Most likely no process was left for it.
@@ -259,7 +259,7 @@ class Command:
             return
         self._status = status
         if self._why == "cancelled" or self._worker is None:
-            self._changed = None
+            self._changed = dict.fromkeys(self._changed)
         for tap in self._taps.values():
             tap.drain()
         header, payload = self._result(status)
@@ -281,7 +281,7 @@ class Command:
             "sizes": [len(part) for part in ends],
             "totals": [stream.total for stream in self._capture.streams.values()],
             "output_file": self._capture.close(),
-            "changed": self._changed,
+            **self._changed,
         }
         return result, b"".join(ends)
 

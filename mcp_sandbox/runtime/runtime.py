@@ -22,36 +22,31 @@ _LATE_S = 5.0
 # Who does not answer this is ended with all that runs in it: so a slow machine gets its time.
 _RETIRE_S = 12.0
 _MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
+_COUNTED = ("created", "changed", "deleted")
 _WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
 
 
 class Runtime:
     """The runner of one sandbox, over one channel.
 
-    Unless files `may_grow`, the kernel lets none become longer that a command writes to. A command
-    under way is killed when `stop` is cancelled, and answers.
+    Unless files `may_grow`, the kernel lets none become longer that a command writes to.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        *,
-        keep_bytes: int,
-        may_grow: bool = True,
-        stop: CancelScope | None = None,
-    ) -> None:
+    def __init__(self, channel: Channel, *, keep_bytes: int, may_grow: bool = True) -> None:
         self.files = Files(channel)
         self.hello: RunnerHello = channel.hello
         self.terminal = Terminal(channel, may_grow=may_grow)
         self._channel = channel
         self._keep_bytes = keep_bytes
         self._may_grow = may_grow
-        self._stop = stop
+        self._stop: CancelScope | None = None
 
     def bounded(self, stop: CancelScope | None = None, *, may_grow: bool) -> "Runtime":
-        """The same runner for one call. In a full workspace it may read and delete, not write."""
+        """The same runner for one call, which is killed, and answers, when `stop` is cancelled."""
         keep_bytes = self._keep_bytes if may_grow else 0
-        return Runtime(self._channel, keep_bytes=keep_bytes, may_grow=may_grow, stop=stop)
+        bounded = Runtime(self._channel, keep_bytes=keep_bytes, may_grow=may_grow)
+        bounded._stop = stop
+        return bounded
 
     @property
     def broken(self) -> bool:
@@ -199,7 +194,7 @@ def _result(reply: Reply) -> ExecResult:
     out_total, err_total = (int(total) for total in said["totals"])
     out = _text(out_head, out_tail, out_total)
     err = _text(err_head, err_tail, err_total)
-    number = said["signal"]
+    number, counts = said["signal"], said["counts"]
     return ExecResult(
         stdout=out,
         stderr=err,
@@ -214,6 +209,7 @@ def _result(reply: Reply) -> ExecResult:
         stderr_bytes=err_total,
         output_file=None if said["output_file"] is None else str(said["output_file"]),
         changed_files=_names(said["changed"]),
+        file_counts=counts and dict(zip(_COUNTED, map(int, counts), strict=True)),
     )
 
 

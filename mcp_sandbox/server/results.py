@@ -36,6 +36,10 @@ RESULT_KEY = "mcp-sandbox/result"
 _RESERVED_BYTES = 3_000
 _OUTPUT_BYTES = MAX_TEXT_BYTES - _RESERVED_BYTES
 _HEX_BYTES = 256
+_IN_META = (
+    *("exit_code", "signal", "duration_ms", "timed_out", "out_of_memory", "killed_because"),
+    *("limit", "stdout_bytes", "stderr_bytes", "output_file", "file_counts"),
+)
 
 
 def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
@@ -74,8 +78,11 @@ def _ending(result: ExecResult, timeout_s: float) -> list[str]:
     if result.limit:
         lines.append(f"[{show_name(result.limit)}]")
     if result.changed_files:
-        names = ", ".join(clip(show_name(name), 120) for name in result.changed_files[:20])
-        lines.append(f"[files created or changed: {names}]")
+        names = [clip(show_name(name), 120) for name in result.changed_files[:20]]
+        counts = result.file_counts
+        more = counts["created"] + counts["changed"] - len(names) if counts else "perhaps"
+        others = f" and {more} more" if more else ""
+        lines.append(f"[files created or changed: {', '.join(names)}{others}]")
     return lines
 
 
@@ -95,22 +102,11 @@ def _how_it_ended(result: ExecResult, timeout_s: float) -> str:
 
 
 def _exec_meta(result: ExecResult) -> dict[str, Any]:
+    names = result.changed_files
     return {
-        "exit_code": result.exit_code,
-        "signal": result.signal,
-        "duration_ms": result.duration_ms,
-        "timed_out": result.timed_out,
-        "out_of_memory": result.out_of_memory,
-        "killed_because": result.killed_because,
-        "limit": result.limit,
-        "truncated": result.truncated
-        or byte_length(result.stdout) + byte_length(result.stderr) > _OUTPUT_BYTES,
-        "stdout_bytes": result.stdout_bytes,
-        "stderr_bytes": result.stderr_bytes,
-        "output_file": result.output_file,
-        "changed_files": None
-        if result.changed_files is None
-        else [show_name(name) for name in result.changed_files],
+        **{name: getattr(result, name) for name in _IN_META},
+        "truncated": result.truncated or byte_length(result.stdout + result.stderr) > _OUTPUT_BYTES,
+        "changed_files": None if names is None else [show_name(name) for name in names],
     }
 
 
@@ -230,7 +226,7 @@ def glob_result(result: GlobResult) -> CallToolResult:
 
 def grep_result(result: GrepResult) -> CallToolResult:
     """`file:line:text`, then how many matches there are."""
-    lines = _fitting([clip(show_name(line), 500) for line in result.lines])
+    lines = _fitting([clip(show_name(line), 2_000) for line in result.lines])
     truncated = result.truncated or len(lines) < len(result.lines)
     note = (
         "[nothing matches]"

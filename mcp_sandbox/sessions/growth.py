@@ -1,9 +1,8 @@
 """Holds a chat to its limits on disk while its sandbox is open, also between calls."""
 
 import logging
-import signal
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import anyio
 
@@ -42,26 +41,16 @@ class GrowthGuard:
         self._pauses = 0
         self._ended_calls = False
         self._watching = anyio.CancelScope()
-        # Of the calls that it ended last.
         self.problem: SandboxError = WorkspaceFull("the workspace is full")
 
     @contextmanager
-    def call(self, *, may_end: bool = True) -> Generator[None]:
-        """A call that may write, as `watch`.
+    def call(self, *, may_end: bool = True, answers: bool = False) -> Generator[anyio.CancelScope]:
+        """A call that may write; unless it `may_end`, what was written before does not end it.
+
+        One that `answers` all the same enters the scope itself.
 
         Raises:
             WorkspaceFull, StorageUnavailable: it was ended because a limit was passed.
-        """
-        with self.watch(may_end=may_end) as scope, scope:
-            yield
-        if scope.cancelled_caught:
-            raise type(self.problem)(f"the call was ended: {self.problem}")
-
-    @contextmanager
-    def watch(self, *, may_end: bool = True) -> Generator[anyio.CancelScope]:
-        """Hand out a scope for a call that may write, cancelled when a limit is passed.
-
-        Unless it `may_end`, what was written before does not end it.
         """
         scope = anyio.CancelScope()
         if may_end:
@@ -69,11 +58,14 @@ class GrowthGuard:
         self._count += 1
         self._called.set()
         try:
-            yield scope
+            with nullcontext() if answers else scope:
+                yield scope
         finally:
             self._calls.discard(scope)
             self._left.set()
             self._left = anyio.Event()
+        if scope.cancelled_caught and not answers:
+            raise type(self.problem)(f"the call was ended: {self.problem}")
 
     async def run(self) -> None:
         """Watch until `stop`."""
@@ -132,7 +124,7 @@ class GrowthGuard:
 
 def limit_met(result: ExecResult, limits: Mapping[str, str]) -> str:
     """Which limit on sizes a command that failed ran into, by its end and its words; or none."""
-    # A shell says of a program by its exit code which signal ended it.
-    ended = result.signal == "SIGXFSZ" or result.exit_code == 128 + signal.SIGXFSZ
+    # With this code a shell says that the signal ended a program.
+    ended = {"SIGXFSZ", 153} & {result.signal, result.exit_code}
     said = "file too large" if ended else result.stderr.lower()
     return next((what.format(**limits) for sign, what in _LIMITS.items() if sign in said), "")

@@ -187,7 +187,7 @@ class Session:
             changed = True
             try:
                 # In a full workspace it cannot write, and may be just the one that cleans up.
-                with held.guard.watch(may_end=full is None) as stop:
+                with held.guard.call(may_end=full is None, answers=True) as stop:
                     result = await run(held.runtime.bounded(stop, may_grow=full is None))
                 changed = result.changed_files != ()
             finally:

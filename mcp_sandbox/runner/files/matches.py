@@ -89,21 +89,17 @@ class Found:
         self._before_file = (0, 0, 0)
 
     def add(self, path: str, number: int, text: str, column: int) -> bool:
-        """Take the next line, in order of path and number; False when no more are wanted.
-
-        `column` is where it matches, from 1 on; 0 in a line that only stands near a match.
-        """
-        match = column > 0
-        if (match and self.matches >= self._limit) or self._size > MAX_BYTES:
+        """Take the next line, which matches from `column` on if not 0; False when that is all."""
+        if (column and self.matches >= self._limit) or self._size > MAX_BYTES:
             self.truncated = True
             return False
         self._separate(path, number)
         self._append(path, number, text, column)
-        if match:
+        if column:
             self.files += path != self._path or not self._last_match
             self.matches += 1
             self._last_match = number
-        if match or (self._last_match and number <= self._last_match + self._context):
+        if column or (self._last_match and number <= self._last_match + self._context):
             self._kept = len(self._lines)
         self._path, self._last_line = path, number
         return True

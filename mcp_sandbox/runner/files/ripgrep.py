@@ -22,20 +22,9 @@ FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
 _LONGEST = 4 * 1024 * 1024 + 8192
 _BINARY = b": WARNING: stopped searching binary file after match"
 _FLAGS = [
-    "--no-config",
-    "--color=never",
-    "--no-heading",
-    "--with-filename",
-    "--line-number",
-    "--column",
-    "--null",
-    "--sort=path",
-    "--hidden",
-    "--no-ignore",
-    "--no-messages",
-    "--no-mmap",
-    "--crlf",
-    "--encoding=none",
+    *("--no-config", "--color=never", "--no-heading", "--with-filename", "--line-number"),
+    *("--column", "--null", "--sort=path", "--hidden", "--no-ignore", "--no-messages"),
+    *("--no-mmap", "--crlf", "--encoding=none"),
 ]
 
 
@@ -118,13 +107,9 @@ def _collect(output: int, query: Query, found: Found) -> None:
         number, column, text = int(rest[:digits]), 0, rest[digits + 1 :]
         if rest[digits : digits + 1] == b":":
             at, _, text = text.partition(b":")
-            column = len(_decoded(text[: int(at) - 1])) + 1
-        if not found.add(name, number, _decoded(text), column):
+            column = 1 + len(text[: int(at) - 1].decode("utf-8", "surrogateescape"))
+        if not found.add(name, number, text.decode("utf-8", "surrogateescape"), column):
             return
-
-
-def _decoded(text: bytes) -> str:
-    return text.decode("utf-8", "surrogateescape")
 
 
 def _records(output: int) -> Iterator[tuple[bytes, bytes | None]]:

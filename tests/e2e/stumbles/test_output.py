@@ -135,3 +135,49 @@ async def test_a_full_tmp_is_named(agent: Agent) -> None:
     assert text_of(result).startswith("so far\n")
     assert "[/tmp holds 4 MiB" in text_of(result)
     assert "/workspace" in result.meta[META]["limit"]
+
+
+async def test_changed_files_are_told_in_natural_order_and_counted(agent: Agent) -> None:
+    await agent.told("write_file", path="kept", content="x")
+    await agent.told("exec", command="touch old1 old2 old3")
+    result = await agent.call(
+        "exec", command="touch file{1..500}; echo 2 > kept; sed -i s/x/y/ old1; rm old2 old3"
+    )
+    names = [f"file{number}" for number in range(1, 21)]
+    assert f"[files created or changed: {', '.join(names)} and 482 more]" in text_of(result)
+    meta = result.meta[META]
+    assert meta["changed_files"] == names
+    assert meta["file_counts"] == {"created": 500, "changed": 2, "deleted": 2}
+
+
+async def test_changes_by_file_tools_are_not_told_of_the_next_command(agent: Agent) -> None:
+    await agent.told("exec", command="mkdir sub; touch a sub/b")
+    await agent.told("delete_file", path="a")
+    await agent.told("move_file", source="sub/b", destination="sub/c")
+    await agent.told("write_file", path="sub/d", content="1")
+    meta = await agent.meta("exec", command="echo 2 > sub/d; rm sub/c; touch new")
+    assert meta["changed_files"] == ["new", "sub/d"]
+    assert meta["file_counts"] == {"created": 1, "changed": 1, "deleted": 1}
+    meta = await agent.meta(
+        "run_code", code="import os, shutil; os.unlink('new'); shutil.rmtree('sub')"
+    )
+    assert meta["file_counts"] == {"created": 0, "changed": 0, "deleted": 2}
+
+
+async def test_what_cannot_be_known_of_files_is_not_made_up(agent: Agent) -> None:
+    meta = await agent.meta("exec", command="touch a; kill -9 $PPID; sleep 9", timeout_s=5)
+    assert meta["changed_files"] is None
+    assert meta["file_counts"] is None
+
+
+async def test_grep_shows_a_long_line_around_its_match(agent: Agent) -> None:
+    line = "var é=1;" * 60_000 + "needle();" + "x();" * 100_000
+    await agent.told("write_file", path="app.min.js", content=f"{line}\nneedle\n")
+    told = await agent.told("grep", pattern="needle")
+    first, second, note = told.splitlines()
+    assert first.startswith("app.min.js:1:[column 480001] [...] ")
+    assert "var é=1;needle();x();" in first
+    assert first.endswith(" [...]")
+    assert len(first) < 600
+    assert second == "app.min.js:2:needle"
+    assert note == "[2 matches in 1 file]"
