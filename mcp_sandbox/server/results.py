@@ -6,11 +6,14 @@ under `RESULT_KEY`. No structured content: clients that see it hide the text.
 """
 
 import base64
+import re
+from bisect import bisect_left
 from typing import Any
 
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent
 
 from mcp_sandbox.models import (
+    TROUBLE,
     DeleteResult,
     EditResult,
     ExecResult,
@@ -36,6 +39,7 @@ RESULT_KEY = "mcp-sandbox/result"
 _RESERVED_BYTES = 3_000
 _OUTPUT_BYTES = MAX_TEXT_BYTES - _RESERVED_BYTES
 _HEX_BYTES = 256
+_TROUBLE = re.compile(f"^.*(?:{TROUBLE})", re.IGNORECASE | re.MULTILINE)
 _IN_META = (
     *("exit_code", "signal", "duration_ms", "timed_out", "out_of_memory", "killed_because"),
     *("limit", "stdout_bytes", "stderr_bytes", "output_file", "file_counts"),
@@ -46,33 +50,48 @@ def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
     """Standard output, standard error and how the command ended, each a block when not empty."""
     out, err = show(result.stdout), show(result.stderr)
     err_bytes = min(byte_length(err), max(_OUTPUT_BYTES // 3, _OUTPUT_BYTES - byte_length(out)))
-    shown_out = _stream(out, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes)
-    shown_err = _stream(err, err_bytes, result, result.stderr_bytes)
+    shown_out = _stream(result.stdout, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes)
+    shown_err = _stream(result.stderr, err_bytes, result, result.stderr_bytes)
+    unseen = result.trouble_lines - len(_TROUBLE.findall(f"{shown_out}\n{shown_err}"))
     blocks = [
         shown_out,
         f"[stderr]\n{shown_err}" if shown_err else "",
-        "\n".join(_ending(result, timeout_s)),
+        "\n".join(_ending(result, timeout_s, unseen)),
     ]
     return texts([block for block in blocks if block] or ["(no output)"], _exec_meta(result))
 
 
 def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> str:
-    cut = shorten(text, max_bytes)
+    cut = shorten(show(text), max_bytes)
     if not cut.left_out:
-        return text
+        return cut.head
     missing = max(cut.left_out, total_bytes - byte_length(cut.head) - byte_length(cut.tail))
-    # The kept file holds both streams in order of arrival: lines count only if there is one.
-    line = cut.next_line if total_bytes == result.stdout_bytes + result.stderr_bytes else 1
-    rest = (
-        f"to see them: read_file path={result.output_file} offset={line}"
-        if result.output_file
-        else "print less to see them"
-    )
+    # The kept file holds both streams in order of arrival: places count only if there is one.
+    alone = total_bytes == result.stdout_bytes + result.stderr_bytes
+    if not result.output_file:
+        rest = "print less to see them"
+    elif cut.head.endswith("\n"):
+        line = cut.next_line if alone else 1
+        rest = f"to see them: read_file path={result.output_file} offset={line}"
+    else:
+        start = _printed_before(text, len(cut.head)) + 1 if alone else 1
+        size = min(missing, _OUTPUT_BYTES)
+        rest = f"to see them: exec tail -c +{start} {result.output_file} | head -c {size}"
     return f"{cut.head}\n[… {missing:,} bytes left out here; {rest} …]\n{cut.tail}"
 
 
-def _ending(result: ExecResult, timeout_s: float) -> list[str]:
+def _printed_before(text: str, shown: int) -> int:
+    """How many bytes were printed before so many characters were to be seen."""
+    end = bisect_left(range(len(text)), shown, key=lambda size: len(show(text[:size])))
+    # What is no UTF-8 is a character of three bytes now, and was one byte or more.
+    return byte_length(text[:end]) - 2 * text.count("\ufffd", 0, end)
+
+
+def _ending(result: ExecResult, timeout_s: float, unseen: int) -> list[str]:
     lines = []
+    if unseen > 0:
+        look = f"grep -naiE '{TROUBLE}' {result.output_file}"
+        lines.append(f"[{_count(unseen, 'line')} left out with {TROUBLE}: exec {look}]")
     if ended := _how_it_ended(result, timeout_s):
         lines.append(f"[{ended}]")
     if result.limit:

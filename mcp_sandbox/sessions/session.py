@@ -1,10 +1,12 @@
 """One chat's computer: every call of every tool goes through here."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
+from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.models import (
+    TROUBLE,
     BackendName,
     ChatId,
     DeleteResult,
@@ -190,6 +192,8 @@ class Session:
                 with held.guard.call(may_end=full is None, answers=True) as stop:
                     result = await run(held.runtime.bounded(stop, may_grow=full is None))
                 changed = result.changed_files != ()
+                if kept := result.output_file:
+                    result = replace(result, trouble_lines=await _troubles(held.runtime, kept))
             finally:
                 self._hold.meter.note_change(grew=changed)
         if stop.cancelled_caught:
@@ -197,3 +201,11 @@ class Session:
         if result.success:
             return result
         return replace(result, limit=str(full or limit_met(result, held.facts.limits)))
+
+
+async def _troubles(runtime: Runtime, kept: str) -> int:
+    """How many lines of the kept output speak of trouble; 0 where that cannot be told soon."""
+    with suppress(SandboxError, ValueError):
+        look = ["grep", "-caiE", TROUBLE, kept]
+        return int((await runtime.exec(look, env={"LC_ALL": "C"}, timeout_s=2)).stdout[:9])
+    return 0

@@ -1,7 +1,11 @@
 """What was printed reaches the agent, however the call ends."""
 
+import hashlib
+import re
+
 import pytest
 
+from mcp_sandbox.server.text import show
 from tests.e2e.stumbles.conftest import META, Agent
 from tests.server.scripted import text_of
 
@@ -170,6 +174,61 @@ async def test_what_cannot_be_known_of_files_is_not_made_up(agent: Agent) -> Non
     assert meta["file_counts"] is None
 
 
+async def test_the_hint_for_a_long_line_shows_what_was_left_out(agent: Agent) -> None:
+    code = "print(''.join(f'{n:07},' for n in range(25_000)))"
+    printed = "".join(f"{n:07}," for n in range(25_000))
+    told = await agent.told("run_code", code=code)
+    gap, head, tail, hint = parts_of(told)
+    found = re.search(r"(tail -c \+\d+) (\S+) \| head -c 27000", hint)
+    assert found, hint
+    assert gap == len(printed) + 1 - len(head) - len(tail) > 27_000
+    shown = await agent.told("exec", command=found[0])
+    assert shown == printed[len(head) :][:27_000]
+    everything = await agent.told("exec", command=f"{found[1]} {found[2]} | head -c {gap} | md5sum")
+    left_out = printed[len(head) :][:gap].encode()
+    assert everything.startswith(hashlib.md5(left_out).hexdigest())
+
+
+@pytest.mark.parametrize(
+    "code", ["'\\x1b[1m' + 'é' * 20_000", "'\\r\\n' * 9 + 'a\\x00\\u2028' * 9_000"]
+)
+async def test_the_hint_counts_bytes_as_they_were_printed(agent: Agent, code: str) -> None:
+    told = await agent.told("run_code", code=f"print({code}, end='')")
+    *_, hint = parts_of(told)
+    found = re.search(r"tail -c \+(\d+) \S+ \| head -c \d+", hint)
+    assert found, hint
+    printed: bytes = eval(code).encode()
+    head = told.partition("\n[… ")[0]
+    before = show(printed[: int(found[1]) - 1].decode(errors="ignore"))
+    assert before == head
+
+
+async def test_the_hint_for_lines_reads_on_where_the_head_ends(agent: Agent) -> None:
+    told = await agent.told("exec", command="seq -f 'line %g' 9000")
+    _, head, _, hint = parts_of(told)
+    path, offset = re.findall(r"read_file path=(\S+) offset=(\d+)", hint)[0]
+    rows = await agent.told("read_file", path=path, offset=int(offset), limit=1)
+    assert rows.split("\n")[0].split("\t")[1] == f"line {len(head.splitlines()) + 1}"
+
+
+async def test_trouble_in_the_part_left_out_is_counted(agent: Agent) -> None:
+    code = (
+        "import sys\nfor n in range(9000):\n"
+        "    print('ERROR: bad' if n in (0, 4000, 5000) else f'line {n}')\n"
+        "print('x' * 9, 'Exception', file=sys.stderr)"
+    )
+    told = await agent.told("run_code", code=code)
+    assert "[2 lines left out with error|fail|exception|traceback: exec grep " in told
+    command = told.rpartition(": exec ")[2].partition("]")[0]
+    shown = (await agent.told("exec", command=command)).splitlines()
+    assert [row for row in shown if "ERROR" in row] == [
+        "1:ERROR: bad",
+        "4001:ERROR: bad",
+        "5001:ERROR: bad",
+    ]
+    assert "left out with" not in await agent.told("exec", command="seq 9000; echo error")
+
+
 async def test_grep_shows_a_long_line_around_its_match(agent: Agent) -> None:
     line = "var é=1;" * 60_000 + "needle();" + "x();" * 100_000
     await agent.told("write_file", path="app.min.js", content=f"{line}\nneedle\n")
@@ -181,3 +240,11 @@ async def test_grep_shows_a_long_line_around_its_match(agent: Agent) -> None:
     assert len(first) < 600
     assert second == "app.min.js:2:needle"
     assert note == "[2 matches in 1 file]"
+
+
+def parts_of(told: str) -> tuple[int, str, str, str]:
+    """How many bytes were left out, what is shown before and after them, and the hint."""
+    head, _, rest = told.partition("\n[… ")
+    hint, _, tail = rest.partition(" …]\n")
+    gap = int(hint.partition(" bytes left out here; ")[0].replace(",", ""))
+    return gap, head, tail.partition("\n[")[0], hint
