@@ -194,7 +194,7 @@ def _result(reply: Reply) -> ExecResult:
     out_total, err_total = (int(total) for total in said["totals"])
     out = _text(out_head, out_tail, out_total)
     err = _text(err_head, err_tail, err_total)
-    number, counts = said["signal"], said["counts"]
+    number, counts = said["signal"], said.get("counts")
     return ExecResult(
         stdout=out,
         stderr=err,
