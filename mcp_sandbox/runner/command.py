@@ -30,6 +30,7 @@ BASH = (
 )
 _ARGV = {"bash": ["bash", "-c", BASH], "javascript": ["node", "-"], "python": ["python3"]}
 _LIVE_WINDOW = 256 * 1024
+_LITTLE, _GATHER_S = 4096, 0.002
 # Longer than the pool takes a look at all processes for a fresh one.
 _SETTLE_S = 0.005
 _SETTLE_MOST_S = 5.0
@@ -160,6 +161,10 @@ class Command:
     def _take(self, name: str, data: bytes) -> None:
         if data:
             self._capture.add(name, data)
+            if len(data) < _LITTLE:
+                # Who prints line by line would wake us for each.
+                self._taps[name].pause()
+                self._loop.later(_GATHER_S, self._taps[name].resume)
             # Live output is a courtesy: without credit it is left out, the result has it all.
             if self._live >= len(data):
                 self._live -= len(data)
