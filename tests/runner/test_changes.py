@@ -54,11 +54,9 @@ def test_a_name_that_comes_within_the_same_tick_is_seen(tmp_path: Path) -> None:
     for number in range(50):
         names.begin(str(tmp_path))
         (tmp_path / str(number)).write_text("1")
-        changed, counts = names.end(str(tmp_path))
-        assert changed is not None
+        counts = names.end(str(tmp_path))[1]
         assert counts is not None
-        assert str(number) in changed
-        assert counts[0] == 1
+        assert counts[::2] == [1, 0]
 
 
 def test_numbers_in_names_are_sorted_by_their_value(tmp_path: Path) -> None:
