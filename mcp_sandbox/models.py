@@ -22,6 +22,8 @@ SessionState = Literal["warm", "starting", "running", "paused", "terminated"]
 Ending = Literal["memory", "killed", "failed", "ended", "lost"]
 EntryKind = Literal["file", "directory", "link", "fifo", "socket", "device"]
 
+# What lines say that should not be missed, as a regular expression of any kind.
+TROUBLE = "error|fail|exception|traceback"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -228,7 +230,9 @@ class ExecResult:
     `exit_code` is None when a signal ended it; `signal` then names it ("SIGKILL").
     `stdout` and `stderr` hold head and tail when `truncated`; the whole is in `output_file`
     (a path inside the sandbox) up to the output limit. `changed_files` are workspace paths,
-    at most 20; None when the workspace was too large to look through. `offline`: no network.
+    at most 20, and `file_counts` how many were created, changed and deleted; None when the
+    workspace was too large to look through. `limit` is the one of size that it seems to have run
+    into, in words. `trouble_lines` of the kept output match TROUBLE. `offline`: no network.
     """
 
     stdout: str
@@ -239,11 +243,14 @@ class ExecResult:
     timed_out: bool = False
     out_of_memory: bool = False
     killed_because: str | None = None
+    limit: str = ""
+    trouble_lines: int = 0
     truncated: bool = False
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     output_file: str | None = None
     changed_files: tuple[str, ...] | None = ()
+    file_counts: Mapping[str, int] | None = None
     offline: bool = False
 
     @property

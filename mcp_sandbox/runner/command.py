@@ -32,6 +32,7 @@ _PRELUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "javascript.
 _NODE = ["node", "--input-type=module", "--require", _PRELUDE, "-"]
 _ARGV = {"bash": ["bash", "-c", BASH], "javascript": _NODE, "python": ["python3"]}
 _LIVE_WINDOW = 256 * 1024
+_LITTLE, _GATHER_S = 4096, 0.002
 # Longer than the pool takes a look at all processes for a fresh one.
 _SETTLE_S = 0.005
 _SETTLE_MOST_S = 5.0
@@ -67,7 +68,7 @@ class Command:
         self._begun = False
         self._why: str | None = None
         self._status: int | None = None
-        self._changed: list[str] | None = []
+        self._changed: dict[str, Any] = dict.fromkeys(("changed", "counts"))
         self._job: dict[str, Any] = {}
         self._is_plain = False
         self._given: list[int] = []
@@ -162,6 +163,10 @@ class Command:
     def _take(self, name: str, data: bytes) -> None:
         if data:
             self._capture.add(name, data)
+            if len(data) < _LITTLE:
+                # Who prints line by line would wake us for each.
+                self._taps[name].pause()
+                self._loop.later(_GATHER_S, self._taps[name].resume)
             # Live output is a courtesy: without credit it is left out, the result has it all.
             if self._live >= len(data):
                 self._live -= len(data)
@@ -190,7 +195,7 @@ class Command:
             if self._why and self._worker:
                 self._pool.kill(self._worker)
         elif said["e"] == "exit":
-            self._changed = said["changed"]
+            self._changed = {name: said[name] for name in self._changed}
             self._ended(said["status"])
         elif said["e"] == "fail":
             self._failed(said["code"], said["message"])
@@ -226,7 +231,7 @@ class Command:
             until = time.monotonic() + _SETTLE_MOST_S
             self._loop.later(_SETTLE_S, lambda: self._settle(until))
         elif self._begun:
-            self._changed = None
+            self._changed = dict.fromkeys(self._changed)
             self._take_over(time.monotonic() + _SEEN_WITHIN_S)
         elif self._tries_left > 0:
             # Nothing had begun. Most likely no process was left for it.
@@ -261,7 +266,7 @@ class Command:
             return
         self._status = status
         if self._why == "cancelled" or self._worker is None:
-            self._changed = None
+            self._changed = dict.fromkeys(self._changed)
         for tap in self._taps.values():
             tap.drain()
         header, payload = self._result(status)
@@ -283,7 +288,7 @@ class Command:
             "sizes": [len(part) for part in ends],
             "totals": [stream.total for stream in self._capture.streams.values()],
             "output_file": self._capture.close(),
-            "changed": self._changed,
+            **self._changed,
         }
         return result, b"".join(ends)
 

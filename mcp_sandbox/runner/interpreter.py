@@ -15,13 +15,12 @@ if TYPE_CHECKING:
 CONTROL_FD = 3
 # What the C library or Python looks at when a program starts, and not later.
 _STEERING = ("PYTHON", "LD_", "GLIBC_", "MALLOC_")
-# The one of them that is heeded when code begins (python.py).
-_HEEDED_LATER = "PYTHONUNBUFFERED"
 
 
 def is_steered(env: Iterable[str]) -> bool:
     """Whether variables of these names make another Python than one that starts without them."""
-    return any(name.startswith(_STEERING) and name != _HEEDED_LATER for name in env)
+    # The one that is excepted is heeded when code begins (python.py).
+    return any(name.startswith(_STEERING) and name != "PYTHONUNBUFFERED" for name in env)
 
 
 def fork(env: dict[str, str]) -> tuple[int, Socket]:

@@ -6,6 +6,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
     from typing import Any
 
 # The kernel's own bound of process numbers.
@@ -25,21 +26,23 @@ def makes_sense(said: dict[str, Any]) -> bool:
     if event == "pid":
         return is_pid(said.get("pid"))
     if event == "exit":
-        known = _is_status(said.get("status")) and isinstance(said.get("stays"), bool)
-        return known and _are_names(said.get("changed"))
+        known = _is_number(said.get("status"), 0xFFFF) and isinstance(said.get("stays"), bool)
+        named = _is_list(said.get("changed"), range(21), lambda name: _is_short(name, 500))
+        return known and named and _is_list(said.get("counts"), (3,), _is_number)
     if event == "done":
         return isinstance(said.get("result"), dict)
     return event == "fail" and all(_is_short(said.get(key), 8000) for key in ("code", "message"))
 
 
-def _is_status(value: object) -> bool:
-    return isinstance(value, int) and 0 <= value <= 0xFFFF
+def _is_number(value: object, most: int = 2**31) -> bool:
+    return isinstance(value, int) and 0 <= value <= most
 
 
-def _are_names(value: object) -> bool:
-    if value is None:
-        return True
-    return isinstance(value, list) and len(value) <= 20 and all(_is_short(n, 500) for n in value)
+def _is_list(value: object, sizes: Collection[int], of: Callable[[object], bool]) -> bool:
+    """Or nothing."""
+    return value is None or (
+        isinstance(value, list) and len(value) in sizes and all(map(of, value))
+    )
 
 
 def _is_short(value: object, most: int) -> bool:

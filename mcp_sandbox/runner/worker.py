@@ -11,7 +11,7 @@ import os
 import select
 
 from mcp_sandbox.runner import processes
-from mcp_sandbox.runner.changes import changed_since, now_coarse
+from mcp_sandbox.runner.changes import Names
 from mcp_sandbox.runner.files.paths import resolve
 from mcp_sandbox.runner.native import Socket, pair, receive, send, signal
 from mcp_sandbox.runner.protocol import MAX_HEADER, OpError
@@ -25,13 +25,8 @@ if TYPE_CHECKING:
 
 # What a stray `pkill` of the user may send: ignored here, put back to default in what we start.
 SHIELDED = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTERM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGALRM,
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
 )
 DEFAULT_SIGNALS = (*SHIELDED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
 _NICER_BY = 5
@@ -59,6 +54,7 @@ class Worker:
     def __init__(self, control: Socket, start: Starter) -> None:
         self._control = control
         self._start = start
+        self._names = Names()
 
     def do_next(self) -> bool:
         """Wait for a job and do it; False when there will be no more."""
@@ -94,13 +90,13 @@ class Worker:
         send(self._control, message, [])
 
     def _command(self, job: dict[str, Any], fds: list[int]) -> bool:
-        since = now_coarse()
+        self._names.begin(job["workspace"])
         self._say(e="begin")
         pid = self._start(job, fds)
         self._say(e="pid", pid=pid)
         _close(fds)
         lower(pid, grow=job["grow"])
-        return self._see_through(pid, since, job)
+        return self._see_through(pid, job)
 
     def _gated(self, job: dict[str, Any], fds: list[int]) -> bool:
         """Start what waits at a gate, and open it when pid 1 knows which process it is.
@@ -111,6 +107,7 @@ class Worker:
         opener, gate = pair()
         try:
             pid = self._start(job, [*fds, gate.fileno()])
+            self._names.begin(job["workspace"])
             if job["op"] == "standby":
                 named, _ = receive(self._control, MAX_HEADER + 4096, 0)
                 if named is None:
@@ -119,7 +116,7 @@ class Worker:
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     # User code has killed it while it waited; it never saw its command.
                     pid = self._start(job, [*fds, gate.fileno()])
-            since = now_coarse()
+                self._names.begin(job["workspace"])
             self._say(e="pid", pid=pid)
             lower(pid, grow=job["grow"])
             _close(fds)
@@ -128,13 +125,13 @@ class Worker:
         finally:
             gate.close()
             opener.close()
-        return self._see_through(pid, since, job)
+        return self._see_through(pid, job)
 
-    def _see_through(self, pid: int, since: int, job: dict[str, Any]) -> bool:
+    def _see_through(self, pid: int, job: dict[str, Any]) -> bool:
         """Tell how a command ended; whether with it everything has."""
         status, stays = _await(pid)
-        changed = changed_since(since, job["workspace"])
-        self._say(e="exit", status=status, changed=changed, stays=stays)
+        changed, counts = self._names.end(job["workspace"])
+        self._say(e="exit", status=status, changed=changed, counts=counts, stays=stays)
         if stays:
             _await(None)
         return not stays

@@ -61,9 +61,9 @@ class Reply:
 class _Call:
     """One call under way, filled by the reader."""
 
-    def __init__(self, sink: Sink | None, max_body: int) -> None:
+    def __init__(self, sink: Sink | None) -> None:
         self.sink = sink
-        self.max_body = max_body
+        self.max_body = MAX_BODY
         self.body = bytearray()
         self.pieces: list[tuple[str, bytes]] = []
         self.ended = False
@@ -80,10 +80,6 @@ class _Call:
 
     async def changed(self) -> None:
         await self._event.wait()
-
-    async def end(self) -> None:
-        while not self.ended:
-            await self.changed()
 
 
 class Channel:
@@ -147,11 +143,12 @@ class Channel:
         body: bytes | AsyncIterable[bytes] = b"",
         timeout_s: float = 60.0,
         sink: Sink | None = None,
-        max_body: int = MAX_BODY,
+        stop: anyio.CancelScope | None = None,
     ) -> Reply:
         """Send one call and wait for its end. It is never sent twice.
 
-        `sink` gets (name, bytes) pieces as they come, which are then not collected.
+        `sink` gets (name, bytes) pieces as they come, which are then not collected. Cancelling
+        `stop` stops what the call started, and it answers all the same.
 
         Raises:
             CallerError: the runner says why it could not be done.
@@ -160,12 +157,15 @@ class Channel:
         if self._broken:
             raise self._broken
         self._last_id += 1
-        number, call = self._last_id, _Call(sink, max_body)
+        number, call = self._last_id, _Call(sink)
         self._calls[number] = call
         self._busy.set()
         try:
             with span(f"runtime {op}"), anyio.fail_after(timeout_s):
-                return await self._converse(number, call, {"op": op, "args": args}, body)
+                with stop or anyio.CancelScope():
+                    return await self._converse(number, call, {"op": op, "args": args}, body)
+                await self._cancel(number, call)
+                return await self._result(number, call)
         except errors.TooLarge:
             # Nothing of it was sent, or it has been answered.
             call.ended = True
@@ -224,11 +224,11 @@ class Channel:
 
     async def _cancel(self, number: int, call: _Call) -> None:
         """Stop what the call started; returns when the runner says that all of it is dead."""
-        call.sink = None
-        call.max_body = 0
+        call.sink, call.max_body = None, 0
         with anyio.move_on_after(CANCEL_S, shield=True):
             await self._send({"t": "cancel", "id": number}, b"")
-            await call.end()
+            while not call.ended:
+                await call.changed()
             return
         await self._give_up("the sandbox did not stop a cancelled call")
 

@@ -4,6 +4,8 @@ import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
+from anyio import CancelScope
+
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import Background, ExecResult, Language, RunnerHello, RunnerStatus
 from mcp_sandbox.runtime.channel import Channel, JsonObject, Reply, background_of
@@ -20,6 +22,7 @@ _LATE_S = 5.0
 # Who does not answer this is ended with all that runs in it: so a slow machine gets its time.
 _RETIRE_S = 12.0
 _MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
+_COUNTED = ("created", "changed", "deleted")
 _WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
 
 
@@ -36,10 +39,14 @@ class Runtime:
         self._channel = channel
         self._keep_bytes = keep_bytes
         self._may_grow = may_grow
+        self._stop: CancelScope | None = None
 
-    def without_growth(self) -> "Runtime":
-        """The same runner for a full workspace: commands can read and delete, not write more."""
-        return Runtime(self._channel, keep_bytes=0, may_grow=False)
+    def bounded(self, stop: CancelScope | None = None, *, may_grow: bool) -> "Runtime":
+        """The same runner for one call, which is killed, and answers, when `stop` is cancelled."""
+        keep_bytes = self._keep_bytes if may_grow else 0
+        bounded = Runtime(self._channel, keep_bytes=keep_bytes, may_grow=may_grow)
+        bounded._stop = stop
+        return bounded
 
     @property
     def broken(self) -> bool:
@@ -157,6 +164,7 @@ class Runtime:
             body=(code or b"") + stdin,
             timeout_s=args["timeout_s"] + _LATE_S,
             sink=on_output,
+            stop=self._stop,
         )
         try:
             result = _result(reply)
@@ -186,7 +194,7 @@ def _result(reply: Reply) -> ExecResult:
     out_total, err_total = (int(total) for total in said["totals"])
     out = _text(out_head, out_tail, out_total)
     err = _text(err_head, err_tail, err_total)
-    number = said["signal"]
+    number, counts = said["signal"], said.get("counts")
     return ExecResult(
         stdout=out,
         stderr=err,
@@ -201,6 +209,7 @@ def _result(reply: Reply) -> ExecResult:
         stderr_bytes=err_total,
         output_file=None if said["output_file"] is None else str(said["output_file"]),
         changed_files=_names(said["changed"]),
+        file_counts=counts and dict(zip(_COUNTED, map(int, counts), strict=True)),
     )
 
 

@@ -6,12 +6,14 @@ under `RESULT_KEY`. No structured content: clients that see it hide the text.
 """
 
 import base64
+import re
 from shlex import quote
 from typing import Any
 
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent
 
 from mcp_sandbox.models import (
+    TROUBLE,
     DeleteResult,
     EditResult,
     ExecResult,
@@ -53,45 +55,71 @@ _READERS = (
     (b"\xfe\xff", "UTF-16 text", "iconv -f UTF-16 -t UTF-8 {0}"),
     (b"", "", "a program that reads this type, such as python3; all bytes: od -A x -t x1z {0}"),
 )
+_TROUBLE = re.compile(f"^.*(?:{TROUBLE})", re.IGNORECASE | re.MULTILINE)
+_IN_META = (
+    *("exit_code", "signal", "duration_ms", "timed_out", "out_of_memory", "killed_because"),
+    *("limit", "stdout_bytes", "stderr_bytes", "output_file", "file_counts"),
+)
 
 
 def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
     """Standard output, standard error and how the command ended, each a block when not empty."""
-    out, err = printed(result.stdout), printed(result.stderr)
-    err = err if result.success else without_internals(err)
-    err_bytes = min(byte_length(err), max(_OUTPUT_BYTES // 3, _OUTPUT_BYTES - byte_length(out)))
-    shown_out = _stream(out, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes)
-    shown_err = _stream(err, err_bytes, result, result.stderr_bytes)
+    out_bytes, err_bytes = (byte_length(printed(each)) for each in (result.stdout, result.stderr))
+    err_bytes = min(err_bytes, max(_OUTPUT_BYTES // 3, _OUTPUT_BYTES - out_bytes))
+    shown_out = _stream(result.stdout, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes)
+    shown_err = _stream(result.stderr, err_bytes, result, result.stderr_bytes)
+    shown_err = shown_err if result.success else without_internals(shown_err)
+    unseen = result.trouble_lines - len(_TROUBLE.findall(f"{shown_out}\n{shown_err}"))
     blocks = [
         shown_out,
         f"[stderr]\n{shown_err}" if shown_err else "",
-        "\n".join(_ending(result, timeout_s)),
+        "\n".join(_ending(result, timeout_s, unseen)),
     ]
     return texts([block for block in blocks if block] or ["(no output)"], _exec_meta(result))
 
 
 def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> str:
-    cut = shorten(text, max_bytes)
-    if not cut.left_out:
-        return text
-    missing = max(cut.left_out, total_bytes - byte_length(cut.head) - byte_length(cut.tail))
-    # The kept file holds both streams in order of arrival: lines count only if there is one.
-    line = cut.next_line if total_bytes == result.stdout_bytes + result.stderr_bytes else 1
-    rest = (
-        f"to see them: read_file path={result.output_file} offset={line}"
-        if result.output_file
-        else "print less to see them"
-    )
-    return f"{cut.head}\n[… {missing:,} bytes left out here; {rest} …]\n{cut.tail}"
+    if byte_length(printed(text)) <= max_bytes:
+        return printed(text)
+    size = max_bytes
+    while True:
+        # What was printed is cut, not what is shown of it: so the hint knows the place in the file.
+        cut = shorten(text, size)
+        head, tail = printed(cut.head), printed(cut.tail)
+        if byte_length(head + tail) <= max_bytes:
+            break
+        size = size * 2 // 3
+    # What is no UTF-8 is a character of three bytes now, and was one byte or more.
+    first, last = (byte_length(end) - 2 * end.count("\ufffd") for end in (cut.head, cut.tail))
+    missing = total_bytes - first - last
+    # The kept file holds both streams in order of arrival: places count only if there is one.
+    alone = total_bytes == result.stdout_bytes + result.stderr_bytes
+    if not result.output_file:
+        rest = "print less to see them"
+    elif head.endswith("\n"):
+        line = cut.next_line if alone else 1
+        rest = f"to see them: read_file path={result.output_file} offset={line}"
+    else:
+        start, size = first + 1 if alone else 1, min(missing, _OUTPUT_BYTES)
+        rest = f"to see them: exec tail -c +{start} {result.output_file} | head -c {size}"
+    return f"{head}\n[… {missing:,} bytes left out here; {rest} …]\n{tail}"
 
 
-def _ending(result: ExecResult, timeout_s: float) -> list[str]:
+def _ending(result: ExecResult, timeout_s: float, unseen: int) -> list[str]:
     lines = []
+    if unseen > 0:
+        look = f"grep -naiE '{TROUBLE}' {result.output_file}"
+        lines.append(f"[{_count(unseen, 'line')} left out with {TROUBLE}: exec {look}]")
     if ended := _how_it_ended(result, timeout_s):
         lines.append(f"[{ended}]")
+    if result.limit:
+        lines.append(f"[{show_name(result.limit)}]")
     if result.changed_files:
-        names = ", ".join(clip(show_name(name), 120) for name in result.changed_files[:20])
-        lines.append(f"[files created or changed: {names}]")
+        names = [clip(show_name(name), 120) for name in result.changed_files[:20]]
+        counts = result.file_counts
+        more = counts["created"] + counts["changed"] - len(names) if counts else "perhaps"
+        others = f" and {more} more" if more else ""
+        lines.append(f"[files created or changed: {', '.join(names)}{others}]")
     return lines
 
 
@@ -111,21 +139,11 @@ def _how_it_ended(result: ExecResult, timeout_s: float) -> str:
 
 
 def _exec_meta(result: ExecResult) -> dict[str, Any]:
+    names = result.changed_files
     return {
-        "exit_code": result.exit_code,
-        "signal": result.signal,
-        "duration_ms": result.duration_ms,
-        "timed_out": result.timed_out,
-        "out_of_memory": result.out_of_memory,
-        "killed_because": result.killed_because,
-        "truncated": result.truncated
-        or byte_length(result.stdout) + byte_length(result.stderr) > _OUTPUT_BYTES,
-        "stdout_bytes": result.stdout_bytes,
-        "stderr_bytes": result.stderr_bytes,
-        "output_file": result.output_file,
-        "changed_files": None
-        if result.changed_files is None
-        else [show_name(name) for name in result.changed_files],
+        **{name: getattr(result, name) for name in _IN_META},
+        "truncated": result.truncated or byte_length(result.stdout + result.stderr) > _OUTPUT_BYTES,
+        "changed_files": None if names is None else [show_name(name) for name in names],
     }
 
 
@@ -241,7 +259,7 @@ def glob_result(result: GlobResult) -> CallToolResult:
 
 def grep_result(result: GrepResult) -> CallToolResult:
     """`file:line:text`, then how many matches there are."""
-    lines = _fitting([clip(show_name(line), 500) for line in result.lines])
+    lines = _fitting([clip(show_name(line), 2_000) for line in result.lines])
     truncated = result.truncated or len(lines) < len(result.lines)
     note = (
         "[nothing matches]"

@@ -1,12 +1,13 @@
 """Holds a chat to its limits on disk while its sandbox is open, also between calls."""
 
 import logging
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager, nullcontext
 
 import anyio
 
 from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable, WorkspaceFull
+from mcp_sandbox.models import ExecResult
 from mcp_sandbox.workspace.meter import Meter
 
 logger = logging.getLogger(__name__)
@@ -16,6 +17,11 @@ _BETWEEN_CALLS_S = 0.5
 _TRY_AGAIN_S = 10.0
 # A cancelled call is over when all it started is dead.
 _ENDING_S = 10.0
+# What the kernel's refusals are called, and what is behind them.
+_LIMITS = {
+    "file too large": "a file can have {file_size}, not more: write several",
+    "no space left on device": "/tmp holds {tmp}: put large files into /workspace",  # noqa: S108
+}
 
 
 class GrowthGuard:
@@ -35,11 +41,13 @@ class GrowthGuard:
         self._pauses = 0
         self._ended_calls = False
         self._watching = anyio.CancelScope()
-        self._problem: SandboxError | None = None
+        self.problem: SandboxError = WorkspaceFull("the workspace is full")
 
     @contextmanager
-    def call(self, *, may_end: bool = True) -> Generator[None]:
+    def call(self, *, may_end: bool = True, answers: bool = False) -> Generator[anyio.CancelScope]:
         """A call that may write; unless it `may_end`, what was written before does not end it.
+
+        One that `answers` all the same enters the scope itself.
 
         Raises:
             WorkspaceFull, StorageUnavailable: it was ended because a limit was passed.
@@ -50,14 +58,14 @@ class GrowthGuard:
         self._count += 1
         self._called.set()
         try:
-            with scope:
-                yield
+            with nullcontext() if answers else scope:
+                yield scope
         finally:
             self._calls.discard(scope)
             self._left.set()
             self._left = anyio.Event()
-        if scope.cancelled_caught:
-            raise self._problem or WorkspaceFull("the call was ended: the workspace is full")
+        if scope.cancelled_caught and not answers:
+            raise type(self.problem)(f"the call was ended: {self.problem}")
 
     async def run(self) -> None:
         """Watch until `stop`."""
@@ -104,7 +112,7 @@ class GrowthGuard:
 
         So if files still grow when these calls are dead, it is neither theirs nor the next ones'.
         """
-        self._problem = type(found)(f"the call was ended: {found}")
+        self.problem = found
         self._ended_calls = bool(self._calls)
         ending = list(self._calls)
         for scope in ending:
@@ -112,3 +120,11 @@ class GrowthGuard:
         with anyio.move_on_after(_ENDING_S):
             while self._calls.intersection(ending):
                 await self._left.wait()
+
+
+def limit_met(result: ExecResult, limits: Mapping[str, str]) -> str:
+    """Which limit on sizes a command that failed ran into, by its end and its words; or none."""
+    # With this code a shell says that the signal ended a program.
+    ended = {"SIGXFSZ", 153} & {result.signal, result.exit_code}
+    said = "file too large" if ended else result.stderr.lower()
+    return next((what.format(**limits) for sign, what in _LIMITS.items() if sign in said), "")

@@ -1,10 +1,12 @@
 """One chat's computer: every call of every tool goes through here."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
+from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.models import (
+    TROUBLE,
     BackendName,
     ChatId,
     DeleteResult,
@@ -20,6 +22,7 @@ from mcp_sandbox.models import (
 )
 from mcp_sandbox.runtime.files import Files
 from mcp_sandbox.runtime.runtime import OnOutput, Runtime
+from mcp_sandbox.sessions.growth import limit_met
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.report import SandboxReport, ask_programs, report_on
 from mcp_sandbox.sessions.shell import Shell
@@ -177,22 +180,33 @@ class Session:
                 yield held.runtime.files
 
     async def _watched(self, run: Callable[[Runtime], Awaitable[ExecResult]]) -> ExecResult:
-        """Run, and end the call when the workspace grows over its limit meanwhile.
+        """Run, and kill it when the workspace grows over its limit meanwhile.
 
         In a full workspace it runs all the same, to look and to delete, but cannot write.
         """
         full = await self._hold.meter.problem()
         async with self._hold.call() as held:
-            runtime = held.runtime if full is None else held.runtime.without_growth()
             changed = True
             try:
                 # In a full workspace it cannot write, and may be just the one that cleans up.
-                with held.guard.call(may_end=full is None):
-                    result = await run(runtime)
+                with held.guard.call(may_end=full is None, answers=True) as stop:
+                    result = await run(held.runtime.bounded(stop, may_grow=full is None))
                 changed = result.changed_files != ()
+                if kept := result.output_file:
+                    result = replace(result, trouble_lines=await _troubles(held.runtime, kept))
             finally:
                 self._hold.meter.note_change(grew=changed)
         result = replace(result, offline=held.facts.network.startswith("none"))
-        if full is None or result.success:
+        if stop.cancelled_caught:
+            return replace(result, killed_because=str(held.guard.problem))
+        if result.success:
             return result
-        return replace(result, stderr=f"{result.stderr}\n{full}\n")
+        return replace(result, limit=str(full or limit_met(result, held.facts.limits)))
+
+
+async def _troubles(runtime: Runtime, kept: str) -> int:
+    """How many lines of the kept output speak of trouble; 0 where that cannot be told soon."""
+    with suppress(SandboxError, ValueError):
+        look = ["grep", "-caiE", TROUBLE, kept]
+        return int((await runtime.exec(look, env={"LC_ALL": "C"}, timeout_s=2)).stdout[:9])
+    return 0

@@ -25,7 +25,7 @@ class Shell:
         """
         full = await self._hold.meter.problem()
         async with self._hold.call(endless=True) as held:
-            runtime = held.runtime if full is None else held.runtime.without_growth()
+            runtime = held.runtime.bounded(may_grow=full is None)
             try:
                 with held.guard.call(may_end=full is None):
                     return await runtime.terminal.run(frames, show, args=args)

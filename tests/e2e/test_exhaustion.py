@@ -10,7 +10,7 @@ import pytest
 
 from mcp_sandbox.app import open_backend, open_manager
 from mcp_sandbox.config import Config, LimitsConfig, WorkspaceConfig
-from mcp_sandbox.errors import SandboxGone, WorkspaceFull
+from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
@@ -120,8 +120,9 @@ async def test_a_file_bomb_is_stopped_and_deleting_makes_room(
     before = free(small.data_dir.parent)
     bomb = "n=0; while :; do n=$((n+1)); head -c 8M /dev/zero > big$n; sleep 0.1; done"
     with anyio.fail_after(40):
-        with pytest.raises(WorkspaceFull, match="the workspace is full"):
-            await tight.exec(bomb, timeout_s=30)
+        ended = await tight.exec(f"echo begun; {bomb}", timeout_s=30)
+    assert "the workspace is full" in (ended.killed_because or "")
+    assert ended.stdout == "begun\n"
     assert taken(small.data_dir, before) < LIMIT + SLACK
     assert "WorkspaceFull" in await attempt(tight.write_file("more", b"x"))
     assert "WorkspaceFull" in await attempt(tight.edit_file("big1", "a", "b"))
@@ -137,16 +138,17 @@ async def test_a_file_bomb_is_stopped_and_deleting_makes_room(
 async def test_a_bomb_of_empty_files_is_stopped(tight: Session, small: Config) -> None:
     bomb = "import os, time\nfor n in range(60_000):\n    os.mkdir(f'd{n}')\n    time.sleep(0.0001)"
     with anyio.fail_after(40):
-        with pytest.raises(WorkspaceFull, match="files"):
-            await tight.run_code(f"{bomb}\nwhile True: time.sleep(1)", timeout_s=30)
+        ended = await tight.run_code(f"{bomb}\nwhile True: time.sleep(1)", timeout_s=30)
+    assert "files and directories" in (ended.killed_because or "")
 
 
 @on_the_host_kernel
 async def test_the_home_counts_as_the_workspace_does(tight: Session) -> None:
-    with anyio.fail_after(40), pytest.raises(WorkspaceFull):
-        await tight.exec(
+    with anyio.fail_after(40):
+        ended = await tight.exec(
             "n=0; while :; do n=$((n+1)); head -c 8M /dev/zero > ~/big$n; sleep 0.1; done"
         )
+    assert "the workspace is full" in (ended.killed_because or "")
 
 
 async def test_temporary_places_are_bounded(session: Session) -> None:
@@ -185,7 +187,8 @@ _UNSEEN = {
 async def test_files_without_a_name_count(tight: Session, small: Config, way: str) -> None:
     with anyio.fail_after(40):
         # Twenty times 24 MiB are asked for; the call is to be ended long before.
-        assert "WorkspaceFull" in await attempt(tight.run_code(_UNSEEN[way], timeout_s=30))
+        ended = await tight.run_code(_UNSEEN[way], timeout_s=30)
+    assert "the workspace is full" in (ended.killed_because or "")
 
 
 @on_bubblewrap
@@ -232,11 +235,11 @@ async def test_a_full_workspace_can_be_read_and_emptied_but_not_written(
     for _ in range(5):
         written = await tight.exec("head -c 900k /dev/zero > more; wc -c < more")
         assert written.stdout == "0\n", written
-        assert "the workspace is full" in written.stderr or written.success
+        assert "the workspace is full" in written.limit or written.success
         code = "with open('py', 'wb') as f: f.write(bytes(900_000))"
         refused = await tight.run_code(code)
         assert "File too large" in refused.stderr
-        assert "the workspace is full" in refused.stderr
+        assert "the workspace is full" in refused.limit
     assert (await tight.exec("cat note; rm full more py; echo gone")).stdout.endswith("gone\n")
     assert (await tight.exec("head -c 900k /dev/zero > more; wc -c < more")).stdout == "921600\n"
 

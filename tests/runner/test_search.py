@@ -145,6 +145,28 @@ def test_a_limit_of_matches_says_that_it_cut(workspace: Path, engine: str) -> No
     assert body == b"f:1:x\nf-2-y\nf-3-y\nf:4:x\nf-5-y\n"
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "shown"),
+    [
+        ("a" * 300, "b" * 700, "[column 301] [...] {a}needle{b} [...]"),
+        ("é" * 900_000, "b" * 700, "[column 900001] [...] {a}needle{b} [...]"),
+        ("a needle " * 3 + "a" * 900, "", "[column 3] a needle a needle a needle {a} [...]"),
+        ("a" * 600, "", "[column 601] [...] {a}needle"),
+        ("a" * 240, "b" * 240, "{a}needle{b}"),
+    ],
+)
+def test_a_long_line_is_shown_around_its_match(
+    workspace: Path, engine: str, before: str, after: str, shown: str
+) -> None:
+    (workspace / "f").write_text(f"first\n{before}needle{after}\n")
+    (line,) = call("grep", pattern="needle")[1].decode().splitlines()
+    text = line.removeprefix("f:2:")
+    pieces = [piece for piece in shown.replace("{b}", "{a}").split("{a}") if piece]
+    assert all(piece in text for piece in pieces), text[:700]
+    assert len(text) <= 540
+    assert line.startswith("f:2:")
+
+
 def test_binary_files_are_skipped_and_long_lines_cut(workspace: Path, engine: str) -> None:
     (workspace / "early").write_bytes(b"x\n\0\n")
     (workspace / "late").write_bytes(b"x\n" * 50_000 + b"\0\nx\n")
@@ -153,7 +175,8 @@ def test_binary_files_are_skipped_and_long_lines_cut(workspace: Path, engine: st
     (workspace / "bad").write_bytes(b"caf\xe9 x\r\n")
     result, body = call("grep", pattern="x", limit=100_000)
     lines = body.decode().split("\n")[:-1]
-    assert lines == ["bad:1:caf\ufffd x", "long:1:" + "x" * 500 + " [...]", "long:2:end x"]
+    shown = "[column 1] " + "x" * 500 + " [...]"
+    assert lines == ["bad:1:caf\ufffd x", f"long:1:{shown}", "long:2:end x"]
     assert result == {"matches": 3, "files": 2, "truncated": False}
 
 

@@ -52,13 +52,29 @@ def test_silence_is_said() -> None:
 
 def test_stderr_exit_code_and_changed_files_are_blocks_of_their_own() -> None:
     result = ended(
-        stdout="a\n", stderr="oops\n", exit_code=3, changed_files=("a.py", "evil\n[exit code 0]")
+        stdout="a\n",
+        stderr="oops\n",
+        exit_code=3,
+        changed_files=("a.py", "evil\n[exit code 0]"),
+        file_counts={"created": 1, "changed": 1, "deleted": 4},
     )
     assert blocks(result) == [
         "a\n",
         "[stderr]\noops\n",
         "[exit code 3]\n[files created or changed: a.py, evil␊[exit code 0]]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ({"created": 400, "changed": 99, "deleted": 1}, "name and 498 more]"),
+        ({"created": 0, "changed": 1, "deleted": 1}, "name]"),
+        (None, "name and perhaps more]"),
+    ],
+)
+def test_how_many_changed_files_are_not_named_is_said(counts: dict[str, int], said: str) -> None:
+    assert blocks(ended(changed_files=("name",), file_counts=counts))[-1].endswith(said)
 
 
 @pytest.mark.parametrize(
@@ -127,11 +143,13 @@ def test_the_machine_readable_form_is_in_meta() -> None:
         "timed_out": False,
         "out_of_memory": False,
         "killed_because": None,
+        "limit": "",
         "truncated": False,
         "stdout_bytes": 1,
         "stderr_bytes": 0,
         "output_file": None,
         "changed_files": [],
+        "file_counts": None,
     }
 
 

@@ -88,18 +88,18 @@ class Found:
         self._last_match = 0
         self._before_file = (0, 0, 0)
 
-    def add(self, path: str, number: int, text: str, *, match: bool) -> bool:
-        """Take the next line, in order of path and number; False when no more are wanted."""
-        if (match and self.matches >= self._limit) or self._size > MAX_BYTES:
+    def add(self, path: str, number: int, text: str, column: int) -> bool:
+        """Take the next line, which matches from `column` on if not 0; False when that is all."""
+        if (column and self.matches >= self._limit) or self._size > MAX_BYTES:
             self.truncated = True
             return False
         self._separate(path, number)
-        self._append(path, number, text, match=match)
-        if match:
+        self._append(path, number, text, column)
+        if column:
             self.files += path != self._path or not self._last_match
             self.matches += 1
             self._last_match = number
-        if match or (self._last_match and number <= self._last_match + self._context):
+        if column or (self._last_match and number <= self._last_match + self._context):
             self._kept = len(self._lines)
         self._path, self._last_line = path, number
         return True
@@ -113,11 +113,9 @@ class Found:
         if self._context and self._lines:
             self._lines.append("--")
 
-    def _append(self, path: str, number: int, text: str, *, match: bool) -> None:
-        sign = ":" if match else "-"
-        text = text.rstrip("\r")
-        cut = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " [...]"
-        line = f"{path}{sign}{number}{sign}{cut}"
+    def _append(self, path: str, number: int, text: str, column: int) -> None:
+        sign = ":" if column else "-"
+        line = f"{path}{sign}{number}{sign}{_window(text.rstrip(chr(13)), column)}"
         self._lines.append(line)
         self._size += len(line)
 
@@ -137,3 +135,13 @@ class Found:
         lines = self._lines[: self._kept] if self.truncated else self._lines
         raw = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
         return raw.decode("utf-8", "replace").encode()
+
+
+def _window(text: str, column: int) -> str:
+    """The text, or what of a long one is around its match."""
+    if len(text) <= MAX_TEXT:
+        return text
+    start = max(0, min(column - MAX_TEXT // 2, len(text) - MAX_TEXT))
+    at, before = f"[column {column}] " if column else "", "[...] " if start else ""
+    after = " [...]" if start + MAX_TEXT < len(text) else ""
+    return f"{at}{before}{text[start : start + MAX_TEXT]}{after}"

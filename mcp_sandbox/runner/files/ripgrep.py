@@ -18,23 +18,13 @@ if TYPE_CHECKING:
 
 # Not PATH: that begins in the home, where a program of the chat would answer for ours.
 FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
-# Longer ones are of a line whose end nobody sees.
-_LONGEST = 64 * 1024
+# Longer ones are of a line whose end nobody sees: as scan.py, and a path.
+_LONGEST = 4 * 1024 * 1024 + 8192
 _BINARY = b": WARNING: stopped searching binary file after match"
 _FLAGS = [
-    "--no-config",
-    "--color=never",
-    "--no-heading",
-    "--with-filename",
-    "--line-number",
-    "--null",
-    "--sort=path",
-    "--hidden",
-    "--no-ignore",
-    "--no-messages",
-    "--no-mmap",
-    "--crlf",
-    "--encoding=none",
+    *("--no-config", "--color=never", "--no-heading", "--with-filename", "--line-number"),
+    *("--column", "--null", "--sort=path", "--hidden", "--no-ignore", "--no-messages"),
+    *("--no-mmap", "--crlf", "--encoding=none"),
 ]
 
 
@@ -114,9 +104,11 @@ def _collect(output: int, query: Query, found: Found) -> None:
             found.drop(name)
             continue
         digits = len(rest) - len(rest.lstrip(b"0123456789"))
-        match = rest[digits : digits + 1] == b":"
-        text = rest[digits + 1 :].decode("utf-8", "surrogateescape")
-        if not found.add(name, int(rest[:digits]), text, match=match):
+        number, column, text = int(rest[:digits]), 0, rest[digits + 1 :]
+        if rest[digits : digits + 1] == b":":
+            at, _, text = text.partition(b":")
+            column = 1 + len(text[: int(at) - 1].decode("utf-8", "surrogateescape"))
+        if not found.add(name, number, text.decode("utf-8", "surrogateescape"), column):
             return
 
 
@@ -139,7 +131,7 @@ def _lines(output: int) -> Iterator[bytes]:
     start = b""
     for chunk in pipes.chunks(output):
         first, *others = chunk.split(b"\n")
-        start = (start + first)[:_LONGEST]
+        start += first[: _LONGEST - len(start)]
         for line in others:
             yield start
             start = line[:_LONGEST]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mcp_sandbox.runner.files.matches import Found, Query
 
-_LONGEST = 1024 * 1024
+_LONGEST = 4 * 1024 * 1024
 _HEAD = 64 * 1024
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -29,7 +29,7 @@ _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 class _Row(NamedTuple):
     number: int
     text: str
-    match: bool
+    column: int
 
 
 def search(query: Query, found: Found) -> None:
@@ -85,7 +85,7 @@ def _search_file(query: Query, path: str, pattern: re.Pattern[str], found: Found
             if row is None:
                 found.drop(name)
                 return True
-            if not found.add(name, row.number, row.text, match=row.match):
+            if not found.add(name, *row):
                 return False
         return True
     finally:
@@ -101,8 +101,9 @@ def _rows(fd: int, pattern: re.Pattern[str], context: int) -> Iterator[_Row | No
             yield None
             return
         text = line.head.decode("utf-8", "surrogateescape").removesuffix("\r")
-        row = _Row(number, text, pattern.search(text) is not None)
-        if row.match:
+        match = pattern.search(text)
+        row = _Row(number, text, match.start() + 1 if match else 0)
+        if match:
             yield from before
             before.clear()
             after = context

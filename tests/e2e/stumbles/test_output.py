@@ -1,8 +1,13 @@
 """What was printed reaches the agent, however the call ends."""
 
+import hashlib
+import re
+
 import pytest
 
-from tests.e2e.stumbles.conftest import Agent
+from mcp_sandbox.server.text import show
+from tests.e2e.stumbles.conftest import META, Agent
+from tests.server.scripted import text_of
 
 SAYS = {
     "python": "print('so far'); {more}",
@@ -68,3 +73,178 @@ async def test_buffering_is_a_choice_of_the_call(agent: Agent) -> None:
     command = "python3 -c \"import os; print('kept back'); os.kill(os.getpid(), 9)\""
     told = await agent.told("exec", command=command, env={"PYTHONUNBUFFERED": ""})
     assert not told.startswith("kept back"), told
+
+
+FILLS = "echo so far; while :; do head -c 4M /dev/zero >> big; sleep 0.05; done"
+
+
+@pytest.mark.parametrize("settings", [{"workspace": {"size_limit": "32m"}}])
+async def test_a_call_that_fills_the_workspace_keeps_its_output(agent: Agent) -> None:
+    result = await agent.call("exec", command=FILLS, timeout_s=30)
+    told = text_of(result)
+    assert not result.is_error
+    assert told.startswith("so far\n")
+    assert "[killed: the workspace is full: " in told
+    assert " MiB of 32 MiB are used (workspace and home together): delete files" in told
+    assert result.meta[META]["killed_because"] in told
+    # From now on nothing can be written, and the reason stands where it is ours.
+    told = await agent.told(
+        "run_code", code="print('so far')\nwith open('more', 'w') as f: f.write('x')"
+    )
+    assert told.startswith("so far\n")
+    assert "]\n[the workspace is full: " in told
+
+
+@pytest.mark.parametrize("settings", [{"workspace": {"user_quota": "32m"}}])
+async def test_a_call_that_fills_the_quota_of_its_user_keeps_its_output(agent: Agent) -> None:
+    told = await agent.told("exec", command=FILLS, timeout_s=30)
+    assert told.startswith("so far\n")
+    assert "[killed: all chats of this user together are full: " in told
+
+
+@pytest.mark.parametrize("settings", [{"limits": {"file_size": "4m"}}])
+@pytest.mark.parametrize(
+    ("tool", "given", "ended"),
+    [
+        ("exec", {"command": "echo so far; head -c 5M /dev/zero > f; exit $?"}, "exit code 153"),
+        ("exec", {"command": "echo so far; exec head -c 5M /dev/zero > f"}, "signal SIGXFSZ"),
+        (
+            "run_code",
+            {"code": "print('so far')\nopen('f', 'wb').write(bytes(5 << 20))"},
+            "exit code 1",
+        ),
+        (
+            "run_code",
+            {
+                "code": "console.log('so far');"
+                "require('fs').writeFileSync('f', Buffer.alloc(5 << 20))",
+                "language": "javascript",
+            },
+            "exit code 1",
+        ),
+    ],
+)
+async def test_the_limit_of_a_files_size_is_named(
+    agent: Agent, tool: str, given: dict[str, str], ended: str
+) -> None:
+    told = await agent.told(tool, **given)
+    assert told.startswith("so far\n"), told
+    assert f"{ended}]\n[a file can have 4 MiB " in told
+
+
+@pytest.mark.parametrize("settings", [{"limits": {"tmp": "4m"}}])
+async def test_a_full_tmp_is_named(agent: Agent) -> None:
+    command = "echo so far; head -c 5M /dev/zero > /tmp/f"
+    result = await agent.call("exec", command=command)
+    assert text_of(result).startswith("so far\n")
+    assert "[/tmp holds 4 MiB" in text_of(result)
+    assert "/workspace" in result.meta[META]["limit"]
+
+
+async def test_changed_files_are_told_in_natural_order_and_counted(agent: Agent) -> None:
+    await agent.told("write_file", path="kept", content="x")
+    await agent.told("exec", command="touch old1 old2 old3")
+    result = await agent.call(
+        "exec", command="touch file{1..500}; echo 2 > kept; sed -i s/x/y/ old1; rm old2 old3"
+    )
+    names = [f"file{number}" for number in range(1, 21)]
+    assert f"[files created or changed: {', '.join(names)} and 482 more]" in text_of(result)
+    meta = result.meta[META]
+    assert meta["changed_files"] == names
+    assert meta["file_counts"] == {"created": 500, "changed": 2, "deleted": 2}
+
+
+async def test_changes_by_file_tools_are_not_told_of_the_next_command(agent: Agent) -> None:
+    await agent.told("exec", command="mkdir sub; touch a sub/b")
+    await agent.told("delete_file", path="a")
+    await agent.told("move_file", source="sub/b", destination="sub/c")
+    await agent.told("write_file", path="sub/d", content="1")
+    meta = await agent.meta("exec", command="echo 2 > sub/d; rm sub/c; touch new")
+    assert meta["changed_files"] == ["new", "sub/d"]
+    assert meta["file_counts"] == {"created": 1, "changed": 1, "deleted": 1}
+    meta = await agent.meta(
+        "run_code", code="import os, shutil; os.unlink('new'); shutil.rmtree('sub')"
+    )
+    assert meta["file_counts"] == {"created": 0, "changed": 0, "deleted": 2}
+
+
+async def test_what_cannot_be_known_of_files_is_not_made_up(agent: Agent) -> None:
+    meta = await agent.meta("exec", command="touch a; kill -9 $PPID; sleep 9", timeout_s=5)
+    assert meta["changed_files"] is None
+    assert meta["file_counts"] is None
+
+
+async def test_the_hint_for_a_long_line_shows_what_was_left_out(agent: Agent) -> None:
+    code = "print(''.join(f'{n:07},' for n in range(25_000)))"
+    printed = "".join(f"{n:07}," for n in range(25_000))
+    told = await agent.told("run_code", code=code)
+    gap, head, tail, hint = parts_of(told)
+    found = re.search(r"(tail -c \+\d+) (\S+) \| head -c 27000", hint)
+    assert found, hint
+    assert gap == len(printed) + 1 - len(head) - len(tail) > 27_000
+    shown = await agent.told("exec", command=found[0])
+    assert shown == printed[len(head) :][:27_000]
+    everything = await agent.told("exec", command=f"{found[1]} {found[2]} | head -c {gap} | md5sum")
+    left_out = printed[len(head) :][:gap].encode()
+    assert everything.startswith(hashlib.md5(left_out).hexdigest())
+
+
+@pytest.mark.parametrize(
+    "code", ["'\\x1b[1m' + 'é' * 20_000", "'\\r\\n' * 9 + 'a\\x00\\u2028' * 9_000"]
+)
+async def test_the_hint_counts_bytes_as_they_were_printed(agent: Agent, code: str) -> None:
+    told = await agent.told("run_code", code=f"print({code}, end='')")
+    *_, hint = parts_of(told)
+    found = re.search(r"tail -c \+(\d+) \S+ \| head -c \d+", hint)
+    assert found, hint
+    printed: bytes = eval(code).encode()
+    head = told.partition("\n[… ")[0]
+    before = show(printed[: int(found[1]) - 1].decode(errors="ignore"))
+    assert before == head
+
+
+async def test_the_hint_for_lines_reads_on_where_the_head_ends(agent: Agent) -> None:
+    told = await agent.told("exec", command="seq -f 'line %g' 9000")
+    _, head, _, hint = parts_of(told)
+    path, offset = re.findall(r"read_file path=(\S+) offset=(\d+)", hint)[0]
+    rows = await agent.told("read_file", path=path, offset=int(offset), limit=1)
+    assert rows.split("\n")[0].split("\t")[1] == f"line {len(head.splitlines()) + 1}"
+
+
+async def test_trouble_in_the_part_left_out_is_counted(agent: Agent) -> None:
+    code = (
+        "import sys\nfor n in range(9000):\n"
+        "    print('ERROR: bad' if n in (0, 4000, 5000) else f'line {n}')\n"
+        "print('x' * 9, 'Exception', file=sys.stderr)"
+    )
+    told = await agent.told("run_code", code=code)
+    assert "[2 lines left out with error|fail|exception|traceback: exec grep " in told
+    command = told.rpartition(": exec ")[2].partition("]")[0]
+    shown = (await agent.told("exec", command=command)).splitlines()
+    assert [row for row in shown if "ERROR" in row] == [
+        "1:ERROR: bad",
+        "4001:ERROR: bad",
+        "5001:ERROR: bad",
+    ]
+    assert "left out with" not in await agent.told("exec", command="seq 9000; echo error")
+
+
+async def test_grep_shows_a_long_line_around_its_match(agent: Agent) -> None:
+    line = "var é=1;" * 60_000 + "needle();" + "x();" * 100_000
+    await agent.told("write_file", path="app.min.js", content=f"{line}\nneedle\n")
+    told = await agent.told("grep", pattern="needle")
+    first, second, note = told.splitlines()
+    assert first.startswith("app.min.js:1:[column 480001] [...] ")
+    assert "var é=1;needle();x();" in first
+    assert first.endswith(" [...]")
+    assert len(first) < 600
+    assert second == "app.min.js:2:needle"
+    assert note == "[2 matches in 1 file]"
+
+
+def parts_of(told: str) -> tuple[int, str, str, str]:
+    """How many bytes were left out, what is shown before and after them, and the hint."""
+    head, _, rest = told.partition("\n[… ")
+    hint, _, tail = rest.partition(" …]\n")
+    gap = int(hint.partition(" bytes left out here; ")[0].replace(",", ""))
+    return gap, head, tail.partition("\n[")[0], hint
