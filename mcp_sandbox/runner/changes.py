@@ -17,7 +17,6 @@ _LONGEST_NAME = 500
 _SKIPPED = {".git", ".mcp-sandbox", "node_modules", "__pycache__", ".venv"}
 # No command changes them; whoever shares such a file does, by having it.
 _SKILLS = "/.claude/skills"
-_NEVER = 2**63
 # Of a folder: when names in it changed, its files, and its folders by their paths.
 _Folder = tuple[int, set[str], list[str]]
 _NONE: _Folder = (-1, set(), [])
@@ -34,49 +33,51 @@ class Names:
     def __init__(self) -> None:
         # None when there was too much to see.
         self._seen: dict[str, _Folder] | None = {}
-        self._found: list[str] = []
-        self._since_ns = _NEVER
+        self._found: dict[str, tuple[int, int, int]] = {}
+        self._since_ns = 0
 
     def begin(self, workspace: str) -> None:
         """A command begins now. Only folders in which names have changed are read again."""
+        self._since_ns, self._found = _now_coarse(), {}
         if self._seen is not None:
-            self._since_ns = _NEVER
-            self._look(workspace, _BUDGET_S / 10)
-        self._since_ns = _now_coarse()
+            self._look(workspace, _BUDGET_S / 10, begins=True)
 
     def end(self, workspace: str) -> tuple[list[str] | None, list[int] | None]:
         """At most 20 paths whose data or inode changed since; how many are new, changed, gone.
 
         None stands for what cannot be known: there was too much to see.
         """
-        before = self._seen
+        before, fresh = self._seen, self._found
         self._look(workspace, _BUDGET_S)
-        names, now = _first(self._found, workspace), self._seen
+        # What was written just before has the time of the tick in which the command began, too.
+        found = [path for path, state in self._found.items() if fresh.get(path) != state]
+        names, now = _first(found, workspace), self._seen
         if before is None or now is None:
             return names if now or names else None, None
-        parts = [path.rpartition("/") for path in self._found]
+        parts = [path.rpartition("/") for path in found]
         new = sum(name not in before.get(folder, _NONE)[1] for folder, _, name in parts)
         gone = sum(len(old[1] - now.get(path, _NONE)[1]) for path, old in before.items())
         return names, [new, len(parts) - new, gone]
 
-    def _look(self, top: str, budget_s: float) -> None:
+    def _look(self, top: str, budget_s: float, *, begins: bool = False) -> None:
         deadline = time.monotonic() + budget_s
         known, seen, pending, unread = self._seen or {}, {}, [top], False
-        self._seen, self._found = None, []
+        self._seen, self._found = None, {}
         while pending and time.monotonic() < deadline:
             folder = pending.pop()
             try:
-                seen[folder] = self._read(folder, known.get(folder, _NONE))
+                seen[folder] = self._read(folder, known.get(folder, _NONE), begins=begins)
                 pending += seen[folder][2]
             except OSError:
                 # Removed or closed to us meanwhile.
                 unread = True
         self._seen = None if pending or unread else seen
 
-    def _read(self, folder: str, known: _Folder) -> _Folder:
+    def _read(self, folder: str, known: _Folder, *, begins: bool) -> _Folder:
         stamp, since_ns = os.stat(folder).st_ctime_ns, self._since_ns
-        if since_ns == _NEVER and known[0] == stamp:
+        if begins and known[0] == stamp:
             return known
+        look = not begins or stamp >= since_ns
         # Another change within the same tick of the clock would leave the same time.
         stamp, files, folders = stamp if stamp < _now_coarse() else -1, set(), []
         with os.scandir(folder) as entries:
@@ -86,8 +87,8 @@ class Names:
                         folders.append(entry.path)
                     continue
                 files.add(entry.name)
-                if since_ns < _NEVER and entry.stat(follow_symlinks=False).st_ctime_ns >= since_ns:
-                    self._found.append(entry.path)
+                if look and (state := entry.stat(follow_symlinks=False)).st_ctime_ns >= since_ns:
+                    self._found[entry.path] = state.st_ctime_ns, state.st_size, state.st_ino
         return stamp, files, folders
 
 

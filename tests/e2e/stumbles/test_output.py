@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from mcp_sandbox.server.text import show
+from mcp_sandbox.server.text import printed as shown
 from tests.e2e.stumbles.conftest import META, Agent
 from tests.server.scripted import text_of
 
@@ -199,7 +199,7 @@ async def test_the_hint_counts_bytes_as_they_were_printed(agent: Agent, code: st
     assert found, hint
     printed: bytes = eval(code).encode()
     head = told.partition("\n[… ")[0]
-    before = show(printed[: int(found[1]) - 1].decode(errors="ignore"))
+    before = shown(printed[: int(found[1]) - 1].decode(errors="ignore"))
     assert before == head
 
 
