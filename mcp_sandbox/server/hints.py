@@ -22,7 +22,7 @@ _MODULE = re.compile(r"No module named '?(\w{1,100})\b(?!\.)", re.ASCII)
 # What belongs to a prompt or a notebook, and how interpreters refuse it.
 _FOREIGN = re.compile(r"^(?:\$ |>>> |!\w+|%%?[a-z]+)", re.MULTILINE)
 _REFUSED = re.compile("SyntaxError|syntax error|command not found|no job control|no such job")
-_INSTEAD = "leave out prompts, and run shell commands with exec"
+_FOR_PROMPTS = "{!r} is for prompts and notebooks: leave it out, and run shell commands with exec"
 _PRINTS = {"python": "print()", "javascript": "console.log()"}
 
 
@@ -37,7 +37,7 @@ async def hints(result: ExecResult, code: str, language: Language) -> list[str]:
 def _hints(result: ExecResult, code: str) -> list[str]:
     said = f"{result.stderr}\n{result.stdout}"
     found = _FOREIGN.search(code) if _REFUSED.search(result.stderr) else None
-    lines = [f"{found[0]!r} is for prompts and notebooks: {_INSTEAD}"] if found else []
+    lines = [_FOR_PROMPTS.format(found[0])] if found else []
     lines += [_OFFLINE] if result.offline and _UNREACHED.search(said) else []
     module = _MODULE.search(said)
     for lack in unmet([Required("python", module[1], ())], Inventory()) if module else ():

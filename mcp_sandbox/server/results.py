@@ -26,6 +26,7 @@ from mcp_sandbox.models import (
 from mcp_sandbox.server.pictures import inspect
 from mcp_sandbox.server.text import (
     MAX_TEXT_BYTES,
+    Shortened,
     byte_length,
     clip,
     printed,
@@ -51,8 +52,7 @@ _READERS = (
     (b"%PDF-", "a PDF", "pdftotext {0} - (poppler-utils) or pypdf, where one is installed"),
     (b"PK\3\4", "a zip file", "python3 -m zipfile -l {0}; with -e {0} DIR it is unpacked"),
     (b"\x1f\x8b", "gzip data", "zcat {0} | head -n 50, or for a tar file tar -tzf {0}"),
-    (b"\xff\xfe", "UTF-16 text", "iconv -f UTF-16 -t UTF-8 {0}"),
-    (b"\xfe\xff", "UTF-16 text", "iconv -f UTF-16 -t UTF-8 {0}"),
+    ((b"\xff\xfe", b"\xfe\xff"), "UTF-16 text", "iconv -f UTF-16 -t UTF-8 {0}"),
     (b"", "", "a program that reads this type, such as python3; all bytes: od -A x -t x1z {0}"),
 )
 _TROUBLE = re.compile(f"^.*(?:{TROUBLE})", re.IGNORECASE | re.MULTILINE)
@@ -79,16 +79,13 @@ def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
 
 
 def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> str:
-    if byte_length(printed(text)) <= max_bytes:
-        return printed(text)
-    size = max_bytes
-    while True:
-        # What was printed is cut, not what is shown of it: so the hint knows the place in the file.
-        cut = shorten(text, size)
-        head, tail = printed(cut.head), printed(cut.tail)
-        if byte_length(head + tail) <= max_bytes:
-            break
-        size = size * 2 // 3
+    cut, size = Shortened(text), max_bytes
+    # What was printed is cut, not what is shown of it: so the hint knows the place in the file.
+    while byte_length(printed(cut.head) + printed(cut.tail)) > max_bytes:
+        cut, size = shorten(text, size), size * 2 // 3
+    head, tail = printed(cut.head), printed(cut.tail)
+    if not cut.left_out:
+        return head
     # What is no UTF-8 is a character of three bytes now, and was one byte or more.
     first, last = (byte_length(end) - 2 * end.count("\ufffd") for end in (cut.head, cut.tail))
     missing = total_bytes - first - last

@@ -4,46 +4,22 @@ What is due is decided in workspace.retention; this looks, and does it.
 """
 
 import logging
-from collections.abc import Collection, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 from anyio import to_thread
 
-from mcp_sandbox.models import ChatId, SandboxId
+from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.clock import recall, remember
 from mcp_sandbox.sessions.ledger import Ledger
+from mcp_sandbox.sessions.wards import Wards
 from mcp_sandbox.skills.snapshots import KEPT_S, Snapshots
 from mcp_sandbox.workspace.directory import TRASH_KEPT_S, Workspaces
 from mcp_sandbox.workspace.retention import Age, Ages, Due, Moment, due, in_words, outdated
 
 logger = logging.getLogger(__name__)
-
-
-class Guard(Protocol):
-    """What keeps files from being removed while somebody uses them."""
-
-    def lock(self, chat: ChatId) -> AbstractAsyncContextManager[object]:
-        """Nobody opens or removes the chat meanwhile, in no server of this data root."""
-        ...
-
-    async def in_use(self) -> Collection[ChatId]:
-        """The chats that have a sandbox, or are about to, whoever opened it."""
-        ...
-
-    async def sandboxes(self) -> Mapping[SandboxId, ChatId]:
-        """What runs, for which chats."""
-        ...
-
-    async def end_leftover(self, sandbox_id: SandboxId, chat: ChatId) -> bool:
-        """End a sandbox unless its chat has files, or got some meanwhile; whether it did."""
-        ...
-
-    async def forget(self, chat: ChatId) -> None:
-        """The chat has no files any more."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -77,7 +53,7 @@ class Cleaning:
         ledger: Ledger,
         *,
         keep_s: float,
-        guard: Guard,
+        guard: Wards,
         snapshots: Snapshots,
     ) -> None:
         """`keep_s` is the retention; 0 keeps everything."""

@@ -152,15 +152,10 @@ _AARCH64 = {
     "userfaultfd": 282,
     "kexec_file_load": 294,
 }
-_REFUSED = {"x86_64": _X86_64 | _COMMON, "aarch64": _AARCH64 | _COMMON}
+REFUSED = {"x86_64": _X86_64 | _COMMON, "aarch64": _AARCH64 | _COMMON}
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # clone, clone3, ioctl, socket, socketpair, personality
 _LOOKED_INTO = {"x86_64": (56, 435, 16, 41, 53, 135), "aarch64": (220, 435, 29, 198, 199, 92)}
-
-
-def refused_calls(machine: str) -> dict[str, int]:
-    """Names and numbers of the calls that are refused whatever their arguments."""
-    return dict(_REFUSED[machine])
 
 
 def program(machine: str) -> bytes:
@@ -169,10 +164,10 @@ def program(machine: str) -> bytes:
     Raises:
         BackendUnavailable: no filter is known for this machine.
     """
-    if machine not in _REFUSED:
+    if machine not in REFUSED:
         raise BackendUnavailable(
             f"the bubblewrap backend has no system call filter for {machine} machines "
-            f"(only {', '.join(_REFUSED)}); use the docker backend"
+            f"(only {', '.join(REFUSED)}); use the docker backend"
         )
     clone, clone3, ioctl, socket, socketpair, personality = _LOOKED_INTO[machine]
     return b"".join(
@@ -184,7 +179,7 @@ def program(machine: str) -> bytes:
             *(_when(_JGE, _X32_BIT, (_return(_REFUSE),)) if machine == "x86_64" else ()),
             *_when(_JGE, _NEWEST + 1, (_return(_UNKNOWN),)),
             *_when(_JEQ, clone3, (_return(_UNKNOWN),)),
-            *_search(sorted(_REFUSED[machine].values())),
+            *_search(sorted(REFUSED[machine].values())),
             *_argument(clone, 0, *_when(_JSET, _NAMESPACES, (_return(_REFUSE),))),
             *_argument(ioctl, 1, *_refuse_each(_TERMINAL_INPUT)),
             *_argument(socket, 0, *_sockets()),

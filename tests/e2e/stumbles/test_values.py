@@ -103,7 +103,7 @@ async def test_prompts_and_notebook_commands_get_one_hint(
     agent: Agent, tool: str, given: dict[str, Any]
 ) -> None:
     *_, hint = (await agent.told(tool, **given)).splitlines()
-    assert "is for prompts and notebooks: leave out prompts" in hint
+    assert "is for prompts and notebooks: leave it out" in hint
 
 
 async def test_code_that_prints_nothing_is_told_how_to_show_values(agent: Agent) -> None:
