@@ -231,8 +231,8 @@ class ExecResult:
     `stdout` and `stderr` hold head and tail when `truncated`; the whole is in `output_file`
     (a path inside the sandbox) up to the output limit. `changed_files` are workspace paths,
     at most 20, and `file_counts` how many were created, changed and deleted; None when the
-    workspace was too large to look through. `limit` is the one of size that it seems to have run
-    into, in words. `trouble_lines` of the kept output match TROUBLE. `offline`: no network.
+    workspace was too large to look through. `limit` names the size limit that it seems to have
+    met. `trouble_lines` of the kept output match TROUBLE. `offline`: no network.
     """
 
     stdout: str

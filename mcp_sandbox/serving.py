@@ -204,7 +204,10 @@ def _control(ending: "Ending", manager: LateManager, status: "Command") -> Gener
 
 async def _notice(loaded: Loaded, socket: Path, client: Mapping[str, Any]) -> dict[str, str]:
     """What a client is told whose settings, among other things in `client`, are not ours."""
-    found = await to_thread.run_sync(loaded.differences, client)
+    try:
+        found = await to_thread.run_sync(loaded.differences, client)
+    except ConfigError as exc:
+        return {"notice": f"the running daemon keeps its settings; yours cannot be used: {exc}"}
     text = f"the running daemon keeps other settings: {'; '.join(found)}; the next one has yours: "
     end = f"`mcp-sandbox shutdown --socket {shlex.quote(str(socket))}`"
     return {"notice": text + end} if found else {}

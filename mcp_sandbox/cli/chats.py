@@ -37,6 +37,7 @@ async def _alone(config: Config, command: str, arguments: JsonObject) -> JsonObj
     from mcp_sandbox.app import LateManager
     from mcp_sandbox.daemon.chats import Chats
 
+    config = config.model_copy(update={"pool": config.pool.model_copy(update={"size": 0})})
     async with anyio.create_task_group() as tasks:
         done = await Chats(LateManager(config, tasks).open).commands[command](arguments)
         tasks.cancel_scope.cancel()
@@ -113,7 +114,9 @@ def gc(
     done = f"{len(items)} {'would go' if dry_run else 'gone'}, {total}" if items else ""
     left = answer(socket, "list", {"sizes": True})["chats"]
     size = show_bytes(sum(row.get("size") or 0 for row in left))
-    used = [datetime.fromisoformat(row["last_used"]) for row in left if not row["sandbox"]]
+    due = {item["what"] for item in items}
+    idle = [row for row in left if not row["sandbox"] and f"{row['user']}/{row['chat']}" not in due]
+    used = [datetime.fromisoformat(row["last_used"]) for row in idle]
     keep_s, now = load(None).config.workspace.retention, datetime.now(UTC)
     due_s = max(0.0, keep_s - (now - min(used, default=now)).total_seconds())
     soon = f"; the next would go in {in_words(due_s)}" if used and keep_s else ""

@@ -62,7 +62,7 @@ def show_config(
 ) -> None:
     """Print every setting with its value, where the value came from, and its help."""
     rows = list(load(config, data, backend).rows())
-    tell_differences(data)
+    tell_differences(data, config)
     if as_json:
         names = ("value", "source", "help")
         print(json.dumps({key: dict(zip(names, rest, strict=True)) for key, *rest in rows}))
@@ -87,7 +87,7 @@ def doctor(
         print(json.dumps(report.as_dict()))
     else:
         render(report, console())
-    tell_differences(data)
+    tell_differences(data, config)
     raise typer.Exit(0 if report.usable else 1)
 
 

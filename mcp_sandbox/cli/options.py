@@ -9,7 +9,7 @@ from rich.console import Console
 
 from mcp_sandbox.cli.words import printable
 from mcp_sandbox.config import Loaded, load_config
-from mcp_sandbox.config.environment import default_socket, setting_variables
+from mcp_sandbox.config.environment import default_config_file, default_socket, setting_variables
 from mcp_sandbox.daemon.client import ask
 from mcp_sandbox.errors import OperatorError
 
@@ -95,10 +95,13 @@ def socket_path(given: Path | None, data: Path | None = None) -> Path:
     return (given or default_socket(data)).absolute()
 
 
-def tell_differences(data: Path | None) -> None:
+def tell_differences(data: Path | None, config: Path | None) -> None:
     """Say on stderr which settings a running daemon keeps that are others now."""
+    variables, file = dict(setting_variables()), config or default_config_file()
+    if config or ("MCP_SANDBOX_CONFIG" not in variables and file.exists()):
+        variables["MCP_SANDBOX_CONFIG"] = str(file.absolute())
     try:
-        found = ask(socket_path(None, data), "status", variables=setting_variables())
+        found = ask(socket_path(None, data), "status", variables=variables)
     except OperatorError:
         return
     if notice := found.get("notice"):

@@ -142,7 +142,6 @@ class _Joined:
         return data
 
     def _show(self, data: bytes) -> int | None:
-        """Show what came; the exit code, if it was the end."""
         for kind, content in self._frames.feed(data):
             if kind in (DATA, STDERR):
                 _write(1 if kind == DATA else 2, content)

@@ -7,9 +7,10 @@ import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
+from stat import S_ISREG
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
@@ -64,11 +65,12 @@ class Loaded:
             yield key, _at(tree, key), source, info.description or ""
 
     def differences(self, variables: Mapping[str, Any]) -> list[str]:
-        """Say which settings would be others now, with the settings among these variables."""
-        try:
-            now = self.again({k: v for k, v in variables.items() if k.startswith(PREFIX)})
-        except ConfigError as exc:
-            return [f"yours cannot be used: {exc}"]
+        """Say which settings would be others now, with the settings among these variables.
+
+        Raises:
+            ConfigError: they cannot be used.
+        """
+        now = self.again({k: v for k, v in variables.items() if k.startswith(PREFIX)})
         pairs = zip(self.rows(), now.rows(), strict=True) if now.config != self.config else ()
         return [
             f"{key} is {mine!r}, yours is {other!r} ({source})"
@@ -88,6 +90,8 @@ def load_config(file: Path | None = None, flags: Values = None, variables: Value
     """
     variables = setting_variables() if variables is None else variables
     named = variables.get("MCP_SANDBOX_CONFIG")
+    if named and not named.startswith("/"):
+        raise ConfigError(f"MCP_SANDBOX_CONFIG is {named!r}: write an absolute path")
     settings = dict(_from_file(file or (Path(named) if named else None)))
     settings.update(_from_environment(variables))
     for key, value in (flags or {}).items():
@@ -99,7 +103,8 @@ def load_config(file: Path | None = None, flags: Values = None, variables: Value
         sentences = dict.fromkeys(_sentence(error, settings) for error in exc.errors())
         raise ConfigError("\n".join(sentences)) from exc
     sources = {key: setting.source for key, setting in settings.items()}
-    return Loaded(config, sources, partial(load_config, file, flags))
+    chosen = {"MCP_SANDBOX_CONFIG": str(file.absolute())} if file else {}
+    return Loaded(config, sources, lambda now: load_config(None, flags, {**chosen, **(now or {})}))
 
 
 def _known(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -121,8 +126,15 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, Setting]]:
     if path == default_config_file() and file is None and not path.exists():
         return
     # A daemon asks for it whenever a client comes.
-    status = path.stat() if path.exists() else None
-    root = _parse(path, status and (status.st_mtime_ns, status.st_ino, status.st_size))
+    try:
+        status = path.stat()
+        if not S_ISREG(status.st_mode):
+            raise ConfigError(f"{path} is no file: give a configuration file")
+        root = _parse(path, (status.st_mtime_ns, status.st_ino, status.st_size))
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot read the configuration file {path}: {exc.strerror}; correct --config"
+        ) from exc
     if root is not None:
         yield from _from_node(root, path, "")
 
@@ -135,10 +147,6 @@ def _parse(path: Path, _stamp: object) -> yaml.Node | None:
         if len(data) > _LARGEST_FILE:
             raise ConfigError(f"{path} is larger than 1 MiB: give a configuration file")
         node: yaml.Node | None = yaml.compose(data, Loader=yaml.SafeLoader)
-    except OSError as exc:
-        raise ConfigError(
-            f"cannot read the configuration file {path}: {exc.strerror}; correct --config"
-        ) from exc
     except (yaml.YAMLError, UnicodeError, RecursionError) as exc:
         raise ConfigError(f"{path} is not valid YAML: {_where(exc)}; correct the file") from exc
     return node
@@ -244,7 +252,6 @@ def _sentence(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:
 
 
 def _accepted(kind: object, marks: Sequence[object]) -> str:
-    """What a setting takes, in words: its kind and its bounds."""
     parts = [part for part in get_args(kind) if part is not type(None)]
     if get_origin(kind) is Literal:
         return " or ".join(parts)

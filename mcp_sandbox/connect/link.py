@@ -124,7 +124,6 @@ def _check_owner(connection: socket, place: Place) -> None:
 
 
 def _accepted(line: bytes, place: Place) -> str:
-    """Return the version of a daemon that said yes."""
     # The usual answer is known by its beginning: json would take longer to load than it to come.
     usual = line.startswith(f'{{"ok": true, "version": "{place.version}",'.encode())
     if usual and b'"notice"' not in line:

@@ -95,12 +95,12 @@ def default_socket(data: str = "") -> str:
         return named
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     folder = os.path.join(runtime, STATE) if runtime.startswith("/") else state_folder()
-    root = data or os.environ.get("MCP_SANDBOX_DATA_DIR")
-    if not root:
+    root = os.path.normpath(os.path.expanduser(data or os.environ.get("MCP_SANDBOX_DATA_DIR", "")))
+    if root in (".", base_folder("XDG_DATA_HOME", ".local/share")):
         return os.path.join(folder, "mcp.sock")
     from binascii import crc32
 
-    digest = crc32(os.fsencode(os.path.normpath(os.path.expanduser(root))))
+    digest = crc32(os.fsencode(root))
     return os.path.join(folder, f"mcp-{digest:08x}.sock")
 
 

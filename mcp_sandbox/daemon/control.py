@@ -62,7 +62,7 @@ class Control:
             if command is None:
                 raise InvalidArgument(
                     f"there is no command {said.command[:60]!r}: the daemon knows "
-                    f"{', '.join(self._commands)}"
+                    f"{', '.join(['logs', *self._commands])}"
                 )
             return {"result": await command(said.arguments)}
         except SandboxError as exc:

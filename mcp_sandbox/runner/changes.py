@@ -55,9 +55,10 @@ class Names:
         if before is None or now is None:
             return names if now or names else None, None
         parts = [path.rpartition("/") for path in found]
-        new = sum(name not in before.get(folder, _NONE)[1] for folder, _, name in parts)
+        changed = sum(name in before.get(folder, _NONE)[1] for folder, _, name in parts)
+        new = sum(len(seen[1] - before.get(path, _NONE)[1]) for path, seen in now.items())
         gone = sum(len(old[1] - now.get(path, _NONE)[1]) for path, old in before.items())
-        return names, [new, len(parts) - new, gone]
+        return names, [new, changed, gone]
 
     def _look(self, top: str, budget_s: float, *, begins: bool = False) -> None:
         deadline = time.monotonic() + budget_s
@@ -66,14 +67,14 @@ class Names:
         while pending and time.monotonic() < deadline:
             folder = pending.pop()
             try:
-                seen[folder] = self._read(folder, known.get(folder, _NONE), begins=begins)
+                seen[folder] = self._read(folder, known.get(folder, _NONE), deadline, begins=begins)
                 pending += seen[folder][2]
             except OSError:
-                # Removed or closed to us meanwhile.
+                # Removed or closed to us meanwhile, or too much to see.
                 unread = True
         self._seen = None if pending or unread else seen
 
-    def _read(self, folder: str, known: _Folder, *, begins: bool) -> _Folder:
+    def _read(self, folder: str, known: _Folder, deadline: float, *, begins: bool) -> _Folder:
         stamp, since_ns = os.stat(folder).st_ctime_ns, self._since_ns
         if begins and known[0] == stamp:
             return known
@@ -82,6 +83,8 @@ class Names:
         stamp, files, folders = stamp if stamp < _now_coarse() else -1, set(), []
         with os.scandir(folder) as entries:
             for entry in entries:
+                if time.monotonic() > deadline:
+                    raise TimeoutError
                 if entry.is_dir(follow_symlinks=False):
                     if entry.name not in _SKIPPED and not entry.path.endswith(_SKILLS):
                         folders.append(entry.path)

@@ -95,7 +95,6 @@ class Command:
         self._launch()
 
     def _start_ready(self, code: bytes) -> bool:
-        """Have the bash that waits run it, if it can."""
         ready = self._standby.start(self._job, code, self._hear)
         if ready is None:
             return False
@@ -164,7 +163,7 @@ class Command:
         if data:
             self._capture.add(name, data)
             if len(data) < _LITTLE:
-                # Who prints line by line would wake us for each.
+                # A program that prints line by line would wake us for every line.
                 self._taps[name].pause()
                 self._loop.later(_GATHER_S, self._taps[name].resume)
             # Live output is a courtesy: without credit it is left out, the result has it all.

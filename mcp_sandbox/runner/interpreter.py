@@ -19,7 +19,7 @@ _STEERING = ("PYTHON", "LD_", "GLIBC_", "MALLOC_")
 
 def is_steered(env: Iterable[str]) -> bool:
     """Whether variables of these names make another Python than one that starts without them."""
-    # The one that is excepted is heeded when code begins (python.py).
+    # PYTHONUNBUFFERED is applied when the code starts (python.py).
     return any(name.startswith(_STEERING) and name != "PYTHONUNBUFFERED" for name in env)
 
 

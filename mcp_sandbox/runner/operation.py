@@ -79,10 +79,10 @@ class Operation:
 
     def cancel(self) -> None:
         """Let it clean up behind itself; kill it if it does not."""
+        # Nobody takes the rest any more, nor gives credit for it.
+        if self._tap:
+            self._tap.close()
         if self._ending:
-            # Only its last bytes are still to be taken, and nobody wants them.
-            if self._tap:
-                self._tap.close()
             self._finish()
             return
         if self._worker and self._worker.pid:

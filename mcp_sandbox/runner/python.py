@@ -160,7 +160,6 @@ def _become_ordinary(control: int) -> None:
 
 
 def _take_on(job: dict[str, Any], fds: list[int]) -> None:
-    """Give an ordinary process what belongs to a job."""
     processes.show_memory()
     worker.enter(job["cwd"])
     for number, fd in enumerate(fds):

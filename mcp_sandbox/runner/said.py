@@ -39,7 +39,7 @@ def _is_number(value: object, most: int = 2**31) -> bool:
 
 
 def _is_list(value: object, sizes: Collection[int], of: Callable[[object], bool]) -> bool:
-    """Or nothing."""
+    """Whether it is None, or a list of such a size and such members."""
     return value is None or (
         isinstance(value, list) and len(value) in sizes and all(map(of, value))
     )

@@ -181,7 +181,7 @@ class _Terminal:
             raise EOFError
         for kind, content in self._frames.feed(data):
             if kind == DATA:
-                self._to_shell += content
+                self._to_shell += content or (b"\x04" if self._tty else b"")
                 self._typed_all = not content and not self._tty
             elif kind == SIZE and self._tty:
                 self._resize(*frames.rows_and_columns(content))

@@ -128,7 +128,6 @@ class Worker:
         return self._see_through(pid, job)
 
     def _see_through(self, pid: int, job: dict[str, Any]) -> bool:
-        """Tell how a command ended; whether with it everything has."""
         status, stays = _await(pid)
         changed, counts = self._names.end(job["workspace"])
         self._say(e="exit", status=status, changed=changed, counts=counts, stays=stays)
@@ -230,7 +229,6 @@ def offer_to_the_oom_killer(pid: int | str) -> None:
 
 
 def _wait(pid: int, most_ms: int) -> None:
-    """Return when the process ends, or after a time."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:

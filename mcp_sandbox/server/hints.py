@@ -20,7 +20,7 @@ _OFFLINE = (
 )
 _MODULE = re.compile(r"No module named '?(\w{1,100})\b(?!\.)", re.ASCII)
 # What belongs to a prompt or a notebook, and how interpreters refuse it.
-_FOREIGN = re.compile(r"^(?:\$ |>>> |!\w+|%%?[a-z]+)", re.MULTILINE)
+_FOREIGN = re.compile(r"^(?:\$ |>>> |!\w+|%%?[a-z]{2,})", re.MULTILINE)
 _REFUSED = re.compile("SyntaxError|syntax error|command not found|no job control|no such job")
 _FOR_PROMPTS = "{!r} is for prompts and notebooks: leave it out, and run shell commands with exec"
 _PRINTS = {"python": "print()", "javascript": "console.log()"}
@@ -43,8 +43,9 @@ def _hints(result: ExecResult, code: str) -> list[str]:
     for lack in unmet([Required("python", module[1], ())], Inventory()) if module else ():
         if lack.layer:
             fix = "" if result.offline else f"`{lack.fix}` may help, or "
+            plain = "; the skill python-data-analysis does without" if lack.layer == "data" else ""
             lines.append(
-                f"{lack.name} is not installed: {fix}the operator can make a docker image that has "
-                f"it, `mcp-sandbox images recipe {lack.layer}` prints how"
+                f"{lack.name} is not installed: {fix}the operator can make an image for the docker "
+                f"backend that has it, `mcp-sandbox images recipe {lack.layer}` prints how{plain}"
             )
     return lines

@@ -60,7 +60,13 @@ def _png(data: bytes) -> tuple[int, int]:
             raise ValueError
         kinds.append(kind)
         at += 12 + length
-    if kinds[1] != b"IHDR" or b"IDAT" not in kinds or kinds[-1] != b"IEND":
+    if (
+        kinds[1] != b"IHDR"
+        or data[24] not in (1, 2, 4, 8, 16)
+        or data[25] not in (0, 2, 3, 4, 6)
+        or b"IDAT" not in kinds
+        or kinds[-1] != b"IEND"
+    ):
         raise ValueError
     width, height = struct.unpack_from(">II", data, 16)
     return width, height
@@ -102,7 +108,7 @@ def _gif(data: bytes) -> tuple[int, int]:
 
 def _webp(data: bytes) -> tuple[int, int]:
     whole, kind = struct.unpack_from("<I4x4s", data, 4)
-    if len(data) < max(30, 8 + whole):
+    if len(data) < max(30, 8 + whole) or not _WEBP_BEGINS.match(data, 12):
         raise ValueError
     start, apart, bits, less = _WEBP[kind]
     both = int.from_bytes(data[start:30], "little")
@@ -112,4 +118,6 @@ def _webp(data: bytes) -> tuple[int, int]:
 
 # Where a WebP has its two sides, and how many bits apart, long and too low by one they are.
 _WEBP = {b"VP8 ": (26, 16, 14, 0), b"VP8L": (21, 14, 14, 1), b"VP8X": (24, 24, 24, 1)}
+# The first frame as each kind begins it; an extended file holds one of the others.
+_WEBP_BEGINS = re.compile(rb"(?s)VP8 .{7}\x9d\x01\x2a|VP8L.{4}/|VP8X.*?(?:VP8[ L]|ANMF)")
 _MEASURES = {"image/png": _png, "image/jpeg": _jpeg, "image/gif": _gif, "image/webp": _webp}

@@ -46,7 +46,7 @@ _QUERY = (
     'python3 -c "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1]).execute(sys.argv[2]), '
     "sep='\\n')\" {0} 'SELECT sql FROM sqlite_master'"
 )
-# How files begin that are not text, what they are, and a command that is there everywhere.
+# How files begin that are not text, what they are, and how to read them without more programs.
 _READERS = (
     (b"SQLite format 3\0", "a SQLite database", _QUERY),
     (b"%PDF-", "a PDF", "pdftotext {0} - (poppler-utils) or pypdf, where one is installed"),
@@ -55,6 +55,7 @@ _READERS = (
     ((b"\xff\xfe", b"\xfe\xff"), "UTF-16 text", "iconv -f UTF-16 -t UTF-8 {0}"),
     (b"", "", "a program that reads this type, such as python3; all bytes: od -A x -t x1z {0}"),
 )
+_GAP = " bytes left out here; "
 _TROUBLE = re.compile(f"^.*(?:{TROUBLE})", re.IGNORECASE | re.MULTILINE)
 _IN_META = (
     *("exit_code", "signal", "duration_ms", "timed_out", "out_of_memory", "killed_because"),
@@ -75,13 +76,15 @@ def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
         f"[stderr]\n{shown_err}" if shown_err else "",
         "\n".join(_ending(result, timeout_s, unseen)),
     ]
-    return texts([block for block in blocks if block] or ["(no output)"], _exec_meta(result))
+    meta = _exec_meta(result, truncated=_GAP in shown_out + shown_err)
+    return texts([block for block in blocks if block] or ["(no output)"], meta)
 
 
 def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> str:
     cut, size = Shortened(text), max_bytes
     # What was printed is cut, not what is shown of it: so the hint knows the place in the file.
-    while byte_length(printed(cut.head) + printed(cut.tail)) > max_bytes:
+    lost = total_bytes > byte_length(text)  # The runner has left out the middle already.
+    while (lost and not cut.left_out) or byte_length(printed(cut.head + cut.tail)) > max_bytes:
         cut, size = shorten(text, size), size * 2 // 3
     head, tail = printed(cut.head), printed(cut.tail)
     if not cut.left_out:
@@ -93,13 +96,13 @@ def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> 
     alone = total_bytes == result.stdout_bytes + result.stderr_bytes
     if not result.output_file:
         rest = "print less to see them"
-    elif head.endswith("\n"):
+    elif head.endswith("\n") and "\n" in text[len(cut.head) :][:2_000]:
         line = cut.next_line if alone else 1
         rest = f"to see them: read_file path={result.output_file} offset={line}"
     else:
         start, size = first + 1 if alone else 1, min(missing, _OUTPUT_BYTES)
         rest = f"to see them: exec tail -c +{start} {result.output_file} | head -c {size}"
-    return f"{head}\n[… {missing:,} bytes left out here; {rest} …]\n{tail}"
+    return f"{head}\n[… {missing:,}{_GAP}{rest} …]\n{tail}"
 
 
 def _ending(result: ExecResult, timeout_s: float, unseen: int) -> list[str]:
@@ -114,7 +117,11 @@ def _ending(result: ExecResult, timeout_s: float, unseen: int) -> list[str]:
     if result.changed_files:
         names = [clip(show_name(name), 120) for name in result.changed_files[:20]]
         counts = result.file_counts
-        more = counts["created"] + counts["changed"] - len(names) if counts else "perhaps"
+        more = (
+            counts["created"] + counts["changed"] - len(names)
+            if counts
+            else "perhaps" * (len(names) == 20)
+        )
         others = f" and {more} more" if more else ""
         lines.append(f"[files created or changed: {', '.join(names)}{others}]")
     return lines
@@ -135,11 +142,11 @@ def _how_it_ended(result: ExecResult, timeout_s: float) -> str:
     return f"exit code {result.exit_code}" if result.exit_code else ""
 
 
-def _exec_meta(result: ExecResult) -> dict[str, Any]:
+def _exec_meta(result: ExecResult, *, truncated: bool) -> dict[str, Any]:
     names = result.changed_files
     return {
         **{name: getattr(result, name) for name in _IN_META},
-        "truncated": result.truncated or byte_length(result.stdout + result.stderr) > _OUTPUT_BYTES,
+        "truncated": truncated,
         "changed_files": None if names is None else [show_name(name) for name in names],
     }
 

@@ -19,9 +19,9 @@ _SHOWN: dict[int, str] = {
 _SHOWN_ON_ONE_LINE = {**_SHOWN, ord("\n"): "␊", ord("\t"): "␉"}
 # Colours, movements and erasures, and a choice of characters.
 _TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\(B)")
-# Of an error as Node.js shows it: the line of Node.js that threw it, what led there, its version.
+# Of an error as Node.js shows it: its own line that threw it, what led there, its version.
 _INTERNALS = re.compile(
-    r"(?m)^node:\S+:\d+\n(?:.+\n){1,3}\n|^ +at\b.*(?:[ (]node:|/runner/java).*\n?|^\nNode\.js v.*\n"
+    r"(?m)^node:\S+:\d+\n(?:.+\n){1,3}\n|^ +at\b.*(?:[ (]node:|javascript.cjs).*\n?|^\nNode.js v.*\n"
 )
 
 

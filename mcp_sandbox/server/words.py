@@ -19,17 +19,17 @@ PARAMETERS = {
     "source": "src from old_path path",
 }
 TOOLS = {
-    "delete_file": "rm remove",
+    "delete_file": "rm remove remove_file unlink",
     "edit_file": "multiedit str_replace str_replace_editor str_replace_based_edit_tool apply_patch",
     "exec": "bash sh shell terminal cmd run local_shell run_command run_terminal_cmd",
     "glob": "find file_search",
     "grep": "search rg ripgrep search_files search_file_content codebase_search",
     "list_files": "ls dir list_dir list_directory",
     "move_file": "mv rename",
-    "read_file": "cat open view",
+    "read_file": "cat open view view_file open_file notebookread",
     "run_code": "python ipython jupyter code_interpreter python_repl_ast notebookedit node",
     "skill_activate": "skill",
-    "write_file": "create save",
+    "write_file": "create save create_file",
 }
 
 

@@ -18,9 +18,11 @@ _TRY_AGAIN_S = 10.0
 # A cancelled call is over when all it started is dead.
 _ENDING_S = 10.0
 # What the kernel's refusals are called, and what is behind them.
+_FILE = "one file passed the limit on its size ({file_size}): write several"
 _LIMITS = {
-    "file too large": "a file can have {file_size}, not more: write several",
-    "no space left on device": "/tmp holds {tmp}: put large files into /workspace",  # noqa: S108
+    "file too large": _FILE,
+    "file size limit exceeded": _FILE,
+    "no space left on device": "/tmp ({tmp}) and /dev/shm ({shm}) are small: use /workspace",  # noqa: S108
 }
 
 
@@ -47,7 +49,7 @@ class GrowthGuard:
     def call(self, *, may_end: bool = True, answers: bool = False) -> Generator[anyio.CancelScope]:
         """A call that may write; unless it `may_end`, what was written before does not end it.
 
-        One that `answers` all the same enters the scope itself.
+        With `answers` the caller enters the scope, and has a result even when it is cancelled.
 
         Raises:
             WorkspaceFull, StorageUnavailable: it was ended because a limit was passed.

@@ -6,13 +6,13 @@ It never ends what somebody uses: the hold asks the runner, which knows of every
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Literal
 
 import anyio
 
 from mcp_sandbox.errors import SandboxError
-from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.cleaning import Cleaning
+from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.ledger import Ledger
 from mcp_sandbox.sessions.listing import Use
 from mcp_sandbox.sessions.settings import Lifetimes
@@ -26,24 +26,6 @@ _LOOK_S = 15.0
 _LOOK_LEAST_S = 0.5
 _FILES_S = 30.0
 _TIDY_S = 3600.0
-
-
-class Kept(Protocol):
-    """An open sandbox of a chat."""
-
-    @property
-    def chat(self) -> ChatId: ...
-    def use(self) -> Use: ...
-    async def pause(self) -> bool:
-        """Stop what nobody uses until the next call; False if it is used, or nothing is saved."""
-        ...
-
-    async def yield_up(self, *, background_too: bool = False) -> bool:
-        """End it unless it is used; what other servers use is left to them.
-
-        What runs in the background is a use, too, unless `background_too`. False: it is still open.
-        """
-        ...
 
 
 def next_step(use: Use, idle_s: float, lifetimes: Lifetimes) -> Step | None:
@@ -65,7 +47,7 @@ class Reaper:
 
     def __init__(
         self,
-        open_ones: Callable[[], Sequence[Kept]],
+        open_ones: Callable[[], Sequence[Hold]],
         ledger: Ledger,
         cleaning: Cleaning,
         lifetimes: Lifetimes,
@@ -112,7 +94,7 @@ class Reaper:
             await anyio.sleep(_FILES_S)
             await self.look_at_files()
 
-    async def _care(self, kept: Kept) -> None:
+    async def _care(self, kept: Hold) -> None:
         use = kept.use()
         if use.calls or use.background:
             self._ledger.used(kept.chat)

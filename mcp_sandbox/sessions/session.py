@@ -193,7 +193,8 @@ class Session:
                     result = await run(held.runtime.bounded(stop, may_grow=full is None))
                 changed = result.changed_files != ()
                 if kept := result.output_file:
-                    result = replace(result, trouble_lines=await _troubles(held.runtime, kept))
+                    look = held.runtime.bounded(stop, may_grow=False)
+                    result = replace(result, trouble_lines=await _troubles(look, kept))
             finally:
                 self._hold.meter.note_change(grew=changed)
         result = replace(result, offline=held.facts.network.startswith("none"))
@@ -207,6 +208,6 @@ class Session:
 async def _troubles(runtime: Runtime, kept: str) -> int:
     """How many lines of the kept output speak of trouble; 0 where that cannot be told soon."""
     with suppress(SandboxError, ValueError):
-        look = ["grep", "-caiE", TROUBLE, kept]
+        look = ["/bin/grep", "-caiE", TROUBLE, kept]
         return int((await runtime.exec(look, env={"LC_ALL": "C"}, timeout_s=2)).stdout[:9])
     return 0

@@ -123,7 +123,7 @@ def _matches(
     lines = _lines(tool, {name: str(value) for name, value in arguments.items()})
     if lines:
         return any(_line_matches(patterns, line, may_write) for line in lines)
-    place = str(arguments.get("pattern")) if tool == "glob" else ""
+    place = str(arguments.get({"glob": "pattern", "grep": "glob"}.get(tool, "")) or "")
     leads = place.startswith("/") or _ELSEWHERE.match(place)
     return _path_matches(patterns, place if leads else str(arguments.get("path") or "."))
 
@@ -189,8 +189,9 @@ def _path_matches(patterns: Sequence[str], path: str) -> bool:
     if elsewhere := _ELSEWHERE.match(path):
         # The sandbox may read it as another path than it is here.
         patterns = [pattern for pattern in patterns if pattern.startswith(elsewhere[0])]
-    whole = _absolute(path)
-    return any(fnmatchcase(whole, _absolute(pattern.replace("//", "/"))) for pattern in patterns)
+    both = {_absolute(path), _absolute(path.rstrip())}
+    known = [_absolute(pattern.replace("//", "/")) for pattern in patterns]
+    return any(all(fnmatchcase(each, pattern) for each in both) for pattern in known)
 
 
 def _absolute(path: str) -> str:

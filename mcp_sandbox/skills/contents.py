@@ -171,7 +171,6 @@ class _Gathering:
         return DOCUMENT if path == self._document else path
 
     def _files(self) -> Iterator[tuple[str, int]]:
-        """The paths of all files, and their bytes as far as the file system tells."""
         pending = deque([""])
         files = entries = 0
         while pending:

@@ -160,7 +160,6 @@ def _read_code(language: Language, text: str) -> Uses:
 
 
 def _modules(files: Iterable[str]) -> Iterator[str]:
-    """The names by which scripts of the skill import each other."""
     for path in files:
         name = PurePosixPath(path)
         if name.suffix in (".py", ".pyi", ".so"):

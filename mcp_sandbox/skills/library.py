@@ -104,7 +104,6 @@ class Library:
         return await to_thread.run_sync(self._beginnings, skills, size, limiter=self._reading)
 
     def _merge(self, parts: list[Catalogue]) -> Catalogue:
-        """The catalogue of these parts; the same object for the same parts."""
         key = tuple(map(id, parts))
         if key not in self._merged:
             # The parts are kept with it: while they live, nothing else has their ids.

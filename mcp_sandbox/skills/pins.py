@@ -243,7 +243,6 @@ def _ignore_by_git(view: View) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file of ours in one step."""
     new = path.with_name(f".{secrets.token_hex(8)}")
     new.write_text(text, encoding="utf-8")
     new.rename(path)

@@ -148,7 +148,6 @@ class _Work:
         self.changes.append("wrote one field to a line")
 
     def _rewrite(self, key: str, value: Json) -> None:
-        """Write a field anew; the comments below it stay."""
         below: list[str] = _LINE.findall(self.blocks.get(key, ""))[1:]
         remarks = list(takewhile(_is_remark, reversed(below)))[::-1]
         self.values[key] = value

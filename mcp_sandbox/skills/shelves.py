@@ -19,7 +19,6 @@ class Shelves:
     """The roots of all chats. May be used from several threads."""
 
     def __init__(self, settings: SkillsConfig, data_dir: Path) -> None:
-        """Nothing is looked at yet."""
         self._settings = settings
         self._data_dir = data_dir
         self._lock = threading.Lock()

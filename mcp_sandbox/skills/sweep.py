@@ -125,7 +125,6 @@ class Sweep:
         return problems.too_many_entries(item.path, self._limits.entries)
 
     def _look(self, item: _Item) -> Iterable[_Item]:
-        """Look at a folder; what is to be searched next."""
         try:
             if item.linked and not self._leads_to_a_folder(item):
                 return ()
@@ -217,7 +216,6 @@ class Sweep:
 
     @property
     def _exhausted(self) -> bool:
-        """Whether as much is kept as may be."""
         skills, heads = self._limits.skills, self._limits.heads
         return len(self._seen.found) >= skills or self._heads >= heads
 

@@ -55,7 +55,6 @@ async def _changes(look: Look, before: Catalogue, pace: Pace) -> AsyncGenerator[
 
 
 async def _rested(look: Look, catalogue: Catalogue, pace: Pace) -> Catalogue:
-    """What is offered when nothing has changed for a while, or patience is at an end."""
     with anyio.move_on_after(pace.patience_s):
         while True:
             await anyio.sleep(pace.settle_s)

@@ -34,7 +34,7 @@ def test_what_comes_changes_and_goes_is_told_apart(tmp_path: Path) -> None:
     os.replace(tmp_path / "other", tmp_path / "replaced")
     os.rename(tmp_path / "moved", tmp_path / "here")
     os.rename(tmp_path / "sub", tmp_path / "dir")
-    assert names.end(str(tmp_path)) == (["edited", "here", "replaced"], [1, 2, 2])
+    assert names.end(str(tmp_path)) == (["edited", "here", "replaced"], [2, 2, 2])
 
 
 def test_what_others_did_before_a_command_is_not_its_doing(tmp_path: Path) -> None:

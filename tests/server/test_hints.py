@@ -52,8 +52,8 @@ async def test_a_mistake_of_the_code_is_left_to_it(said: str) -> None:
 )
 async def test_a_missing_module_says_what_has_it(said: str) -> None:
     where = (
-        "the operator can make a docker image that has it, `mcp-sandbox images recipe data` prints"
-        " how"
+        "the operator can make an image for the docker backend that has it, `mcp-sandbox images "
+        "recipe data` prints how; the skill python-data-analysis does without"
     )
     assert await hints(replace(FAILED, stdout=said), "", "bash") == [
         f"cv2 is not installed: {where}"

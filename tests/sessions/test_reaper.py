@@ -81,7 +81,9 @@ async def server(tmp_path: Path, clock: SetClock) -> AsyncGenerator[Server]:
 
 
 def reaper_of(server: Server, *sandboxes: Sandbox) -> Reaper:
-    return Reaper(lambda: sandboxes, server.ledger, server.cleaning, LIFETIMES)
+    ledger, cleaning = server.ledger, server.cleaning
+    # What each has been used for is what a test says.
+    return Reaper(lambda: sandboxes, ledger, cleaning, LIFETIMES)  # type: ignore[return-value,arg-type]
 
 
 async def test_a_sandbox_is_removed_when_nobody_used_it_for_long(

@@ -122,7 +122,6 @@ class Record:
             (self.path / _MARK).write_text(json.dumps(note))
             places = [self.path, self.sockets] if hand_over else [self.path]
             self.sockets.mkdir(mode=0o700)
-            (self.sockets / "hosts").write_text("127.0.0.1 localhost sandbox\n::1 localhost\n")
             for place in places:
                 secret = os.open(place / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with os.fdopen(secret, "w") as file:
@@ -130,6 +129,9 @@ class Record:
             if os.geteuid() == 0:
                 for path in (self.sockets, *self.sockets.iterdir()):
                     os.chown(path, *sandbox_user())
+            # After that: code inside must not be able to write to it.
+            (self.sockets / "hosts").write_text("127.0.0.1 localhost sandbox\n::1 localhost\n")
+            (self.sockets / "hosts").chmod(0o644)
         except OSError as exc:
             raise StorageUnavailable(
                 f"cannot write {self.path} ({exc.strerror}): free space, or set another data_dir"

@@ -61,7 +61,9 @@ def _load(path: str) -> tuple[bytes, os.stat_result]:
 def _changes(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) -> list[Change]:
     """What becomes of each place; line ends stay as the file has them."""
     pairs = content.count(b"\r\n")
-    if old not in content or (pairs and b"\n" in old and b"\r" not in old + new):
+    if old not in content or (
+        pairs and b"\n" in old and b"\r" not in old + new.replace(b"\r\n", b"")
+    ):
         return _bridged(content, old, new, path, every=every)
     if pairs and pairs == content.count(b"\n"):
         new = new.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
@@ -72,7 +74,7 @@ def _changes(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) 
 def _bridged(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) -> list[Change]:
     """The same where line ends differ, or where the last line lacks the newline that `old` has."""
     plain, old, new = (each.replace(b"\r\n", b"\n") for each in (content, old, new))
-    if len(old) > 1 and old not in plain and (plain + b"\n").endswith(old):
+    if len(old) > 1 and plain[-1:] != b"\n" and old not in plain and (plain + b"\n").endswith(old):
         old, new = old[:-1], new.removesuffix(b"\n")
         starts = [len(plain) - len(old)]
     else:

@@ -138,7 +138,6 @@ class Found:
 
 
 def _window(text: str, column: int) -> str:
-    """The text, or what of a long one is around its match."""
     if len(text) <= MAX_TEXT:
         return text
     start = max(0, min(column - MAX_TEXT // 2, len(text) - MAX_TEXT))

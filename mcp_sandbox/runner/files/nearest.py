@@ -60,7 +60,6 @@ def _key(line: str) -> str:
 
 
 def _best(lines: list[str], wanted: list[str]) -> list[int]:
-    """Where the lines begin that fit best, and others that fit nearly as well."""
     end = monotonic() + _SECONDS
     keys = [_key(line) for line in wanted]
     starts = takewhile(lambda _: monotonic() < end, _candidates(lines, keys, end - _SECONDS / 2))

@@ -98,7 +98,8 @@ def meant(given: str) -> str:
         # Hardly ever needed, and it takes some milliseconds to import.
         from urllib.parse import unquote  # noqa: PLC0415
 
-        text = unquote(text[5:].removeprefix("//"), errors="surrogateescape")
+        text = text[5:].removeprefix("//localhost").removeprefix("//")
+        text = unquote(text, errors="surrogateescape")
     for name in ("$HOME", "${HOME}"):
         if text == name or text.startswith(name + "/"):
             text = "~" + text[len(name) :]
@@ -112,7 +113,6 @@ def _absolute(given: str) -> str:
 
 
 def _unshow(path: str) -> str:
-    """The path that `show` shows as `path`."""
     first, *rest = os.fsencode(path).split(b"\\x")
     parts = [first]
     for part in rest:

@@ -66,7 +66,6 @@ def explain(error: OSError, path: str) -> OpError:
 
 
 def _nearby(path: str) -> str:
-    """What is there instead of a missing file."""
     parent, name = os.path.split(path)
     if os.path.lexists(path):
         return "it is a link whose target does not exist"

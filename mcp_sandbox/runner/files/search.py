@@ -59,13 +59,16 @@ def grep(call: Call) -> dict[str, Any]:
 
 
 def _query(call: Call) -> Query:
-    from mcp_sandbox.runner.files.globs import normalize  # noqa: PLC0415
+    from mcp_sandbox.runner.files.globs import normalize, placed  # noqa: PLC0415
 
     path = resolve(call.text("path", "."))
     base, only = (path, "") if os.path.isdir(path) else os.path.split(os.path.realpath(path))
     if only:
         os.close(open_regular(path)[0])
     glob_text = meant(call.text("glob", ""))
+    if not only:
+        path, glob_text = placed(glob_text, path)
+        base = path
     return Query(
         pattern=usable(call.text("pattern")),
         shown=path,
@@ -94,7 +97,6 @@ def _matching(
 
 
 def _dated(path: str, entry: os.DirEntry[str]) -> list[tuple[int, str]]:
-    """Time of change and path, nothing for an entry that vanished."""
     try:
         return [(entry.stat(follow_symlinks=False).st_mtime_ns, path)]
     except OSError:

@@ -72,7 +72,6 @@ def _without_assignments(words: list[str]) -> list[str]:
 
 
 def _behind(wrapper: str, words: list[str]) -> list[str]:
-    """The command that a wrapper runs."""
     at, takes = 0, _TAKES_WORD.get(wrapper, set())
     while at < len(words) and words[at].startswith("-"):
         at += 2 if words[at] in takes else 1

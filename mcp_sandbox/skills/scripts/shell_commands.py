@@ -149,7 +149,6 @@ class _Reader:
             state.in_pattern = state.cases > 0 and mark in (";;", ";&", ";;&")
 
     def _take(self, word: str, state: State) -> None:
-        """Put a word into the command, unless it is one of the grammar."""
         if state.in_pattern:
             if word == "esac":
                 state.in_pattern, state.cases = False, max(0, state.cases - 1)
@@ -244,7 +243,6 @@ class _Reader:
                 self._within(': "' + text.replace('"', " "), document.depth)
 
     def _within(self, text: str, depth: int) -> None:
-        """Read a text that stands inside of this one."""
         reader = _Reader(text)
         reader.script = self.script
         reader.commands("", depth + 1)

@@ -129,7 +129,7 @@ async def test_the_limit_of_a_files_size_is_named(
 ) -> None:
     told = await agent.told(tool, **given)
     assert told.startswith("so far\n"), told
-    assert f"{ended}]\n[a file can have 4 MiB " in told
+    assert f"{ended}]\n[one file passed the limit on its size (4 MiB " in told
 
 
 @pytest.mark.parametrize("settings", [{"limits": {"tmp": "4m"}}])
@@ -137,7 +137,7 @@ async def test_a_full_tmp_is_named(agent: Agent) -> None:
     command = "echo so far; head -c 5M /dev/zero > /tmp/f"
     result = await agent.call("exec", command=command)
     assert text_of(result).startswith("so far\n")
-    assert "[/tmp holds 4 MiB" in text_of(result)
+    assert "[/tmp (4 MiB" in text_of(result)
     assert "/workspace" in result.meta[META]["limit"]
 
 
