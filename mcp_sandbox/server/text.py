@@ -21,7 +21,8 @@ _SHOWN_ON_ONE_LINE = {**_SHOWN, ord("\n"): "␊", ord("\t"): "␉"}
 _TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\(B)")
 # Of an error as Node.js shows it: its own line that threw it, what led there, its version.
 _INTERNALS = re.compile(
-    r"(?m)^node:\S+:\d+\n(?:.+\n){1,3}\n|^ +at\b.*(?:[ (]node:|javascript.cjs).*\n?|^\nNode.js v.*\n"
+    r"(?m)^node:\S+:\d+\n(?:.+\n){1,3}\n|^ +at\b.*(?:[ (]node:|/javascript\.cjs).*\n?"
+    r"|^\nNode\.js v.*\n"
 )
 
 

@@ -212,6 +212,17 @@ def test_a_given_carriage_return_is_meant(workspace: Path) -> None:
     assert (workspace / "f").read_bytes() == b"a\nb\nc\n"
 
 
+def test_no_carriage_return_is_doubled(workspace: Path) -> None:
+    (workspace / "f").write_bytes(b"a\r\nb\r\nc\r\n")
+    edit("f", "\nb", "\r\nB")
+    assert (workspace / "f").read_bytes() == b"a\r\nB\r\nc\r\n"
+
+
+def test_a_last_newline_stays_that_is_there(workspace: Path) -> None:
+    (workspace / "f").write_bytes(b"foo\n")
+    assert edit_refused("f", "foo\n\n", "q\n")[0] == "no_match"
+
+
 def test_the_newline_that_is_not_there_is_no_change(workspace: Path) -> None:
     (workspace / "f").write_bytes(b"a\nb")
     assert "same" in edit_refused("f", "b\n", "b")[1]

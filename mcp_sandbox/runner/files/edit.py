@@ -61,11 +61,11 @@ def _load(path: str) -> tuple[bytes, os.stat_result]:
 def _changes(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) -> list[Change]:
     """What becomes of each place; line ends stay as the file has them."""
     pairs = content.count(b"\r\n")
-    if old not in content or (
-        pairs and b"\n" in old and b"\r" not in old + new.replace(b"\r\n", b"")
-    ):
+    throughout = 0 < pairs == content.count(b"\n")
+    given = old + (new.replace(b"\r\n", b"") if throughout else new)
+    if old not in content or (pairs and b"\n" in old and b"\r" not in given):
         return _bridged(content, old, new, path, every=every)
-    if pairs and pairs == content.count(b"\n"):
+    if throughout:
         new = new.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
         _require_difference(old, new)
     return [Change(at, at + len(old), new) for at in _find(content, old, path, every=every)]
