@@ -79,6 +79,7 @@ async def _docker_start(pairs: int) -> Measured:
         sockets = place.config.data_dir / "sockets"
         sockets.mkdir()
         os.chown(sockets, *sandbox_user())
+        (sockets / "hosts").touch()
         spec = await place.spec()
         with engine_client() as client:
             body = _bare_body(client, place.config, spec, sockets)

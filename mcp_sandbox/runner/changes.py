@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from itertools import groupby
 
 # Enough for a project; beyond it looking would cost more than the command.
 _CLOCK_REALTIME_COARSE = 5  # Linux's number; Python has no name for it.
@@ -102,4 +101,6 @@ def _first(paths: list[str], workspace: str) -> list[str]:
 
 
 def _natural(path: str) -> str:
+    from itertools import groupby  # noqa: PLC0415 - a millisecond of each first call
+
     return "".join("".join(run).zfill(20 * digits) for digits, run in groupby(path, str.isdecimal))
