@@ -3,7 +3,7 @@
 set -euo pipefail
 
 python3 scripts/new_skill.py notes --description 'Write notes: short ones. Use when asked for notes.'
-python3 scripts/validate_skill.py notes | grep -qx 'notes: valid'
+python3 scripts/validate_skill.py notes | grep -x 'notes: valid' > /dev/null
 
 sed -i 's/^name: notes$/name: Notes/' notes/SKILL.md
 code=0

@@ -4,7 +4,7 @@ set -euo pipefail
 export JOBS_DIR=$PWD/jobs
 
 python3 scripts/job.py start good -- echo well
-python3 scripts/job.py wait good | grep -qx '\[good: done\]'
+python3 scripts/job.py wait good | grep -x '\[good: done\]' > /dev/null
 
 python3 scripts/job.py start bad -- bash -c 'echo begun; exit 7'
 code=0

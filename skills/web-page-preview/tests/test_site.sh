@@ -4,7 +4,7 @@ set -euo pipefail
 
 mkdir site
 cp assets/starter.html site/index.html
-python3 scripts/check_site.py site | grep -q 'no problems'
+python3 scripts/check_site.py site | grep 'no problems' > /dev/null
 
 sed -i 's|</main>|<img src="missing.png" alt="a picture"></main>|' site/index.html
 code=0
