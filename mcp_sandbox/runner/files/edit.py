@@ -93,7 +93,7 @@ def _fitted(found: bytes, old: bytes, new: bytes, usual: bytes) -> bytes:
     ends = re.findall(rb"\r?\n", found) or [usual]
     first, *lines = new.split(b"\n")
     both = [each.split(b"\n")[::-1] for each in (old, new)]
-    same = len(os.path.commonprefix(both))  # noqa: RUF071
+    same = len(os.path.commonprefix(both))  # noqa: RUF071 - of lines, not paths
     parts = [first]
     for index, line in enumerate(lines):
         below = index - len(lines)

@@ -104,7 +104,7 @@ def _likeness(there: list[str], keys: list[str]) -> float:
 
 def _difference(wanted: list[str], found: list[str], first: int) -> str:
     for number, (given, there) in enumerate(zip(wanted, found), first):
-        at = len(commonprefix([given, there]))  # noqa: RUF071
+        at = len(commonprefix([given, there]))  # noqa: RUF071 - of texts, not paths
         parts = given[at : at + 2], there[at : at + 2]
         if any(parts) and (_key(given) == _key(there) or not "".join(parts).isascii()):
             return f"line {number} has {_point(there, at)} where old has {_point(given, at)}"
