@@ -1,10 +1,11 @@
 # One word per job; none needs another step before it. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench image setup
+.PHONY: help demo test quick soak check format bench image setup
 
 READY := .venv/.ready
 BIN := .venv/bin
+NO_ENGINE := not docker and not runsc and not inspector and not conformance and not claude
 
 help: ## list the jobs
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -14,8 +15,19 @@ demo: $(READY) ## show a chat's computer at work, in Docker or bubblewrap
 
 test: $(READY) ## install and start what the tests need (as root on Debian or Ubuntu), run them all
 	@tests/provision.sh
-	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
-	$(BIN)/pytest --basetemp "$$scratch/tests" $(ARGS)
+	@$(BIN)/python -m tests.run $(ARGS)
+
+quick: $(READY) ## the tests that start no engine and no program of ours, every backend's on bubblewrap
+	@$(BIN)/python -m tests.run -m "$(NO_ENGINE) and not slow and not alone" -k "not unsafe-local" \
+	  $(addprefix --ignore tests/,e2e daemon connect clients shipped test_cli.py test_demo.py \
+	  test_readme.py test_trial.py server/test_stdio.py) $(ARGS)
+
+soak: $(READY) ## what takes long: every fault fifty times, five minutes of random kills, all of the contract
+	@tests/provision.sh
+	@$(BIN)/python -m tests.e2e.faults
+	@$(BIN)/python -m tests.e2e.endurance --backend bubblewrap
+	@$(BIN)/python -m tests.e2e.endurance --backend docker
+	@$(BIN)/python -m tests.run --whole tests/contract tests/e2e/test_damaged_state.py
 
 check: $(READY) ## formatting, lint, types, import contracts, spelling
 	$(BIN)/ruff format --check .
@@ -23,6 +35,7 @@ check: $(READY) ## formatting, lint, types, import contracts, spelling
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell $$(git ls-files)
+	@$(BIN)/python -m tests.sizes
 
 format: $(READY) ## put the code in shape
 	$(BIN)/ruff format .

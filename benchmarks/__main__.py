@@ -11,7 +11,7 @@ from docker.errors import DockerException
 from mcp import MCPError
 from rich.console import Console
 
-from benchmarks import client, commands, crowd, memory, relays, skills, starts, transfer, web
+from benchmarks import agent, client, commands, crowd, memory, relays, skills, starts, transfer, web
 from benchmarks.measure import Outcome, Row
 from benchmarks.places import Failed
 from benchmarks.report import as_json, table
@@ -22,6 +22,7 @@ ROWS = (
     *starts.ROWS,
     *relays.ROWS,
     *client.ROWS,
+    *agent.ROWS,
     *web.ROWS,
     *transfer.ROWS,
     *memory.ROWS,
@@ -49,6 +50,8 @@ async def _outcome(row: Row, pairs: int) -> Outcome:
     try:
         return Outcome(row, await row.run(pairs))
     except* (SandboxError, DockerException, MCPError, Failed, OSError) as group:
+        while isinstance(group.exceptions[0], BaseExceptionGroup):
+            group = group.exceptions[0]
         problems += map(str, group.exceptions)
     return Outcome(row, None, "; ".join(problems))
 

@@ -11,6 +11,8 @@ from benchmarks.measure import Goal, Measured, Row, clocked, times_slower
 from benchmarks.places import CHAT, Failed, open_place
 from mcp_sandbox.config import Config, server_variables
 
+NOOP = StdioServerParameters(command=sys.executable, args=["-m", "benchmarks.noop_server"])
+
 
 @asynccontextmanager
 async def connect(config: Config) -> AsyncGenerator[Client]:
@@ -32,11 +34,10 @@ async def call(client: Client, tool: str, **arguments: object) -> None:
 
 
 async def _exec_against_noop(pairs: int) -> Measured:
-    noop = StdioServerParameters(command=sys.executable, args=["-m", "benchmarks.noop_server"])
     async with (
         open_place("docker") as place,
         connect(place.config) as client,
-        Client(noop) as other,
+        Client(NOOP) as other,
     ):
         ours = partial(call, client, "exec", command="true")
         theirs = partial(call, other, "noop", command="true")

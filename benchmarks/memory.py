@@ -21,7 +21,8 @@ from benchmarks.places import (
     open_place,
     open_sandbox,
 )
-from mcp_sandbox.backends.process import ProcessId, descendants, hold, identify
+from mcp_sandbox.backends.process import ProcessId, hold, identify
+from mcp_sandbox.runner.processes import below, parents
 
 _MIB = 1024 * 1024
 _CONTAINERS = 8
@@ -52,7 +53,7 @@ async def _idle(_values: int) -> Measured:
 async def _until_cool(api: docker.APIClient, name: str) -> None:
     """Return when the processes kept for the next code have ended, but the one that stays."""
     container: Any = await in_thread(lambda: api.inspect_container(name))
-    below = await in_thread(lambda: descendants(container["State"]["Pid"]))
+    below = await in_thread(lambda: below([container["State"]["Pid"]], parents()))
     kept = [process for process in map(identify, below) if process is not None]
     with anyio.move_on_after(_COOLING_S):
         async with anyio.create_task_group() as tasks:
@@ -123,7 +124,7 @@ async def _growth_once(prepare: str, work: Callable[[Client], Awaitable[None]]) 
 
 
 def _server_on(data_dir: Path) -> int:
-    for pid in descendants(os.getpid()):
+    for pid in below([os.getpid()], parents()):
         command = _command(Path(f"/proc/{pid}"))
         if "mcp_sandbox stdio" in command and str(data_dir) in command:
             return pid

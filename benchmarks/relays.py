@@ -10,13 +10,15 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+from mcp import StdioServerParameters
 
+from benchmarks.client import NOOP
 from benchmarks.measure import Goal, Measured, Row, Side, clocked, times_slower
 from benchmarks.places import Failed, in_thread
 from mcp_sandbox.app import temporary_data
+from mcp_sandbox.models import BackendName
 
-_CONNECT = str(Path(sys.executable).with_name("mcp-sandbox"))
-_NOOP = (sys.executable, "-m", "benchmarks.noop_server")
+_PROGRAM = str(Path(sys.executable).with_name("mcp-sandbox"))
 _META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientInfo": {"name": "benchmark", "version": "1"},
@@ -26,22 +28,26 @@ _LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": 
 
 
 @asynccontextmanager
-async def _relay() -> AsyncGenerator[Side]:
-    """Each turn starts a relay before one daemon."""
+async def relay_to_daemon(backend: BackendName) -> AsyncGenerator[StdioServerParameters]:
+    """How to start a relay before a daemon of this block's own."""
     async with temporary_data() as folder:
         socket = folder / "s" / "mcp.sock"
-        where = ("--socket", str(socket))
+        where = ["--socket", str(socket)]
         async with await anyio.open_process(
-            [_CONNECT, "serve", *where, "--data", str(folder), "--backend", "unsafe-local"],
+            [_PROGRAM, "serve", *where, "--data", str(folder), "--backend", backend],
             stdout=None,
             stderr=None,
         ) as daemon:
             while not socket.exists():  # noqa: ASYNC110  another process makes it
                 await anyio.sleep(0.01)
             try:
-                yield partial(in_thread, partial(_first_answer, (_CONNECT, "connect", *where)))
+                yield StdioServerParameters(command=_PROGRAM, args=["connect", *where])
             finally:
                 daemon.terminate()
+
+
+def _started(server: StdioServerParameters) -> Side:
+    return partial(in_thread, partial(_first_answer, (server.command, *server.args)))
 
 
 def _first_answer(command: Sequence[str]) -> float:
@@ -66,13 +72,14 @@ def _bare_interpreter() -> None:
 
 
 async def _against_interpreter(pairs: int) -> Measured:
-    async with _relay() as ours:
-        return await times_slower(ours, clocked(partial(in_thread, _bare_interpreter)), pairs)
+    async with relay_to_daemon("unsafe-local") as relay:
+        bare = clocked(partial(in_thread, _bare_interpreter))
+        return await times_slower(_started(relay), bare, pairs)
 
 
 async def _against_sdk(pairs: int) -> Measured:
-    async with _relay() as ours:
-        return await times_slower(ours, partial(in_thread, partial(_first_answer, _NOOP)), pairs)
+    async with relay_to_daemon("unsafe-local") as relay:
+        return await times_slower(_started(relay), _started(NOOP), pairs)
 
 
 ROWS = (

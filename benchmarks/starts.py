@@ -20,12 +20,11 @@ from docker.errors import NotFound
 from benchmarks.measure import Goal, Measured, Row, Side, rested, times_slower
 from benchmarks.places import Failed, checked, configured, engine_client, in_thread, open_place
 from mcp_sandbox.app import open_manager, temporary_data
-from mcp_sandbox.backends.bubblewrap.arguments import Descriptors, arguments
-from mcp_sandbox.backends.bubblewrap.etc import etc
+from mcp_sandbox.backends.bubblewrap.arguments import Descriptors, arguments, etc
 from mcp_sandbox.backends.bubblewrap.host import Host
-from mcp_sandbox.backends.docker.machine import has_apparmor
-from mcp_sandbox.backends.docker.record import sandbox_user
+from mcp_sandbox.backends.docker.engine import security_options
 from mcp_sandbox.backends.docker.spec import PYTHON, Placement, container_body, instance_of
+from mcp_sandbox.backends.records import sandbox_user
 from mcp_sandbox.config import Config, PoolConfig
 from mcp_sandbox.models import BackendName, ChatId, Mount, SandboxId, SandboxSpec
 from mcp_sandbox.sessions.manager import SessionManager
@@ -98,7 +97,7 @@ def _bare_body(
         token="0" * 64,
         user=":".join(map(str, sandbox_user())),
         socket_directory=sockets,
-        apparmor=has_apparmor(client.info()),
+        apparmor="apparmor" in security_options(client.info()),
     )
     return container_body(spec, place) | {
         "Entrypoint": [PYTHON],
@@ -142,7 +141,7 @@ class _BareBubblewrap:
     """bwrap with a sandbox's arguments and nothing of ours around it. Making one blocks."""
 
     def __init__(self, folder: Path) -> None:
-        self._host = host = Host.look(folder)
+        self._host = host = Host(folder)
         self._etc = etc(host.uid, host.gid, "none")
         targets = {"mount-0": "/workspace", "mount-1": "/home/sandbox"}
         self._reach = {name: str(folder / name) for name in (*targets, "sockets", "runner")}
@@ -150,8 +149,8 @@ class _BareBubblewrap:
         for path in self._reach.values():
             Path(path).mkdir(exist_ok=True)
         mounts = (Mount(Path(self._reach[name]), target) for name, target in targets.items())
-        inside = host.inside(SandboxSpec(tuple(mounts)), {}, SandboxId("unnamed"))
-        self._inside = replace(inside, memory_group=None)
+        inside = host.inside(SandboxSpec(tuple(mounts)), SandboxId("unnamed"))
+        self._inside = replace(inside, memory_group=None, environment={})
 
     async def side(self) -> float:
         """Start it and read the first output; then wait for its end."""

@@ -3,6 +3,13 @@
     async with mcp_sandbox.open_session(chat="demo") as session:
         result = await session.exec("echo hello > note.txt; ls")
 
+A session may be used by any number of tasks of its event loop at once, not by other threads: its
+calls run side by side, in one sandbox with the same files and processes. Each `open_session` has
+limits, connections and warm sandboxes of its own; in one process or in several, those of one chat
+and data directory share its sandbox, which ends with the last of them. Different chats share
+neither sandbox nor files. No state is kept in global variables. After its block a session refuses
+every call; the files stay.
+
 The names below are the public interface. They are imported when they are first used, so that
 `import mcp_sandbox` costs nothing.
 """

@@ -8,11 +8,11 @@ from mcp_sandbox import __version__
 def main() -> None:
     """Run the command line; the relay, which clients wait for, without loading the rest of it."""
     if sys.argv[1:2] == ["connect"]:
-        from mcp_sandbox.connect.command import parsed, run
+        from mcp_sandbox.connect.command import run
+        from mcp_sandbox.connect.place import Place, parsed
 
-        options = parsed(sys.argv[2:])
-        if options is not None:
-            sys.exit(run(options, __version__))
+        if options := parsed(sys.argv[2:]):
+            sys.exit(run(Place(options[0], __version__, may_start=options[1])))
     import signal
 
     # A client may interrupt us at any moment; until all is loaded there is nothing to undo, and a

@@ -1,33 +1,5 @@
 """Every error this package raises on purpose.
 
-SandboxError
-├── CallerError            the agent can fix it by calling differently
-│   ├── InvalidArgument    a value that no call can accept
-│   ├── NotFound           no such file or directory
-│   ├── AlreadyExists      the destination is taken
-│   ├── WrongKind          a directory where a file is needed, or the other way round
-│   ├── NoMatch            the text to replace is not in the file
-│   ├── Ambiguous          the text to replace is there more than once
-│   ├── NotPermitted       the sandbox user may not do this
-│   ├── TooLarge           over a size limit of this call
-│   ├── WorkspaceFull      no space left in the workspace
-│   ├── UnknownSkill       no skill of that name, or no such file in it
-│   ├── Unsupported        this sandbox lacks the language or program
-│   └── Busy               too many calls at once in this sandbox
-├── OperatorError          a person must fix it
-│   ├── ConfigError        the configuration cannot be used
-│   ├── BackendUnavailable the engine or program that isolates does not answer or does not work
-│   ├── ImageMissing       the sandbox image is absent or of another version
-│   ├── InsecureSandbox    a sandbox came out weaker than asked for, and was destroyed
-│   ├── CapacityReached    no further sandbox may be opened
-│   ├── StorageUnavailable the data directory cannot be used or is out of space
-│   ├── AlreadyServed      another daemon serves this data directory or socket
-│   ├── NoDaemon           no daemon answers on the socket
-│   ├── Draining           the server is about to end and takes no further call
-│   ├── SourceUnavailable  what a skill shall come from cannot be read
-│   └── UnusableSkill      a skill's files cannot be accepted
-└── SandboxGone            the sandbox died; the next call gets a new one on the same files
-
 A message says what happened and what to do next. A non-zero exit code, a timeout with partial
 output and truncated output are results, not errors.
 """

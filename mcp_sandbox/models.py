@@ -83,9 +83,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """What a backend needs to know to make a sandbox. It knows no chats.
+    """What a backend needs to know to make a sandbox; it gives back the `labels` in `running()`.
 
-    `labels` are opaque to the backend; it keeps them and gives them back in `running()`.
     `mounts` always hold one for /workspace and one for /home/sandbox.
     `idle_s`: the runner ends itself after this long without connection and processes.
     """
@@ -100,7 +99,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True)
 class SandboxFacts:
-    """What holds for a running sandbox: for `sandbox_info` and `doctor`.
+    """What holds for a running sandbox.
 
     `limits` maps a limit's name to what is enforced, in words ("memory": "2048 MiB (cgroup)",
     "pids": "not limited: no writable cgroup").
@@ -139,13 +138,12 @@ class FolderIdentity:
 
 @dataclass(frozen=True)
 class RunnerHello:
-    """What the runner says of itself when a connection opens.
+    """What the runner says of itself when a connection opens; `project` is /project, if there.
 
     `workspace_inode` and `workspace_changed_ns` (its ctime) tell which directory /workspace is;
-    gVisor passes on only the second. `project` is /project, None if there is none.
+    gVisor passes on only the second.
     """
 
-    version: str
     python: str
     workspace_inode: int
     workspace_changed_ns: int
@@ -202,10 +200,7 @@ class SessionStatus:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a server holds now; `queued` calls wait for one of `max_open` places.
-
-    `background` counts the processes that commands left running.
-    """
+    """What a server holds now; `queued` calls wait for one of `max_open` places."""
 
     open: int
     busy: int
@@ -225,14 +220,14 @@ class TerminalEnd:
 
 @dataclass(frozen=True)
 class ExecResult:
-    """How a command or a piece of code ended.
+    """How a command or a piece of code ended; `exit_code` is None when a `signal` ended it.
 
-    `exit_code` is None when a signal ended it; `signal` then names it ("SIGKILL").
     `stdout` and `stderr` hold head and tail when `truncated`; the whole is in `output_file`
     (a path inside the sandbox) up to the output limit. `changed_files` are workspace paths,
     at most 20, and `file_counts` how many were created, changed and deleted; None when the
     workspace was too large to look through. `limit` names the size limit that it seems to have
-    met. `trouble_lines` of the kept output match TROUBLE. `offline`: no network.
+    met. `trouble_lines` of the kept output match TROUBLE. `offline`: no network. `made_room` was
+    left running by earlier commands, and ended so that this one had room for its processes.
     """
 
     stdout: str
@@ -252,6 +247,7 @@ class ExecResult:
     changed_files: tuple[str, ...] | None = ()
     file_counts: Mapping[str, int] | None = None
     offline: bool = False
+    made_room: Background = Background()
 
     @property
     def success(self) -> bool:

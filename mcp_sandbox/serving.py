@@ -5,9 +5,9 @@ Imports late, as the composition root does, so that the socket is there before t
 
 import logging
 import shlex
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import asynccontextmanager, closing, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, closing
+from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -17,18 +17,14 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox import __version__
-from mcp_sandbox.app import LateManager, open_skills, visible_skills
+from mcp_sandbox.app import LateManager, open_manager, open_skills, visible_skills
 from mcp_sandbox.config import Config, Loaded, own_folders
 from mcp_sandbox.errors import ConfigError, Draining
 from mcp_sandbox.models import ChatId
 
 if TYPE_CHECKING:
-    from mcp_sandbox.daemon.connection import Connection
-    from mcp_sandbox.daemon.control import Command, Control
-    from mcp_sandbox.daemon.door import Door
-    from mcp_sandbox.daemon.ending import Ending
-    from mcp_sandbox.daemon.greeting import ChatGreeting
-    from mcp_sandbox.daemon.lock import Claim
+    from mcp_sandbox.daemon.daemon import Ending
+    from mcp_sandbox.daemon.door import ChatGreeting, Connection
     from mcp_sandbox.daemon.tokens import Tokens
     from mcp_sandbox.server.http import Listener
     from mcp_sandbox.server.server import SandboxServer
@@ -37,6 +33,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.telemetry.metrics import Metrics
     from mcp_sandbox.workspace.projects import ClientFolders
 
+    _Web = tuple[Listener, Tokens]
 logger = logging.getLogger(__name__)
 
 
@@ -49,6 +46,7 @@ class _ChatServer:
         manager: LateManager,
         folders: "ClientFolders",
         skills: "Skills",
+        metrics: "Metrics",
         ending: "Ending",
     ) -> None:
         self._config = config
@@ -58,7 +56,8 @@ class _ChatServer:
         self._ending = ending
         self._built = anyio.Event()
         self._server: SandboxServer | None = None
-        self.metrics: Metrics | None = None
+        self.metrics = metrics
+        metrics.watch(self._figures)
 
     async def build(self) -> None:
         """Import and build it beside the event loop: that takes about a second."""
@@ -68,23 +67,16 @@ class _ChatServer:
     def _build(self) -> "SandboxServer":
         from mcp_sandbox.server.identity import chat_of_connection, http_or, sessions_by
         from mcp_sandbox.server.server import build_server
-        from mcp_sandbox.telemetry.metrics import Metrics
 
-        self.metrics = Metrics()
-        self.metrics.watch(self._figures)
         chat_of = http_or(chat_of_connection)
         return build_server(
             sessions_by(chat_of, self._session),
             network=self._config.network,
             project=self._config.project.access,
             isolated=self._config.backend != "unsafe-local",
-            counter=self.metrics,
+            count=self.metrics.count,
             skills=visible_skills(self._config, self._skills, chat_of),
         )
-
-    def calls(self) -> list[dict[str, object]]:
-        """The calls by tool since the start, for `status`."""
-        return [asdict(each) for each in self.metrics.snapshot()] if self.metrics else []
 
     def _figures(self) -> dict[str, float]:
         """What the sessions hold now, for `/metrics`."""
@@ -106,49 +98,41 @@ class _ChatServer:
             raise Draining("the sandbox server is being stopped or replaced: call again shortly")
         return await self._manager.session(chat)
 
-    async def serve(self, connection: "Connection", greeting: "ChatGreeting") -> None:
-        """Serve a client until it goes, or until the daemon ends."""
+    async def _ready(self) -> "SandboxServer":
         await self._built.wait()
         assert self._server  # noqa: S101
+        return self._server
+
+    async def serve(self, connection: "Connection", greeting: "ChatGreeting") -> None:
+        """Serve a client until it goes, or until the daemon ends."""
+        server = await self._ready()
         from mcp_sandbox.server.identity import connected_as
         from mcp_sandbox.server.transports import serve_lines
 
         project = self._folders.brought(greeting.chat, greeting.project)
         with connected_as(greeting.chat), project:
-            await serve_lines(self._server, connection, connection, leaving=self._ending.begun)
+            await serve_lines(server, connection, connection, leaving=self._ending.begun)
 
-    async def serve_http(self, web: "_Web") -> None:
+    async def serve_http(self, listener: "Listener", tokens: "Tokens", anonymous: bool) -> None:
         """Serve HTTP clients until the daemon ends, and their calls for the time that is left."""
-        await self._built.wait()
-        assert self._server  # noqa: S101
-        assert self.metrics  # noqa: S101
+        server = await self._ready()
         from mcp_sandbox.server.http import open_http
-        from mcp_sandbox.telemetry.metrics import metrics_text
 
         async with open_http(
-            self._server,
-            web.listener,
+            server,
+            listener,
             self._config.http,
-            tokens=web.tokens,
-            anonymous=web.anonymous,
-            metrics=partial(metrics_text, self.metrics.registry),
+            tokens=tokens,
+            anonymous=anonymous,
+            metrics=self.metrics.text,
         ) as door:
             logger.info("MCP over HTTP at %s", door.url)
             await self._ending.begun.wait()
             await self._ending.in_time(door.drain, self._config.serve.grace)
 
 
-@dataclass(frozen=True)
-class _Web:
-    """Where HTTP is served, and to whom."""
-
-    listener: "Listener"
-    tokens: "Tokens"
-    anonymous: bool
-
-
 @asynccontextmanager
-async def _web(config: Config, *, anonymous: bool) -> AsyncGenerator[_Web | None]:
+async def _web(config: Config, *, anonymous: bool) -> "AsyncGenerator[_Web | None]":
     """Take the address of HTTP when one is configured, before anything else is begun."""
     if config.serve.http is None:
         if anonymous:
@@ -164,42 +148,7 @@ async def _web(config: Config, *, anonymous: bool) -> AsyncGenerator[_Web | None
         logger.warning("nobody has a token yet: `mcp-sandbox token add USER` makes one")
     listener = await listen(config.serve.http, anonymous=anonymous)
     with closing(listener.socket):
-        yield _Web(listener, tokens, anonymous)
-
-
-def _status(
-    config: Config,
-    claim: "Claim",
-    door: "Door",
-    manager: LateManager,
-    server: _ChatServer,
-    web: _Web | None,
-) -> dict[str, object]:
-    """What `mcp-sandbox status` tells; the connection that asks is not a client."""
-    return {
-        **asdict(claim.holder),
-        "data": str(config.data_dir),
-        "backend": manager.opened.backend if manager.opened else config.backend,
-        "http": web and web.listener.url,
-        "clients": door.connected - 1,
-        "sandboxes": asdict(manager.opened.statistics()) if manager.opened else None,
-        "calls": server.calls(),
-    }
-
-
-@contextmanager
-def _control(ending: "Ending", manager: LateManager, status: "Command") -> Generator["Control"]:
-    """What people may ask for; the log is kept for them meanwhile."""
-    from mcp_sandbox.daemon.chats import Chats
-    from mcp_sandbox.daemon.control import Control
-    from mcp_sandbox.daemon.recent_log import recent_log
-    from mcp_sandbox.daemon.terminal import Shells
-
-    chats = Chats(manager.open)
-    shells = {"shell": Shells(chats.session).open}
-    with recent_log() as log:
-        commands = {"status": status, **chats.commands}
-        yield Control(ending, log, more=commands, conversations=shells)
+        yield listener, tokens
 
 
 async def _notice(loaded: Loaded, socket: Path, client: Mapping[str, Any]) -> dict[str, str]:
@@ -213,6 +162,12 @@ async def _notice(loaded: Loaded, socket: Path, client: Mapping[str, Any]) -> di
     return {"notice": text + end} if found else {}
 
 
+def _opened(config: Config) -> "tuple[Skills, Metrics]":
+    from mcp_sandbox.telemetry.metrics import Metrics
+
+    return open_skills(config), Metrics()
+
+
 async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -> None:
     """Be the daemon of the configured data root, listening on `socket`, until it is to end.
 
@@ -223,11 +178,9 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
         StorageUnavailable: the socket cannot be made safely.
         ConfigError: HTTP cannot be served as it is configured.
     """
-    from mcp_sandbox.daemon.daemon import Daemon, Patience
+    from mcp_sandbox.daemon.claim import claimed, listening
+    from mcp_sandbox.daemon.daemon import Control, Daemon, Ending, begun_by_signals, recent_log
     from mcp_sandbox.daemon.door import Door
-    from mcp_sandbox.daemon.ending import Ending, begun_by_signals
-    from mcp_sandbox.daemon.listener import listening
-    from mcp_sandbox.daemon.lock import claimed
     from mcp_sandbox.workspace.projects import ClientFolders
 
     ending, config = Ending(), loaded.config
@@ -239,32 +192,52 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
         anyio.create_task_group() as tasks,
     ):
         folders = ClientFolders((*own_folders(), socket.parent))
-        skills = await to_thread.run_sync(open_skills, config)
-        manager = LateManager(config, tasks, folders, for_many=True, skills=skills)
-        server = _ChatServer(config, manager, folders, skills, ending)
+        skills, metrics = await to_thread.run_sync(_opened, config)
+        count = metrics.count
+        manager = LateManager(
+            tasks, partial(open_manager, config, folders, for_many=True, skills=skills, count=count)
+        )
+        server = _ChatServer(config, manager, folders, skills, metrics, ending)
         tasks.start_soon(server.build)
         tasks.start_soon(manager.open_early)
         door = Door(listener, most=config.serve.max_connections)
         notice = partial(_notice, loaded, socket)
-        patience = Patience(idle_exit_s=config.serve.idle_exit, grace_s=config.serve.grace)
-        daemon = Daemon(
-            claim,
-            door,
-            ending,
-            patience,
-            in_use=lambda: web is not None or manager.is_in_use(),
-            notice=notice,
-        )
 
         async def status(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-            told = _status(config, claim, door, manager, server, web)
+            opened = manager.opened
+            told = {
+                **asdict(claim.holder),
+                "data": str(config.data_dir),
+                "backend": opened.backend if opened else config.backend,
+                "http": web and web[0].url,
+                # The connection that asks is not a client.
+                "clients": door.connected - 1,
+                "sandboxes": asdict(opened.statistics()) if opened else None,
+                "calls": [asdict(each) for each in metrics.snapshot()],
+            }
             return told | await notice(arguments.get("variables", {}))
 
-        with _control(ending, manager, status) as control:
+        with recent_log() as log:
+            from mcp_sandbox.daemon.chats import Chats
+
+            chats = Chats(manager.open)
+            control = Control(
+                ending,
+                log,
+                more={"status": status, **chats.commands},
+                conversations={"shell": chats.shell},
+            )
             async with anyio.create_task_group() as doors:
                 if web is not None:
-                    doors.start_soon(server.serve_http, web)
-                await daemon.run(server.serve, control)
+                    doors.start_soon(server.serve_http, *web, anonymous_http)
+                await Daemon(
+                    claim,
+                    door,
+                    ending,
+                    config.serve,
+                    in_use=lambda: web is not None or manager.is_in_use(),
+                    notice=notice,
+                ).run(server.serve, control)
             if manager.opened:
                 # What still ran has had its time.
                 await manager.opened.drain(0, hand_over=ending.reason == "hand-over")

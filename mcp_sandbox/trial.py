@@ -1,11 +1,12 @@
-"""Tries a skill out in a sandbox of its own, which ends with it: `mcp-sandbox skills test`.
+"""Tries a skill out, and tells what it would lack, in a sandbox that ends with that.
 
-The skill is activated as a chat does it, so that it lies where agents find it; what it declares
-is run in fresh copies of its folder. Nothing of it sees a network, other skills or other files.
+A skill is activated as a chat does it, so that it lies where agents find it; what it declares is
+run in fresh copies of its folder. Nothing of it sees a network, other skills or other files.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,13 +16,16 @@ from mcp_sandbox.app import open_session, temporary_data
 from mcp_sandbox.config import Config, SkillsConfig
 from mcp_sandbox.errors import SandboxGone, Unsupported, UnusableSkill
 from mcp_sandbox.models import ExecResult
+from mcp_sandbox.sessions.skills import ask
 from mcp_sandbox.skills.examples import Example, examples
+from mcp_sandbox.skills.findings import scan
+from mcp_sandbox.skills.models import Diagnostic, Level, Unmet
 from mcp_sandbox.skills.parse import parse
+from mcp_sandbox.skills.preflight import unmet
 from mcp_sandbox.skills.repair import repair
 from mcp_sandbox.skills.supply.fetch import spelled
-from mcp_sandbox.skills.supply.folder import read_folder
-from mcp_sandbox.skills.supply.staging import write_tree
-from mcp_sandbox.skills.supply.tree import File, Tree
+from mcp_sandbox.skills.supply.installed import write_tree
+from mcp_sandbox.skills.supply.tree import File, Tree, read_folder
 from mcp_sandbox.skills.uris import DOCUMENT
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 Verdict = Literal["passed", "failed", "skipped"]
 _COPY = 'mkdir -p "$1" && cp -r "$2/." "$1" && chmod -R u+w "$1"'
 _COPY_TIMEOUT_S = 60.0
+_ASK_TIMEOUT_S = 20.0
 _LINES_SHOWN = 3
 _LINE_SHOWN = 200
 
@@ -57,13 +62,19 @@ async def try_out(folder: Path, config: Config, *, timeout_s: float = 60.0) -> S
         root = data / "root"
         await to_thread.run_sync(root.mkdir)
         await to_thread.run_sync(write_tree, root / name, tree)
-        async with open_session("trial", config=_alone(config, data, root)) as session:
+        # Its sandbox sees nothing but the skill.
+        skills = SkillsConfig(folders=(root,), shipped=False)
+        own = {"data_dir": data / "data", "network": "none", "skills": skills, "env": {}}
+        alone = config.model_copy(update=own)
+        async with open_session("trial", config=alone) as session:
             activation = await session.skills.activate(name)
             skill = activation.path_in_sandbox
             if skill is None:
                 raise UnusableSkill("skills are switched off: set skills.enabled to true")
-            bench = _Bench(session, skill, timeout_s)
-            return [await bench.run(number, example) for number, example in enumerate(found)]
+            return [
+                await _tried(session, skill, f"/workspace/trial/{number}", example, timeout_s)
+                for number, example in enumerate(found)
+            ]
 
 
 def _read(folder: Path) -> tuple[str, Tree]:
@@ -82,43 +93,23 @@ def _read(folder: Path) -> tuple[str, Tree]:
     return front.name, tree
 
 
-def _alone(config: Config, data: Path, root: Path) -> Config:
-    """The configuration for a sandbox that sees nothing but the skill."""
-    skills = SkillsConfig(folders=(root,), shipped=False)
-    update = {"data_dir": data / "data", "network": "none", "skills": skills, "env": {}}
-    return config.model_copy(update=update)
-
-
-@dataclass(frozen=True)
-class _Bench:
-    """Where examples are run, one after the other; `skill` is the path of the skill there."""
-
-    session: "Session"
-    skill: str
-    timeout_s: float
-
-    async def run(self, number: int, example: Example) -> Trial:
-        if example.skipped:
-            return Trial(example, "skipped", example.skipped)
-        try:
-            result = await self._run(f"/workspace/trial/{number}", example)
-        except Unsupported as exc:
-            return Trial(example, "skipped" if example.kind == "syntax" else "failed", str(exc))
-        except SandboxGone:
-            return Trial(example, "failed", "it brought its sandbox down")
-        return replace(_judged(example, result), duration_ms=result.duration_ms)
-
-    async def _run(self, place: str, example: Example) -> ExecResult:
-        copy = ["bash", "-c", _COPY, "copy", place, self.skill]
-        copied = await self.session.exec(copy, timeout_s=_COPY_TIMEOUT_S)
-        if not copied.success:
-            return copied
-        return await self.session.exec(
-            example.command,
-            cwd=place,
-            env={"SKILL_DIR": self.skill, "PYTHONDONTWRITEBYTECODE": "1"},
-            timeout_s=self.timeout_s,
-        )
+async def _tried(
+    session: "Session", skill: str, place: str, example: Example, timeout_s: float
+) -> Trial:
+    """Run an example in a folder of its own; `skill` is the path of the skill there."""
+    if example.skipped:
+        return Trial(example, "skipped", example.skipped)
+    copy = ["bash", "-c", _COPY, "copy", place, skill]
+    env = {"SKILL_DIR": skill, "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        result = await session.exec(copy, timeout_s=_COPY_TIMEOUT_S)
+        if result.success:
+            result = await session.exec(example.command, cwd=place, env=env, timeout_s=timeout_s)
+    except Unsupported as exc:
+        return Trial(example, "skipped" if example.kind == "syntax" else "failed", str(exc))
+    except SandboxGone:
+        return Trial(example, "failed", "it brought its sandbox down")
+    return replace(_judged(example, result), duration_ms=result.duration_ms)
 
 
 def _judged(example: Example, result: ExecResult) -> Trial:
@@ -137,3 +128,38 @@ def _judged(example: Example, result: ExecResult) -> Trial:
 def _last_lines(result: ExecResult) -> str:
     lines = [line for line in (result.stderr or result.stdout).splitlines() if line.strip()]
     return "\n".join(line[:_LINE_SHOWN] for line in lines[-_LINES_SHOWN:]) or "it said nothing"
+
+
+async def lacking(
+    skills: Mapping[str, Mapping[str, bytes]], config: Config
+) -> Mapping[str, Sequence[Diagnostic]]:
+    """Return what a sandbox lacks of what skills need, before any chat has one.
+
+    One new sandbox with the settings of all others is asked. None is made where nothing is needed.
+    """
+    scanned = await to_thread.run_sync(lambda: {name: scan(skills[name]) for name in skills})
+    needs = {(need.kind, need.name): need for _, all_ in scanned.values() for need in all_}
+    if not needs:
+        return {}
+    async with temporary_data() as data:
+        alone = config.model_copy(update={"data_dir": data})
+        async with open_session("preflight", config=alone) as session:
+            run = partial(session.exec, timeout_s=_ASK_TIMEOUT_S)
+            network = config.network == "open" or session.backend == "unsafe-local"
+            inventory = await ask(run, list(needs.values()), network=network)
+    return await to_thread.run_sync(
+        lambda: {
+            name: [_as_diagnostic(each) for each in unmet(required, inventory)]
+            for name, (_, required) in scanned.items()
+        }
+    )
+
+
+def _as_diagnostic(each: Unmet) -> Diagnostic:
+    needed = "It needs" if each.always else "Some of it needs"
+    reason = f"{needed} {each.name} ({each.need}), which sandboxes lack."
+    fix = each.fix or "Do without, or use an image that has it."
+    if each.layer:
+        fix += f", in an image: mcp-sandbox images recipe {each.layer}"
+    level: Level = "warning" if each.always else "note"
+    return Diagnostic("unmet", level, reason, fix, file=each.needed_by[0])

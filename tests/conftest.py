@@ -19,6 +19,31 @@ from tests.e2e import npm
 REQUIRED = frozenset(os.environ.get("MCP_SANDBOX_REQUIRE", "").split(",")) - {""}
 NEEDS = ("docker", "runsc", "bubblewrap", *npm.PACKAGES)
 
+# Their sandboxes are those of unsafe-local unless they name another backend.
+WITHOUT_WALLS = (
+    *(
+        "daemon",
+        "connect",
+        "server/skills",
+        "server/test_observer.py",
+        "server/test_real_sandbox.py",
+    ),
+    *("skills/test_commands.py", "telemetry/test_spans.py", "test_app.py"),
+    *("clients/test_first_call.py", "contract/test_store_faults.py", "e2e/stumbles/test_people.py"),
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--whole", action="store_true", help="long runs, and on every backend what depends on none"
+    )
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    path = item.path.relative_to(Path(__file__).parent)
+    if any(path.is_relative_to(each) for each in WITHOUT_WALLS):
+        item.add_marker(pytest.mark.bubblewrap)
+
 
 def configured(name: str, data_dir: Path) -> Config:
     """Return the configuration of a backend by its name in `backend_name`."""
@@ -110,7 +135,7 @@ def data_root(tmp_path: Path) -> Path:
         pytest.param("docker", marks=pytest.mark.docker),
         pytest.param("docker-runsc", marks=(pytest.mark.docker, pytest.mark.runsc)),
         pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
-        "unsafe-local",
+        pytest.param("unsafe-local", marks=pytest.mark.bubblewrap),
     ]
 )
 def backend_name(request: pytest.FixtureRequest) -> str:

@@ -71,7 +71,8 @@ def _processes(base: Path) -> Iterator[str]:
 
 def _pids(base: Path) -> Iterator[tuple[int, str]]:
     # A mount namespace shows paths without the mount point, so only the tail of `base` is sure.
-    mark = f"{base.parent.name}/{base.name}/".encode()
+    # With a worker's folder the last two names would be those of every other run, too.
+    mark = f"/{'/'.join(base.parts[2:][-3:])}/".encode()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue

@@ -70,12 +70,13 @@ start_engine() {
 build_image() {
   local options=(--from-packages)
   [ -r "$CA_BUNDLE" ] && options+=(--ca-bundle "$CA_BUNDLE")
+  [ -n "${MCP_SANDBOX_DOCKER__IMAGE:-}" ] && options+=(--tag "$MCP_SANDBOX_DOCKER__IMAGE")
   say "building the base image from Debian packages (a few minutes)"
   .venv/bin/mcp-sandbox images build base "${options[@]}" </dev/null
 }
 
 mapfile -t missing < <(missing_packages)
-# In Debian 12 docker.io brings the docker command; asking for docker-cli too does no harm.
+# Before Debian 13 docker.io brings the docker command; asking for docker-cli too does no harm.
 if [ "${#missing[@]}" -gt 0 ] || ! engine_answers; then
   if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     say "missing for the whole test suite: ${missing[*]:-a running Docker engine}"

@@ -1,3 +1,4 @@
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -77,7 +78,7 @@ async def test_failed_opening_is_tried_again_at_the_next_call(tmp_path: Path) ->
     config = Config(data_dir=folder, backend="unsafe-local", workspace=workspace)
     with anyio.fail_after(50):
         async with anyio.create_task_group() as tasks:
-            manager = LateManager(config, tasks)
+            manager = LateManager(tasks, partial(open_manager, config))
             for _ in range(2):
                 with pytest.raises(ConfigError, match="/etc"):
                     await manager.session(ChatId("local", "demo"))
@@ -89,7 +90,7 @@ async def test_manager_opens_once_for_calls_at_the_same_time(data_root: Path) ->
     chats = set[str]()
     with anyio.fail_after(50):
         async with anyio.create_task_group() as tasks:
-            manager = LateManager(config, tasks)
+            manager = LateManager(tasks, partial(open_manager, config))
 
             async def call(number: int) -> None:
                 session = await manager.session(ChatId("local", f"chat-{number}"))
@@ -109,7 +110,7 @@ async def test_a_manager_that_is_cancelled_as_it_opens_is_left_again(data_root: 
             with anyio.CancelScope() as cancelled:
                 cancelled.cancel()
                 async with SessionManager(
-                    opened._backend, opened._workspaces, ledger=opened._ledger
+                    opened._rooms.backend, opened._rooms.workspaces, ledger=opened._ledger
                 ):
                     await anyio.sleep_forever()
     assert cancelled.cancelled_caught

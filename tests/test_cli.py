@@ -104,7 +104,7 @@ def test_configuration_as_a_table_has_a_line_for_each_setting(tmp_path: Path) ->
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
     keys = {line.split()[0] for line in done.stdout.splitlines()}
-    assert {"setting", "data_dir", "limits.memory", "sessions.idle"} <= keys
+    assert {"setting", "data_dir", "limits.memory", "sessions.remove_after"} <= keys
 
 
 def test_interrupt_before_the_server_listens_ends_it_without_a_traceback(tmp_path: Path) -> None:

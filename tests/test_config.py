@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sandbox.config import Config, LimitsConfig, load_config
-from mcp_sandbox.config.units import parse_duration, parse_size, show_duration, show_size
+from mcp_sandbox.config.models import parse_duration, parse_size, show_duration, show_size
 from mcp_sandbox.errors import ConfigError
 
 
@@ -138,8 +138,8 @@ def test_relative_data_directory_of_a_flag_becomes_absolute(
             r"backend 'ocker' \(.* line 1\) is not usable: write auto or .*bubblewrap or",
         ),
         ("limits:\n  memory: 2q\n", r"limits\.memory '2q' \(.* line 2\).*such as 512m or 2g"),
-        ("sessions:\n  idle: soon\n", r"sessions\.idle 'soon'.*such as 90, 10m or 1h30m"),
-        ("sessions:\n  idle: .nan\n", r"sessions\.idle nan.*not usable"),
+        ("sessions:\n  lifetime: soon\n", r"sessions\.lifetime 'soon'.*such as 90, 10m or 1h30m"),
+        ("sessions:\n  lifetime: .nan\n", r"sessions\.lifetime nan.*not usable"),
         ("workspace:\n  cleanup: daily\n", r"workspace\.cleanup 'daily'.*such as 0 3 \* \* \*"),
         ("workspace:\n  cleanup: 0 0 30 2 *\n", r"workspace\.cleanup .*as cron does"),
         ("workspace:\n  retention: -1\n", r"workspace\.retention -1.*such as 90, .*at least 0s"),

@@ -9,11 +9,19 @@ import pytest
 from rich.console import Console
 
 from mcp_sandbox.config import Config, DockerConfig, SkillsConfig, WorkspaceConfig
-from mcp_sandbox.doctor import Check, Report, examine, render
-from mcp_sandbox.doctor.machine import examine_machine
-from mcp_sandbox.doctor.places import examine_engine, examine_place
-from mcp_sandbox.doctor.skills import examine_skills
-from mcp_sandbox.doctor.versions import holes_of, remedy
+from mcp_sandbox.doctor import (
+    Check,
+    Report,
+    examine,
+    examine_engine,
+    examine_machine,
+    examine_place,
+    examine_skills,
+    holes_of,
+    remedy,
+    render,
+)
+from mcp_sandbox.durable import set_aside
 from tests.server.skills.taught import write_skill
 
 
@@ -50,6 +58,19 @@ def test_this_machine_can_be_examined(tmp_path: Path) -> None:
     checks = examine_machine(Config(data_dir=tmp_path / "not/there/yet"))
     assert [check.name for check in checks if check.status == "fail"] == []
     assert [check for check in checks if check.status == "warn" and not check.remedy] == []
+
+
+def test_a_damaged_state_file_is_told_with_its_place(tmp_path: Path) -> None:
+    folder = tmp_path / "sandbox" / "records" / "ann"
+    folder.mkdir(parents=True)
+    for _ in range(2):
+        (folder / "chat-one.json").write_bytes(b"garbage")
+        set_aside(folder / "chat-one.json", "it is garbage")
+    checks = examine_machine(Config(data_dir=tmp_path))
+    (check,) = (check for check in checks if check.name == "state files")
+    assert check.status == "warn"
+    assert check.found.startswith(f"2 damaged and set aside, at last {folder}/chat-one.json.dam")
+    assert "delete them" in check.remedy
 
 
 def test_full_disk_is_a_failure_with_a_remedy(tmp_path: Path) -> None:

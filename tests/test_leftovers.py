@@ -20,6 +20,16 @@ def test_process_that_works_on_test_data_is_found_and_killed(tmp_path: Path) -> 
         assert process.wait(timeout=10) == -9
 
 
+def test_process_in_a_folder_whose_name_only_ends_alike_is_left_alone(tmp_path: Path) -> None:
+    base, other = (tmp_path / name / "worker" for name in ("run", "other-run"))
+    for folder in (base, other):
+        folder.mkdir(parents=True)
+    with subprocess.Popen(["sleep", "60"], cwd=other) as process:
+        assert leftovers.remove(base, grace_s=0) == []
+        assert process.poll() is None
+        process.kill()
+
+
 @pytest.mark.docker
 def test_container_that_mounts_test_data_is_found_and_removed(tmp_path: Path) -> None:
     folder = tmp_path / "data"

@@ -213,7 +213,7 @@ async def test_the_skill_that_it_makes_is_offered_and_used(tmp_path: Path) -> No
             (text,) = got.content
             assert isinstance(text, TextContent)
             assert "Columns: date, supplier, net, VAT, gross." in text.text
-            read = {"path": ".claude/skills/money-tables/SKILL.md"}
+            read = {"path": "/opt/skills/money-tables/SKILL.md"}
             assert not (await client.call_tool("read_file", read)).is_error
 
 

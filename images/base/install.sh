@@ -38,9 +38,9 @@ rm -rf /usr/share/man/* /usr/share/info/* /usr/share/locale/* \
 
 if [ ! -e /etc/apt/sources.list.d/debian.sources ]; then
     cat >/etc/apt/sources.list <<'END'
-deb http://deb.debian.org/debian bookworm main
-deb http://deb.debian.org/debian bookworm-updates main
-deb http://deb.debian.org/debian-security bookworm-security main
+deb http://deb.debian.org/debian trixie main
+deb http://deb.debian.org/debian trixie-updates main
+deb http://deb.debian.org/debian-security trixie-security main
 END
 fi
 

@@ -27,40 +27,25 @@ class Sandbox(Protocol):
     @property
     def token(self) -> bytes:
         """The secret that both ends of every channel prove to know; user code cannot read it."""
-        ...
 
     @property
     def facts(self) -> SandboxFacts: ...
     @property
     def labels(self) -> Mapping[str, str]: ...
     async def open_channel(self) -> ByteStream:
-        """Connect to the runner inside.
-
-        Raises:
-            SandboxGone: it is not running, or its runner does not listen.
-        """
-        ...
+        """Connect to the runner inside; raises SandboxGone if that does not listen."""
 
     async def pause(self) -> bool:
         """Stop all that runs in it until `resume`; False where that would save nothing.
 
-        Raises:
-            SandboxGone: it does not run.
-            BackendUnavailable: it cannot be done now.
+        Raises SandboxGone, and BackendUnavailable if it cannot be done now.
         """
-        ...
 
     async def resume(self) -> None:
-        """Let it go on; one that is not paused is fine.
-
-        Raises:
-            SandboxGone: it does not run.
-        """
-        ...
+        """Let it go on; one that is not paused is fine. Raises SandboxGone."""
 
     async def ending(self, *, within_s: float = 0.0) -> Ending | None:
         """What it ended of; None if it still runs after `within_s`."""
-        ...
 
 
 class Backend(Protocol):
@@ -76,15 +61,9 @@ class Backend(Protocol):
                 and the remedy.
             ImageMissing: the sandbox image is absent or outdated.
         """
-        ...
 
     async def origin(self) -> str:
-        """What sandboxes are made from now, beside their spec: image, programs, versions.
-
-        Raises:
-            OperatorError: none can be made.
-        """
-        ...
+        """What sandboxes are made from now, beside their spec; raises OperatorError if none can."""
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Make and start a sandbox; returns once its runner accepts connections.
@@ -93,30 +72,21 @@ class Backend(Protocol):
             BackendUnavailable: the engine does not answer or refuses.
             ImageMissing: the sandbox image is absent or outdated.
             InsecureSandbox: it came out weaker than asked for.
-        """
-        ...
-
-    async def attach(self, sandbox_id: SandboxId) -> Sandbox:
-        """Find a running sandbox that this or another process made; a paused one goes on.
-
-        Raises:
-            SandboxGone: it is not running.
-        """
-        ...
-
-    async def relabel(self, sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:
-        """Give a sandbox other labels than those that it was made with.
-
-        Raises:
-            SandboxGone: nothing is known of it.
+            CapacityReached: the engine has no network left.
             StorageUnavailable: the data root cannot be written.
         """
-        ...
+
+    async def attach(self, sandbox_id: SandboxId) -> Sandbox:
+        """Find a running sandbox, whoever made it; a paused one goes on. Raises SandboxGone."""
+
+    async def relabel(self, sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:
+        """Give a sandbox other labels; raises SandboxGone, StorageUnavailable."""
 
     async def running(self) -> Sequence[SandboxInfo]:
         """The sandboxes of this data root."""
-        ...
 
     async def destroy(self, sandbox_id: SandboxId) -> None:
-        """Stop and remove it with everything that runs in it; gone already is not an error."""
-        ...
+        """Stop and remove it with everything that runs in it; gone already is not an error.
+
+        Raises BackendUnavailable if the engine or the kernel does not let go of it.
+        """

@@ -1,9 +1,8 @@
 """Connects to a runner's unix socket in a directory that user code can write to.
 
-The socket is opened beneath the directory without following links and reached through its file
-descriptor, so a planted link never leads to another socket of the host, and a path longer than
-the 108 bytes of a socket address works. That the runner is the one listening is proved later, by
-the token; nothing here trusts the other side.
+It is opened beneath the directory without following links and reached by its descriptor: a planted
+link leads nowhere, and its path may be longer than the 108 bytes of an address. That the runner is
+the one listening is proved later, by the token.
 """
 
 import os
@@ -14,62 +13,95 @@ from pathlib import Path
 
 import anyio
 from anyio.abc import ByteStream
+from anyio.lowlevel import checkpoint
 
-from mcp_sandbox.backends.socket_stream import SocketStream
 from mcp_sandbox.errors import SandboxGone
 
+_NAME = "runner.sock"
+# A sender that always has more must not keep all others waiting.
+_AT_A_STRETCH = 16
 _RETRY_S = 0.001
 
 
+class SocketStream(ByteStream):
+    """A connected unix socket as a byte stream, for one reader and one writer at a time.
+
+    The event loop's own goes once round the loop for each piece that it sends or takes, and
+    stumbles over a socket that is closed in the moment in which something arrives.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        """Take over a socket that does not block."""
+        self._socket = connected
+        self._stretch = 0
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        self._stretch += 1
+        if self._stretch >= _AT_A_STRETCH:
+            self._stretch = 0
+            await checkpoint()
+        while True:
+            try:
+                data = self._socket.recv(max_bytes)
+            except BlockingIOError:
+                self._stretch = 0
+                await anyio.wait_readable(self._socket)
+            except OSError as exc:
+                raise self._lost() from exc
+            else:
+                if not data:
+                    raise anyio.EndOfStream
+                return data
+
+    async def send(self, item: bytes) -> None:
+        rest = memoryview(item)
+        while rest:
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self._socket)
+            except OSError as exc:
+                raise self._lost() from exc
+
+    async def send_eof(self) -> None:
+        self._socket.shutdown(socket.SHUT_WR)
+
+    async def aclose(self) -> None:
+        if self._socket.fileno() >= 0:
+            # Whoever waits for it learns that it is closed.
+            anyio.notify_closing(self._socket)
+            self._socket.close()
+
+    def _lost(self) -> Exception:
+        closed = self._socket.fileno() < 0
+        return anyio.ClosedResourceError() if closed else anyio.BrokenResourceError()
+
+
 async def connect(
-    directory: Path,
-    name: str = "runner.sock",
-    *,
-    deadline_s: float,
-    has_ended: Callable[[], bool] = lambda: False,
+    directory: Path, *, deadline_s: float, has_ended: Callable[[], bool] = lambda: False
 ) -> ByteStream:
-    """Wait until the socket `name` in `directory` accepts a connection, and open one.
+    """Wait until the runner's socket in `directory` accepts a connection, and open one.
 
-    `has_ended` tells that waiting is in vain: nobody is left who could listen.
-
-    Raises:
-        SandboxGone: it does not within `deadline_s`, or something else took its place.
+    `has_ended` tells that waiting is in vain: nobody is left who could listen. Raises SandboxGone
+    if it does not within `deadline_s`, or something else took its place.
     """
     connected = None
     with anyio.move_on_after(deadline_s):
         while True:
-            connected = _try_connect(directory, name)
+            connected = _try_connect(directory)
             if connected is not None or has_ended():
                 break
             # The file appears at bind, but nothing on the host tells of listen.
             await anyio.sleep(_RETRY_S)
     if connected is None:
-        how = "has ended" if has_ended() else f"did not listen on {name} within {deadline_s:g} s"
+        how = "has ended" if has_ended() else f"did not listen on {_NAME} within {deadline_s:g} s"
         raise SandboxGone(f"the runner {how}; the next call starts a new sandbox on the same files")
     return SocketStream(connected)
 
 
-async def wait_until_bound(
-    directory: Path, name: str = "runner.sock", *, has_ended: Callable[[], bool]
-) -> bool:
-    """Wait, without limit, until the socket `name` is in `directory`; False when it never will.
-
-    Raises:
-        SandboxGone: something else took its place.
-    """
-    while True:
-        found = _open_socket(directory, name)
-        if found is not None:
-            os.close(found)
-            return True
-        if has_ended():
-            return False
-        await anyio.sleep(_RETRY_S)
-
-
-def _try_connect(directory: Path, name: str) -> socket.socket | None:
+def _try_connect(directory: Path) -> socket.socket | None:
     """A connected non-blocking socket, or None when nobody accepts yet."""
-    target = _open_socket(directory, name)
+    target = _open_socket(directory)
     if target is None:
         return None
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -87,21 +119,17 @@ def _try_connect(directory: Path, name: str) -> socket.socket | None:
     return client
 
 
-def _open_socket(directory: Path, name: str) -> int | None:
+def _open_socket(directory: Path) -> int | None:
     """A path descriptor of the socket, or None when it is not there yet."""
     try:
         folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError as exc:
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        now = "gone" if isinstance(exc, FileNotFoundError) else "not a directory any more"
         raise SandboxGone(
-            f"the socket directory {directory} is gone; the next call starts a new sandbox"
-        ) from exc
-    except NotADirectoryError as exc:
-        raise SandboxGone(
-            f"the socket directory {directory} is not a directory any more; "
-            "the next call starts a new sandbox"
+            f"the socket directory {directory} is {now}; the next call starts a new sandbox"
         ) from exc
     try:
-        found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        found = os.open(_NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
         return None
     finally:
@@ -110,6 +138,6 @@ def _open_socket(directory: Path, name: str) -> int | None:
         return found
     os.close(found)
     raise SandboxGone(
-        f"{name} in {directory} is not a socket: code in the sandbox replaced it; "
+        f"{_NAME} in {directory} is not a socket: code in the sandbox replaced it; "
         "the next call starts a new sandbox on the same files"
     )

@@ -1,45 +1,59 @@
-"""The directory that a sandbox of processes has under the data root while it lives.
+"""What a backend keeps on disk of each sandbox: a directory under the data root while it lives.
 
     run/{sandbox id}/token        the channel's secret, for this user only
                      sock/        where the runner makes its socket; the sandbox writes here
                      state.json   which process it is, what holds for it, its labels
+                     container    the same of a container
                      log          what the runner or its launcher said on stderr
 
-State is replaced by rename, never rewritten. What cannot be read is a dead sandbox, not an error.
+It is made before the sandbox and removed after it, so what a killed server leaves is found by it.
+What cannot be read is a dead sandbox, not an error. No sandbox outlives a run of the machine, so
+nothing is synced. Every call blocks on the disk.
 """
 
-import json
+import logging
+import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from mcp_sandbox.backends.process import ProcessId, is_alive, ourselves
-from mcp_sandbox.backends.removal import remove_tree
+from mcp_sandbox.durable import make_folder, read_note, write_file, write_note
 from mcp_sandbox.errors import SandboxGone, StorageUnavailable
-from mcp_sandbox.models import BackendName, SandboxFacts, SandboxId
+from mcp_sandbox.models import BackendName, Network, SandboxFacts, SandboxId
 
-_STATE = "state.json"
+logger = logging.getLogger(__name__)
+
 _ID = re.compile(r"mcs-[0-9a-f]{16}")
+_SANDBOX_USER = 10001
+
+
+def _steady_s() -> float:
+    """Seconds since the machine started, asleep or not: a clock that jumps makes nothing old."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is remembered of a sandbox. `process` is None until it has one.
+    """What is remembered of a sandbox; `maker` is the server that creates it, None if unknown.
 
-    `maker` is the server that creates it; `launcher` the process that started `process`, if any;
-    `cgroups` are directories to remove after it.
+    Of processes: `process` is None until it has one, `launcher` started it, `cgroups` are
+    directories to remove after it. Of a container: `network` is what it was asked to have.
     """
 
     backend: BackendName
-    maker: ProcessId
-    facts: SandboxFacts
+    maker: ProcessId | None = field(default_factory=ourselves)
+    made_s: float = field(default_factory=_steady_s)
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    network: Network = "none"
+    facts: SandboxFacts | None = None
     process: ProcessId | None = None
     launcher: ProcessId | None = None
     cgroups: tuple[str, ...] = ()
@@ -48,21 +62,44 @@ class Record:
     def alive(self) -> bool:
         return self.process is not None and is_alive(self.process)
 
+    def given_up(self, after_s: float = math.inf) -> bool:
+        """Whether its maker is dead, or has been at it for too long."""
+        late = _steady_s() - self.made_s > after_s
+        return late or self.maker is None or not is_alive(self.maker)
+
     @property
     def abandoned(self) -> bool:
-        """True when nothing of it runs and nobody is creating it any more."""
-        return not self.alive and (self.process is not None or not is_alive(self.maker))
+        """True when nothing of it runs and it is not being created any more."""
+        return not self.alive and (self.process is not None or self.given_up())
 
 
 _RECORD = TypeAdapter(Record)
 
 
+def new_id() -> SandboxId:
+    """Return an id that no other sandbox has."""
+    return SandboxId(f"mcs-{secrets.token_hex(8)}")
+
+
+def check_id(sandbox_id: SandboxId) -> None:
+    """Raise SandboxGone for what cannot be the id of a sandbox."""
+    if not _ID.fullmatch(sandbox_id):
+        raise SandboxGone(f"{sandbox_id!r} is no sandbox of this backend")
+
+
+def sandbox_user() -> tuple[int, int]:
+    """Return the uid and gid of sandboxes: the server's own, but never root's."""
+    return (os.geteuid(), os.getegid()) if os.geteuid() != 0 else (_SANDBOX_USER, _SANDBOX_USER)
+
+
 class Records:
-    """The run directories of one backend under one data root. Every call blocks on the disk."""
+    """The run directories of one backend under one data root."""
 
     def __init__(self, data_root: Path, backend: BackendName) -> None:
         self._root = data_root / "sandbox" / "run"
         self._backend = backend
+        # All keep their records side by side.
+        self._state = "container" if backend == "docker" else "state.json"
 
     def directory(self, sandbox_id: SandboxId) -> Path:
         return self._root / sandbox_id
@@ -72,129 +109,153 @@ class Records:
 
     def open(
         self,
-        facts: SandboxFacts,
-        labels: Mapping[str, str],
-        user: int | None,
+        sandbox_id: SandboxId,
+        record: Record,
         *,
-        cgroups: Callable[[SandboxId], tuple[str, ...]] = lambda _: (),
-    ) -> tuple[SandboxId, Record, bytes]:
-        """Make the directory of a new sandbox; returns its id, record and token.
+        hand_over: bool = False,
+        shown: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """Make the directory of a new sandbox; returns its token, raises StorageUnavailable.
 
-        `user` owns the socket directory; None leaves it to the server's own user. `cgroups` are
-        those that a sandbox of that id will have.
-
-        Raises:
-            StorageUnavailable: the data root cannot be written.
+        Beside the socket are `shown`, readable to all, and with `hand_over` the token: the runner
+        takes it away before it runs anything.
         """
-        sandbox_id = SandboxId(f"mcs-{secrets.token_hex(8)}")
         token = secrets.token_bytes(32)
-        groups = cgroups(sandbox_id)
-        record = Record(self._backend, ourselves(), facts, dict(labels), cgroups=groups)
-        directory = self.directory(sandbox_id)
-        try:
-            make_private(self._root)
+        directory, sockets = self.directory(sandbox_id), self.socket_directory(sandbox_id)
+        with self._writing():
+            make_folder(self._root)
             directory.mkdir(mode=0o700)
             self.save(sandbox_id, record)
-            _write_private(directory / "token", token.hex())
-            sockets = self.socket_directory(sandbox_id)
             sockets.mkdir(mode=0o700)
-            if user is not None:
-                os.chown(sockets, user, user)
-        except OSError as exc:
-            raise StorageUnavailable(
-                f"cannot write to {self._root} ({exc.strerror}): free space there or set data_dir"
-            ) from exc
-        return sandbox_id, record, token
+            for place in (directory, sockets) if hand_over else (directory,):
+                write_file(place / "token", token.hex().encode(), synced=False)
+            if os.geteuid() == 0:
+                for path in (sockets, *sockets.iterdir()):
+                    os.chown(path, *sandbox_user())
+            for name, text in (shown or {}).items():
+                # After that: code inside must not be able to write to it.
+                write_file(sockets / name, text.encode(), synced=False)
+                (sockets / name).chmod(0o644)
+        return token
+
+    def close_sockets(self, sandbox_id: SandboxId) -> None:
+        """Take the socket's place from the sandbox, so that nothing can be put there any more."""
+        if os.geteuid() != 0:
+            # The sandbox runs as our own user: the token alone tells its runner from a fake.
+            return
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+        folder = os.open(self.socket_directory(sandbox_id), flags)
+        try:
+            os.fchown(folder, 0, 0)
+            os.fchmod(folder, 0o711)
+        finally:
+            os.close(folder)
 
     def save(self, sandbox_id: SandboxId, record: Record) -> None:
-        """Replace the record of a sandbox."""
-        path = self.directory(sandbox_id) / _STATE
-        _write_private(path.with_suffix(".new"), json.dumps(asdict(record)))
-        path.with_suffix(".new").rename(path)
+        """Replace the record of a sandbox; raises StorageUnavailable."""
+        with self._writing():
+            note = _RECORD.dump_python(record, mode="json")
+            write_note(self.directory(sandbox_id) / self._state, note, synced=False)
 
-    def relabel(self, sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:
-        """Replace the labels of a sandbox.
-
-        Raises:
-            SandboxGone: there is no record of it.
-            StorageUnavailable: the record cannot be written.
-        """
-        record = self.find(sandbox_id)
-        if record is None:
-            raise SandboxGone(
-                f"sandbox {sandbox_id} is not there; the next call starts one on the same files"
-            )
+    @contextmanager
+    def _writing(self) -> Generator[None]:
         try:
-            self.save(sandbox_id, replace(record, labels=dict(labels)))
+            yield
         except OSError as exc:
             raise StorageUnavailable(
                 f"cannot write to {self._root} ({exc.strerror}): free space there or set data_dir"
             ) from exc
 
+    def relabel(self, sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:
+        """Replace the labels of a sandbox; raises SandboxGone, StorageUnavailable."""
+        record = self.find(sandbox_id)
+        if record is None:
+            raise gone(sandbox_id)
+        self.save(sandbox_id, replace(record, labels=dict(labels)))
+
     def find(self, sandbox_id: SandboxId) -> Record | None:
-        """The record of a sandbox of this backend, or None."""
+        """Return the record of a sandbox of this backend, or None."""
         if not _ID.fullmatch(sandbox_id):
             return None
+        path = self.directory(sandbox_id) / self._state
         try:
-            record = _RECORD.validate_json((self.directory(sandbox_id) / _STATE).read_bytes())
-        except (FileNotFoundError, NotADirectoryError, ValidationError):
+            note = read_note(path)
+            if note is None:
+                return None
+            record = _RECORD.validate_python(note)
+        except NotADirectoryError:
             return None
+        except ValueError as exc:
+            logger.warning("%s is damaged, and its sandbox given up: %s", path, exc)
+            return Record(self._backend, maker=None)
         return record if record.backend == self._backend else None
 
     def all(self) -> dict[SandboxId, Record]:
-        """Every record of this backend, of running sandboxes and of dead ones."""
+        """Return every record of this backend, of running sandboxes and of dead ones."""
         try:
-            names = sorted(path.name for path in self._root.iterdir())
+            names = sorted(SandboxId(path.name) for path in self._root.iterdir())
         except FileNotFoundError:
             return {}
-        found = {SandboxId(name): self.find(SandboxId(name)) for name in names}
-        return {name: record for name, record in found.items() if record is not None}
+        return {name: record for name in names if (record := self.find(name)) is not None}
 
-    def living(self, sandbox_id: SandboxId) -> tuple[Record, bytes]:
-        """Record and token of a running sandbox.
-
-        Raises:
-            SandboxGone: it is not running.
-        """
+    def known(self, sandbox_id: SandboxId) -> tuple[Record, bytes]:
+        """Return record and token of a sandbox; raises SandboxGone if nothing is known of it."""
         record = self.find(sandbox_id)
-        if record is not None and record.alive:
-            try:
-                token = (self.directory(sandbox_id) / "token").read_text()
-            except FileNotFoundError:
-                record = None
-            else:
-                return record, bytes.fromhex(token)
-        raise SandboxGone(
-            f"sandbox {sandbox_id} is not running; the next call starts a new one on the same files"
-        )
+        if record is None:
+            raise gone(sandbox_id)
+        try:
+            token = (self.directory(sandbox_id) / "token").read_text()
+            return record, bytes.fromhex(token)
+        except (OSError, ValueError) as exc:
+            logger.warning("sandbox %s is given up, its token is damaged: %s", sandbox_id, exc)
+            raise gone(sandbox_id) from exc
 
     def forget(self, sandbox_id: SandboxId) -> None:
         """Remove the directory of a sandbox in which nothing runs; gone already is fine."""
         directory = self.directory(sandbox_id)
         with suppress(FileNotFoundError):
-            remove_tree(self.socket_directory(sandbox_id))
-        # The state goes last: a directory without it belongs to nobody.
-        for name in ("token", "log", "state.new", _STATE):
-            (directory / name).unlink(missing_ok=True)
-        with suppress(FileNotFoundError):
+            # The state goes last: a directory without it belongs to no sandbox.
+            for path in sorted(directory.iterdir(), key=lambda path: path.name == self._state):
+                if path.is_dir() and not path.is_symlink():
+                    remove_tree(path)
+                else:
+                    path.unlink(missing_ok=True)
             directory.rmdir()
 
-    def log(self, sandbox_id: SandboxId) -> str:
-        """The end of what was said on stderr while it started."""
-        path = self.directory(sandbox_id) / "log"
-        return path.read_bytes()[-2000:].decode(errors="replace") if path.exists() else ""
+
+def gone(sandbox_id: SandboxId) -> SandboxGone:
+    """Return the error for a sandbox that does not run."""
+    return SandboxGone(
+        f"sandbox {sandbox_id} is not running; the next call starts a new one on the same files"
+    )
 
 
-def make_private(directory: Path) -> None:
-    """Make a directory and what is missing above it, for this user only."""
-    if directory.is_dir():
-        return
-    for path in (*reversed(directory.parents), directory):
-        if not path.is_dir():
-            path.mkdir(mode=0o700, exist_ok=True)
+def remove_tree(directory: Path) -> None:
+    """Remove a directory that nothing changes any more, however deep code has made it.
+
+    Directories are moved up to the first level before they are emptied, so no path grows long.
+    """
+    moved = 0
+    directory.chmod(0o700)
+    while inner := _unlink_files(directory):
+        for child in inner:
+            child.chmod(0o700)
+            for grandchild in _unlink_files(child):
+                moved += 1
+                # Only who may write to a directory may move it elsewhere.
+                grandchild.chmod(0o700)
+                grandchild.rename(directory / f"{secrets.token_hex(8)}-{moved}")
+            child.rmdir()
+    directory.rmdir()
 
 
-def _write_private(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
+def _unlink_files(directory: Path) -> list[Path]:
+    """Unlink everything but directories; returns these."""
+    inner: list[Path] = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                inner.append(Path(entry.path))
+            else:
+                Path(entry.path).unlink()
+    return inner

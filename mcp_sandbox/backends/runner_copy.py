@@ -1,64 +1,103 @@
-"""A copy of the runner under the data root, compiled for the Python that will run it.
+"""The runner as sandboxes get it: its files, and the environment of it and of its commands.
 
-Sandboxes get this directory, never the package: it holds the runner and the relay and nothing
-else. Its name carries a digest of the sources and of the Python, so an update makes a new one and
-running sandboxes keep theirs.
+`install` copies the runner and the relay, and nothing else, to a directory that is named by their
+contents and their Python: an update makes a new one, and running sandboxes keep theirs.
 """
 
 import hashlib
-import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
-from mcp_sandbox.backends.records import make_private
-from mcp_sandbox.backends.runner_sources import PACKAGE, digest_of, runner_sources
+from mcp_sandbox.durable import make_folder, publish_folder
 from mcp_sandbox.errors import BackendUnavailable, StorageUnavailable
+from mcp_sandbox.models import SandboxSpec
+from mcp_sandbox.runner.protocol import UNWATCHED
 
+PACKAGE = Path(__file__).parents[1]
 _OLDEST = (3, 9)
 _COMPILE_LIMIT_S = 60.0
 MAIN = "mcp_sandbox/runner/__main__.py"
+# The same in every sandbox, unless its configuration, a call or the code itself says otherwise.
+USUAL = {
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    # What is printed is seen at once, and kept when the program is killed.
+    "PYTHONUNBUFFERED": "1",
+    # pip installs into the home: no other place can be written to.
+    "PIP_BREAK_SYSTEM_PACKAGES": "1",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    **UNWATCHED,
+}
+# Where there is no network, trying again only takes time.
+OFFLINE = {"PIP_RETRIES": "0", "npm_config_fetch_retries": "0"}
+# /etc/gitconfig: a commit works at once; what a chat sets itself comes before it.
+GITCONFIG = b"""[user]
+\tname = Sandbox
+\temail = sandbox@localhost
+[init]
+\tdefaultBranch = main
+[safe]
+\tdirectory = *
+"""
+_SHARED = ("LANG", "LC_", "TZ")
+_NOWHERE = "/nonexistent"
+
+
+def runner_sources() -> list[Path]:
+    """The files, all below `PACKAGE`."""
+    found = [*(PACKAGE / "runner").rglob("*.py"), *(PACKAGE / "runner").glob("*.cjs")]
+    return [*sorted(found), PACKAGE / "relay.py"]
+
+
+def digest_of(sources: Iterable[Path]) -> str:
+    """A digest of the names and contents of such files. Blocks."""
+    digest = hashlib.sha256()
+    for source in sources:
+        data = source.read_bytes()
+        digest.update(f"{source.relative_to(PACKAGE)} {len(data)}\n".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+@cache
+def runner_digest() -> str:
+    """The digest of the files as this process found them: an image carries it as a label."""
+    return digest_of(runner_sources())
 
 
 def install(data_root: Path, python: Path) -> Path:
     """Return the directory to show to sandboxes, making it when it is not there. Blocks.
 
-    Raises:
-        BackendUnavailable: this Python cannot run the runner.
-        StorageUnavailable: the data root cannot be written.
+    Raises BackendUnavailable if this Python cannot run the runner, StorageUnavailable.
     """
-    sources = runner_sources()
-    target = data_root / "sandbox" / _name(sources, python)
+    sources, real = runner_sources(), python.resolve()
+    state = real.stat()
+    made_of = f"{real} {state.st_size} {state.st_mtime_ns} {digest_of(sources)}"
+    digest = hashlib.sha256(made_of.encode()).hexdigest()[:16]
+    target = data_root / "sandbox" / f"runner-{digest}"
     if target.is_dir():
         return target
     try:
-        make_private(target.parent)
+        make_folder(target.parent)
         with tempfile.TemporaryDirectory(prefix=".runner-", dir=target.parent) as scratch:
-            _fill(Path(scratch) / "root", sources, python)
-            _rename_once(Path(scratch) / "root", target)
+            root = Path(scratch) / "root"
+            for source in sources:
+                copy = root / "mcp_sandbox" / source.relative_to(PACKAGE)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, copy)
+            _compile(root, python)
+            for path in (root, *root.rglob("*")):
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            publish_folder(root, target)
     except OSError as exc:
         raise StorageUnavailable(
             f"cannot copy the runner to {target} ({exc.strerror}): free space or set data_dir"
         ) from exc
     return target
-
-
-def _name(sources: list[Path], python: Path) -> str:
-    real = python.resolve()
-    state = real.stat()
-    made_of = f"{real} {state.st_size} {state.st_mtime_ns} {digest_of(sources)}"
-    return f"runner-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}"
-
-
-def _fill(root: Path, sources: list[Path], python: Path) -> None:
-    for source in sources:
-        copy = root / "mcp_sandbox" / source.relative_to(PACKAGE)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, copy)
-    _compile(root, python)
-    for path in (root, *root.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _compile(root: Path, python: Path) -> None:
@@ -86,15 +125,17 @@ def _compile(root: Path, python: Path) -> None:
         )
 
 
-def _rename_once(made: Path, target: Path) -> None:
-    try:
-        made.rename(target)
-    except OSError:
-        # Another process may have been quicker; a directory in use is not replaced.
-        if not target.is_dir():
-            raise
+def environment(spec: SandboxSpec, path: str, home: str) -> dict[str, str]:
+    """The environment of commands; nothing of the server's own is in it."""
+    offline = OFFLINE if spec.network == "none" else {}
+    return {"PATH": path, **USUAL, **offline, **spec.env, "HOME": home}
 
 
-def start_command(python: str, root: str) -> tuple[str, ...]:
-    """The command that starts the runner of a copy."""
-    return (python, "-I", "-S", os.path.join(root, MAIN))  # noqa: PTH118 - a path inside
+def beside_pid_1(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables for commands under names of ours, so that they do not steer pid 1.
+
+    Its language and time zone are theirs; its home is nowhere, for it loads packages from there.
+    """
+    shared = {name: value for name, value in variables.items() if name.startswith(_SHARED)}
+    renamed = {f"MCP_SANDBOX_ENV_{name}": value for name, value in variables.items()}
+    return {**shared, "HOME": _NOWHERE, **renamed}

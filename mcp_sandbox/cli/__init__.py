@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from mcp_sandbox import __version__
-from mcp_sandbox.cli import chats, connect, daemon, images, init, local, serve, shell, skills, token
-from mcp_sandbox.cli.words import printable
+from mcp_sandbox.cli import daemon, local, setting_up, shell, skills
+from mcp_sandbox.cli.options import printable
 from mcp_sandbox.errors import NoDaemon, SandboxError
 
 logger = logging.getLogger("mcp_sandbox")
@@ -24,24 +24,29 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-cli.command()(serve.serve)
-cli.command()(connect.connect)
-cli.command()(daemon.status)
-cli.command()(chats.ls)
-cli.command()(chats.stop)
-cli.command()(chats.rm)
-cli.command()(chats.gc)
-cli.command()(shell.shell)
-cli.command()(daemon.logs)
-cli.command()(daemon.shutdown)
-cli.command()(local.stdio)
+for _command in (
+    local.serve,
+    local.connect,
+    daemon.status,
+    daemon.ls,
+    daemon.stop,
+    daemon.pause,
+    daemon.resume,
+    daemon.rm,
+    daemon.gc,
+    shell.shell,
+    daemon.logs,
+    daemon.shutdown,
+    local.stdio,
+):
+    cli.command()(_command)
 cli.command(name="config")(local.show_config)
 cli.command()(local.doctor)
 cli.command()(local.demo)
-cli.add_typer(init.group, name="init")
-cli.add_typer(images.group, name="images")
+cli.add_typer(setting_up.init, name="init")
+cli.add_typer(setting_up.images, name="images")
 cli.add_typer(skills.group, name="skills")
-cli.add_typer(token.group, name="token")
+cli.add_typer(setting_up.tokens, name="token")
 
 
 def main() -> None:

@@ -1,29 +1,100 @@
-"""Commands that work in this process alone: stdio, config, doctor, demo."""
+"""Commands that work in this process alone: serve, stdio, connect, config, doctor, demo."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import anyio
 import typer
-from rich.table import Table
 
-from mcp_sandbox import app
+from mcp_sandbox import __version__
 from mcp_sandbox.cli.options import (
     AsJson,
     BackendOption,
     ConfigFile,
     Data,
-    LogFormatOption,
-    ProjectAccessOption,
-    SkillFolders,
+    Socket,
+    chat_id,
     console,
+    flag,
+    given,
     load,
+    socket_path,
+    table,
+    tell,
     tell_differences,
 )
-from mcp_sandbox.errors import InvalidArgument
-from mcp_sandbox.models import ChatId
+from mcp_sandbox.connect.command import run
+from mcp_sandbox.connect.place import Place
 from mcp_sandbox.telemetry import logs
+
+ProjectAccessOption = Annotated[
+    str | None,
+    given("--project-dir", "ACCESS", "Show the client's folder at /project: none, ro, rw or copy."),
+]
+SkillFolders = Annotated[
+    list[Path] | None,
+    given(
+        "--skills",
+        "DIR",
+        "Offer the skills in this folder; may be given several times.",
+        exists=True,
+        file_okay=False,
+    ),
+]
+LogFormatOption = Annotated[
+    str | None,
+    given("--log-format", "FORMAT", "Log each call and event to stderr, as text or json."),
+]
+
+
+def _flags(
+    log_format: str | None, project_dir: str | None, skills: list[Path] | None
+) -> dict[str, object]:
+    return {
+        "serve.log_format": log_format,
+        "project.access": project_dir,
+        "skills.folders": [str(folder) for folder in skills] if skills else None,
+    }
+
+
+def serve(
+    *,
+    socket: Socket = None,
+    idle_exit: Annotated[
+        str | None,
+        given(
+            "--idle-exit",
+            "TIME",
+            "End when for so long nobody is connected and nothing runs; 0 and --http = never.",
+        ),
+    ] = None,
+    project_dir: ProjectAccessOption = None,
+    skills: SkillFolders = None,
+    http: Annotated[
+        str | None, given("--http", "HOST:PORT", "Serve MCP over HTTP too, to users with a token.")
+    ] = None,
+    allow_anonymous_loopback: Annotated[
+        bool,
+        flag(
+            "Over HTTP on a loopback address, let every program of this machine in.",
+            "--allow-anonymous-loopback",
+        ),
+    ] = False,
+    log_format: LogFormatOption = None,
+    data: Data = None,
+    backend: BackendOption = None,
+    config: ConfigFile = None,
+) -> None:
+    """Serve the chats of all clients of this user; `connect` starts it when it is needed."""
+    from mcp_sandbox import serving
+
+    own = {"serve.idle_exit": idle_exit, "serve.http": http}
+    loaded = load(config, data, backend, {**own, **_flags(log_format, project_dir, skills)})
+    logs.configure(loaded.config.serve.log_format)
+    work = partial(serving.serve, anonymous_http=allow_anonymous_loopback)
+    anyio.run(work, loaded, socket_path(socket, data))
 
 
 def stdio(
@@ -42,16 +113,36 @@ def stdio(
     config: ConfigFile = None,
 ) -> None:
     """Serve one chat to an MCP client on stdin and stdout."""
-    try:
-        chat_id = ChatId(user, chat)
-    except InvalidArgument as exc:
-        raise typer.BadParameter(str(exc)) from exc
-    loaded = load(
-        config, data, backend, log_format=log_format, project_dir=project_dir, skills=skills
-    )
+    from mcp_sandbox.app import serve_stdio
+
+    served = chat_id(user, chat)
+    loaded = load(config, data, backend, _flags(log_format, project_dir, skills))
     if log_format is not None:
         logs.configure(loaded.config.serve.log_format)
-    anyio.run(app.serve_stdio, loaded.config, chat_id, (project or Path()).absolute())
+    anyio.run(serve_stdio, loaded.config, served, (project or Path()).absolute())
+
+
+def connect(
+    user: Annotated[str, given("--user", "USER", "Whose chat it is.", show_default="local")] = "",
+    chat: Annotated[
+        str, given("--chat", "CHAT", "Which chat; else the agent's session, else the project's.")
+    ] = "",
+    project: Annotated[
+        str, given("--project", "DIR", "The project's folder, which stands for a chat.")
+    ] = "",
+    socket: Annotated[
+        str,
+        given(
+            "--socket", "PATH", "The server's socket.", show_default="MCP_SANDBOX_SOCKET, or XDG"
+        ),
+    ] = "",
+    no_start: Annotated[
+        bool, flag("Fail when no server runs; else one is started.", "--no-start")
+    ] = False,
+) -> None:
+    """Join an MCP client on stdin and stdout to the sandbox server, starting one if need be."""
+    named = {"user": user, "chat": chat, "project": project, "socket": socket}
+    raise typer.Exit(run(Place(named, __version__, may_start=not no_start)))
 
 
 def show_config(
@@ -63,22 +154,16 @@ def show_config(
     """Print every setting with its value, where the value came from, and its help."""
     rows = list(load(config, data, backend).rows())
     tell_differences(data, config)
-    if as_json:
-        names = ("value", "source", "help")
-        print(json.dumps({key: dict(zip(names, rest, strict=True)) for key, *rest in rows}))
-        return
-    table = Table("setting", "value", "source", "help", box=None)
-    for key, value, source, text in rows:
-        shown = value if isinstance(value, str) else json.dumps(value)
-        table.add_row(key, shown, source, text)
-    console().print(table)
+    names = ("value", "source", "help")
+    found = {key: dict(zip(names, rest, strict=True)) for key, *rest in rows}
+    shown = (
+        (key, value if isinstance(value, str) else json.dumps(value), source, text)
+        for key, value, source, text in rows
+    )
+    tell(found, table("setting", *names, rows=shown), as_json=as_json)
 
 
-def doctor(
-    as_json: AsJson = False,
-    data: Data = None,
-    config: ConfigFile = None,
-) -> None:
+def doctor(as_json: AsJson = False, data: Data = None, config: ConfigFile = None) -> None:
     """Check this machine, and run print(6*7) in a sandbox of each usable backend."""
     from mcp_sandbox.doctor import examine, render
 
@@ -91,13 +176,8 @@ def doctor(
     raise typer.Exit(0 if report.usable else 1)
 
 
-def demo(
-    data: Data = None,
-    backend: BackendOption = None,
-    config: ConfigFile = None,
-) -> None:
+def demo(data: Data = None, backend: BackendOption = None, config: ConfigFile = None) -> None:
     """Start the server, connect an MCP client, and show a chat's computer at work."""
-    from mcp_sandbox.demo import show, show_in_temporary_data
+    from mcp_sandbox.demo import show
 
-    run = show if data else show_in_temporary_data
-    anyio.run(run, load(config, data, backend).config, console(), config)
+    anyio.run(show, load(config, data, backend).config, console(), config, data is not None)

@@ -1,93 +1,64 @@
 """What several commands share: options, the configuration behind them, where results are shown."""
 
+import json
 import sys
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from mcp_sandbox.cli.words import printable
 from mcp_sandbox.config import Loaded, load_config
 from mcp_sandbox.config.environment import default_config_file, default_socket, setting_variables
 from mcp_sandbox.daemon.client import ask
-from mcp_sandbox.errors import OperatorError
+from mcp_sandbox.errors import InvalidArgument, OperatorError
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.workspace.retention import in_words
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="Configuration file (YAML).", show_default=False),
-]
-Data = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="DIR", help="Where workspaces are kept.", show_default=False),
-]
+_DIFF = {"+": "green", "-": "red", "@": "cyan"}
+_LINE_SHOWN = 300
+
+
+def given(name: str, metavar: str, about: str, **more: Any) -> Any:  # noqa: ANN401 - as Option
+    """Return an option without a default that help could show."""
+    return typer.Option(name, metavar=metavar, help=about, **{"show_default": False, **more})
+
+
+def flag(about: str, *names: str) -> Any:  # noqa: ANN401 - as Option
+    """Return an option without a value."""
+    return typer.Option(*names, help=about)
+
+
+ConfigFile = Annotated[Path | None, given("--config", "FILE", "Configuration file (YAML).")]
+Data = Annotated[Path | None, given("--data", "DIR", "Where workspaces are kept.")]
 BackendOption = Annotated[
-    str | None,
-    typer.Option(
-        "--backend",
-        metavar="NAME",
-        help="auto, docker, bubblewrap or unsafe-local.",
-        show_default=False,
-    ),
+    str | None, given("--backend", "NAME", "auto, docker, bubblewrap or unsafe-local.")
 ]
-Socket = Annotated[
-    Path | None,
-    typer.Option("--socket", metavar="PATH", help="Where the daemon listens.", show_default=False),
-]
-ProjectAccessOption = Annotated[
-    str | None,
-    typer.Option(
-        "--project-dir",
-        metavar="ACCESS",
-        help="Show the client's folder at /project: none, ro, rw or copy.",
-        show_default=False,
-    ),
-]
-SkillFolders = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--skills",
-        metavar="DIR",
-        help="Offer the skills in this folder; may be given several times.",
-        exists=True,
-        file_okay=False,
-        show_default=False,
-    ),
-]
-LogFormatOption = Annotated[
-    str | None,
-    typer.Option(
-        "--log-format",
-        metavar="FORMAT",
-        help="Log each call and event to stderr, as text or json.",
-        show_default=False,
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Socket = Annotated[Path | None, given("--socket", "PATH", "Where the daemon listens.")]
+AsJson = Annotated[bool, flag("Print JSON.", "--json")]
+Yes = Annotated[bool, flag("Do not ask.", "--yes", "-y")]
 
 
 def load(
     config: Path | None,
     data: Path | None = None,
     backend: str | None = None,
-    *,
-    idle_exit: str | None = None,
-    log_format: str | None = None,
-    project_dir: str | None = None,
-    http: str | None = None,
-    skills: list[Path] | None = None,
+    more: Mapping[str, object] | None = None,
 ) -> Loaded:
-    """Load the configuration that the command line's options lead to."""
-    flags = {
-        "data_dir": data and str(data),
-        "backend": backend,
-        "serve.idle_exit": idle_exit,
-        "serve.log_format": log_format,
-        "project.access": project_dir,
-        "serve.http": http,
-        "skills.folders": [str(folder) for folder in skills] if skills else None,
-    }
-    return load_config(config, flags)
+    """Load the configuration that the command line's options lead to; `more` by dotted key."""
+    return load_config(config, {"data_dir": data and str(data), "backend": backend, **(more or {})})
+
+
+def chat_id(user: str, chat: str = "any") -> ChatId:
+    """Return the chat, or end with a word about how it is named."""
+    try:
+        return ChatId(user, chat)
+    except InvalidArgument as exc:
+        raise typer.BadParameter(str(exc)) from exc
 
 
 def socket_path(given: Path | None, data: Path | None = None) -> Path:
@@ -111,3 +82,62 @@ def tell_differences(data: Path | None, config: Path | None) -> None:
 def console() -> Console:
     """Return where results are shown: coloured and fitted on a terminal, plain and wide else."""
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
+
+
+def table(*columns: str, rows: Iterable[Iterable[RenderableType]]) -> Table:
+    """Return a table of rows; without columns it has no head."""
+    made = Table(*columns, box=None, show_header=bool(columns))
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def tell(found: object, shown: Table | str, *, as_json: bool) -> None:
+    """Print what was found: for a program, or as it is shown to a person."""
+    if as_json:
+        print(json.dumps(found))
+    elif isinstance(shown, str):
+        print(shown)
+    else:
+        console().print(shown)
+
+
+def print_diff(lines: Iterable[str]) -> None:
+    """Print the lines of a diff in colours; nothing in them moves the cursor."""
+    shown = console()
+    for line in lines:
+        text = printable(line, "\t")
+        text = text if len(line) <= _LINE_SHOWN else f"{text[:_LINE_SHOWN]}…"
+        shown.print(Text(text, style=_DIFF.get(line[:1], "")), soft_wrap=True)
+
+
+def agreed(yes: bool, question: str, nothing: str) -> None:
+    """Ask, unless `yes`; without consent end, and say that nothing was done."""
+    try:
+        if yes or typer.confirm(question, err=True):
+            return
+    except typer.Abort:
+        print(file=sys.stderr)  # The question is still on its line.
+    print(nothing, file=sys.stderr)
+    raise typer.Exit(1)
+
+
+def since(when: datetime, now: datetime) -> str:
+    """How long ago it was, in the largest unit that fits."""
+    seconds = (now - when).total_seconds()
+    return f"{in_words(seconds)} ago" if seconds >= 60 else "just now"
+
+
+def show_bytes(size: int) -> str:
+    """A size in the largest unit that fits."""
+    number = float(size)
+    for unit in ("bytes", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"
+
+
+def printable(text: str, kept: str = "\n") -> str:
+    """The text as a terminal can show it: but for what is `kept`, nothing moves the cursor."""
+    return "".join(c if c.isprintable() or c in kept else "\ufffd" for c in text)

@@ -16,9 +16,9 @@ from typing import Annotated
 
 import typer
 
-from mcp_sandbox.cli.chats import Chat
+from mcp_sandbox.cli.daemon import Chat
 from mcp_sandbox.cli.options import Socket, socket_path
-from mcp_sandbox.config.environment import terminal_type
+from mcp_sandbox.config.environment import variable
 from mcp_sandbox.daemon.client import conversation
 from mcp_sandbox.errors import NoDaemon, OperatorError
 from mcp_sandbox.runner.frames import DATA, END, ERROR, STDERR, Frames, frame, frames, size
@@ -37,7 +37,7 @@ def shell(
         pass  # A standard descriptor that is closed would become our socket.
     tty = os.isatty(0) and os.isatty(1)
     columns, rows = shutil.get_terminal_size()
-    arguments = {"chat": chat, "rows": rows, "columns": columns, "term": terminal_type()}
+    arguments = {"chat": chat, "rows": rows, "columns": columns, "term": variable("TERM")}
     arguments |= {"tty": tty, "command": command or []}
     with conversation(socket_path(path), "shell", arguments) as talk:
         talk.receive()
@@ -94,12 +94,7 @@ class _Joined:
         self._typing = True
 
     def run(self, already: bytes) -> int:
-        """Return the exit code of the shell.
-
-        Raises:
-            OperatorError: the sandbox or the daemon says why it ended otherwise.
-            NoDaemon: the daemon ended.
-        """
+        """Return the exit code of the shell; OperatorError says why it ended otherwise."""
         self._daemon.setblocking(False)
         code = self._show(already)
         while code is None:
@@ -112,17 +107,13 @@ class _Joined:
                 columns, rows = shutil.get_terminal_size()
                 self._to_daemon += size(rows, columns)
             if 0 in ready:
-                self._take_typed()
+                typed = os.read(0, _PIECE)
+                self._typing = bool(typed)
+                self._to_daemon += b"".join(frames(typed)) or _END_OF_INPUT
             self._send()
             if daemon in ready:
                 code = self._show(self._receive())
         return code
-
-    def _take_typed(self) -> None:
-        data = os.read(0, _PIECE)
-        if not data:
-            self._typing = False
-        self._to_daemon += b"".join(frames(data)) or _END_OF_INPUT
 
     def _send(self) -> None:
         try:

@@ -1,22 +1,330 @@
-"""Reads a small text file and replaces it as a whole, keeping its mode and owner."""
+"""What each client starts, in which file it looks for that, and how such a file is changed.
 
-import os
-import secrets
+A change is shown as a diff, written as a whole, and taken back by a copy of what was there before.
+The file may hold keys of other servers, so only its owner can read the copy.
+"""
+
+import contextlib
+import difflib
+import hashlib
+import json
+import re
 import stat
-from collections.abc import Sequence
+import sys
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
+from mcp_sandbox.config.environment import home, state_folder, variable
+from mcp_sandbox.daemon.door import chat_of_project
+from mcp_sandbox.durable import write_file
 from mcp_sandbox.errors import ConfigError
 
+NAME = "sandbox"
+"""How the server is called in every client; its tools are then `mcp__sandbox__exec` and so on."""
+
+TOKEN_VARIABLE = "SANDBOX_TOKEN"  # noqa: S105 - its name
+"""Where clients find the token of `mcp-sandbox token add`: files of a project must not hold it."""
+
+CHAT_HEADER = "Mcp-Sandbox-Chat"
+
+Entry = Mapping[str, object]
+
+_INSPECT = "npx @modelcontextprotocol/inspector@2.12.0 --cli --server sandbox --method tools/list"
+_INSPECTOR = "inspector"
+_OF_PROJECT = {
+    "claude": (".mcp.json", "mcpServers"),
+    "cursor": (".cursor/mcp.json", "mcpServers"),
+    "vscode": (".vscode/mcp.json", "servers"),
+}
+_NEXT = {
+    "claude": ("start", "`claude` in this folder and approve the server `sandbox`."),
+    "cursor": ("open", "this folder in Cursor and switch `sandbox` on under Settings > Tools."),
+    "vscode": ("open", "this folder in VS Code, run `MCP: List Servers` and start `sandbox`."),
+}
+# What of an entry is set here; what the user has added to it is the user's.
+_OURS = frozenset({"type", "command", "args", "url", "headers"})
 _LARGEST = 64 << 20
+# Some editors begin a file with it.
+_MARK = "\ufeff"
 
 
-def resolve(path: Path) -> Path:
-    """Return the file behind links, which is the one that is changed.
+@dataclass(frozen=True)
+class Target:
+    """The place of our entry: object `section` of the JSON file `path`, under NAME.
+
+    `private`: a new file is readable by its owner only. `next_step` is one line for the user.
+    """
+
+    path: Path
+    section: str
+    entry: Entry
+    next_step: str
+    private: bool = False
+
+
+def of_project(client: str, address: str | None) -> Target:
+    """Return the file of Claude Code, Cursor or VS Code in the project of this folder.
+
+    Claude tells the server its conversation by the environment, so its entry names no chat. Over
+    HTTP, at `address`, it does not, and editors never do: there the project is a chat.
 
     Raises:
-        ConfigError: a link leads nowhere, or it is not a file of ours to change.
+        ConfigError: the address cannot be used.
     """
+    (file, section), (verb, rest) = _OF_PROJECT[client], _NEXT[client]
+    project, claude = Path.cwd(), client == "claude"
+    if address:
+        token = f"${{{TOKEN_VARIABLE}}}" if claude else f"${{env:{TOKEN_VARIABLE}}}"
+        entry = _http_entry(address, chat=chat_of_project(project), token=token)
+        first = f"Set {TOKEN_VARIABLE}, then {verb}"
+    else:
+        entry = _stdio_entry(*(() if claude else ("--project", "${workspaceFolder}")))
+        first = verb.capitalize()
+    return Target(project / file, section, entry, f"{first} {rest}")
+
+
+def claude_of_user() -> Target:
+    """Return Claude Code's own settings file, for all projects of this user."""
+    return Target(
+        path=Path(variable("CLAUDE_CONFIG_DIR") or home()) / ".claude.json",
+        section="mcpServers",
+        entry=_stdio_entry(),
+        next_step="Start `claude` in any folder; `/mcp` shows the server `sandbox`.",
+        private=True,
+    )
+
+
+def inspector(address: str | None) -> Target:
+    """Return the list of servers that MCP Inspector's page, terminal and command line share.
+
+    Its calls all belong to one chat. Raises ConfigError as `of_project`.
+    """
+    # It fills no variables in, so the token is given on its command line; and headers there stand
+    # for all of the file's, so the chat is named again.
+    by_http = address and _http_entry(address, chat=_INSPECTOR, token=None)
+    headers = (f"Authorization: Bearer ${TOKEN_VARIABLE}", f"{CHAT_HEADER}: {_INSPECTOR}")
+    given = "".join(f' --header "{each}"' for each in headers) if address else ""
+    return Target(
+        path=home() / ".mcp-inspector" / "mcp.json",
+        section="mcpServers",
+        entry={**(by_http or _stdio_entry("--chat", _INSPECTOR)), "protocolEra": "auto"},
+        next_step=f"Run `{_INSPECT}{given}`.",
+        private=True,
+    )
+
+
+def _stdio_entry(*options: str) -> Entry:
+    """The entry that starts the relay, by paths that hold in any folder.
+
+    Agents with windows do not see the PATH of a shell, so the program is named in full.
+    """
+    program, arguments = Path(sys.executable).with_name("mcp-sandbox"), ["connect", *options]
+    if not program.is_file():
+        program, arguments = Path(sys.executable), ["-m", "mcp_sandbox", *arguments]
+    return {"type": "stdio", "command": str(program), "args": arguments}
+
+
+def _http_entry(address: str, *, chat: str, token: str | None) -> Entry:
+    """The entry of a server at an address; `token` is how the client fills the token in."""
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{address!r} is no address: give one like http://127.0.0.1:8080/mcp")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ConfigError("give the address alone: the token belongs into " + TOKEN_VARIABLE)
+    url = urlunsplit(parts._replace(path=parts.path if parts.path not in ("", "/") else "/mcp"))
+    sent = {"Authorization": f"Bearer {token}"} if token else {}
+    return {"type": "http", "url": url, "headers": {**sent, CHAT_HEADER: chat}}
+
+
+@dataclass(frozen=True)
+class _Backup:
+    """A file's text before the first change (None: there was no file) and a hash of the last.
+
+    `made`: folders that were made for it, the innermost first.
+    """
+
+    path: str
+    before: str | None
+    after: str
+    made: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a file holds and what it shall hold; None: no file. `undo`: go back to the backup."""
+
+    path: Path
+    before: str | None
+    after: str | None
+    backup: _Backup
+    private: bool
+    undo: bool
+
+    @property
+    def is_none(self) -> bool:
+        return self.before == self.after
+
+    def diff(self) -> Iterator[str]:
+        """Return the lines that show the change."""
+        old, new = ((text or "").splitlines() for text in (self.before, self.after))
+        source, result = (
+            str(self.path) if text is not None else "/dev/null"
+            for text in (self.before, self.after)
+        )
+        return difflib.unified_diff(old, new, source, result, lineterm="")
+
+    def apply(self) -> None:
+        """Write it.
+
+        Raises:
+            ConfigError: it cannot be written; then the file is as before.
+        """
+        if self.is_none and not self.undo:
+            return
+        if _read(self.path) != self.before:
+            raise ConfigError(f"{self.path} was changed by another program just now: try again")
+        place = _place(self.path)
+        try:
+            if not self.undo:
+                made = _make_folders(self.path.parent, mode=0o777)
+                _make_folders(place.parent, mode=0o700)
+                # Before the file is written: a backup too many is harmless, one too few is not.
+                backup = replace(self.backup, made=self.backup.made or made)
+                write_file(place, json.dumps(asdict(backup)).encode())
+            if self.after is None:
+                self.path.unlink(missing_ok=True)
+                for folder in self.backup.made:
+                    # Others may have put something there meanwhile.
+                    with contextlib.suppress(OSError):
+                        Path(folder).rmdir()
+            else:
+                old = self.path.stat() if self.before is not None else None
+                mode = 0o600 if self.private else 0o666
+                write_file(self.path, self.after.encode(), mode=mode, like=old)
+            if self.undo:
+                place.unlink(missing_ok=True)
+        except OSError as exc:
+            raise ConfigError(f"{self.path} cannot be written: {exc.strerror}") from exc
+
+
+def changing(target: Target, *, undo: bool) -> Change:
+    """Return the change that adds the entry or brings it up to date, or takes it away again.
+
+    It is taken away exactly, if no other program wrote since.
+
+    Raises:
+        ConfigError: the file cannot be changed without harm, or there is nothing to undo.
+    """
+    path = _resolved(target.path)
+    before, old = _read(path), _backup(path)
+    if undo and old is None:
+        raise ConfigError(f"there is nothing to undo: {path} was not written by `init`")
+    with _unharmed(path):
+        after = None if undo else _with_entry(before, target, ours=old is not None)
+        original = _without_entry(before, old, target.section) if old else before
+    if undo and old:
+        return Change(path, before, original, old, target.private, undo)
+    backup = _Backup(str(path), original, _digest(after or ""), old.made if old else ())
+    return Change(path, before, after, backup, target.private, undo)
+
+
+@contextlib.contextmanager
+def _unharmed(path: Path) -> Generator[None]:
+    """Refuse a file in which something would be lost, such as one that is not plain JSON."""
+    try:
+        yield
+    except (ValueError, RecursionError) as exc:
+        why = str(exc)
+        if isinstance(exc, json.JSONDecodeError):
+            why = f"line {exc.lineno} is not plain JSON ({exc.msg.lower()})"
+        elif isinstance(exc, RecursionError):
+            why = "it is nested too deeply"
+        elif isinstance(exc, UnicodeEncodeError):
+            why = "it holds half of a character"
+        raise ConfigError(
+            f"{path} cannot be changed without harm: {why}. It is as it was; add the lines that "
+            "--print shows yourself, or make it plain JSON and try again"
+        ) from exc
+
+
+def _with_entry(text: str | None, target: Target, *, ours: bool) -> str:
+    """The text with the entry; of one that another wrote nothing is kept.
+
+    It could have set the environment in which our program starts.
+    """
+    document = _parsed(text)
+    servers = _servers(document, target.section)
+    old = servers.get(NAME)
+    entry: Entry = target.entry
+    if ours and isinstance(old, dict):
+        entry = {**entry, **{name: old[name] for name in old if name not in _OURS}}
+    if text is not None and old == entry:
+        return text
+    document[target.section] = {**servers, NAME: entry}
+    return _rendered(document, like=text or "")
+
+
+def _without_entry(now: str | None, backup: _Backup, section: str) -> str | None:
+    if now is None or _digest(now) == backup.after:
+        return None if now is None else backup.before
+    document = _parsed(now)
+    servers = _servers(document, section)
+    if NAME not in servers:
+        return now
+    before = _parsed(backup.before)
+    first = _servers(before, section)
+    document[section] = {name: servers[name] for name in servers if name != NAME}
+    if NAME in first:
+        document[section] = {**servers, NAME: first[NAME]}
+    elif backup.before is None and not document[section]:
+        del document[section]
+    if backup.before is None and not document:
+        return None
+    if backup.before is not None and document == before:
+        return backup.before
+    return _rendered(document, like=now)
+
+
+def _parsed(text: str | None) -> dict[str, Any]:
+    body = (text or "").removeprefix(_MARK)
+    found = json.loads(body if body.strip() else "{}", object_pairs_hook=_unique)
+    if not isinstance(found, dict):
+        raise ValueError("it holds no JSON object")  # noqa: TRY004 - told as all that is in files
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it has two values of the same name")
+    return found
+
+
+def _servers(document: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+    found = document.get(section, {})
+    if not isinstance(found, dict):
+        raise ValueError("it holds something else where its servers should be listed")  # noqa: TRY004
+    return found
+
+
+def _rendered(document: Mapping[str, Any], *, like: str) -> str:
+    """The document as text with the indentation, the line ends and the last line of a file."""
+    body = like.removeprefix(_MARK)
+    indented = re.search(r"\n([ \t]+)\S", body)
+    indent = indented[1] if indented else None if body.strip() not in ("", "{}") else "  "
+    text = json.dumps(document, indent=indent, ensure_ascii=body.isascii())
+    if body.endswith("\n") or not body:
+        text += "\n"
+    text.encode()  # Half of a character cannot be written.
+    mark = _MARK if like.startswith(_MARK) else ""
+    return mark + (text.replace("\n", "\r\n") if "\r\n" in body else text)
+
+
+def _resolved(path: Path) -> Path:
+    """The file behind links, which is the one that is changed."""
     try:
         if path.is_symlink() and not path.exists():
             raise ConfigError(f"{path} is a link to nothing: make its file or remove the link")
@@ -31,12 +339,8 @@ def resolve(path: Path) -> Path:
     return real
 
 
-def read(path: Path) -> str | None:
-    """Return the text exactly as it is, None if there is no file.
-
-    Raises:
-        ConfigError: it cannot be read, is no UTF-8 text, or is too large to be what we look for.
-    """
+def _read(path: Path) -> str | None:
+    """The text exactly as it is, None if there is no file."""
     try:
         with path.open("rb") as stream:
             data = stream.read(_LARGEST + 1)
@@ -51,62 +355,30 @@ def read(path: Path) -> str | None:
         raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
 
 
-def replace(path: Path, text: str, *, expected: str | None, private: bool = False) -> None:
-    """Write the whole text at once; mode and owner of an existing file stay.
-
-    Raises:
-        ConfigError: it cannot be written, or it is no longer what `expected` says.
-    """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        old = path.stat() if expected is not None else None
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        mode = 0o600 if private or old else 0o666
-        with os.fdopen(os.open(beside, flags, mode), "wb") as stream:
-            stream.write(text.encode())
-            if old is not None:
-                _keep(stream.fileno(), old)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if read(path) != expected:
-            raise ConfigError(f"{path} was changed by somebody else just now: try again")
-        beside.replace(path)
-    except OSError as exc:
-        raise ConfigError(f"{path} cannot be written: {exc.strerror}") from exc
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def _keep(descriptor: int, old: os.stat_result) -> None:
-    if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
-        os.fchown(descriptor, old.st_uid, old.st_gid)
-    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
-
-
-def remove(path: Path, *, expected: str | None) -> None:
-    """Remove a file that is still what `expected` says; none is fine.
-
-    Raises:
-        ConfigError: it cannot be removed, or somebody changed it.
-    """
-    if read(path) != expected:
-        raise ConfigError(f"{path} was changed by somebody else just now: try again")
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as exc:
-        raise ConfigError(f"{path} cannot be removed: {exc.strerror}") from exc
-
-
-def make_folders(folder: Path, *, private: bool = False) -> Sequence[Path]:
-    """Make a folder and what is missing above it; returns what was made, the innermost first.
-
-    Raises:
-        ConfigError: it cannot be made.
-    """
+def _make_folders(folder: Path, *, mode: int) -> tuple[str, ...]:
+    """Make what is missing; returns what was made, the innermost first. Raises OSError."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    for place in reversed(missing):
+        place.mkdir(mode=mode)
+    return tuple(map(str, missing))
+
+
+def _backup(path: Path) -> _Backup | None:
+    place = _place(path)
+    text = _read(place)
+    if text is None:
+        return None
     try:
-        for place in reversed(missing):
-            place.mkdir(mode=0o700 if private else 0o777)
-    except OSError as exc:
-        raise ConfigError(f"the folder {folder} cannot be made: {exc.strerror}") from exc
-    return missing
+        return _Backup(**json.loads(text))
+    except (ValueError, TypeError) as exc:
+        raise ConfigError(
+            f"{place} is damaged, which says what {path} was before: look into both, then remove it"
+        ) from exc
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _place(path: Path) -> Path:
+    return state_folder() / "init" / f"{_digest(str(path))[:32]}.json"

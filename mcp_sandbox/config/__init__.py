@@ -6,8 +6,6 @@ the process environment. Another room gets its own section, never the whole `Con
 """
 
 from mcp_sandbox.config.environment import (
-    client_folder,
-    client_variable,
     docker_variables,
     git_variables,
     home,
@@ -15,14 +13,12 @@ from mcp_sandbox.config.environment import (
     proxy_variables,
     search_path,
     server_variables,
-    state_folder,
 )
 from mcp_sandbox.config.models import (
     Config,
     DockerConfig,
     HttpConfig,
     LimitsConfig,
-    OutputConfig,
     PoolConfig,
     ProjectConfig,
     SessionsConfig,
@@ -37,14 +33,11 @@ __all__ = [
     "HttpConfig",
     "LimitsConfig",
     "Loaded",
-    "OutputConfig",
     "PoolConfig",
     "ProjectConfig",
     "SessionsConfig",
     "SkillsConfig",
     "WorkspaceConfig",
-    "client_folder",
-    "client_variable",
     "docker_variables",
     "git_variables",
     "home",
@@ -53,5 +46,4 @@ __all__ = [
     "proxy_variables",
     "search_path",
     "server_variables",
-    "state_folder",
 ]

@@ -9,13 +9,6 @@ from mcp_sandbox.connect import place
 
 PREFIX = "MCP_SANDBOX_"
 _PROXY_NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
-_DOCKER_NAMES = (
-    "DOCKER_HOST",
-    "DOCKER_CONTEXT",
-    "DOCKER_CONFIG",
-    "DOCKER_TLS_VERIFY",
-    "DOCKER_CERT_PATH",
-)
 
 
 def setting_variables() -> Mapping[str, str]:
@@ -25,7 +18,8 @@ def setting_variables() -> Mapping[str, str]:
 
 def docker_variables() -> Mapping[str, str]:
     """Return the variables by which the docker command line chooses its engine."""
-    return _present(_DOCKER_NAMES)
+    chosen = ("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG")
+    return _present((*chosen, "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH"))
 
 
 def proxy_variables() -> Mapping[str, str]:
@@ -35,18 +29,9 @@ def proxy_variables() -> Mapping[str, str]:
 
 def git_variables() -> Mapping[str, str]:
     """Return what git needs to reach its servers as this user, and nothing that steers git."""
-    names = (
-        "PATH",
-        "HOME",
-        "XDG_CONFIG_HOME",
-        "SSH_AUTH_SOCK",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-        "GIT_SSL_CAINFO",
-        "CURL_CA_BUNDLE",
-        "TMPDIR",
-    )
-    return {**_present(names), **proxy_variables()}
+    own = ("PATH", "HOME", "XDG_CONFIG_HOME", "SSH_AUTH_SOCK", "TMPDIR")
+    trusted = ("SSL_CERT_FILE", "SSL_CERT_DIR", "GIT_SSL_CAINFO", "CURL_CA_BUNDLE")
+    return {**_present((*own, *trusted)), **proxy_variables()}
 
 
 def server_variables() -> Mapping[str, str]:
@@ -80,19 +65,9 @@ def own_folders() -> tuple[Path, ...]:
     return default_config_file().parent, state_folder(), default_socket().parent
 
 
-def client_folder(variable: str = "") -> Path:
-    """Return where another program keeps its settings: as the variable says, else at home."""
-    return Path(os.environ.get(variable) or home())
-
-
-def client_variable(name: str) -> str:
-    """Return a variable that clients of the server are given, "" if it is not set."""
+def variable(name: str) -> str:
+    """Return a variable by which another program goes, "" if it is not set."""
     return os.environ.get(name, "")
-
-
-def terminal_type() -> str:
-    """Return TERM, the kind of the terminal that this process runs in."""
-    return os.environ.get("TERM", "")
 
 
 def default_socket(data: Path | None = None) -> Path:

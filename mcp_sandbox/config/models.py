@@ -1,33 +1,65 @@
-"""Frozen models of every setting, one section per room. The help of a setting stands here."""
+"""Frozen models of every setting, one section per room. The help of a setting stands here.
+
+Sizes and times are as people write them: `512m`, `2g`, `10m`, `1h30m`.
+"""
 
 import re
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cronsim import CronSim, CronSimError
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from mcp_sandbox.config.environment import PREFIX, default_data_dir, home
-from mcp_sandbox.config.units import (
-    GIB,
-    KIB,
-    MIB,
-    parse_duration,
-    parse_size,
-    show_duration,
-    show_size,
-)
 from mcp_sandbox.models import Limits, Narrow, Network, ProjectAccess
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+_SIZE_UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
+_TIME_UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1, "ms": 0.001}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_TIME_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[dhms])")
+
+
+def parse_size(value: object) -> object:
+    """Return bytes for a text like `512m` or `2g`; other types are left to the model."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError("write a size as bytes or with a unit, such as 512m or 2g")
+    return int(Decimal(match[1]) * _SIZE_UNITS[match[2].lower()])
+
+
+def parse_duration(value: object) -> object:
+    """Return seconds for a text like `10m` or `1h30m`; a bare number is seconds."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip().lower().replace(" ", "")
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    parts = _TIME_PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError("write a time as seconds or with units, such as 90, 10m or 1h30m")
+    return sum(float(number) * _TIME_UNITS[unit] for number, unit in parts)
+
+
+def show_size(value: int) -> str:
+    """Return the shortest exact text that `parse_size` reads back."""
+    for unit in ("t", "g", "m", "k"):
+        if value and value % _SIZE_UNITS[unit] == 0:
+            return f"{value // _SIZE_UNITS[unit]}{unit}"
+    return str(value)
+
+
+def show_duration(value: float) -> str:
+    """Return the shortest exact text that `parse_duration` reads back."""
+    for unit in ("d", "h", "m"):
+        if value and value % _TIME_UNITS[unit] == 0:
+            return f"{int(value // _TIME_UNITS[unit])}{unit}"
+    return f"{value:g}s"
 
 
 def _environment_names(value: dict[str, str]) -> dict[str, str]:
@@ -79,30 +111,29 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
+def setting(default: object, about: str, **bounds: Any) -> Any:  # noqa: ANN401 - as Field
+    """Return a field with its help."""
+    return Field(default=default, description=about, **bounds)
+
+
 class DockerConfig(Section):
     """The docker backend."""
 
-    image: str = Field(default="mcp-sandbox/base:latest", description="image of new sandboxes")
-    runtime: str = Field(
-        default="", description="engine runtime, such as runsc; empty = engine's default"
-    )
-    host: str | None = Field(
-        default=None, description="engine address; empty = DOCKER_HOST, else the docker context"
-    )
+    image: str = setting("mcp-sandbox/base:latest", "image of new sandboxes")
+    runtime: str = setting("", "engine runtime, such as runsc; empty = engine's default")
+    host: str | None = setting(None, "engine address; empty = DOCKER_HOST, else the docker context")
 
 
 class LimitsConfig(Section):
     """What one sandbox may use."""
 
-    memory: Size = Field(default=2 * GIB, ge=64 * MIB, description="memory, swap included")
-    cpus: float = Field(
-        default=2.0, gt=0, le=1024, allow_inf_nan=False, description="processor cores"
-    )
-    pids: int = Field(default=512, ge=16, description="processes and threads")
-    shm: Size = Field(default=64 * MIB, ge=MIB, description="shared memory")
-    tmp: Size = Field(default=256 * MIB, ge=MIB, description="temporary files (kept in memory)")
-    open_files: int = Field(default=4096, ge=128, description="open files of one process")
-    file_size: Size = Field(default=5 * GIB, ge=MIB, description="largest single file")
+    memory: Size = setting(2 * GIB, "memory, swap included", ge=64 * MIB)
+    cpus: float = setting(2.0, "processor cores", gt=0, le=1024, allow_inf_nan=False)
+    pids: int = setting(512, "processes and threads", ge=16)
+    shm: Size = setting(64 * MIB, "shared memory", ge=MIB)
+    tmp: Size = setting(256 * MIB, "temporary files (kept in memory)", ge=MIB)
+    open_files: int = setting(4096, "open files of one process", ge=128)
+    file_size: Size = setting(5 * GIB, "largest single file", ge=MIB)
 
     def values(self) -> Limits:
         """Return the limits in the units that backends take."""
@@ -120,30 +151,22 @@ class LimitsConfig(Section):
 class WorkspaceConfig(Section):
     """The files that outlive every sandbox."""
 
-    size_limit: Size = Field(
-        default=5 * GIB, ge=MIB, description="a chat's files and home, allocated"
+    size_limit: Size = setting(5 * GIB, "a chat's files and home, allocated", ge=MIB)
+    max_files: int = setting(1_000_000, "files and folders of one chat", ge=100)
+    min_free: Size = setting(GIB, "free space that is kept on the data directory's disk")
+    user_quota: Size = setting(
+        0, "files and homes of all chats of one user, allocated; 0 = no limit"
     )
-    max_files: int = Field(default=1_000_000, ge=100, description="files and folders of one chat")
-    min_free: Size = Field(
-        default=GIB, description="free space that is kept on the data directory's disk"
+    retention: DurationOrZero = setting(
+        7 * 86_400.0, "a chat that nobody used for so long goes to the trash; 0 = never"
     )
-    user_quota: Size = Field(
-        default=0, description="files and homes of all chats of one user, allocated; 0 = no limit"
+    cleanup: Schedule = setting("0 3 * * *", "when such chats are looked for, as cron writes it")
+    subdirectories: bool = setting(
+        False, "create code, data, output, artifacts, temp and .memory in a new one"
     )
-    retention: DurationOrZero = Field(
-        default=7 * 86_400.0,
-        description="a chat that nobody used for so long goes to the trash; 0 = never",
-    )
-    cleanup: Schedule = Field(
-        default="0 3 * * *", description="when such chats are looked for, as cron writes it"
-    )
-    subdirectories: bool = Field(
-        default=False,
-        description="create code, data, output, artifacts, temp and .memory in a new one",
-    )
-    aliases: tuple[str, ...] = Field(
-        default=(),
-        description="further paths of the same files: /path for the workspace, /path=name for one "
+    aliases: tuple[str, ...] = setting(
+        (),
+        "further paths of the same files: /path for the workspace, /path=name for one "
         "of its folders; {user} and {chat} are replaced",
     )
 
@@ -151,87 +174,68 @@ class WorkspaceConfig(Section):
 class ProjectConfig(Section):
     """The folder that a client works in, shown to its chat's sandbox at /project."""
 
-    access: ProjectAccess = Field(
-        default="none",
-        description="the client's own folder at /project: none, ro (read-only), rw, or copy (taken "
+    access: ProjectAccess = setting(
+        "none",
+        "the client's own folder at /project: none, ro (read-only), rw, or copy (taken "
         "at the first call, without what .gitignore names)",
     )
-    max_size: Size = Field(default=256 * MIB, ge=MIB, description="largest project to copy")
-    max_files: int = Field(default=20_000, ge=1, description="most files and folders to copy")
+    max_size: Size = setting(256 * MIB, "largest project to copy", ge=MIB)
+    max_files: int = setting(20_000, "most files and folders to copy", ge=1)
 
 
 class SessionsConfig(Section):
     """How long chats hold sandboxes."""
 
-    max_open: int = Field(
-        default=16, ge=1, description="open sandboxes; the least recent one is closed"
+    max_open: int = setting(16, "open sandboxes; the least recent one is closed", ge=1)
+    max_per_user: int = setting(8, "open sandboxes of one user", ge=1)
+    queue_wait: DurationOrZero = setting(
+        30.0, "how long a call waits while all open sandboxes are in use"
     )
-    max_per_user: int = Field(default=8, ge=1, description="open sandboxes of one user")
-    queue_wait: DurationOrZero = Field(
-        default=30.0, description="how long a call waits while all open sandboxes are in use"
+    remove_after: Duration = setting(
+        3600.0, "a sandbox that nobody uses is removed after this; files stay"
     )
-    idle: Duration = Field(
-        default=900.0,
-        description="a sandbox that nobody uses is paused after this, where the backend can",
+    lifetime: Duration = setting(
+        86_400.0, "a sandbox is replaced after this, with all that runs in it; files stay"
     )
-    remove_after: Duration = Field(
-        default=3600.0, description="a sandbox that nobody uses is removed after this; files stay"
-    )
-    lifetime: Duration = Field(
-        default=86_400.0,
-        description="a sandbox is replaced after this, with all that runs in it; files stay",
-    )
-    orphaned: Duration = Field(
-        default=60.0,
-        ge=1,
-        description="a sandbox without a server and with nothing running ends itself after this",
+    orphaned: Duration = setting(
+        60.0, "a sandbox without a server and with nothing running ends itself after this", ge=1
     )
 
 
 class PoolConfig(Section):
     """Sandboxes that are started before anybody asks, each for one new chat."""
 
-    size: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = Field(
-        default="auto",
-        description="sandboxes that wait for new chats; auto = 1 in the daemon with docker, else 0",
+    size: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = setting(
+        "auto", "sandboxes that wait for new chats; auto = 1 in the daemon with docker, else 0"
     )
-    max_age: Duration = Field(
-        default=3600.0, ge=10, description="one that waited so long is replaced by a new one"
-    )
+    max_age: Duration = setting(3600.0, "one that waited so long is replaced by a new one", ge=10)
 
 
 class OutputConfig(Section):
     """What becomes of long output."""
 
-    kept: Size = Field(
-        default=64 * MIB,
-        ge=MIB,
-        description="output of one call that is kept in a file for read_file",
+    kept: Size = setting(
+        64 * MIB, "output of one call that is kept in a file for read_file", ge=MIB
     )
 
 
 class SkillsConfig(Section):
     """What the agent can be taught (folders with a SKILL.md)."""
 
-    enabled: bool = Field(default=True, description="offer skills to agents")
-    folders: tuple[AbsolutePath, ...] = Field(
-        default=(), description="folders of skills; the first that has a name goes before the rest"
+    enabled: bool = setting(True, "offer skills to agents")
+    folders: tuple[AbsolutePath, ...] = setting(
+        (), "folders of skills; the first that has a name goes before the rest"
     )
-    shipped: bool = Field(default=True, description="offer the skills that come with this program")
-    workspace: bool = Field(
-        default=False,
-        description="offer skills that lie in a chat's own files too, which anybody may have put "
-        "there",
+    shipped: bool = setting(True, "offer the skills that come with this program")
+    workspace: bool = setting(
+        False, "offer skills that lie in a chat's own files too, which anybody may have put there"
     )
-    catalogue: int = Field(
-        default=8000,
-        ge=0,
-        le=64_000,
-        description="characters of the server's instructions that may name skills",
+    catalogue: int = setting(
+        8000, "characters of the server's instructions that may name skills", ge=0, le=64_000
     )
-    narrow: Narrow = Field(
-        default="off",
-        description="what happens to calls of tools that an active skill's allowed-tools does not "
+    narrow: Narrow = setting(
+        "off",
+        "what happens to calls of tools that an active skill's allowed-tools does not "
         "name: off = nothing, warn = the result says so, deny = they are refused",
     )
 
@@ -239,48 +243,43 @@ class SkillsConfig(Section):
 class ServeConfig(Section):
     """The daemon, `mcp-sandbox serve`."""
 
-    http: str | None = Field(
-        default=None, description="HOST:PORT on which MCP is served over HTTP too; empty = nowhere"
+    http: str | None = setting(
+        None, "HOST:PORT on which MCP is served over HTTP too; empty = nowhere"
     )
-    idle_exit: DurationOrZero = Field(
-        default=1800.0,
-        description="ends when for so long no client is connected and nothing runs; 0 = never",
+    idle_exit: DurationOrZero = setting(
+        1800.0, "ends when for so long no client is connected and nothing runs; 0 = never"
     )
-    grace: DurationOrZero = Field(
-        default=10.0, description="running calls may take this long to finish when it is stopped"
+    grace: DurationOrZero = setting(
+        10.0, "running calls may take this long to finish when it is stopped"
     )
-    max_connections: int = Field(
-        default=512, ge=2, description="connections to the socket at a time"
-    )
-    log_format: Literal["text", "json"] = Field(
-        default="text", description="how the daemon logs: text or json, one line an event"
+    max_connections: int = setting(512, "connections to the socket at a time", ge=2)
+    log_format: Literal["text", "json"] = setting(
+        "text", "how the daemon logs: text or json, one line an event"
     )
 
 
 class HttpConfig(Section):
     """Clients that come over HTTP."""
 
-    allowed_hosts: tuple[str, ...] = Field(
-        default=(),
-        description="names by which clients ask for the server, such as sandbox.example.org; "
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        "names by which clients ask for the server, such as sandbox.example.org; "
         "those of loopback and the address it listens on are always allowed",
     )
-    max_body: Size = Field(default=16 * MIB, ge=64 * KIB, description="largest message")
-    request_time: Duration = Field(
-        default=30.0, description="a request must have come within this time"
-    )
-    connections: int = Field(default=512, ge=2, description="connections at the same time")
-    rate: int = Field(
-        default=100,
-        ge=1,
-        description="requests a second of one user, over ten seconds; each 64 KiB of a large "
+    max_body: Size = setting(16 * MIB, "largest message", ge=64 * KIB)
+    request_time: Duration = setting(30.0, "a request must have come within this time")
+    connections: int = setting(512, "connections at the same time", ge=2)
+    rate: int = setting(
+        100,
+        "requests a second of one user, over ten seconds; each 64 KiB of a large "
         "message count as one",
+        ge=1,
     )
-    requests_per_user: int = Field(
-        default=64, ge=1, description="requests of one user at the same time, with open streams"
+    requests_per_user: int = setting(
+        64, "requests of one user at the same time, with open streams", ge=1
     )
-    sessions_per_user: int = Field(
-        default=64, ge=1, description="sessions of one user's clients of the older protocol"
+    sessions_per_user: int = setting(
+        64, "sessions of one user's clients of the older protocol", ge=1
     )
 
 
@@ -290,11 +289,10 @@ class Config(Section):
     data_dir: AbsolutePath = Field(
         default_factory=default_data_dir, description="where workspaces and state are kept"
     )
-    backend: Literal["auto", "docker", "bubblewrap", "unsafe-local"] = Field(
-        default="auto",
-        description="where sandboxes live; auto = docker if it works, else bubblewrap",
+    backend: Literal["auto", "docker", "bubblewrap", "unsafe-local"] = setting(
+        "auto", "where sandboxes live; auto = docker if it works, else bubblewrap"
     )
-    network: Network = Field(default="none", description="what a sandbox reaches: none or open")
+    network: Network = setting("none", "what a sandbox reaches: none or open")
     env: Environment = Field(
         default_factory=dict[str, str], description="environment variables given to sandboxes"
     )

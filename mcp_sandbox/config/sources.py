@@ -7,8 +7,8 @@ import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from operator import attrgetter
+from functools import lru_cache, reduce
+from operator import attrgetter, getitem
 from pathlib import Path
 from stat import S_ISREG
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -19,8 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from mcp_sandbox.config.environment import PREFIX, default_config_file, setting_variables
-from mcp_sandbox.config.models import AbsolutePath, Config
-from mcp_sandbox.config.units import show_duration, show_size
+from mcp_sandbox.config.models import AbsolutePath, Config, show_duration, show_size
 from mcp_sandbox.errors import ConfigError
 
 # Read by the command line (the places of the file and the socket) and by the test suite; not
@@ -28,6 +27,8 @@ from mcp_sandbox.errors import ConfigError
 _RESERVED = frozenset({"MCP_SANDBOX_CONFIG", "MCP_SANDBOX_SOCKET", "MCP_SANDBOX_REQUIRE"})
 _LARGEST_FILE = 1 << 20
 Values = Mapping[str, Any] | None
+Setting = tuple[object, str]
+"""A value as it was given, and who gave it."""
 _WORDS: Mapping[object, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -39,14 +40,6 @@ _WORDS: Mapping[object, str] = {
     show_duration: "a time such as 90, 10m or 1h30m",
 }
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A value as it was given, and who gave it."""
-
-    value: object
-    source: str
 
 
 @dataclass(frozen=True)
@@ -62,7 +55,7 @@ class Loaded:
         tree = self.config.model_dump(mode="json")
         for key, info in KNOWN.items():
             source = self.sources.get(key, "default")
-            yield key, _at(tree, key), source, info.description or ""
+            yield key, reduce(getitem, key.split("."), tree), source, info.description or ""
 
     def differences(self, variables: Mapping[str, Any]) -> list[str]:
         """Say which settings would be others now, with the settings among these variables.
@@ -96,13 +89,17 @@ def load_config(file: Path | None = None, flags: Values = None, variables: Value
     settings.update(_from_environment(variables))
     for key, value in (flags or {}).items():
         if value is not None:
-            settings[key] = Setting(_based(key, value, Path.cwd()), "command line")
+            settings[key] = (_based(key, value, Path.cwd()), "command line")
+    tree: dict[str, Any] = {}
+    for key, (value, _) in settings.items():
+        section, _, name = key.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[name] = value
     try:
-        config = Config.model_validate(_tree(settings))
+        config = Config.model_validate(tree)
     except ValidationError as exc:
         sentences = dict.fromkeys(_sentence(error, settings) for error in exc.errors())
         raise ConfigError("\n".join(sentences)) from exc
-    sources = {key: setting.source for key, setting in settings.items()}
+    sources = {key: source for key, (_, source) in settings.items()}
     chosen = {"MCP_SANDBOX_CONFIG": str(file.absolute())} if file else {}
     return Loaded(config, sources, lambda now: load_config(None, flags, {**chosen, **(now or {})}))
 
@@ -173,7 +170,7 @@ def _from_node(node: yaml.Node, path: Path, prefix: str) -> Iterator[tuple[str, 
             yield from _from_node(value_node, path, f"{key}.")
         elif key in KNOWN:
             value = _based(key, _value(value_node, path), path.parent.absolute())
-            yield key, Setting(value, _place(path, name_node))
+            yield key, (value, _place(path, name_node))
         else:
             raise ConfigError(f"{_place(path, name_node)}: {_unknown(key)}")
 
@@ -202,17 +199,14 @@ def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Setti
         key = name.removeprefix(PREFIX).lower().replace("__", ".")
         if key not in KNOWN:
             raise ConfigError(f"environment variable {name}: {_unknown(key, environment=True)}")
-        compound = get_origin(KNOWN[key].annotation) in (dict, tuple)
-        value = _from_json(name, key, variables[name]) if compound else variables[name]
-        yield key, Setting(value, f"environment {name}")
-
-
-def _from_json(name: str, key: str, text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        wanted = _accepted(KNOWN[key].annotation, ())
-        raise ConfigError(f"environment variable {name}: write it as JSON, {wanted}") from exc
+        kind = KNOWN[key].annotation
+        try:
+            compound = get_origin(kind) in (dict, tuple)
+            value = json.loads(variables[name]) if compound else variables[name]
+        except (ValueError, RecursionError) as exc:
+            wanted = _accepted(kind, ())
+            raise ConfigError(f"environment variable {name}: write it as JSON, {wanted}") from exc
+        yield key, (value, f"environment {name}")
 
 
 def _unknown(key: str, *, environment: bool = False) -> str:
@@ -226,29 +220,16 @@ def _unknown(key: str, *, environment: bool = False) -> str:
     return f"there is no setting {key!r}; {advice} `mcp-sandbox config` lists all settings"
 
 
-def _tree(settings: Mapping[str, Setting]) -> dict[str, object]:
-    tree: dict[str, Any] = {}
-    for key, setting in settings.items():
-        section, _, name = key.rpartition(".")
-        (tree.setdefault(section, {}) if section else tree)[name] = setting.value
-    return tree
-
-
-def _at(tree: Mapping[str, Any], key: str) -> object:
-    section, _, name = key.rpartition(".")
-    return (tree[section] if section else tree)[name]
-
-
 def _sentence(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:
     path = [str(part) for part in error["loc"]]
     key = next(k for n in (2, 1) if (k := ".".join(path[:n])) in KNOWN)
-    setting, info = settings[key], KNOWN[key]
+    (value, source), info = settings[key], KNOWN[key]
     reason = error["msg"].removeprefix("Value error, ")
     if error["type"] != "value_error":
         reason = f"write {_accepted(info.annotation, info.metadata)}"
     # Values of sandbox variables may be secrets.
-    given = f" {repr(setting.value)[:80]}" if key != "env" else "".join(f".{p}" for p in path[1:])
-    return f"{key}{given} ({setting.source}) is not usable: {reason}"
+    given = f" {repr(value)[:80]}" if key != "env" else "".join(f".{p}" for p in path[1:])
+    return f"{key}{given} ({source}) is not usable: {reason}"
 
 
 def _accepted(kind: object, marks: Sequence[object]) -> str:

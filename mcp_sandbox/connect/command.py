@@ -6,15 +6,12 @@ import select
 # What `signal` is made of: its enumerations would take longer to load than the daemon to answer.
 from _signal import SIGHUP, SIGINT, SIGTERM, signal  # type: ignore[import-not-found]
 
-from mcp_sandbox.connect.link import Link, NotRunning, Unavailable, dial
-from mcp_sandbox.connect.place import Options, Place, parsed, say
-
-__all__ = ["Options", "parsed", "run"]
+from mcp_sandbox.connect.place import Link, NotRunning, Place, Unavailable, dial, say
 
 _FIRST_BYTES = 64 << 10
 
 
-def run(options: Options, version: str) -> int:
+def run(place: Place) -> int:
     """Relay between stdin and stdout and the daemon; returns the exit code.
 
     0: the client has gone. 1: there was never a daemon.
@@ -22,19 +19,19 @@ def run(options: Options, version: str) -> int:
     for number in (SIGINT, SIGTERM, SIGHUP):
         # The daemon sees the closed connection and cancels what this client has running.
         signal(number, lambda *_: os._exit(0))
-    _occupy_standard_descriptors()
-    place = Place(options, version)
+    # A standard descriptor that a client left closed would become our socket.
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    link, early, failure = None, b"", ""
     try:
         link = reach(place, replace=True)
+        early = _head_start(link)
     except Unavailable as exc:
-        if place.may_start:
-            return _copying(place, None, failure=str(exc))
-        say(str(exc))
-        return 1
-    return _copying(place, link, early=_head_start(link))
-
-
-def _copying(place: Place, link: Link | None, *, early: bytes = b"", failure: str = "") -> int:
+        failure = str(exc)
+        if not place.may_start:
+            say(failure)
+            return 1
     from mcp_sandbox.connect.copying import Copying
 
     copying = Copying(lambda: reach(place), link)
@@ -42,13 +39,6 @@ def _copying(place: Place, link: Link | None, *, early: bytes = b"", failure: st
         copying.note_failure(failure)
     copying.note_sent(early)
     return copying.run()
-
-
-def _occupy_standard_descriptors() -> None:
-    """One that a client left closed would become our socket."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(number)
 
 
 def reach(place: Place, *, replace: bool = False) -> Link:

@@ -5,17 +5,33 @@ line that had not gone out whole goes to the next daemon, since nobody can have 
 Reading waits for writing, so a slow reader slows the writer on the other side.
 """
 
+import json
 import os
+import re
 import select
 import time
+from _socket import SHUT_WR
 from collections import deque
 from collections.abc import Callable
 
-from mcp_sandbox.connect.ledger import Ledger, refusal
-from mcp_sandbox.connect.lines import Lines, Message, TooLong, messages
-from mcp_sandbox.connect.link import CHUNK_BYTES, Link, NotRunning, Unavailable
-from mcp_sandbox.connect.place import say
+from mcp_sandbox.connect.place import CHUNK_BYTES, Link, NotRunning, Unavailable, say
 
+Id = int | str
+SERVER_ERROR = -32000
+# They only ask, so another daemon may be asked once more; a client would give up without them.
+_HARMLESS = {
+    "initialize",
+    "ping",
+    "prompts/list",
+    "resources/list",
+    "resources/templates/list",
+    "server/discover",
+    "tools/list",
+}
+_ENDED = (
+    "the sandbox server ended during this call; files are kept; the call may or may not have run. "
+    "Look what is there before you repeat it: the next call finds or starts another server"
+)
 # The server refuses a line of 32 MiB by itself, and needs no more of it for that.
 LONGEST_FROM_CLIENT = 33 << 20
 LONGEST_FROM_SERVER = 64 << 20
@@ -26,6 +42,185 @@ PAUSE_S = 2.0
 _WAITING_BYTES = 1 << 20
 # A pipe that is ready for writing takes this much without blocking.
 _ATOMIC_BYTES = 4096
+LONGEST_READ_WHOLE = 64 << 10
+_LONGEST_TEXT = 1024
+# In text without escapes: a whole string, or a bracket.
+_TOKEN = re.compile(rb'"[^"]*+"|[{}\[\]]')
+
+
+class TooLong(Exception):
+    """A line passed the limit."""
+
+
+class Lines:
+    """Collects bytes until lines are whole."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._rest = bytearray()
+        self._dropping = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the lines that are whole now, with their ends.
+
+        Raises:
+            TooLong: the last line, which has no end yet, is too long.
+        """
+        if self._dropping:
+            _, end, data = data.partition(b"\n")
+            self._dropping = not end
+        whole, end, rest = data.rpartition(b"\n")
+        if end:
+            lines = b"".join((self._rest, whole, end))
+            self._rest = bytearray(rest)
+            return lines
+        self._rest += rest
+        if len(self._rest) > self._longest:
+            raise TooLong
+        return b""
+
+    def cut_short(self) -> bytes:
+        """Return the beginning of the last line as if it ended there; the rest is dropped."""
+        beginning = bytes(self._rest) + b"\n"
+        self._rest.clear()
+        self._dropping = True
+        return beginning
+
+
+class Message:
+    """A line and what is known of it: its id, its method, and the request that it speaks of."""
+
+    def __init__(self, line: bytes) -> None:
+        self.line = line
+        self.repeated = False
+        fields = _top_level(line)
+        method, params = fields.get("method"), fields.get("params")
+        self.id = _id(fields.get("id"))
+        self.method = method if isinstance(method, str) else None
+        self.is_request = self.id is not None and self.method is not None
+        self.is_answer = "method" not in fields and ("result" in fields or "error" in fields)
+        # A server has something to say to a request, and to what cannot be read.
+        self.needs_server = self.is_request or (self.method is None and not self.is_answer)
+        self.failed = "error" in fields
+        self.cancels: Id | None = None
+        if method == "notifications/cancelled" and isinstance(params, dict):
+            self.cancels = _id(params.get("requestId"))
+
+
+def messages(lines: bytes) -> list[Message]:
+    """The messages of whole lines; blank lines are none."""
+    return [Message(line + b"\n") for line in lines.split(b"\n") if line.strip()]
+
+
+def _id(value: object) -> Id | None:
+    return value if isinstance(value, int | str) and not isinstance(value, bool) else None
+
+
+def _top_level(line: bytes) -> dict[str, object]:
+    """The fields of an object; none of what cannot be read."""
+    if len(line) > LONGEST_READ_WHOLE:
+        line = outline(line)
+    try:
+        fields = json.loads(line) if len(line) <= LONGEST_READ_WHOLE else None
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def outline(line: bytes) -> bytes:
+    """The JSON without what lies deeper than its parameters, and without long texts.
+
+    A message of megabytes is known by this at the price of copying it.
+    """
+    plain = line.replace(rb"\\", b"..").replace(rb"\"", b"..")
+    kept = list[bytes]()
+    depth = start = 0
+    for token in _TOKEN.finditer(plain):
+        first, size = plain[token.start()], token.end() - token.start()
+        if first in b"{[":
+            depth += 1
+            if depth == 3:
+                kept.append(line[start : token.end()])
+                start = len(line)
+        elif first in b"}]":
+            if depth == 3:
+                start = token.start()
+            depth -= 1
+        elif depth < 3 and size > _LONGEST_TEXT:
+            kept.append(line[start : token.start()] + b'""')
+            start = token.end()
+    kept.append(line[start:])
+    return b"".join(kept)
+
+
+class Ledger:
+    """Open requests of both sides, and the handshake of a client of the older era."""
+
+    def __init__(self) -> None:
+        self._open = dict[Id, Message | None]()
+        self._asked = dict[Id, None]()
+        self._opening: Message | None = None
+        self.handshake: Message | None = None
+        self.confirmation: Message | None = None
+
+    def note_sent(self, message: Message) -> None:
+        """Remember a message of the client that the daemon has got whole."""
+        if message.is_request and message.id is not None:
+            may_repeat = message.method in _HARMLESS and not message.repeated
+            self._open[message.id] = message if may_repeat else None
+            if message.method == "initialize":
+                self._opening = message
+        elif message.method == "notifications/initialized":
+            self.confirmation = message
+        elif message.cancels is not None:
+            # A cancelled request is never answered.
+            self._open.pop(message.cancels, None)
+
+    def note_received(self, message: Message) -> None:
+        """Remember a message of the daemon."""
+        if message.id is None:
+            return
+        if message.is_request:
+            self._asked[message.id] = None
+            return
+        self._open.pop(message.id, None)
+        if self._opening is not None and message.id == self._opening.id:
+            self.handshake = self.handshake if message.failed else self._opening
+            self._opening = None
+
+    def is_expected(self, message: Message) -> bool:
+        """Whether this daemon waits for that answer: the question may have been another's."""
+        if message.id not in self._asked:
+            return False
+        del self._asked[message.id]
+        return True
+
+    def repeatable(self) -> list[Message]:
+        """Take out the open requests that another daemon may get; each only once."""
+        taken = {number: message for number, message in self._open.items() if message}
+        for number, message in taken.items():
+            message.repeated = True
+            del self._open[number]
+        return list(taken.values())
+
+    def end(self) -> bytes:
+        """Forget what was under way with a daemon that has gone; returns what to say to clients."""
+        lines = [_error(number, _ENDED) for number in self._open]
+        for number in self._asked:
+            params = {"requestId": number, "reason": "the sandbox server has ended"}
+            lines.append(_line({"method": "notifications/cancelled", "params": params}))
+        self._open.clear()
+        self._asked.clear()
+        self._opening = None
+        return b"".join(lines)
+
+
+def _error(number: Id | None, reason: str) -> bytes:
+    return _line({"id": number, "error": {"code": SERVER_ERROR, "message": reason}})
+
+
+def _line(fields: dict[str, object]) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", **fields}).encode() + b"\n"
 
 
 class ClientGone(Exception):
@@ -151,14 +346,14 @@ class Copying:
     def _half_close(self) -> None:
         if self._ended and self._link is not None and not self._unsent:
             try:
-                self._link.end_sending()
+                self._link.shutdown(SHUT_WR)
             except OSError:
                 self._drain(self._link)
 
     def _receive(self, link: Link) -> bool:
         """Take what has come. False: nothing more comes now, or never."""
         try:
-            data = link.receive()
+            data = link.recv(CHUNK_BYTES)
             lines = self._from_server.feed(data)
         except BlockingIOError:
             return False
@@ -212,7 +407,8 @@ class Copying:
                 return
         for message in self._unsent:
             if message.is_request:
-                self._output += refusal(message, self._failure)
+                reason = f"this was not passed on, so nothing ran: {self._failure}"
+                self._output += _error(message.id, reason)
         self._unsent.clear()
 
     def _introduced(self) -> Link:
@@ -230,7 +426,10 @@ class Copying:
             return link
         try:
             link.send_all(handshake.line)
-            answer = self._answer_to(handshake, link)
+            answer = Message(link.receive_line())
+            while not (answer.is_answer and answer.id == handshake.id):
+                self._output += answer.line
+                answer = Message(link.receive_line())
             if confirmation is not None:
                 link.send_all(confirmation.line)
         except (OSError, EOFError) as exc:
@@ -241,10 +440,3 @@ class Copying:
             said = answer.line[:500].decode(errors="replace").rstrip()
             raise Unavailable(f"the sandbox server takes no client of this kind: {said}")
         return link
-
-    def _answer_to(self, request: Message, link: Link) -> Message:
-        while True:
-            message = Message(link.receive_line())
-            if message.is_answer and message.id == request.id:
-                return message
-            self._output += message.line

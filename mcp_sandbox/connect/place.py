@@ -1,24 +1,32 @@
-"""Where the daemon is and who is asking: the command line and the environment."""
+"""Where the daemon is, who is asking, and a connection to it: dialled, its owner checked."""
 
 import os
+import sys
+
+# What `socket` is made of. Its enumerations would double the time that the relay takes to start.
+from _socket import AF_UNIX, MSG_PEEK, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
 
 STATE = "mcp-sandbox"
+CHUNK_BYTES = 256 << 10
+ANSWER_S = 15.0
 _NAMES = ("user", "chat", "project", "socket")
+_LONGEST_ANSWER = 64 << 10
+_CREDENTIAL_BYTES = 12
 
 
-class Options:
-    """What the command line said; an empty value is one that was not given."""
-
-    def __init__(self, given: dict[str, str], *, start: bool = True) -> None:
-        self.user = given.get("user") or None
-        self.chat = given.get("chat") or None
-        self.project = given.get("project") or None
-        self.socket = given.get("socket") or None
-        self.start = start
+class Unavailable(Exception):
+    """No daemon can be used; the message says why and what to do."""
 
 
-def parsed(arguments: list[str]) -> Options | None:
-    """Read the arguments; None when they ask for help or are wrong, which others explain."""
+class NotRunning(Unavailable):
+    """Nobody listens."""
+
+
+def parsed(arguments: list[str]) -> tuple[dict[str, str], bool] | None:
+    """Read the options, and whether a daemon may be started.
+
+    None when they ask for help or are wrong, which others explain.
+    """
     given: dict[str, str] = {}
     start = True
     rest = iter(arguments)
@@ -33,36 +41,135 @@ def parsed(arguments: list[str]) -> Options | None:
             given[name[2:]] = following
         else:
             return None
-    return Options(given, start=start)
+    return given, start
 
 
 class Place:
-    """One daemon's socket, and what is said to it first."""
+    """One daemon's socket, and what is said to it first.
 
-    def __init__(self, options: Options, version: str) -> None:
-        self.socket = options.socket or default_socket()
-        self.socket = os.path.abspath(self.socket)
+    `given` are options of the command line; an empty one counts as not given.
+    """
+
+    def __init__(self, given: dict[str, str], version: str, *, may_start: bool = True) -> None:
+        self.socket = os.path.abspath(given.get("socket") or default_socket())
         self.version = version
-        self.may_start = options.start
-        self.greeting = _line(
+        self.may_start = may_start
+        project = given.get("project") or os.environ.get("CLAUDE_PROJECT_DIR")
+        self.greeting = self.line(
             {
-                "mcp-sandbox": 1,
-                "version": version,
                 "role": "chat",
-                "user": options.user,
-                "chat": options.chat,
+                "user": given.get("user") or None,
+                "chat": given.get("chat") or None,
                 "session": os.environ.get("CLAUDE_CODE_SESSION_ID") or None,
-                "project": _project(options),
+                "project": os.path.abspath(project) if project else None,
                 "fresh": os.urandom(16).hex(),
                 **{k: v for k, v in os.environ.items() if k.startswith("MCP_SANDBOX_")},
             }
         )
 
-    def control(self, command: str) -> bytes:
-        """The first line of a connection that gives the daemon a command."""
-        return _line(
-            {"mcp-sandbox": 1, "version": self.version, "role": "control", "command": command}
+    def line(self, values: dict[str, str | None]) -> bytes:
+        """The first line of a connection."""
+        pairs = [f'"mcp-sandbox": 1, "version": "{self.version}"']
+        pairs += [f"{_json(name)}: {_json(value)}" for name, value in values.items()]
+        return f"{{{', '.join(pairs)}}}\n".encode()
+
+
+class Link(socket):
+    """A connection whose other side has accepted us. `version` is the daemon's."""
+
+    version = ""
+
+    def send_all(self, data: bytes) -> None:
+        """Send everything, within ANSWER_S."""
+        self.settimeout(ANSWER_S)
+        self.sendall(data)
+        self.setblocking(False)
+
+    def receive_line(self) -> bytes:
+        """Return the next short line, within ANSWER_S; what follows it stays in the socket.
+
+        Raises:
+            EOFError: the other side ended before the end of the line, or the line is too long.
+        """
+        self.settimeout(ANSWER_S)
+        line = bytearray()
+        # Byte by byte would be slow; so look first, then take only the line.
+        while len(line) <= _LONGEST_ANSWER:
+            seen = self.recv(4096, MSG_PEEK)
+            end = seen.find(b"\n") + 1
+            line += self.recv(end or len(seen))
+            if end or not seen:
+                break
+        self.setblocking(False)
+        if not line.endswith(b"\n"):
+            raise EOFError
+        return bytes(line)
+
+
+def dial(place: Place, greeting: bytes | None = None) -> Link:
+    """Connect and greet.
+
+    Raises:
+        NotRunning: nobody listens there, or ended just now.
+        Unavailable: it cannot be reached, is not ours, or refuses us.
+    """
+    link = Link(AF_UNIX, SOCK_STREAM)
+    try:
+        link.version = _greeted(link, place, greeting or place.greeting)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def _greeted(link: Link, place: Place, greeting: bytes) -> str:
+    link.settimeout(ANSWER_S)
+    try:
+        link.connect(place.socket)
+        # Whoever listens there would read everything that we send.
+        credentials = link.getsockopt(SOL_SOCKET, SO_PEERCRED, _CREDENTIAL_BYTES)
+        uid = int.from_bytes(credentials[4:8], sys.byteorder)
+        if uid not in (0, os.geteuid()):
+            raise Unavailable(
+                f"{place.socket} belongs to another user (uid {uid}); give another path with "
+                "--socket or MCP_SANDBOX_SOCKET"
+            )
+        link.send_all(greeting)
+        return _accepted(link.receive_line(), place)
+    except (FileNotFoundError, ConnectionError, EOFError) as exc:
+        raise NotRunning(f"no sandbox server is running at {place.socket}") from exc
+    except TimeoutError as exc:
+        raise Unavailable(
+            f"the sandbox server at {place.socket} does not answer; end it with `mcp-sandbox "
+            "shutdown` or kill it, and try again"
+        ) from exc
+    except OSError as exc:
+        raise Unavailable(
+            f"cannot connect to {place.socket}: {exc.strerror or exc}; give another path with "
+            "--socket or MCP_SANDBOX_SOCKET"
+        ) from exc
+
+
+def _accepted(line: bytes, place: Place) -> str:
+    # The usual answer is known by its beginning: json would take longer to load than it to come.
+    usual = line.startswith(f'{{"ok": true, "version": "{place.version}",'.encode())
+    if usual and b'"notice"' not in line:
+        return place.version
+    import json
+
+    try:
+        answer = json.loads(line)
+        if answer["ok"] is True:
+            if "notice" in answer:
+                say(str(answer["notice"]))
+            return str(answer["version"])
+        problem = f"the sandbox server refused: {answer['error']}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        problem = (
+            f"what listens at {place.socket} is not a sandbox server; give another path with "
+            "--socket or MCP_SANDBOX_SOCKET"
         )
+    raise Unavailable(problem)
 
 
 def state_folder() -> str:
@@ -104,21 +211,9 @@ def default_socket(data: str = "") -> str:
     return os.path.join(folder, f"mcp-{digest:08x}.sock")
 
 
-def _project(options: Options) -> str | None:
-    project = options.project or os.environ.get("CLAUDE_PROJECT_DIR")
-    return os.path.abspath(project) if project else None
-
-
-def _line(values: dict[str, str | int | None]) -> bytes:
-    pairs = (f"{_json(name)}: {_json(value)}" for name, value in values.items())
-    return f"{{{', '.join(pairs)}}}\n".encode()
-
-
-def _json(value: str | int | None) -> str:
+def _json(value: str | None) -> str:
     if value is None:
         return "null"
-    if isinstance(value, int):
-        return str(value)
     if value.isascii() and value.isprintable() and '"' not in value and "\\" not in value:
         return f'"{value}"'
     # Imported only for text that needs it: json takes longer to load than the daemon to answer.

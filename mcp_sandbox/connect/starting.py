@@ -7,10 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from mcp_sandbox.connect.link import Link, NotRunning, Unavailable, dial
-from mcp_sandbox.connect.place import Place, say, state_folder
+from mcp_sandbox.connect.place import Link, NotRunning, Place, Unavailable, dial, say, state_folder
 
 START_S = 90.0
 """How long a daemon may take until it listens. It may have to wait for one that is leaving."""
@@ -49,7 +48,10 @@ def _start_lock(place: Place) -> Generator[None]:
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         deadline = time.monotonic() + HAND_OVER_S + START_S
-        while not _locked(number):
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             if time.monotonic() > deadline:
                 raise Unavailable(
                     f"another `mcp-sandbox connect` has been starting a server for too long; see "
@@ -59,14 +61,6 @@ def _start_lock(place: Place) -> Generator[None]:
         yield
     finally:
         os.close(number)
-
-
-def _locked(number: int) -> bool:
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _running(place: Place, *, replace: bool) -> Link | None:
@@ -90,43 +84,38 @@ def _running(place: Place, *, replace: bool) -> Link | None:
 
 
 def _hand_over(place: Place) -> None:
-    """Ask a daemon to leave its place.
+    """Ask a daemon to leave its place. Raises Unavailable if it does not.
 
     It has closed its door and released its lock when it says that it has done so. It ends by
     itself when what runs has finished, and leaves its sandboxes to the next.
-
-    Raises:
-        Unavailable: it does not.
     """
     try:
-        link = dial(place, place.control("hand-over"))
+        link = dial(place, place.line({"role": "control", "command": "hand-over"}))
     except NotRunning:
         return
+    deadline = time.monotonic() + HAND_OVER_S
     try:
-        _wait_for_result(link)
+        while time.monotonic() < deadline:
+            said = json.loads(link.receive_line())
+            if "error" in said:
+                raise Unavailable(str(said["error"]))
+            if "result" in said:
+                return
     except EOFError:
         return  # It has gone altogether.
     except (OSError, ValueError, TypeError) as exc:
         raise Unavailable(f"its answer was {exc}") from exc
     finally:
         link.close()
-
-
-def _wait_for_result(link: Link) -> None:
-    deadline = time.monotonic() + HAND_OVER_S
-    while time.monotonic() < deadline:
-        said = json.loads(link.receive_line())
-        if "error" in said:
-            raise Unavailable(str(said["error"]))
-        if "result" in said:
-            return
     raise Unavailable(f"it has not done so for {HAND_OVER_S:.0f} s")
 
 
 def _started(place: Place) -> Link:
     log = os.path.join(state_folder(), "daemon.log")
     os.makedirs(os.path.dirname(log), mode=0o700, exist_ok=True)
-    before = _make_room(log)
+    if os.path.exists(log) and os.stat(log).st_size >= _LARGEST_LOG:
+        os.replace(log, f"{log}.1")
+    before = os.stat(log).st_size if os.path.exists(log) else 0
     process = _spawn(place, log)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
@@ -144,43 +133,23 @@ def _started(place: Place) -> Link:
     )
 
 
-def _make_room(log: str) -> int:
-    """Return how long the log is; a large one is put aside."""
-    try:
-        size = os.stat(log).st_size
-    except FileNotFoundError:
-        return 0
-    if size < _LARGEST_LOG:
-        return size
-    os.replace(log, f"{log}.1")
-    return 0
-
-
 def _spawn(place: Place, log: str) -> "subprocess.Popen[bytes]":
     """Start the daemon so that nothing ties it to this process: not its session, nor its folder."""
     number = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    command = [sys.executable, "-m", "mcp_sandbox", "serve"]
+    # The rest of the environment is the client's own: keys and tokens are among it.
+    known = {k: v for k, v in os.environ.items() if k in _NAMES or k.startswith(_PREFIXES)}
     try:
         return subprocess.Popen(
-            [*command, "--socket", place.socket],
+            [sys.executable, "-m", "mcp_sandbox", "serve", "--socket", place.socket],
             stdin=subprocess.DEVNULL,
             stdout=number,
             stderr=number,
             cwd="/",
-            env=_environment(),
+            env=known,
             start_new_session=True,
         )
     finally:
         os.close(number)
-
-
-def _environment() -> dict[str, str]:
-    """What the daemon needs. The rest is the client's own: keys and tokens are among it."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in _NAMES or name.startswith(_PREFIXES)
-    }
 
 
 def _complaint(log: str, before: int, code: int) -> str:

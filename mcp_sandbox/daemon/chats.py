@@ -1,64 +1,113 @@
 """Commands of a person about the chats of the data root."""
 
-from collections.abc import Awaitable, Callable, Mapping
+import json
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from contextlib import aclosing
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from mcp_sandbox.daemon.control import JsonObject
-from mcp_sandbox.daemon.names import find_chat
+import anyio
+
+from mcp_sandbox.daemon.client import JsonObject
+from mcp_sandbox.daemon.door import Connection
+from mcp_sandbox.errors import Ambiguous, InvalidArgument, NotFound, SandboxError
 from mcp_sandbox.models import ChatId, SessionStatus
+from mcp_sandbox.runner.frames import END, ERROR, MAX_BYTES, FrameError, Frames, frame, size
 from mcp_sandbox.sessions.manager import SessionManager
-from mcp_sandbox.sessions.session import Session
+
+_SIZES_S = 0.1
+_SIZES_LEAST = 20
+_MOST_SHOWN = 10
+_TERM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 
 class Chats:
-    """`list`, `find`, `stop`, `remove`, `collect`. `manager` opens the manager when need be."""
+    """`list`, `find`, `stop`, `pause` and others, and the conversation `shell`.
+
+    `manager` opens the manager when need be.
+    """
 
     def __init__(self, manager: Callable[[], Awaitable[SessionManager]]) -> None:
         self._manager = manager
         self.commands: Mapping[str, Callable[[JsonObject], Awaitable[JsonObject]]] = {
             "list": self._list,
             "find": self._find,
-            "stop": self._stop,
+            "stop": partial(self._change, "stopped", SessionManager.stop),
+            "pause": partial(self._change, "paused", SessionManager.pause),
+            "resume": partial(self._change, "resumed", SessionManager.resume),
             "remove": self._remove,
             "collect": self._collect,
         }
 
-    async def session(self, arguments: JsonObject) -> Session:
-        """The session of the chat that `arguments` mean.
-
-        Raises:
-            CallerError: they mean none, or several.
-        """
-        return await (await self._manager()).session(await self._found(arguments))
-
     async def _list(self, arguments: JsonObject) -> JsonObject:
         manager = await self._manager()
         rows = [_row(status) for status in await manager.list()]
-        for row in rows if arguments.get("sizes") else ():
+        # With thousands of chats a list of all sizes takes long: "latest" are those used last.
+        sizes, until = arguments.get("sizes"), anyio.current_time() + _SIZES_S
+        for number, row in enumerate(rows if sizes else ()):
+            if sizes == "latest" and number >= _SIZES_LEAST and anyio.current_time() > until:
+                break
             row["size"] = await manager.size(ChatId(row["user"], row["chat"]))
         return {"chats": rows}
 
     async def _find(self, arguments: JsonObject) -> JsonObject:
-        return {"chat": str(await self._found(arguments))}
+        _, chat = await self._found(arguments)
+        return {"chat": str(chat)}
 
-    async def _stop(self, arguments: JsonObject) -> JsonObject:
-        chat = await self._found(arguments)
-        return {"chat": str(chat), "stopped": await (await self._manager()).stop(chat)}
+    async def _change(
+        self,
+        told: str,
+        change: Callable[[SessionManager, ChatId], Awaitable[bool]],
+        arguments: JsonObject,
+    ) -> JsonObject:
+        manager, chat = await self._found(arguments)
+        return {"chat": str(chat), told: await change(manager, chat)}
 
     async def _remove(self, arguments: JsonObject) -> JsonObject:
-        chat = await self._found(arguments)
-        await (await self._manager()).remove(chat)
+        manager, chat = await self._found(arguments)
+        await manager.remove(chat)
         return {"chat": str(chat)}
 
     async def _collect(self, arguments: JsonObject) -> JsonObject:
         manager = await self._manager()
         return asdict(await manager.collect(dry_run=bool(arguments.get("dry_run"))))
 
-    async def _found(self, arguments: JsonObject) -> ChatId:
+    async def _found(self, arguments: JsonObject) -> tuple[SessionManager, ChatId]:
         manager = await self._manager()
         chats = [status.chat for status in await manager.list()]
-        return find_chat(str(arguments.get("chat", "")), chats)
+        return manager, find_chat(str(arguments.get("chat", "")), chats)
+
+    async def shell(self, arguments: JsonObject, connection: Connection) -> None:
+        """Say that frames follow, and pass them on both ways until the shell ends.
+
+        Raises:
+            SandboxError: it cannot begin; nothing has been said.
+        """
+        manager, chat = await self._found(arguments)
+        session = await manager.session(chat)
+        first = size(_positive(arguments, "rows"), _positive(arguments, "columns"))
+        tty, term = bool(arguments.get("tty", True)), arguments.get("term")
+        if not (isinstance(term, str) and _TERM.fullmatch(term)):
+            term = "xterm-256color"
+        env = {"TERM": term} if tty else {}
+        args = {"env": env, "tty": tty, "command": arguments.get("command", [])}
+        shown = Frames()
+        await connection.tell({"event": {"chat": str(session.chat)}})
+
+        async def show(data: bytes) -> None:
+            for kind, content in shown.feed(data):
+                if kind not in (END, ERROR):
+                    await connection.send(frame(kind, content))
+
+        async with aclosing(_typed(first, connection)) as typed:
+            try:
+                ended = await session.shell(typed, show, args=args)
+            except (SandboxError, FrameError) as exc:
+                await connection.send(frame(ERROR, str(exc).encode()[:MAX_BYTES]))
+            else:
+                await connection.send(frame(END, json.dumps(asdict(ended)).encode()))
 
 
 def _row(status: SessionStatus) -> dict[str, Any]:
@@ -74,3 +123,44 @@ def _row(status: SessionStatus) -> dict[str, Any]:
         "busy": status.busy,
         "background": status.background,
     }
+
+
+def find_chat(text: str, chats: Collection[ChatId]) -> ChatId:
+    """The chat called `text`, else the one whose id or user/id begins with it.
+
+    Raises:
+        NotFound: there is none.
+        Ambiguous: there are several; the message names them.
+        InvalidArgument: nothing was named.
+    """
+    if not text:
+        raise InvalidArgument("name a chat: `mcp-sandbox ls` lists them")
+    for found in (
+        [chat for chat in chats if text in (chat.chat, str(chat))],
+        [chat for chat in chats if chat.chat.startswith(text) or str(chat).startswith(text)],
+    ):
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names, more = sorted(map(str, found))[:_MOST_SHOWN], len(found) - _MOST_SHOWN
+            listed = ", ".join(names) + (f" or one of {more} others" if more > 0 else "")
+            raise Ambiguous(f"{text!r} may be {listed}: write more of the name")
+    raise NotFound(f"no chat is called {text!r}: `mcp-sandbox ls` lists them")
+
+
+async def _typed(first: bytes, connection: Connection) -> AsyncGenerator[bytes]:
+    """The person's frames as they come; the runner, who reads them, checks them."""
+    yield first
+    while True:
+        try:
+            data = await connection.receive()
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return
+        yield data
+
+
+def _positive(arguments: JsonObject, name: str) -> int:
+    value = arguments.get(name)
+    if not isinstance(value, int) or not 0 < value < 65536:
+        raise InvalidArgument(f"{name!r} must be a number from 1 to 65535")
+    return value

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mcp_sandbox.daemon.greeting import PROTOCOL
+from mcp_sandbox.daemon.door import PROTOCOL
 from mcp_sandbox.errors import NoDaemon, OperatorError
 
 JsonObject = Mapping[str, Any]
@@ -64,15 +64,22 @@ def conversation(path: Path, command: str, arguments: JsonObject) -> Generator[C
     """
     with socket.socket(socket.AF_UNIX) as connection:
         # What fails in the block, such as a pipe that nobody reads, is not the daemon's fault.
-        yield _begun(connection, path, _greeting(command, arguments))
+        said = {"role": "control", "command": command, "arguments": arguments}
+        yield _begun(connection, path, json.dumps({"mcp-sandbox": PROTOCOL, **said}).encode())
 
 
 def _begun(connection: socket.socket, path: Path, greeting: bytes) -> Conversation:
     connection.settimeout(_ANSWER_S)
     try:
         connection.connect(str(path))
-        _check_peer(connection, path)
-        connection.sendall(greeting)
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        _, uid, _ = struct.unpack("3i", credentials)
+        # Commands are for our own daemon only.
+        if os.geteuid() not in (0, uid):
+            raise OperatorError(
+                f"{path} belongs to a daemon of the user with uid {uid}, not to yours"
+            )
+        connection.sendall(greeting + b"\n")
         begun = Conversation(connection)
     except TimeoutError as exc:
         raise NoDaemon(
@@ -129,16 +136,3 @@ def shut_down(path: Path, *, timeout_s: float) -> int:
         finally:
             os.close(process)
         return pid
-
-
-def _check_peer(connection: socket.socket, path: Path) -> None:
-    """Commands are for our own daemon only."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    uid = struct.unpack("3i", credentials)[1]
-    if os.geteuid() not in (0, uid):
-        raise OperatorError(f"{path} belongs to a daemon of the user with uid {uid}, not to yours")
-
-
-def _greeting(command: str, arguments: JsonObject) -> bytes:
-    said = {"mcp-sandbox": PROTOCOL, "role": "control", "command": command, "arguments": arguments}
-    return json.dumps(said).encode() + b"\n"

@@ -1,31 +1,205 @@
-"""The life of a daemon: it listens, serves, and ends when it is asked or when nobody needs it."""
+"""The life of a daemon: it serves, does what a person asks, and ends when asked or not needed."""
 
+import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import signal
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from itertools import count
+from typing import Any, Literal
 
 import anyio
 from anyio import to_thread
+from anyio.abc import TaskStatus
 
-from mcp_sandbox.daemon.connection import Connection
-from mcp_sandbox.daemon.control import Control
-from mcp_sandbox.daemon.door import Door
-from mcp_sandbox.daemon.ending import Ending
-from mcp_sandbox.daemon.greeting import ChatGreeting, ControlGreeting
-from mcp_sandbox.daemon.lock import Claim
+from mcp_sandbox.config.models import ServeConfig
+from mcp_sandbox.daemon.claim import Claim
+from mcp_sandbox.daemon.client import JsonObject
+from mcp_sandbox.daemon.door import ChatGreeting, Connection, ControlGreeting, Door
+from mcp_sandbox.errors import InvalidArgument, SandboxError
+
+logger = logging.getLogger(__name__)
 
 ServeChat = Callable[[Connection, ChatGreeting], Awaitable[None]]
+Command = Callable[[JsonObject], Awaitable[JsonObject]]
+"""Takes arguments; returns the result."""
+Conversation = Callable[[JsonObject, Connection], Awaitable[None]]
+"""Takes arguments and the connection, which is its own from then on."""
+Reason = Literal["signal", "shutdown", "idle", "hand-over"]
 
-_LOOK_S = 30.0
+# Beside the daemon of another version that takes over, the longest calls may finish.
+HAND_OVER_S = 3600.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_IDLE_LOOK_S = 30.0
+_LOG_LOOK_S = 0.2
+_LINES_KEPT = 2000
+_LONGEST_LINE = 4000
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How long the daemon waits, in seconds; `idle_exit_s` 0 = for ever."""
+class Ending:
+    """Why the daemon is to end: the first reason counts; asking again ends at once what runs."""
 
-    idle_exit_s: float
-    grace_s: float
+    def __init__(self) -> None:
+        self.reason: Reason | None = None
+        self.begun = anyio.Event()
+        self.urgent = anyio.Event()
+        self.claim_released = anyio.Event()
+
+    def begin(self, reason: Reason) -> None:
+        if self.reason is None:
+            logger.info("the daemon ends: %s", reason)
+            self.reason = reason
+            self.begun.set()
+        elif reason in ("signal", "shutdown"):
+            self.urgent.set()
+
+    async def in_time(self, finish: Callable[[float], Awaitable[object]], grace_s: float) -> None:
+        """Let calls finish within the seconds that the reason gives them, unless it gets urgent."""
+
+        async def hurry() -> None:
+            await self.urgent.wait()
+            tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hurry)
+            await finish(HAND_OVER_S if self.reason == "hand-over" else grace_s)
+            tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def begun_by_signals(ending: Ending) -> AsyncGenerator[None]:
+    """Let signals begin the ending while the block runs, and nothing cut short what follows it."""
+
+    async def watch(*, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        with anyio.open_signal_receiver(*_SIGNALS) as signals:
+            task_status.started()
+            async for _ in signals:
+                ending.begin("signal")
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(watch)
+        try:
+            yield
+        finally:
+            tasks.cancel_scope.cancel()
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+
+
+class RecentLog(logging.Handler):
+    """Keeps the last lines, numbered from 1, in the form of the process's log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines = deque[tuple[int, str]](maxlen=_LINES_KEPT)
+        self._numbers = count(1)
+        shown = logging.getLogger().handlers
+        if shown:
+            self.setFormatter(shown[0].formatter)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append((next(self._numbers), self.format(record)[:_LONGEST_LINE]))
+
+    def after(self, number: int) -> Sequence[tuple[int, str]]:
+        """The lines after that number, as far as they are kept."""
+        # Other threads log, too.
+        self.acquire()
+        try:
+            return [(at, line) for at, line in self._lines if at > number]
+        finally:
+            self.release()
+
+
+@contextmanager
+def recent_log() -> Generator[RecentLog]:
+    """Keep what is logged while the block runs."""
+    kept = RecentLog()
+    logging.getLogger().addHandler(kept)
+    try:
+        yield kept
+    finally:
+        logging.getLogger().removeHandler(kept)
+
+
+class Control:
+    """Does one command a connection: `logs`, `shutdown`, `hand-over`, and those in `more`."""
+
+    def __init__(
+        self,
+        ending: Ending,
+        log: RecentLog,
+        *,
+        more: Mapping[str, Command],
+        conversations: Mapping[str, Conversation],
+    ) -> None:
+        self._ending = ending
+        self._log = log
+        self._conversations = conversations
+        self._commands = {"shutdown": self._shut_down, "hand-over": self._hand_over, **more}
+
+    async def answer(self, connection: Connection, said: ControlGreeting) -> None:
+        """Do one command; a client that hangs up meanwhile wants it no more."""
+        if conversation := self._conversations.get(said.command):
+            try:
+                await conversation(said.arguments, connection)
+            except SandboxError as exc:
+                await connection.tell({"error": str(exc)})
+            return
+
+        async def cancel_when_gone() -> None:
+            try:
+                while True:
+                    await connection.receive()
+            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cancel_when_gone)
+            await connection.tell(await self._do(said, connection))
+            tasks.cancel_scope.cancel()
+
+    async def _do(self, said: ControlGreeting, connection: Connection) -> JsonObject:
+        if said.command == "logs":
+            await self._logs(said.arguments, connection)
+            return {"result": {}}
+        command = self._commands.get(said.command)
+        try:
+            if command is None:
+                raise InvalidArgument(
+                    f"there is no command {said.command[:60]!r}: the daemon knows "
+                    f"{', '.join(['logs', *self._commands])}"
+                )
+            return {"result": await command(said.arguments)}
+        except SandboxError as exc:
+            return {"error": str(exc)}
+
+    async def _logs(self, arguments: JsonObject, connection: Connection) -> None:
+        """Tell the last `lines` lines, and with `follow` those that come until the ending."""
+        wanted = arguments.get("lines")
+        lines = self._log.after(0)
+        seen = lines[-1][0] if lines else 0
+        if isinstance(wanted, int) and wanted >= 0:
+            lines = lines[len(lines) - wanted :] if wanted < len(lines) else lines
+        while True:
+            for number, line in lines:
+                await connection.tell({"event": {"line": line}})
+                seen = number
+            if not arguments.get("follow") or self._ending.begun.is_set():
+                return
+            with anyio.move_on_after(_LOG_LOOK_S):
+                await self._ending.begun.wait()
+            lines = self._log.after(seen)
+
+    async def _shut_down(self, _arguments: JsonObject) -> JsonObject:
+        self._ending.begin("shutdown")
+        return {}
+
+    async def _hand_over(self, _arguments: JsonObject) -> JsonObject:
+        """Return when another daemon may take the data root; what runs here goes on."""
+        self._ending.begin("hand-over")
+        await self._ending.claim_released.wait()
+        return {}
 
 
 class Daemon:
@@ -39,7 +213,7 @@ class Daemon:
         claim: Claim,
         door: Door,
         ending: Ending,
-        patience: Patience,
+        settings: ServeConfig,
         *,
         in_use: Callable[[], bool],
         notice: Callable[[Mapping[str, Any]], Awaitable[Mapping[str, str]]],
@@ -47,7 +221,7 @@ class Daemon:
         self._claim = claim
         self._door = door
         self._ending = ending
-        self._patience = patience
+        self._settings = settings
         self._in_use = in_use
         self._notice = notice
 
@@ -72,25 +246,26 @@ class Daemon:
             tasks.cancel_scope.cancel()
 
     async def _end_when_idle(self) -> None:
-        limit = self._patience.idle_exit_s
+        limit = self._settings.idle_exit
         if not limit:
             return
         idle_since = anyio.current_time()
         while anyio.current_time() - idle_since < limit:
-            await anyio.sleep(min(limit / 4, _LOOK_S))
+            await anyio.sleep(min(limit / 4, _IDLE_LOOK_S))
             if self._door.connected or self._in_use():
                 idle_since = anyio.current_time()
         self._ending.begin("idle")
 
     async def _leave(self) -> None:
         """Close the door, and wait until everybody has left or the time is up."""
+
+        async def see_out(limit_s: float) -> None:
+            with anyio.move_on_after(limit_s):
+                await self._door.wait_until_empty()
+
         await to_thread.run_sync(self._claim.announce_leaving)
         await self._door.close()
         if self._ending.reason == "hand-over":
             await to_thread.run_sync(self._claim.release)
             self._ending.claim_released.set()
-        await self._ending.in_time(self._see_out, self._patience.grace_s)
-
-    async def _see_out(self, limit_s: float) -> None:
-        with anyio.move_on_after(limit_s):
-            await self._door.wait_until_empty()
+        await self._ending.in_time(see_out, self._settings.grace)

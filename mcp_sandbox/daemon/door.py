@@ -1,34 +1,44 @@
-"""The daemon's unix socket: whose it is, who may come in, and how many at once.
+"""The daemon's unix socket: who may come in, how many at once, and what they say first.
 
 Only processes of our own user (and root) get in, by the kernel's word and before a byte of theirs
-is read. Who has not said yet what it wants has little time and little room.
+is read. Who has not said yet what it wants has little time and little room, and nothing of what it
+says is trusted.
 """
 
+import hashlib
 import json
 import logging
 import os
+import re
 import socket
 import struct
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import anyio
 from anyio import to_thread
-from anyio.abc import TaskGroup, UNIXSocketStream
+from anyio.abc import TaskGroup
+from anyio.streams.buffered import BufferedByteStream
 
-from mcp_sandbox.daemon import greeting
-from mcp_sandbox.daemon.connection import Connection
-from mcp_sandbox.daemon.greeting import ChatGreeting, ControlGreeting, parse_greeting
-from mcp_sandbox.daemon.listener import Listener
+from mcp_sandbox.backends.local_socket import SocketStream
+from mcp_sandbox.daemon.claim import Listener
 from mcp_sandbox.errors import InvalidArgument, OperatorError
+from mcp_sandbox.models import ChatId
 
 logger = logging.getLogger(__name__)
-
-Welcome = Callable[[Connection, ChatGreeting | ControlGreeting], Awaitable[None]]
-
+PROTOCOL = 1
+# A client that takes nothing for so long is stuck for good; it must not hold up its calls.
+STALLED_S = 300.0
 GREETING_S = 10.0
 MOST_UNPROVEN = 64
+_LONGEST_GREETING = 64 << 10
+_FRESH = re.compile(r"[0-9a-f]{16,64}")
+_UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
+_SHOWN_CHARS = 60
 _NO_MORE_FILES_S = 0.2
 _LOOK_S = 5.0
 _HUNG_UP = (
@@ -39,22 +49,122 @@ _HUNG_UP = (
 )
 
 
+@dataclass(frozen=True)
+class ChatGreeting:
+    """A client that wants to work in a chat's computer, in its folder `project` of this host."""
+
+    chat: ChatId
+    project: Path | None
+    said: Mapping[str, Any]  # All of it, with the settings of the client's environment.
+
+
+@dataclass(frozen=True)
+class ControlGreeting:
+    """A person's command to the daemon."""
+
+    command: str
+    arguments: Mapping[str, Any]
+
+
+def parse_greeting(line: bytes) -> ChatGreeting | ControlGreeting:
+    """What a first line says.
+
+    Raises:
+        InvalidArgument: it is not such a line, or names a chat that cannot be.
+    """
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidArgument("the first line is not JSON: connect with `mcp-sandbox`") from exc
+    if not isinstance(said, dict) or said.get("mcp-sandbox") != PROTOCOL:
+        raise InvalidArgument(
+            f'the first line must hold "mcp-sandbox": {PROTOCOL}: connect with the `mcp-sandbox` '
+            "of this daemon's version"
+        )
+    if said.get("role") == "chat":
+        return ChatGreeting(_chat(said), _project(said), said)
+    if said.get("role") == "control":
+        arguments = said.get("arguments", {})
+        if not isinstance(arguments, dict):
+            raise InvalidArgument('"arguments" must be an object')
+        return ControlGreeting(_text(said, "command") or "", arguments)
+    raise InvalidArgument('"role" must be "chat" or "control"')
+
+
+def _chat(said: Mapping[str, Any]) -> ChatId:
+    user = _text(said, "user")
+    named = _text(said, "chat")
+    if named is None:
+        named = _text(said, "session")
+    if named is None and (project := _project(said)):
+        named = chat_of_project(project)
+    if named is None:
+        fresh = _text(said, "fresh") or ""
+        if not _FRESH.fullmatch(fresh):
+            raise InvalidArgument(
+                'nothing says which chat this is: give "chat", "session", "project", or "fresh" '
+                "with 16 to 64 hexadecimal digits"
+            )
+        named = f"fresh-{fresh}"
+    return ChatId("local" if user is None else user, named)
+
+
+def chat_of_project(project: Path) -> str:
+    """Name a chat of a folder's own: the hash keeps folders apart, the name is for people."""
+    shown = _UNUSUAL.sub("-", project.name)[:_SHOWN_CHARS]
+    digest = hashlib.sha256(str(project).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"dir-{shown}-{digest}"
+
+
+def _project(said: Mapping[str, Any]) -> Path | None:
+    project = _text(said, "project")
+    if project is None:
+        return None
+    try:
+        absolute = os.fsencode(project).startswith(b"/") and "\0" not in project
+    except UnicodeEncodeError:
+        absolute = False
+    if not absolute:
+        raise InvalidArgument(f"project {project[:200]!r} is not an absolute path")
+    return Path(project)
+
+
+def _text(said: Mapping[str, Any], name: str) -> str | None:
+    value = said.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InvalidArgument(f'"{name}" must be text or null')
+    return value
+
+
+class Connection(BufferedByteStream):
+    """A byte stream whose sending does not wait for ever."""
+
+    async def tell(self, message: Mapping[str, Any]) -> None:
+        """Send one object as a line."""
+        await self.send(json.dumps(message).encode() + b"\n")
+
+    async def send(self, item: bytes) -> None:
+        with anyio.move_on_after(STALLED_S):
+            await super().send(item)
+            return
+        await self.aclose()
+        raise anyio.BrokenResourceError
+
+
+Welcome = Callable[[Connection, ChatGreeting | ControlGreeting], Awaitable[None]]
+
+
 class Door:
-    """Lets clients in until it is closed. `most`: connections at a time."""
+    """Lets clients in until it is closed. `most`: connections at a time; `connected`: now."""
 
     def __init__(self, listener: Listener, *, most: int) -> None:
         self._listener = listener
         self._most = most
-        self._connected = 0
+        self.connected = 0
         self._unproven: OrderedDict[anyio.CancelScope, None] = OrderedDict()
         self._accepting = anyio.CancelScope()
         self._staying = anyio.CancelScope()
         self._left = anyio.Event()
-
-    @property
-    def connected(self) -> int:
-        """How many connections are open."""
-        return self._connected
 
     async def admit(self, welcome: Welcome) -> None:
         """Hand every connection to `welcome`, each in a task of its own, until `close`."""
@@ -76,7 +186,7 @@ class Door:
 
     async def wait_until_empty(self) -> None:
         """Return when nobody is connected any more."""
-        while self._connected:
+        while self.connected:
             self._left = anyio.Event()
             await self._left.wait()
 
@@ -85,18 +195,18 @@ class Door:
         with self._staying:
             while True:
                 await anyio.sleep(_LOOK_S)
-                if not await to_thread.run_sync(self._listener.is_in_place):
-                    await self._come_back()
-
-    async def _come_back(self) -> None:
-        try:
-            before = await to_thread.run_sync(self._listener.renew)
-        except OperatorError as exc:
-            logger.warning("no client can find this daemon: %s", exc)
-            return
-        anyio.notify_closing(before)
-        before.close()
-        logger.warning("the socket was taken away; listening on %s again", self._listener.path)
+                if await to_thread.run_sync(self._listener.is_in_place):
+                    continue
+                try:
+                    before = await to_thread.run_sync(self._listener.renew)
+                except OperatorError as exc:
+                    logger.warning("no client can find this daemon: %s", exc)
+                    continue
+                anyio.notify_closing(before)
+                before.close()
+                logger.warning(
+                    "the socket was taken away; listening on %s again", self._listener.path
+                )
 
     async def _accept(self, tasks: TaskGroup, welcome: Welcome) -> None:
         try:
@@ -108,20 +218,23 @@ class Door:
             await anyio.sleep(_NO_MORE_FILES_S)
             return
         problem = self._problem(raw)
-        if problem:
-            _refuse(raw, problem)
-        else:
-            self._connected += 1
+        if not problem:
+            self.connected += 1
             tasks.start_soon(self._meet, raw, welcome)
+            return
+        # Say why, as far as the socket takes it at once, and hang up.
+        with raw, suppress(OSError):
+            raw.setblocking(False)
+            raw.send(json.dumps({"ok": False, "error": problem}).encode() + b"\n")
 
     def _problem(self, raw: socket.socket) -> str | None:
         _, uid, _ = struct.unpack("3i", raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid not in (0, os.geteuid()):
             logger.warning("refused a connection of the user with uid %d", uid)
             return "this daemon serves another user: start one of your own, without --socket"
-        if self._connected >= self._most:
-            logger.warning("refused a connection: %d are open", self._connected)
-            return f"{self._connected} connections are open: close some, or set a higher " + (
+        if self.connected >= self._most:
+            logger.warning("refused a connection: %d are open", self.connected)
+            return f"{self.connected} connections are open: close some, or set a higher " + (
                 "serve.max_connections"
             )
         return None
@@ -129,7 +242,7 @@ class Door:
     async def _meet(self, raw: socket.socket, welcome: Welcome) -> None:
         try:
             raw.setblocking(False)
-            async with Connection(await UNIXSocketStream.from_socket(raw)) as connection:
+            async with Connection(SocketStream(raw)) as connection:
                 said = await self._greeting(connection)
                 if said is not None:
                     await welcome(connection, said)
@@ -140,7 +253,7 @@ class Door:
             logger.exception("a connection failed unexpectedly")
         finally:
             raw.close()
-            self._connected -= 1
+            self.connected -= 1
             self._left.set()
 
     async def _greeting(self, connection: Connection) -> ChatGreeting | ControlGreeting | None:
@@ -148,9 +261,9 @@ class Door:
         problem = f"no first line came within {GREETING_S:g} s"
         with self._waiting_room() as scope:
             try:
-                return parse_greeting(await connection.line(greeting.MAX_BYTES))
+                return parse_greeting(await connection.receive_until(b"\n", _LONGEST_GREETING))
             except anyio.DelimiterNotFound:
-                problem = f"the first line has more than {greeting.MAX_BYTES} bytes"
+                problem = f"the first line has more than {_LONGEST_GREETING} bytes"
             except InvalidArgument as exc:
                 problem = str(exc)
         if scope.cancel_called and anyio.current_time() < scope.deadline:
@@ -170,13 +283,3 @@ class Door:
                 yield scope
             finally:
                 self._unproven.pop(scope, None)
-
-
-def _refuse(raw: socket.socket, problem: str) -> None:
-    """Say why, as far as the socket takes it at once, and hang up."""
-    with raw:
-        raw.setblocking(False)
-        try:
-            raw.send(json.dumps({"ok": False, "error": problem}).encode() + b"\n")
-        except OSError:
-            logger.debug("a refused client does not listen")

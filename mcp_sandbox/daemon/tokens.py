@@ -1,32 +1,27 @@
-"""Bearer tokens of users who come over HTTP: shown once, kept as hashes in one file.
+"""Bearer tokens of users who come over HTTP: shown once, kept as hashes in one file of this user.
 
-    {data}/sandbox/tokens.json    for this user only; replaced by rename, never rewritten
-
-The command line writes the file and a running server reads it, so a token counts, and stops to
-count, from the next request on. A file that cannot be read lets nobody in. Blocks on the disk,
-except `Tokens`.
+The command line replaces the file and a running server reads it, so a token counts, and stops to
+count, from the next request on. A file that cannot be read lets nobody in. `Tokens` alone does not
+block on the disk.
 """
 
-import fcntl
 import hashlib
 import hmac
-import json
 import os
 import secrets
 import stat
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from anyio import to_thread
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mcp_sandbox.durable import locked, write_file
 from mcp_sandbox.errors import ConfigError, InvalidArgument, NotFound
 from mcp_sandbox.models import ChatId, TokenGrant
 from mcp_sandbox.workspace.layout import open_data_root, storage_errors
-from mcp_sandbox.workspace.whole_file import replace
 
 _MARK = "mcs_"
 _SECRET_BYTES = 32
@@ -77,7 +72,15 @@ class TokenFile:
             except FileNotFoundError:
                 return ()
             with os.fdopen(descriptor, "rb") as stream:
-                self._refuse_foreign(os.fstat(descriptor))
+                status = os.fstat(descriptor)
+                others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+                own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+                if not own or others_write:
+                    raise ConfigError(
+                        f"{self._path} is not a file that only this user can change, so no token "
+                        f"is accepted: look who changed it, then `chown {os.geteuid()}` and "
+                        "`chmod 600` it"
+                    )
                 data = stream.read(_LARGEST_FILE + 1)
         try:
             return _Content.model_validate_json(data[:_LARGEST_FILE]).tokens
@@ -97,8 +100,11 @@ class TokenFile:
         secret = _MARK + secrets.token_urlsafe(_SECRET_BYTES)
         now = time.time()
         with self._changing() as tokens:
+            taken = {token.id for token in tokens}
+            while (token_id := secrets.token_hex(4)) in taken:
+                pass
             token = Token(
-                id=_new_id({token.id for token in tokens}),
+                id=token_id,
                 user=user,
                 sha256=_digest(secret),
                 created=now,
@@ -115,9 +121,16 @@ class TokenFile:
             InvalidArgument: several ids begin so.
         """
         with self._changing() as tokens:
-            token = _chosen(tokens, token_id)
-            self._replace([other for other in tokens if other.id != token.id])
-        return token
+            found = [token for token in tokens if token_id and token.id.startswith(token_id)]
+            if not found:
+                raise NotFound(
+                    f"there is no token {token_id[:40]!r}: `mcp-sandbox token list` shows their ids"
+                )
+            if len(found) > 1:
+                ids = ", ".join(token.id for token in found[:10])
+                raise InvalidArgument(f"several tokens begin with {token_id!r}: give one of {ids}")
+            self._replace([token for token in tokens if token.id != found[0].id])
+        return found[0]
 
     def signature(self) -> tuple[int, ...] | None:
         """Return what changes whenever the file is replaced; None when there is none."""
@@ -127,36 +140,17 @@ class TokenFile:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
-    def _refuse_foreign(self, status: os.stat_result) -> None:
-        others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or others_write:
-            raise ConfigError(
-                f"{self._path} is not a file that only this user can change, so no token is "
-                f"accepted: look who changed it, then `chown {os.geteuid()}` and `chmod 600` it"
-            )
-
     @contextmanager
     def _changing(self) -> Generator[Sequence[Token]]:
         """Yield the tokens, and let nobody else change them meanwhile."""
         with storage_errors(self._data_root):
             os.close(open_data_root(self._data_root))
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with locked(self._path.with_suffix(".lock")):
                 yield self.read()
-            finally:
-                os.close(lock)
 
     def _replace(self, tokens: Sequence[Token]) -> None:
-        content = _Content(tokens=tuple(tokens)).model_dump(mode="json")
-        replace(self._path, json.dumps(content, indent=1).encode())
-
-
-@dataclass(frozen=True)
-class _Read:
-    signature: tuple[int, ...] | None
-    tokens: Sequence[Token]
+        write_file(self._path, _Content(tokens=tuple(tokens)).model_dump_json(indent=1).encode())
 
 
 class Tokens:
@@ -164,7 +158,7 @@ class Tokens:
 
     def __init__(self, data_root: Path) -> None:
         self._file = TokenFile(data_root)
-        self._last: _Read | None = None
+        self._last: tuple[tuple[int, ...] | None, Sequence[Token]] | None = None
 
     async def find(self, secret: str) -> TokenGrant | None:
         """Return who a token belongs to; None when it is unknown, revoked or expired.
@@ -186,48 +180,22 @@ class Tokens:
         return _granted(same, time.time()) is not None
 
     async def exist(self) -> bool:
-        """Say whether anybody has a token, expired or not.
-
-        Raises:
-            ConfigError: the file is damaged, or others may change it.
-            StorageUnavailable: it cannot be read.
-        """
+        """Say whether anybody has a token, expired or not. Raises as `find`."""
         return bool(await to_thread.run_sync(self._current))
 
     def _current(self) -> Sequence[Token]:
         signature = self._file.signature()
-        last = self._last
-        if last is None or last.signature != signature:
+        if self._last is None or self._last[0] != signature:
             # The signature is older than the content, so a change in between is read once more.
-            last = self._last = _Read(signature, self._file.read())
-        return last.tokens
+            self._last = signature, self._file.read()
+        return self._last[1]
 
 
 def _granted(found: Sequence[Token], now: float) -> TokenGrant | None:
-    for token in found:
-        if not token.expired(now):
-            return TokenGrant(token.user, token.id)
-    return None
+    valid = (TokenGrant(token.user, token.id) for token in found if not token.expired(now))
+    return next(valid, None)
 
 
 def _digest(secret: str) -> str:
     # 256 random bits need no slow hash: there is nothing to guess.
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _new_id(taken: set[str]) -> str:
-    while (token_id := secrets.token_hex(4)) in taken:
-        pass
-    return token_id
-
-
-def _chosen(tokens: Sequence[Token], token_id: str) -> Token:
-    found = [token for token in tokens if token_id and token.id.startswith(token_id)]
-    if not found:
-        raise NotFound(
-            f"there is no token {token_id[:40]!r}: `mcp-sandbox token list` shows their ids"
-        )
-    if len(found) > 1:
-        ids = ", ".join(token.id for token in found[:10])
-        raise InvalidArgument(f"several tokens begin with {token_id!r}: give one of {ids}")
-    return found[0]

@@ -1,9 +1,9 @@
 """Start of the runner: `python3 .../mcp_sandbox/runner/__main__.py`, settings by environment.
 
 MCP_SANDBOX_TOKEN, MCP_SANDBOX_SOCKET, MCP_SANDBOX_WORKSPACE, MCP_SANDBOX_HOME, MCP_SANDBOX_IDLE_S,
-MCP_SANDBOX_LIMITS and MCP_SANDBOX_OOM_SCORE are ours; the rest of the environment is what commands
-will see, MCP_SANDBOX_ENV_NAME too, as NAME. Python must be started with `-I -S` where others than
-ourselves say what is in its environment.
+MCP_SANDBOX_LIMITS, MCP_SANDBOX_PIDS and MCP_SANDBOX_OOM_SCORE are ours; the rest of the environment
+is what commands will see, MCP_SANDBOX_ENV_NAME too, as NAME. Python must be started with `-I -S`
+where others than ourselves say what is in its environment.
 
 Otherwise the token comes through a socket whose number is in MCP_SANDBOX_STARTER, and a byte goes
 back when we listen; or it lies in the file MCP_SANDBOX_TOKEN_FILE, which we remove. Then this
@@ -20,6 +20,8 @@ _PREFIX = "MCP_SANDBOX_"
 _FOR_COMMANDS = "ENV_"
 _KEPT = ("WORKSPACE", "HOME")
 _MOST_TOKEN = 1024
+_SKILLS = "/opt/skills"
+_AGENTS = (".claude", ".agents")
 
 
 def main() -> None:
@@ -48,6 +50,7 @@ def main() -> None:
         os.write(int(settings["STARTER"]), b"1")
     fork = unread is not None and not interpreter.is_steered(env)
     warm = interpreter.fork(env) if fork else interpreter.start(env)
+    _link_skills(settings.get("HOME", "/home/sandbox"))
     if unread is not None:
         settings["TOKEN"] = os.read(unread, _MOST_TOKEN).decode()
         os.close(unread)
@@ -57,7 +60,6 @@ def main() -> None:
 
 
 def _divide(everything: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Our settings, and the environment of commands."""
     settings: dict[str, str] = {}
     env: dict[str, str] = {}
     for name, value in everything.items():
@@ -82,6 +84,22 @@ def _unread_token(settings: dict[str, str]) -> int | None:
         os.unlink(path)
         return file
     return None
+
+
+def _link_skills(home: str) -> None:
+    """Let agents in the sandbox find its skills in their home, where nothing stands yet."""
+    if os.getpid() != 1 or not os.path.isdir(_SKILLS):
+        return
+    for agent in _AGENTS:
+        folder = f"{home}/{agent}"
+        try:
+            # A link of the chat's is not followed. Nothing runs yet that could make one meanwhile.
+            if not os.path.islink(folder):
+                os.makedirs(folder, 0o755, exist_ok=True)
+                os.symlink(_SKILLS, f"{folder}/skills")
+        except OSError:
+            # It has skills of its own there, or its disk is full: that is no reason not to start.
+            continue
 
 
 main()

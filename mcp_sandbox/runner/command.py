@@ -1,4 +1,4 @@
-"""Commands and code as calls: started by a worker, watched to the end, killed as whole trees."""
+"""Calls that a worker does: commands and code, killed as whole trees, and file operations."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import os
 import time
 
 from mcp_sandbox.runner import processes
-from mcp_sandbox.runner.native import signal
-from mcp_sandbox.runner.output import Capture
-from mcp_sandbox.runner.protocol import OpError
-from mcp_sandbox.runner.streams import Inflow, Tap, pipe
-from mcp_sandbox.runner.worker import remove_code
+from mcp_sandbox.runner.loop import Inflow, Tap, pipe, widen
+from mcp_sandbox.runner.native import close, signal
+from mcp_sandbox.runner.pool import described
+from mcp_sandbox.runner.protocol import WINDOW, OpError
+from mcp_sandbox.runner.worker import BASH, remove_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
-    from mcp_sandbox.runner.handle import Worker
+    from mcp_sandbox.runner.interpreter import Worker
     from mcp_sandbox.runner.loop import Loop, Timer
     from mcp_sandbox.runner.pool import Pool
-    from mcp_sandbox.runner.reply import Reply
+    from mcp_sandbox.runner.server import Reply
     from mcp_sandbox.runner.standby import Standby
 
-# A line on descriptor 4 says when; without it nothing is run. The command is a file on 3: argv
-# has a size limit and shows in process lists.
-BASH = (
-    "IFS= read -r -u 4 __code || kill -KILL $$; exec 4<&-; SECONDS=0; "
-    'IFS= read -r -d "" -u 3 __code; exec 3<&-; eval "unset __code; $__code"'
-)
+HALF = 32 * 1024
+# Results are cut at about 30 kB of text: from here on the whole is worth keeping.
+KEEP_OVER = 20_000
+KEPT_TOTAL = 256 * 1024 * 1024
+KEPT_SECONDS = 7 * 24 * 3600
+_FOLDER = ".mcp-sandbox"
 _PRELUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "javascript.cjs")
 _NODE = ["node", "--input-type=module", "--require", _PRELUDE, "-"]
 _ARGV = {"bash": ["bash", "-c", BASH], "javascript": _NODE, "python": ["python3"]}
@@ -38,11 +39,114 @@ _SETTLE_S = 0.005
 _SETTLE_MOST_S = 5.0
 _SEEN_WITHIN_S = 0.2
 _TRIES = 20
+# Of what makes room: each tree is to be named.
+_NAMED_OF_EACH, _MOST_NAMED = 5, 20
 _TRY_AGAIN_S = 0.05
 _NO_START = (
     "Python could not be started here. Something under ~/.local that Python loads at start-up may "
     "be broken: see what `python3 -c pass` says, or look at *.pth and usercustomize.py there"
 )
+# Of a file operation that is cancelled: how long it may clean up behind itself.
+_GRACE_S = 1.0
+_OPERATION_TRIES = 3
+_END_BYTES = 16
+
+
+class Stream:
+    """Head and tail of one stream."""
+
+    def __init__(self) -> None:
+        self.head = bytearray()
+        self.tail = bytearray()
+        self.total = 0
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        room = HALF - len(self.head)
+        if room > 0:
+            self.head += data[:room]
+            data = data[room:]
+        if data:
+            self.tail += data[-HALF:]
+            if len(self.tail) > 2 * HALF:
+                del self.tail[:-HALF]
+
+    def ends(self) -> tuple[bytes, bytes]:
+        return bytes(self.head), bytes(self.tail[-HALF:])
+
+
+class Capture:
+    """Both streams of one command, and the file that keeps them in order of arrival."""
+
+    def __init__(self, workspace: str, name: str, limit: int) -> None:
+        self.streams = {"stdout": Stream(), "stderr": Stream()}
+        self._folder = os.path.join(workspace, _FOLDER, "output")
+        self._path = os.path.join(self._folder, name + ".txt")
+        self._left = limit
+        self._fd = -1
+        self._tried = limit == 0
+
+    def add(self, name: str, data: bytes) -> None:
+        before = sum(stream.total for stream in self.streams.values())
+        if not self._tried and before + len(data) > KEEP_OVER:
+            self._open()
+        if self._fd >= 0:
+            self._keep(data)
+        self.streams[name].add(data)
+
+    def close(self) -> str | None:
+        """The path of the kept file, or None when there is none."""
+        if self._fd < 0:
+            return None
+        os.close(self._fd)
+        self._fd = -1
+        return self._path
+
+    def _open(self) -> None:
+        """Begin the file with what was printed so far: little, so it is whole in the heads."""
+        self._tried = True
+        try:
+            _prepare(self._folder)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._fd = os.open(self._path, flags, 0o644)
+        except OSError:
+            # A full or unwritable workspace: the head and tail must do; the result names no file.
+            return
+        for stream in self.streams.values():
+            self._keep(stream.head)
+
+    def _keep(self, data: bytes | bytearray) -> None:
+        piece = data[: self._left]
+        try:
+            written = os.write(self._fd, piece) if piece else 0
+        except OSError:
+            self._left = 0
+            return
+        self._left = self._left - written if written == len(piece) else 0
+
+
+def _prepare(folder: str) -> None:
+    """Make the folder, keep it out of version control, and delete what is old or too much."""
+    os.makedirs(folder, exist_ok=True)
+    ignore = os.path.join(os.path.dirname(folder), ".gitignore")
+    if not os.path.lexists(ignore):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(ignore, flags, 0o644)
+        os.write(fd, b"*\n")
+        os.close(fd)
+    kept = 0
+    oldest = time.time() - KEPT_SECONDS
+    files = []
+    with os.scandir(folder) as entries:
+        # At most 1,000 files: user code may have put anything there.
+        for entry, _ in zip(entries, range(1000)):
+            if entry.is_file(follow_symlinks=False):
+                status = entry.stat(follow_symlinks=False)
+                files.append((status.st_mtime, status.st_size, entry.path))
+    for modified, size, path in sorted(files, reverse=True):
+        kept += size
+        if kept > KEPT_TOTAL or modified < oldest:
+            os.unlink(path)
 
 
 class Command:
@@ -69,6 +173,7 @@ class Command:
         self._why: str | None = None
         self._status: int | None = None
         self._changed: dict[str, Any] = dict.fromkeys(("changed", "counts"))
+        self._made_room = described([])
         self._job: dict[str, Any] = {}
         self._is_plain = False
         self._given: list[int] = []
@@ -76,37 +181,31 @@ class Command:
         self._live = _LIVE_WINDOW if args.get("live") else 0
 
     def start(self, code: bytes | None, stdin: bytes, *, more: bool) -> None:
-        """Hand the job to a worker.
-
-        Raises:
-            OpError: it cannot be started.
-        """
+        """Hand the job to a worker; OpError if it cannot be started."""
         self._started = time.monotonic()
         self._born_since = processes.now_ticks()
         self._kills_before = self._pool.memory.kills()
         self._job = self._describe()
-        self._deadline = self._loop.later(self._args["timeout_s"], self._time_out)
+        self._deadline = self._loop.later(self._args["timeout_s"], lambda: self._kill("timeout"))
         self._is_plain = self._args.get("language") == "bash" and not stdin and not more
-        if self._is_plain and self._start_ready(code or b""):
+        ready = self._is_plain and self._standby.start(self._job, code or b"", self._hear)
+        if ready:
+            self._worker, self._born_since = ready.worker, ready.born
+            # Until it has begun, another bash may have to be started on the same streams.
+            self._given = ready.theirs
+            self._listen(*ready.ours)
             return
         self._given = self._open_streams(stdin, more=more)
         if code is not None:
             self._give_code(code)
         self._launch()
 
-    def _start_ready(self, code: bytes) -> bool:
-        ready = self._standby.start(self._job, code, self._hear)
-        if ready is None:
-            return False
-        self._worker, self._born_since = ready.worker, ready.born
-        # Until it has begun, another bash may have to be started on the same streams.
-        self._given = ready.theirs
-        self._listen(*ready.ours)
-        return True
-
     def _launch(self) -> None:
         if self._why:
             self._ended(signal.SIGKILL)
+            return
+        if not self._pool.has_room(self._note_ending):
+            self._loop.later(_SETTLE_S, self._launch)
             return
         self._begun = False
         try:
@@ -174,9 +273,6 @@ class Command:
     def cancel(self) -> None:
         self._kill("cancelled")
 
-    def _time_out(self) -> None:
-        self._kill("timeout")
-
     def _kill(self, why: str) -> None:
         if self._why is None and self._status is None:
             self._why = why
@@ -190,7 +286,7 @@ class Command:
         elif said["e"] == "pid":
             self._begun = True
             self._main = said["pid"]
-            self._let_go()
+            close(self._given)
             if self._why and self._worker:
                 self._pool.kill(self._worker)
         elif said["e"] == "exit":
@@ -208,18 +304,21 @@ class Command:
         self._close()
         self._reply.fail(code, message)
 
+    def _note_ending(self, pids: Collection[int]) -> None:
+        known, more = self._made_room, described(pids)
+        named = known["background"] + more["background"][:_NAMED_OF_EACH]
+        total = known["background_total"] + more["background_total"]
+        self._made_room = {"background": named[:_MOST_NAMED], "background_total": total}
+
     def _make_room(self) -> None:
         """Nothing has been started yet: what earlier commands left running gives way."""
         self._tries_left -= 1
         if self._worker:
             self._worker.listener = None
         self._worker = None
+        self._note_ending(self._pool.background())
         self._pool.kill_background()
         self._loop.later(_TRY_AGAIN_S, self._launch)
-
-    def _let_go(self) -> None:
-        while self._given:
-            os.close(self._given.pop())
 
     def _lost(self) -> None:
         """The worker is dead: by our hand, or user code killed it and its command lives on."""
@@ -273,6 +372,8 @@ class Command:
         self._reply.done(header, payload)
         if self._is_plain:
             self._standby.expect(self._job)
+        else:
+            self._standby.prepare_later()
 
     def _result(self, status: int) -> tuple[dict[str, Any], bytes]:
         ends = [part for stream in self._capture.streams.values() for part in stream.ends()]
@@ -287,6 +388,7 @@ class Command:
             "sizes": [len(part) for part in ends],
             "totals": [stream.total for stream in self._capture.streams.values()],
             "output_file": self._capture.close(),
+            "made_room": self._made_room,
             **self._changed,
         }
         return result, b"".join(ends)
@@ -295,7 +397,7 @@ class Command:
         """Let go of everything; what still runs in the background writes to nobody."""
         if self._args.get("language") == "python":
             remove_code(self._args["name"])
-        self._let_go()
+        close(self._given)
         if self._deadline:
             self._deadline.cancel()
         if self._inflow:
@@ -304,3 +406,111 @@ class Command:
             tap.discard() if self._worker else tap.close()
         if self._worker:
             self._worker.listener = None
+
+
+class Operation:
+    """One file operation on its way."""
+
+    def __init__(self, loop: Loop, pool: Pool, reply: Reply) -> None:
+        self._loop = loop
+        self._reply = reply
+        self._pool = pool
+        self._worker: Worker | None = None
+        self._credit = WINDOW
+        self._job: dict[str, Any] = {}
+        self._given: list[int] = []
+        self._tries_left = _OPERATION_TRIES
+        self._ending: dict[str, Any] | None = None
+        self._inflow: Inflow | None = None
+        self._tap: Tap | None = None
+
+    def start(self, op: str, args: dict[str, Any], body: bytes, *, more: bool) -> None:
+        theirs_in, ours_in = pipe()
+        ours_out, theirs_out = pipe()
+        if more:
+            widen(ours_in)
+        widen(ours_out)
+        end = os.urandom(_END_BYTES)
+        self._inflow = Inflow(self._loop, ours_in, self._reply.credit, end)
+        self._tap = Tap(self._loop, ours_out, self._taken)
+        self._job = {"op": op, "args": args, "end": end.hex()}
+        self._given = [theirs_in, theirs_out]
+        self._launch()
+        self.feed(body, more=more)
+        # Workers forked from now on have it loaded.
+        import mcp_sandbox.runner.files.operations  # noqa: F401, PLC0415
+
+    def _launch(self) -> None:
+        try:
+            self._worker = self._pool.start(self._job, self._given, self._hear)
+        except OpError as exc:
+            self._end({"e": "fail", "code": exc.code, "message": exc.message})
+
+    def feed(self, data: bytes, *, more: bool) -> None:
+        if self._inflow:
+            self._inflow.add(data, more=more)
+
+    def credit(self, size: int) -> None:
+        """The peer took `size` bytes of the body that comes out."""
+        self._credit += size
+        if self._tap and self._credit > 0:
+            self._tap.resume()
+
+    def cancel(self) -> None:
+        """Let it clean up behind itself; kill it if it does not."""
+        # Nobody takes the rest any more, nor gives credit for it.
+        if self._tap:
+            self._tap.close()
+        if self._ending:
+            self._finish()
+            return
+        if self._worker and self._worker.pid:
+            processes.send(self._worker.pid, signal.SIGTERM)
+        self._loop.later(_GRACE_S, self._kill)
+
+    def _kill(self) -> None:
+        if self._ending is None and self._worker:
+            self._pool.kill(self._worker)
+
+    def _taken(self, data: bytes) -> None:
+        if data:
+            self._credit -= len(data)
+            self._reply.data("body", data)
+            if self._credit <= 0 and self._tap:
+                self._tap.pause()
+        elif self._ending:
+            self._finish()
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        if said["e"] == "begin":
+            close(self._given)
+        elif said["e"] != "lost":
+            self._end(said)
+        elif self._given and self._tries_left:
+            # User code killed the worker before it had begun.
+            self._tries_left -= 1
+            self._launch()
+        else:
+            message = "the operation was stopped; look at what it had already done"
+            self._end({"e": "fail", "code": "cancelled", "message": message})
+
+    def _end(self, said: dict[str, Any]) -> None:
+        if self._ending:
+            return
+        close(self._given)
+        self._ending = said
+        if self._worker:
+            self._worker.listener = None
+        if said["e"] == "fail" and self._tap:
+            self._tap.close()
+        if not (self._tap and self._tap.open):
+            self._finish()
+
+    def _finish(self) -> None:
+        ending = self._ending or {}
+        if self._inflow:
+            self._inflow.close()
+        if ending["e"] == "done":
+            self._reply.done(ending["result"])
+        else:
+            self._reply.fail(ending["code"], ending["message"])

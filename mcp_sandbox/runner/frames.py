@@ -44,11 +44,7 @@ def size(rows: int, columns: int) -> bytes:
 
 
 def rows_and_columns(data: bytes) -> tuple[int, int]:
-    """What a SIZE frame says.
-
-    Raises:
-        FrameError: it says nothing.
-    """
+    """What a SIZE frame says; FrameError if it says nothing."""
     try:
         rows, columns = _SIZE.unpack(data)
     except struct.error as exc:
@@ -63,11 +59,7 @@ class Frames:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The kind and the bytes of each frame that is whole now.
-
-        Raises:
-            FrameError: the stream holds something else.
-        """
+        """The kind and the bytes of each frame that is whole now; FrameError at anything else."""
         self._buffer += data
         while len(self._buffer) >= _HEAD.size:
             kind, length = _HEAD.unpack_from(self._buffer)

@@ -1,20 +1,83 @@
-"""The warm interpreter (python.py) as pid 1 sees it: started as a program or as a fork."""
+"""Workers and the warm interpreter as pid 1 sees them; `worker` and `python` are the inside."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from mcp_sandbox.runner.handle import Worker
-from mcp_sandbox.runner.native import Socket, pair, signal
+from mcp_sandbox.runner import processes
+from mcp_sandbox.runner.native import Socket, pair, send, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
+    from typing import Any
+
+    Listener = Callable[[dict[str, Any]], None]
 
 CONTROL_FD = 3
 # What the C library or Python looks at when a program starts, and not later.
 _STEERING = ("PYTHON", "LD_", "GLIBC_", "MALLOC_")
+# The kernel's own bound of process numbers.
+_MOST_PID = 2**22
+
+
+class Worker:
+    """One worker as pid 1 sees it. `listener` gets its messages while it has a job."""
+
+    def __init__(self, pid: int | None, control: Socket, *, seat: bool) -> None:
+        self.pid = pid  # A seat's is known once it has said hello.
+        self.control = control
+        self.seat = seat
+        self.listener: Listener | None = None
+        # Of the command it has, once it has said so.
+        self.main: int | None = None
+        # Its command has ended and left something running.
+        self.lingers = False
+
+    def wake(self) -> None:
+        """User code may have stopped it."""
+        if self.pid:
+            processes.send(self.pid, signal.SIGCONT)
+
+    def give(self, job: dict[str, Any], fds: list[int]) -> None:
+        send(self.control, job, fds)
+
+
+def is_pid(value: object) -> bool:
+    """Whether it can be the number of a process below us."""
+    return isinstance(value, int) and 1 < value <= _MOST_PID and value != os.getpid()
+
+
+def makes_sense(said: dict[str, Any]) -> bool:
+    """Whether a worker's word on its job has the form that its listener counts on."""
+    event = said.get("e")
+    if event == "begin":
+        return True
+    if event == "pid":
+        return is_pid(said.get("pid"))
+    if event == "exit":
+        known = _is_number(said.get("status"), 0xFFFF) and isinstance(said.get("stays"), bool)
+        named = _is_list(said.get("changed"), range(21), lambda name: _is_short(name, 500))
+        return known and named and _is_list(said.get("counts"), (3,), _is_number)
+    if event == "done":
+        return isinstance(said.get("result"), dict)
+    return event == "fail" and all(_is_short(said.get(key), 8000) for key in ("code", "message"))
+
+
+def _is_number(value: object, most: int = 2**31) -> bool:
+    return isinstance(value, int) and 0 <= value <= most
+
+
+def _is_list(value: object, sizes: Collection[int], of: Callable[[object], bool]) -> bool:
+    """Whether it is None, or a list of such a size and such members."""
+    return value is None or (
+        isinstance(value, list) and len(value) in sizes and all(map(of, value))
+    )
+
+
+def _is_short(value: object, most: int) -> bool:
+    return isinstance(value, str) and len(value) <= most
 
 
 def is_steered(env: Iterable[str]) -> bool:
@@ -24,11 +87,7 @@ def is_steered(env: Iterable[str]) -> bool:
 
 
 def fork(env: dict[str, str]) -> tuple[int, Socket]:
-    """Like `start`, from an ordinary Python that holds no secret yet: without starting another.
-
-    Raises:
-        OSError: no process can be started.
-    """
+    """Like `start`, but no other Python: ours is ordinary and holds no secret yet."""
     mine, theirs = pair()
     pid = os.fork()
     if pid == 0:
@@ -41,11 +100,7 @@ def fork(env: dict[str, str]) -> tuple[int, Socket]:
 
 
 def start(env: dict[str, str]) -> tuple[int, Socket]:
-    """Its pid, and our end of the socket by which it is asked for seats.
-
-    Raises:
-        OSError: no process can be started.
-    """
+    """Its pid, and our end of the socket by which it is asked for seats. May raise OSError."""
     mine, theirs = pair()
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python.py")
     try:
@@ -84,11 +139,7 @@ class Interpreter:
         self.worker: Worker | None = None
 
     def seat(self) -> Worker:
-        """Ask for a seat, starting an interpreter when there is none.
-
-        Raises:
-            OSError: no process can be started.
-        """
+        """Ask for a seat, starting an interpreter when there is none. May raise OSError."""
         mine, theirs = pair()
         try:
             self._warm().give({"op": "seat"}, [theirs.fileno()])
@@ -107,11 +158,9 @@ class Interpreter:
         return self.adopt(*start(self._env))
 
     def adopt(self, pid: int, control: Socket) -> Worker:
-        """Take over a started one."""
         self.worker = self._watch(Worker(pid, control, seat=False))
         return self.worker
 
     def lost(self, gone: Worker) -> None:
-        """It has ended, if it was this one."""
         if gone is self.worker:
             self.worker = None

@@ -1,10 +1,12 @@
 """A small epoll loop: file descriptors, timers and SIGCHLD. One thread, no coroutines.
 
-asyncio would cost every idle sandbox several MiB and every command a millisecond.
+Asyncio would cost every idle sandbox several MiB and every command a millisecond. Through it go
+the bytes between a connection and the pipes of a job, bounded by credit in both directions.
 """
 
 from __future__ import annotations
 
+import fcntl
 import heapq
 import os
 import select
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
+CHUNK = 256 * 1024
+# After a command has ended, as much as may still lie in its pipes is read, and no more: a child
+# left in the background may print for ever.
+_DRAIN = 4 * 1024 * 1024
 
 
 class Timer:
@@ -41,15 +47,15 @@ class Soon:
         self._loop = loop
         self._delay_s = delay_s
         self._action = action
-        self._planned = False
+        self.planned = False
 
     def plan(self) -> None:
-        if not self._planned:
-            self._planned = True
+        if not self.planned:
+            self.planned = True
             self._loop.later(self._delay_s, self._run)
 
     def _run(self) -> None:
-        self._planned = False
+        self.planned = False
         self._action()
 
 
@@ -111,7 +117,10 @@ class Loop:
                 # An earlier callback of this round may have closed it.
                 if callback := self._watchers.get(fd):
                     callback(events)
-            self._run_timers()
+            now = time.monotonic()
+            while self._timers and self._timers[0].when <= now:
+                if action := heapq.heappop(self._timers).action:
+                    action()
 
     def _timeout(self) -> float:
         while self._timers and self._timers[0].action is None:
@@ -120,13 +129,134 @@ class Loop:
             return -1.0
         return max(0.0, self._timers[0].when - time.monotonic())
 
-    def _run_timers(self) -> None:
-        now = time.monotonic()
-        while self._timers and self._timers[0].when <= now:
-            if action := heapq.heappop(self._timers).action:
-                action()
-
     def close_in_child(self) -> None:
         """Forget everything after a fork, without touching what the parent watches."""
         signal.set_wakeup_fd(-1)
         self._epoll.close()
+
+
+def pipe() -> tuple[int, int]:
+    """A pipe whose ends no child inherits, our end to be made non-blocking by its user."""
+    return os.pipe2(os.O_CLOEXEC)
+
+
+def widen(fd: int) -> None:
+    """Ask for the largest pipe an ordinary user may have."""
+    try:
+        fcntl.fcntl(fd, 1031, 1024 * 1024)  # F_SETPIPE_SZ, named in Python only from 3.10 on
+    except OSError:
+        # The user's share of pipe pages is used up, or a kernel without it: the default will do.
+        return
+
+
+class Tap:
+    """The reading end of a pipe: gives what arrives to `taken`, and tells the end by b""."""
+
+    def __init__(self, loop: Loop, fd: int, taken: Callable[[bytes], None]) -> None:
+        os.set_blocking(fd, False)
+        self._loop = loop
+        self._fd = fd
+        self._taken = taken
+        self.open = True
+        self.resume()
+
+    def resume(self) -> None:
+        if self.open:
+            self._loop.watch(self._fd, READ, self._ready)
+
+    def pause(self) -> None:
+        if self.open:
+            self._loop.unwatch(self._fd)
+
+    def _ready(self, _events: int) -> None:
+        self._read()
+
+    def _read(self) -> int:
+        """Take one piece; how long it was, -1 when there is none now."""
+        try:
+            data = os.read(self._fd, CHUNK)
+        except BlockingIOError:
+            return -1
+        if not data:
+            self.close()
+        self._taken(data)
+        return len(data)
+
+    def drain(self) -> None:
+        """Take what lies in the pipe."""
+        left = _DRAIN
+        while self.open and left > 0:
+            size = self._read()
+            if size < 0:
+                return
+            left -= size
+
+    def discard(self) -> None:
+        """From now on read for nobody, so that who still writes is neither blocked nor killed."""
+        self._taken = lambda _data: None
+
+    def close(self) -> None:
+        if self.open:
+            self.open = False
+            self._loop.unwatch(self._fd)
+            os.close(self._fd)
+
+
+class Inflow:
+    """The writing end of a pipe: holds what is not taken yet, and gives credit for what is.
+
+    `end` follows the last byte: who reads it knows that the pipe was not closed by our death.
+    """
+
+    def __init__(
+        self, loop: Loop, fd: int, credit: Callable[[int], None], end: bytes = b""
+    ) -> None:
+        os.set_blocking(fd, False)
+        self._loop = loop
+        self._fd = fd
+        self._credit = credit
+        self._end = end
+        self._waiting = bytearray()
+        self._last = False
+        self._open = True
+
+    def add(self, data: bytes, *, more: bool) -> None:
+        self._waiting += data
+        self._last = not more
+        self._write()
+
+    def _write(self, _events: int = 0) -> None:
+        if not self._open:
+            return
+        try:
+            size = os.write(self._fd, self._waiting) if self._waiting else 0
+        except BlockingIOError:
+            size = 0
+        except BrokenPipeError:
+            self.close()
+            return
+        del self._waiting[:size]
+        if size:
+            self._credit(size)
+        if self._waiting or (self._last and not self._ended()):
+            self._loop.watch(self._fd, WRITE, self._write)
+        elif self._last:
+            self.close()
+        else:
+            self._loop.unwatch(self._fd)
+
+    def _ended(self) -> bool:
+        """Write the end; False while the pipe is full. So few bytes go whole or not at all."""
+        try:
+            os.write(self._fd, self._end)
+        except BlockingIOError:
+            return False
+        except BrokenPipeError:
+            return True
+        return True
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._loop.unwatch(self._fd)
+            os.close(self._fd)

@@ -15,12 +15,14 @@ import os
 import sys
 import types
 
-from mcp_sandbox.runner import libc
+from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.native import signal
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 # What Python itself exits with when the last flush of its output fails.
 _FLUSH_FAILED = 120
+CODE_FD = 3
+"""Where the process finds its code; it is closed before the code runs."""
 
 
 def warm_up() -> None:
@@ -46,7 +48,7 @@ def run(path: str) -> None:
 def _outcome(path: str, main: types.ModuleType) -> int:
     """The exit code; negative for the signal that Python would end itself with."""
     try:
-        with open(path, "rb") as file:
+        with open(CODE_FD, "rb") as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
         exec(code, main.__dict__)
     except SystemExit as exc:
@@ -87,7 +89,7 @@ def _end(code: int, main: types.ModuleType) -> None:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     # The C library's exit: what C code has buffered or registered gets its turn.
-    libc.function("exit")(code)
+    processes.function("exit")(code)
 
 
 def _flush(file: object) -> bool:

@@ -18,18 +18,7 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-__all__ = [
-    "Socket",
-    "accept",
-    "dumps",
-    "listen",
-    "loads",
-    "pair",
-    "receive",
-    "send",
-    "signal",
-    "wait_for",
-]
+__all__ = ["signal"]  # What is made here need not be named.
 
 Socket = _socket.socket
 
@@ -65,12 +54,7 @@ def dumps(value: object) -> bytes:
 
 
 def loads(data: bytes) -> Any:  # noqa: ANN401 - whatever the JSON holds
-    """The value of a JSON text without space around it.
-
-    Raises:
-        ValueError: it is not one.
-        RecursionError: it is nested too deeply.
-    """
+    """The value of a JSON text without space around it; ValueError or RecursionError if none."""
     text = data.decode("utf-8")
     try:
         value, end = _scan(text, 0)
@@ -112,6 +96,12 @@ def receive(
     return loads(data) if data else None, fds
 
 
+def close(fds: list[int]) -> None:
+    """Close these descriptors and forget them: their numbers will be others'."""
+    while fds:
+        os.close(fds.pop())
+
+
 def wait_for(sock: Socket) -> bool:
     """Wait for a message without taking it; False when the other side is gone."""
     return bool(sock.recv(1, _socket.MSG_PEEK))
@@ -127,11 +117,7 @@ def listen(path: str) -> Socket:
 
 
 def accept(listener: Socket) -> Socket:
-    """The next connection.
-
-    Raises:
-        OSError: there is none, or no descriptor is left for it.
-    """
+    """The next connection; OSError if there is none, or no descriptor is left for it."""
     fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - the C method
     os.set_inheritable(fd, False)
     return _socket.socket(fileno=fd)

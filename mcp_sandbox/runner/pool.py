@@ -10,19 +10,17 @@ import os
 import time
 
 from mcp_sandbox.runner import interpreter, processes, worker
-from mcp_sandbox.runner.handle import Worker
+from mcp_sandbox.runner.interpreter import Worker, is_pid, makes_sense
 from mcp_sandbox.runner.loop import READ, Soon
-from mcp_sandbox.runner.memory import Memory
 from mcp_sandbox.runner.native import Socket, pair, receive, signal
 from mcp_sandbox.runner.protocol import OpError
-from mcp_sandbox.runner.said import is_pid, makes_sense
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable
     from typing import Any
 
-    from mcp_sandbox.runner.handle import Listener
+    from mcp_sandbox.runner.interpreter import Listener
     from mcp_sandbox.runner.loop import Loop, Timer
 
 _CONTROL_FD = 3
@@ -35,13 +33,23 @@ _LOOK_S = 0.002
 _TIDY_S = 0.005
 # What was left running often ends together.
 _SOON_S = 0.02
+# cgroup v2 and v1, as a container with a private cgroup namespace sees its own group.
+_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+_MOST_NAMED = 20
+_MOST_COMMAND = 120
+# So many processes and threads a call may count on; a share where the limit is low.
+_FREE = 64
+_SHARE = 4
+# What does not die in this time, on a disk that hangs, is not waited for.
+_DYING_S = 2.0
 
 
 class Pool:
     """All workers. What is a child of ours and not `known` is an orphan and is killed."""
 
-    def __init__(self, loop: Loop, env: dict[str, str]) -> None:
+    def __init__(self, loop: Loop, env: dict[str, str], most_processes: int) -> None:
         self._loop = loop
+        self._room = Room(most_processes)
         self._lineage = processes.become_subreaper()
         self._idle: dict[bool, list[Worker]] = {False: [], True: []}
         self._busy: set[Worker] = set()
@@ -65,22 +73,40 @@ class Pool:
         """Nothing of the user runs, not even in the background."""
         return not self._busy and not self._adopted
 
+    @property
+    def deserted(self) -> bool:
+        """No code of the user can be alive: it is quiet, and what was killed left nothing."""
+        return self.quiet and not self._tidying.planned
+
     def background(self) -> set[int]:
         """What runs on though its command has ended."""
-        keepers = [one.pid for one in self._busy if one.pid and (one.lingers or not one.listener)]
+        keepers = self._keepers()
         found = processes.below(keepers, processes.parents()) if keepers else set()
         return found if self._lineage else found.union(self._orphans())
+
+    def _keepers(self) -> list[int]:
+        return [one.pid for one in self._busy if one.pid and (one.lingers or not one.listener)]
+
+    def has_room(self, ending: Callable[[Collection[int]], None]) -> bool:
+        """Whether a call finds room for its processes; to be asked again in a moment if not.
+
+        The largest tree that an earlier command has left running gives way; `ending` is told it.
+        """
+        # Without lineage, as under gVisor, the limit is not one of processes, and no tree is known.
+        fits, root = self._room.look(self._keepers()) if self._lineage else (True, None)
+        if root:
+            ending(processes.below([root], processes.parents()))
+            self.kill(root)
+        return fits
 
     def start(
         self, job: dict[str, Any], fds: list[int], listener: Listener, *, seat: bool = False
     ) -> Worker:
-        """Give the job to a free worker, new if need be; `listener` hears how it goes.
-
-        Raises:
-            OpError: no process can be started.
-        """
+        """Give the job to a free or new worker, or OpError; `listener` hears how it goes."""
         if not self._busy:
             self._reaped.clear()
+        if job["op"] in ("command", "terminal"):
+            self.free_held()
         while True:
             found = self._take(seat=seat)
             found.listener = listener
@@ -221,9 +247,11 @@ class Pool:
         self._cool_later()
         self.on_quiet()
 
-    def _free_held(self) -> None:
+    def free_held(self) -> None:
+        """End what waits: code that could change it must not run beside it."""
         held, self.held = self.held, None
-        if held:
+        if held and held.pid:
+            processes.kill_trees([held.pid])
             self._forget(held)
 
     def _notice_background(self, speaker: Worker, *, stays: bool) -> None:
@@ -280,7 +308,7 @@ class Pool:
 
     def kill_background(self) -> int:
         """Kill all whose command has ended and left something running; how many there were."""
-        self._free_held()
+        self.free_held()
         lingering = [one for one in self._busy if one.listener is None]
         for one in lingering:
             self.kill(one)
@@ -318,7 +346,7 @@ class Pool:
         found = [
             pid
             for pid in self._orphans()
-            if processes.leads_session(pid) and processes.birth(pid) >= born_since
+            if processes.session_of(pid) == pid and processes.birth(pid) >= born_since
         ]
         # It may have ended already; workers that died with its keeper were killed.
         ended = [pid for pid, status in self._reaped.items() if status != signal.SIGKILL]
@@ -364,15 +392,12 @@ class Pool:
                 ended(status)
                 self._tidy()
             else:
-                self._remember(pid, status)
+                # It may be asked for a moment later, when the end of an orphan's worker is heard.
+                self._reaped[pid] = status
+                while len(self._reaped) > 64:
+                    del self._reaped[next(iter(self._reaped))]
                 if not self._lineage:
                     self._looking.plan()
-
-    def _remember(self, pid: int, status: int) -> None:
-        """An orphan's status may be asked for a moment later, when its worker's end is heard."""
-        self._reaped[pid] = status
-        while len(self._reaped) > 64:
-            del self._reaped[next(iter(self._reaped))]
 
     def _cool_later(self) -> None:
         if self._cooling:
@@ -385,7 +410,86 @@ class Pool:
         if self.interpreter.worker and not any(one.seat for one in self._busy):
             unused.append(self.interpreter.worker)
             self.interpreter.worker = None
-        self._free_held()
+        self.free_held()
         self._idle = {False: self._idle[False][:1], True: []}
         for one in unused:
             self._forget(one)
+
+
+class Memory:
+    """Counts how often the kernel has killed for memory here."""
+
+    def __init__(self) -> None:
+        self._file = next(filter(None, map(_open, _FILES)), None)
+
+    def kills(self) -> int:
+        if self._file is None:
+            return 0
+        _, _, count = os.pread(self._file, 4096, 0).partition(b"oom_kill ")
+        return int(count.split()[0]) if count else 0
+
+
+def _open(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        # Another version of control groups, or none.
+        return None
+
+
+def described(pids: Iterable[int]) -> dict[str, Any]:
+    """The first of these processes by name, and how many there are."""
+    found = sorted(pids)
+    named = [{"pid": pid, "command": _command(pid)} for pid in found[:_MOST_NAMED]]
+    return {"background": named, "background_total": len(found)}
+
+
+def _command(pid: int) -> str:
+    """The command line of a process; what it calls itself when it shows none."""
+    for name in ("cmdline", "comm"):
+        try:
+            with open(f"/proc/{pid}/{name}", "rb") as file:
+                words = file.read(4 * _MOST_COMMAND).replace(b"\0", b" ").strip()
+        except OSError:
+            return ""
+        if worker.BASH.encode() in words:
+            return "bash (a subshell)"
+        if words:
+            return words.decode("utf-8", "replace")[:_MOST_COMMAND]
+    return ""
+
+
+class Room:
+    """The limit of processes, if the sandbox has one."""
+
+    def __init__(self, limit: int) -> None:
+        self._most = limit - min(_FREE, limit // _SHARE)
+        self._dying: set[int] = set()
+        self._until = 0.0
+
+    def look(self, roots: Collection[int]) -> tuple[bool, int | None]:
+        """Whether a call may start; else the one of `roots` that is to be ended with its tree.
+
+        None while what was named before is still dying.
+        """
+        if self._most <= 0 or not (roots or self._dying):
+            return True, None
+        threads, tree = _look()
+        self._dying &= threads.keys()
+        if self._dying and time.monotonic() < self._until:
+            return False, None
+        trees = {root: pids for root in roots if (pids := processes.below([root], tree))}
+        if sum(threads.values()) <= self._most or not trees:
+            return True, None
+        largest = max(trees, key=lambda root: sum(threads[pid] for pid in trees[root]))
+        self._dying, self._until = trees[largest], time.monotonic() + _DYING_S
+        return False, largest
+
+
+def _look() -> tuple[dict[int, int], dict[int, int]]:
+    """Threads and parent by pid, of every process; those that have ended hold a place, too."""
+    threads, tree = {}, {}
+    for pid, fields in processes.stats():
+        # Fields 4 and 20 of proc(5); the list begins at 3.
+        tree[pid], threads[pid] = int(fields[1]), int(fields[17])
+    return threads, tree

@@ -3,20 +3,23 @@
 Lineage is kept by subreapers: whatever a job starts stays below its worker, even after setsid and
 double forks, and falls to pid 1 when the worker dies. So a tree ends when its worker is killed and
 every child of ours that nobody knows is killed after it.
+
+Functions of the C library are called through the C half of `ctypes`: its Python half would take
+two milliseconds to load, in every sandbox twice.
 """
 
 from __future__ import annotations
 
+import _ctypes
 import errno
 import os
 import time
 
-from mcp_sandbox.runner import libc
 from mcp_sandbox.runner.native import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
 # Numbers of <linux/prctl.h>.
 _PR_SET_PDEATHSIG = 1
@@ -25,12 +28,59 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
-_call_prctl = libc.function("prctl")
+
+class _Int(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - what ctypes builds on
+    _type_ = "i"
+
+
+class Address(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001
+    """A place in our memory; as an argument a plain number would be cut to 32 bits."""
+
+    _type_ = "P"
+
+
+class _Function(_ctypes.CFuncPtr):
+    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+    _restype_ = _Int
+
+
+class _Program:
+    """This program with the libraries that it has loaded."""
+
+    _handle = _ctypes.dlopen(None, os.RTLD_NOW)  # type: ignore[arg-type]
+
+
+_program = _Program()
+
+
+def function(name: str) -> _Function:
+    """A C function that returns an int; AttributeError if the C library has none of this name."""
+    return _Function((name, _program))  # type: ignore[arg-type]
+
+
+def last_error() -> int:
+    """Why the last call failed, as an errno."""
+    return _ctypes.get_errno()
+
+
+def wipe_environment() -> None:
+    """Empty the environment as the kernel shows it and as C code would hand it on."""
+    first = environ = Address.from_address(_ctypes.dlsym(_Program._handle, "environ")).value  # noqa: SLF001
+    length, fill = function("strlen"), function("memset")
+    while environ and (variable := Address.from_address(environ).value):
+        fill(Address(variable), 0, Address(length(Address(variable))))
+        environ += _ctypes.sizeof(Address)
+    if first:
+        # Emptied strings would be handed on as variables without a name.
+        Address.from_address(first).value = None
+
+
+_call_prctl = function("prctl")
 
 
 def _prctl(option: int, value: int | bytes) -> None:
     if _call_prctl(option, value, 0, 0, 0) != 0:
-        number = libc.last_error()
+        number = last_error()
         raise OSError(number, f"prctl({option}) failed: {os.strerror(number)}")
 
 
@@ -56,7 +106,7 @@ def become_subreaper() -> bool:
             raise
         return False
     # Old gVisor says yes to pid 1 though it knows no subreapers, and does not know the question.
-    return bool(_call_prctl(_PR_GET_CHILD_SUBREAPER, libc.room_for_int(), 0, 0, 0) == 0)
+    return bool(_call_prctl(_PR_GET_CHILD_SUBREAPER, _ctypes.byref(_Int()), 0, 0, 0) == 0)
 
 
 def die_with_parent() -> None:
@@ -92,25 +142,27 @@ def rename(name: str) -> None:
     # Fields 48 and 49 of proc(5): arg_start and arg_end; the list begins at 3.
     start, end = int(fields[45]), int(fields[46])
     if start < end:
-        libc.wipe(start, end - start)
+        function("memset")(Address(start), 0, Address(end - start))
         shown = name.encode()[: end - start - 1]
-        libc.function("memcpy")(libc.Address(start), shown, libc.Address(len(shown)))
-    libc.wipe_environment()
+        function("memcpy")(Address(start), shown, Address(len(shown)))
+    wipe_environment()
 
 
-def parents() -> dict[int, int]:
-    """Parent by pid, of every process we can see, zombies left out."""
-    found = {}
+def stats() -> Iterator[tuple[int, list[bytes]]]:
+    """Every process we can see: its pid, and the fields of proc(5)'s stat from the third on."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
-                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+                    fields = file.read().rpartition(b")")[2].split()
             except OSError:
                 continue
-            if state not in (b"Z", b"X"):
-                found[int(name)] = int(parent)
-    return found
+            yield int(name), fields
+
+
+def parents() -> dict[int, int]:
+    """Parent by pid, of every process we can see, zombies left out."""
+    return {pid: int(fields[1]) for pid, fields in stats() if fields[0] not in (b"Z", b"X")}
 
 
 def below(roots: Iterable[int], tree: dict[int, int], spared: Collection[int] = ()) -> set[int]:
@@ -165,12 +217,12 @@ def orphans(known: Collection[int]) -> list[int]:
     return [pid for pid, parent in parents().items() if parent == me and pid not in known]
 
 
-def leads_session(pid: int) -> bool:
-    """Whether a process is the first of its session."""
+def session_of(pid: int) -> int | None:
+    """The leader of a process's session; None when the process is gone."""
     try:
-        return os.getsid(pid) == pid
+        return os.getsid(pid)
     except OSError:
-        return False
+        return None
 
 
 def now_ticks() -> float:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 _CONTROL_FD = 3
-_CODE_FD = 3
 _MOST_FDS = 65536
 
 
@@ -87,7 +86,7 @@ class _Seat:
     def start(self, job: dict[str, Any], fds: list[int]) -> int:
         """Give the code of `job` to the process that waits; its pid."""
         worker.enter(job["cwd"])
-        path = _save(fds[3], worker.code_path(job["name"]))
+        path = _save(fds[main_file.CODE_FD], job["name"])
         for _ in range(2):
             try:
                 pid, ours = self._ahead or self._fork(fds)
@@ -127,8 +126,9 @@ class _Seat:
         raise _Run(given["path"])
 
 
-def _save(code: int, path: str) -> str:
-    """Put the code into a real file, so that tracebacks and `inspect` can show it."""
+def _save(code: int, name: str) -> str:
+    """Put the code into a real file, so that tracebacks and `inspect` can show it; its path."""
+    path = worker.code_path(name)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         try:
@@ -136,8 +136,8 @@ def _save(code: int, path: str) -> str:
         finally:
             os.close(fd)
     except OSError:
-        # /tmp is full: the descriptor itself serves, under a name that holds while the code runs.
-        return f"/proc/self/fd/{_CODE_FD}"
+        # /tmp is full: tracebacks go without its lines.
+        worker.remove_code(name)
     return path
 
 
@@ -164,7 +164,7 @@ def _take_on(job: dict[str, Any], fds: list[int]) -> None:
     worker.enter(job["cwd"])
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
-    os.closerange(_CODE_FD + 1, _MOST_FDS)
+    os.closerange(len(fds), _MOST_FDS)
     if not job["grow"]:
         import resource  # noqa: PLC0415 - only where the workspace is full
 

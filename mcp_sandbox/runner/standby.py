@@ -2,6 +2,9 @@
 
 It is in the workspace and has the environment of the last command; one that needs others is
 started as usual. A worker holds it, as it holds every command, so it ends as they do.
+
+The kernel lets code of the same user change the memory of a bash. So it waits only while no code
+runs, and is ended before other code starts.
 """
 
 from __future__ import annotations
@@ -10,19 +13,21 @@ import fcntl
 import os
 
 from mcp_sandbox.runner import processes
-from mcp_sandbox.runner.loop import Soon
+from mcp_sandbox.runner.loop import Soon, pipe
+from mcp_sandbox.runner.native import close
 from mcp_sandbox.runner.protocol import OpError
-from mcp_sandbox.runner.streams import pipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from mcp_sandbox.runner.handle import Listener, Worker
+    from mcp_sandbox.runner.interpreter import Listener, Worker
     from mcp_sandbox.runner.loop import Loop
     from mcp_sandbox.runner.pool import Pool
 
 _CODE = 3
+# After code that is no command, more of it may follow at once, and would pay for the start.
+_QUIET_S = 0.05
 # Of <linux/fcntl.h>: F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_WRITE together.
 _F_ADD_SEALS = 1033
 _ALL_SEALS = 15
@@ -37,7 +42,8 @@ class Ready:
         self, worker: Worker, job: dict[str, Any], ours: tuple[int, int], theirs: list[int]
     ) -> None:
         self.worker = worker
-        self.place = _place(job)
+        # What a command finds when it starts.
+        self.place = job["cwd"], job["env"]
         self.ours = ours
         self.theirs = theirs
         self.born = processes.now_ticks()
@@ -57,8 +63,7 @@ class Ready:
         return same and all(map(_is_empty, self.ours))
 
     def close(self) -> None:
-        """Let go of its streams."""
-        _close(*self.ours, *self.theirs)
+        close([*self.ours, *self.theirs])
 
 
 class Standby:
@@ -70,6 +75,7 @@ class Standby:
         self._job: dict[str, Any] = {}
         # Who waits for the result of the last command comes first.
         self._soon = Soon(loop, 0, self._prepare)
+        self._later = Soon(loop, _QUIET_S, self._prepare)
 
     def expect(self, job: dict[str, Any]) -> None:
         """The next command will be like this one.
@@ -79,23 +85,29 @@ class Standby:
         is_steered = any(name in job["env"] for name in _READ_AT_START)
         if job["cwd"] == job["workspace"] and job["grow"] and not is_steered:
             self._job = job
+        if self._job:
             self._soon.plan()
+
+    def prepare_later(self) -> None:
+        """Have one for the next command, if there was one like it."""
+        if self._job:
+            self._later.plan()
 
     def start(self, job: dict[str, Any], code: bytes, listener: Listener) -> Ready | None:
         """Give the bash that waits its command, if it fits; `listener` hears how it goes."""
         ready, self._ready = self._ready, None
         if ready is None:
             return None
-        fits = ready.place == _place(job) and job["grow"] and ready.take_in(code)
+        fits = ready.place == (job["cwd"], job["env"]) and job["grow"] and ready.take_in(code)
         if fits and self._pool.resume(ready.worker, {"name": job["name"]}, listener):
             return ready
         if self._pool.held is ready.worker:
-            self._pool.kill(ready.worker)
+            self._pool.free_held()
         ready.close()
         return None
 
     def _prepare(self) -> None:
-        if not self._pool.quiet or (self._ready and self._pool.held is self._ready.worker):
+        if not self._pool.deserted or (self._ready and self._pool.held is self._ready.worker):
             return
         if self._ready:
             self._ready.close()
@@ -115,13 +127,8 @@ class Standby:
         except (OSError, OpError):
             # No descriptor or process is left for it: the next command is started as usual.
             pass
-        _close(*opened)
+        close(opened)
         return None
-
-
-def _place(job: dict[str, Any]) -> tuple[str, dict[str, str]]:
-    """What a command finds when it starts."""
-    return job["cwd"], job["env"]
 
 
 def _is_empty(pipe_end: int) -> bool:
@@ -131,8 +138,3 @@ def _is_empty(pipe_end: int) -> bool:
     except BlockingIOError:
         return True
     return False
-
-
-def _close(*fds: int) -> None:
-    for fd in fds:
-        os.close(fd)

@@ -32,16 +32,16 @@ _REST = 1024 * 1024
 
 
 def run(args: dict[str, Any], typed: int, shown: int, _end: bytes) -> dict[str, Any]:
-    """Let a person use a shell until it ends, or until nothing more can be typed.
-
-    Raises:
-        OpError: it cannot be started.
-    """
+    """Let a person use a shell until it ends, or they leave; OpError if it cannot be started."""
     pid, *_ = started = _start(args)
     try:
         status = _Terminal(started, typed, shown).run()
     finally:
-        _end_session(pid)
+        # What has also left the shell's session ends with our worker. Where the kernel knows no
+        # subreapers it stays, as what a command leaves does.
+        for left in processes.parents():
+            if processes.session_of(left) == pid:
+                processes.send(left, signal.SIGKILL)
     if status is None:
         return {"exit_code": None, "signal": None}
     exited = os.WIFEXITED(status)
@@ -84,24 +84,6 @@ def _start(args: dict[str, Any]) -> tuple[int, int, dict[int, bytes]]:
     return pid, keys, outputs
 
 
-def _end_session(leader: int) -> None:
-    """Kill what a shell left; what has also left its session ends with our worker.
-
-    Where the kernel knows no subreapers the latter stays, as what a command leaves does.
-    """
-    for pid in processes.parents():
-        if _session(pid) == leader:
-            processes.send(pid, signal.SIGKILL)
-
-
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        # It has ended, or is none of ours.
-        return None
-
-
 class _Terminal:
     """Copies both ways without ever waiting for one of them alone."""
 
@@ -121,7 +103,11 @@ class _Terminal:
 
     def run(self) -> int | None:
         """The shell's wait status, or None when the person hung up."""
-        look_ms = self._watch_shell()
+        look_ms = None
+        try:
+            self._shell.append(os.pidfd_open(self._pid))
+        except (AttributeError, OSError):
+            look_ms = _LOOK_MS
         while True:
             ready = dict(self._watched().poll(look_ms))
             ended, status = os.waitpid(self._pid, os.WNOHANG)
@@ -134,13 +120,6 @@ class _Terminal:
                 return status
             if self._closed:
                 return self._last_status()
-
-    def _watch_shell(self) -> int | None:
-        try:
-            self._shell.append(os.pidfd_open(self._pid))
-        except (AttributeError, OSError):
-            return _LOOK_MS
-        return None
 
     def _watched(self) -> select.poll:
         """Take from one side only what the other has room for."""

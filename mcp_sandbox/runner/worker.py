@@ -9,11 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import select
+import time
 
 from mcp_sandbox.runner import processes
-from mcp_sandbox.runner.changes import Names
 from mcp_sandbox.runner.files.paths import resolve
-from mcp_sandbox.runner.native import Socket, pair, receive, send, signal
+from mcp_sandbox.runner.native import Socket, close, pair, receive, send, signal
 from mcp_sandbox.runner.protocol import MAX_HEADER, OpError
 
 TYPE_CHECKING = False
@@ -31,6 +31,25 @@ SHIELDED = (
 DEFAULT_SIGNALS = (*SHIELDED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
 _NICER_BY = 5
 _MOMENT_MS = 1
+_CLOCK_REALTIME_COARSE = 5  # Linux's number; Python has no name for it.
+# Looking for what a command changed costs no more: enough for a project.
+_BUDGET_S = 0.05
+_MOST_NAMES = 20
+# More would take longer to sort than to find.
+_MOST_SORTED = 1000
+# In JSON a character may take six bytes; all of them go into one message of 64 KiB.
+_LONGEST_NAME = 500
+_SKIPPED = {".git", ".mcp-sandbox", "node_modules", "__pycache__", ".venv"}
+# Of a folder: when names in it changed, its files, and its folders by their paths.
+_Folder = tuple[int, set[str], list[str]]
+_NONE: _Folder = (-1, set(), [])
+
+# A line on descriptor 4 says when; without it nothing is run. The command is a file on 3: argv
+# has a size limit and shows in process lists.
+BASH = (
+    "IFS= read -r -u 4 __code || kill -KILL $$; exec 4<&-; SECONDS=0; "
+    'IFS= read -r -d "" -u 3 __code; exec 3<&-; eval "unset __code; $__code"'
+)
 
 
 def serve(control: Socket, start: Starter, prepare: Callable[[], None] = lambda: None) -> None:
@@ -69,7 +88,7 @@ class Worker:
         except MemoryError:
             self._say(e="fail", code="too_large", message="the call ran out of memory")
         finally:
-            _close(fds)
+            close(fds)
         if job["op"] == "terminal":
             # What a person left running in it ends with us.
             return False
@@ -94,7 +113,7 @@ class Worker:
         self._say(e="begin")
         pid = self._start(job, fds)
         self._say(e="pid", pid=pid)
-        _close(fds)
+        close(fds)
         lower(pid, grow=job["grow"])
         return self._see_through(pid, job)
 
@@ -119,7 +138,7 @@ class Worker:
                 self._names.begin(job["workspace"])
             self._say(e="pid", pid=pid)
             lower(pid, grow=job["grow"])
-            _close(fds)
+            close(fds)
             processes.send(pid, signal.SIGCONT)
             opener.send(b"\n")
         finally:
@@ -163,11 +182,6 @@ def _operation(op: str) -> Callable[..., dict[str, Any]]:
 
 def _abort(_number: int, _frame: object) -> None:
     raise SystemExit
-
-
-def _close(fds: list[int]) -> None:
-    while fds:
-        os.close(fds.pop())
 
 
 def _await(main: int | None) -> tuple[int, bool]:
@@ -240,11 +254,7 @@ def _wait(pid: int, most_ms: int) -> None:
 
 
 def spawn(job: dict[str, Any], fds: list[int]) -> int:
-    """Start a program with fds as stdin, stdout, stderr and, if given, its code as descriptor 3.
-
-    Raises:
-        OpError: the directory or the program is not there, or the process limit is reached.
-    """
+    """Start a program with fds as stdin, stdout, stderr and perhaps code; may raise OpError."""
     enter(job["cwd"])
     try:
         return _spawn(job, fds) if job["grow"] else _spawn_stunted(job, fds)
@@ -290,16 +300,12 @@ def remove_code(name: str) -> None:
 
 
 def enter(cwd: str) -> None:
-    """Change to the working directory of a job.
-
-    Raises:
-        OpError: it cannot be used.
-    """
+    """Change to the working directory of a job; OpError if it cannot be used."""
     path = resolve(cwd)
     try:
         os.chdir(path)
     except OSError as exc:
-        from mcp_sandbox.runner.files.problems import explain  # noqa: PLC0415 - only to refuse
+        from mcp_sandbox.runner.files.call import explain  # noqa: PLC0415 - only to refuse
 
         raise OpError("not_found", f"cwd {explain(exc, path).message}") from exc
 
@@ -313,3 +319,88 @@ def cannot_start(program: str, exc: OSError) -> OpError:
     if exc.errno in (errno.ENOENT, errno.ENOTDIR):
         return OpError("unsupported", f"{program!r} is not installed in this sandbox")
     return OpError("invalid", f"{program!r} cannot be started: {os.strerror(exc.errno or 0)}")
+
+
+def _now_coarse() -> int:
+    """The clock that stamps files, in ns: the precise one would run ahead of it."""
+    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+
+
+class Names:
+    """The files of the workspace by folder, as one worker saw them last; links are not followed."""
+
+    def __init__(self) -> None:
+        # None when there was too much to see.
+        self._seen: dict[str, _Folder] | None = {}
+        self._found: dict[str, tuple[int, int, int]] = {}
+        self._since_ns = 0
+
+    def begin(self, workspace: str) -> None:
+        """A command begins now. Only folders in which names have changed are read again."""
+        self._since_ns, self._found = _now_coarse(), {}
+        if self._seen is not None:
+            self._look(workspace, _BUDGET_S / 10, begins=True)
+
+    def end(self, workspace: str) -> tuple[list[str] | None, list[int] | None]:
+        """At most 20 paths whose data or inode changed since; how many are new, changed, gone.
+
+        None stands for what cannot be known: there was too much to see.
+        """
+        before, fresh = self._seen, self._found
+        self._look(workspace, _BUDGET_S)
+        # What was written just before has the time of the tick in which the command began, too.
+        found = [path for path, state in self._found.items() if fresh.get(path) != state]
+        names, now = _first(found, workspace), self._seen
+        if before is None or now is None:
+            return names if now or names else None, None
+        parts = [path.rpartition("/") for path in found]
+        changed = sum(name in before.get(folder, _NONE)[1] for folder, _, name in parts)
+        new = sum(len(seen[1] - before.get(path, _NONE)[1]) for path, seen in now.items())
+        gone = sum(len(old[1] - now.get(path, _NONE)[1]) for path, old in before.items())
+        return names, [new, changed, gone]
+
+    def _look(self, top: str, budget_s: float, *, begins: bool = False) -> None:
+        deadline = time.monotonic() + budget_s
+        known, seen, pending, unread = self._seen or {}, {}, [top], False
+        self._seen, self._found = None, {}
+        while pending and time.monotonic() < deadline:
+            folder = pending.pop()
+            try:
+                seen[folder] = self._read(folder, known.get(folder, _NONE), deadline, begins=begins)
+                pending += seen[folder][2]
+            except OSError:
+                # Removed or closed to us meanwhile, or too much to see.
+                unread = True
+        self._seen = None if pending or unread else seen
+
+    def _read(self, folder: str, known: _Folder, deadline: float, *, begins: bool) -> _Folder:
+        stamp, since_ns = os.stat(folder).st_ctime_ns, self._since_ns
+        if begins and known[0] == stamp:
+            return known
+        look = not begins or stamp >= since_ns
+        # Another change within the same tick of the clock would leave the same time.
+        stamp, files, folders = stamp if stamp < _now_coarse() else -1, set(), []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.name not in _SKIPPED:
+                        folders.append(entry.path)
+                    continue
+                files.add(entry.name)
+                if look and (state := entry.stat(follow_symlinks=False)).st_ctime_ns >= since_ns:
+                    self._found[entry.path] = state.st_ctime_ns, state.st_size, state.st_ino
+        return stamp, files, folders
+
+
+def _first(paths: list[str], workspace: str) -> list[str]:
+    first = sorted(sorted(paths)[:_MOST_SORTED], key=_natural)[:_MOST_NAMES]
+    names = (os.fsencode(os.path.relpath(path, workspace)) for path in first)
+    return [name.decode("utf-8", "backslashreplace")[:_LONGEST_NAME] for name in names]
+
+
+def _natural(path: str) -> str:
+    from itertools import groupby  # noqa: PLC0415 - a millisecond of each first call
+
+    return "".join("".join(run).zfill(20 * digits) for digits, run in groupby(path, str.isdecimal))

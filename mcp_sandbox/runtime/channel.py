@@ -17,7 +17,7 @@ from anyio.abc import ByteStream, TaskGroup
 from mcp_sandbox import errors
 from mcp_sandbox.models import Background, BackgroundProcess, FolderIdentity, RunnerHello
 from mcp_sandbox.runner import protocol
-from mcp_sandbox.telemetry.spans import span
+from mcp_sandbox.telemetry.calls import span
 
 JsonObject = dict[str, Any]
 Sink = Callable[[str, bytes], Awaitable[None]]
@@ -71,22 +71,19 @@ class _Call:
         self.error: errors.SandboxError | None = None
         self.credit = protocol.WINDOW
         self.uncredited = 0
-        self._event = anyio.Event()
+        self.event = anyio.Event()
 
     def wake(self) -> None:
         """Let everybody who waits for a change look again."""
-        before, self._event = self._event, anyio.Event()
+        before, self.event = self.event, anyio.Event()
         before.set()
-
-    async def changed(self) -> None:
-        await self._event.wait()
 
 
 class Channel:
     """A connection to one runner, of use once it is `open`."""
 
     def __init__(self, stream: ByteStream, token: bytes) -> None:
-        self.hello = RunnerHello("", "", 0, 0)
+        self.hello = RunnerHello("", 0, 0)
         self.background = Background()
         # It ended because the runner does not answer any more.
         self.silent = False
@@ -97,17 +94,11 @@ class Channel:
         self._calls: dict[int, _Call] = {}
         self._last_id = 0
         self._send_lock = anyio.Lock()
-        self._broken: errors.SandboxGone | None = None
+        # Why no further call can succeed.
+        self.broken: errors.SandboxGone | None = None
         self._ended, self._busy = anyio.Event(), anyio.Event()
+        self.wait_broken = self._ended.wait
         self._heard = 0
-
-    @property
-    def broken(self) -> bool:
-        return self._broken is not None
-
-    async def wait_broken(self) -> None:
-        """Return when no further call can succeed."""
-        await self._ended.wait()
 
     async def open(self, tasks: TaskGroup) -> None:
         """Prove the token both ways, then read in `tasks` until the stream ends.
@@ -154,8 +145,8 @@ class Channel:
             CallerError: the runner says why it could not be done.
             SandboxGone: the connection broke, or no end came within `timeout_s`.
         """
-        if self._broken:
-            raise self._broken
+        if self.broken:
+            raise self.broken
         self._last_id += 1
         number, call = self._last_id, _Call(sink)
         self._calls[number] = call
@@ -171,10 +162,10 @@ class Channel:
             call.ended = True
             raise
         except TimeoutError as exc:
-            await self._give_up(f"the sandbox did not answer within {timeout_s:g} s")
-            raise self._broken or errors.SandboxGone("the sandbox is gone") from exc
+            gone = await self._give_up(f"the sandbox did not answer within {timeout_s:g} s")
+            raise gone from exc
         finally:
-            if not call.ended and not self._broken:
+            if not call.ended and not self.broken:
                 await self._cancel(number, call)
             self._calls.pop(number, None)
 
@@ -201,7 +192,7 @@ class Channel:
         """The body in frames, as fast as it is taken. A command's code is whole in the first."""
         async for piece in _pieces(body):
             while call.credit < len(piece):
-                await call.changed()
+                await call.event.wait()
             call.credit -= len(piece)
             await self._send({**header, "more": True}, piece)
             header = {"t": "data", "id": number}
@@ -220,7 +211,7 @@ class Channel:
                 raise call.error
             if call.reply:
                 return call.reply
-            await call.changed()
+            await call.event.wait()
 
     async def _cancel(self, number: int, call: _Call) -> None:
         """Stop what the call started; returns when the runner says that all of it is dead."""
@@ -228,7 +219,7 @@ class Channel:
         with anyio.move_on_after(CANCEL_S, shield=True):
             await self._send({"t": "cancel", "id": number}, b"")
             while not call.ended:
-                await call.changed()
+                await call.event.wait()
             return
         await self._give_up("the sandbox did not stop a cancelled call")
 
@@ -239,33 +230,32 @@ class Channel:
                 async with self._send_lock:
                     await self._stream.send(protocol.encode(header, payload, self._seal))
         except TimeoutError as exc:
-            await self._give_up(f"the sandbox took nothing for {SEND_S:g} s")
-            raise self._broken or errors.SandboxGone("the sandbox is gone") from exc
+            raise await self._give_up(f"the sandbox took nothing for {SEND_S:g} s") from exc
         except protocol.ProtocolError as exc:
             raise errors.TooLarge(f"the call is too large: {exc}") from exc
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as exc:
-            await self._break("the connection to the sandbox broke")
-            raise self._broken or errors.SandboxGone("the sandbox is gone") from exc
+            raise await self._break("the connection to the sandbox broke") from exc
 
-    async def _give_up(self, reason: str) -> None:
-        self.silent = self.silent or not self._broken
-        await self._break(reason)
+    async def _give_up(self, reason: str) -> errors.SandboxGone:
+        self.silent = self.silent or not self.broken
+        return await self._break(reason)
 
-    async def _break(self, reason: str) -> None:
-        """End the channel: every call under way learns it."""
-        if not self._broken:
-            self._broken = errors.SandboxGone(
+    async def _break(self, reason: str) -> errors.SandboxGone:
+        """End the channel: every call under way learns it. What it broke of first."""
+        if not self.broken:
+            self.broken = errors.SandboxGone(
                 f"{reason}; what was under way is lost, files are kept. "
                 "The next call gets a new sandbox on the same files"
             )
             for call in self._calls.values():
-                call.error = self._broken
+                call.error = self.broken
                 call.ended = True
                 call.wake()
             self._ended.set()
             self._busy.set()
         with anyio.CancelScope(shield=True):
             await anyio.aclose_forcefully(self._stream)
+        return self.broken
 
     async def _shake_hands(self) -> None:
         theirs = await self._one_frame()
@@ -284,25 +274,25 @@ class Channel:
             raise protocol.ProtocolError(str(welcome.get("message", "it does not know the token")))
         self._decoder.seal = protocol.Seal(self._token, "to-host", nonce + mine)
         self._seal = protocol.Seal(self._token, "to-runner", nonce + mine)
+        project = welcome.get("project")
         self.hello = RunnerHello(
-            version=protocol.VERSION,
             python=str(welcome["python"]),
             workspace_inode=int(welcome["workspace_inode"]),
             workspace_changed_ns=int(welcome["workspace_changed_ns"]),
-            project=_identity(welcome.get("project")),
+            project=None if project is None else FolderIdentity(*map(int, project)),
         )
         self.background = background_of(welcome)
 
     async def _watch(self) -> None:
         """Ask a runner that says nothing during a call whether it still lives."""
-        while not self._broken:
+        while not self.broken:
             self._busy = anyio.Event()
             if not self._calls:
                 await self._busy.wait()
             heard = self._heard
             with anyio.move_on_after(SILENT_S):
                 await self._ended.wait()
-            if self._calls and heard == self._heard and not self._broken:
+            if self._calls and heard == self._heard and not self.broken:
                 with suppress(errors.SandboxGone):
                     await self.call("ping", {}, timeout_s=ASKED_S)
 
@@ -330,27 +320,26 @@ class Channel:
     def _take(self, header: JsonObject, payload: bytes) -> None:
         call = self._calls.get(header.get("id", 0))
         if call is None:
-            self._take_notice(header)
+            # What belongs to no call, or to one that has ended.
+            if header["t"] == "broken":
+                raise protocol.ProtocolError(str(header["message"])[:500])
+            if header["t"] == "background":
+                self.background = background_of(header)
             return
         if header["t"] == "data":
             _collect(call, str(header["s"]), payload)
         elif header["t"] == "credit":
             call.credit += int(header["n"])
         elif header["t"] == "done":
-            call.reply = Reply(_object(header["result"]), bytes(call.body) or payload)
+            if not isinstance(header["result"], dict):
+                raise protocol.ProtocolError("the result is not an object")
+            call.reply = Reply(header["result"], bytes(call.body) or payload)
             call.ended = True
         elif header["t"] == "fail":
             failure = _FAILURES.get(header["code"], errors.SandboxGone)
             call.error = failure(str(header["message"])[:8000])
             call.ended = True
         call.wake()
-
-    def _take_notice(self, header: JsonObject) -> None:
-        """What belongs to no call, or to one that has ended."""
-        if header["t"] == "broken":
-            raise protocol.ProtocolError(str(header["message"])[:500])
-        if header["t"] == "background":
-            self.background = background_of(header)
 
 
 def background_of(said: JsonObject) -> Background:
@@ -375,16 +364,6 @@ def _collect(call: _Call, name: str, payload: bytes) -> None:
             raise protocol.ProtocolError("more data than was asked for")
         call.body += payload
         call.uncredited += len(payload)
-
-
-def _identity(said: Any) -> FolderIdentity | None:  # noqa: ANN401 - as it came from the sandbox
-    return None if said is None else FolderIdentity(*map(int, said))
-
-
-def _object(value: object) -> JsonObject:
-    if not isinstance(value, dict):
-        raise protocol.ProtocolError("the result is not an object")
-    return value
 
 
 async def _pieces(body: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes]:

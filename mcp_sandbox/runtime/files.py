@@ -5,9 +5,9 @@ checked here. A path is text; bytes of a name that are not UTF-8 are lone surrog
 """
 
 import json
-from collections.abc import AsyncIterable, Awaitable, Callable
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import AsyncIterable
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -15,7 +15,6 @@ from mcp_sandbox.errors import InvalidArgument, SandboxGone
 from mcp_sandbox.models import (
     DeleteResult,
     EditResult,
-    Entry,
     FileContent,
     GlobResult,
     GrepResult,
@@ -32,26 +31,8 @@ _TRANSFER_S = 600.0
 
 _Value = TypeVar("_Value")
 _Row = tuple[str, str, int, float, str | None]
-
-
-@dataclass(frozen=True)
-class _Made:
-    path: str
-
-
-_CONTENT = TypeAdapter(FileContent)
-_WRITTEN = TypeAdapter(WriteResult)
-_EDITED = TypeAdapter(EditResult)
-_LISTING = TypeAdapter(Listing)
-_GLOB = TypeAdapter(GlobResult)
-_GREP = TypeAdapter(GrepResult)
-_DELETED = TypeAdapter(DeleteResult)
-_MOVED = TypeAdapter(MoveResult)
-_ENTRY = TypeAdapter(Entry)
-_SIZES = TypeAdapter(dict[str, int])
-_MADE = TypeAdapter(_Made)
-_ROWS = TypeAdapter(tuple[_Row, ...])
-_PATHS = TypeAdapter(tuple[str, ...])
+_ADAPTERS: dict[object, TypeAdapter[Any]] = {}
+_COLUMNS = ("path", "kind", "size", "modified", "target")
 
 
 class Files:
@@ -65,35 +46,12 @@ class Files:
         self._channel = channel
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """The bytes of a regular file, or of a part of it.
-
-        Raises:
-            TooLarge: it would be more than 256 MiB.
-        """
+        """The bytes of a regular file, or of a part of it; TooLarge when more than 256 MiB."""
         args: JsonObject = {"path": path, "offset": offset, "length": length}
         args["max_bytes"] = MAX_READ
         reply = await self._call("read", args, timeout_s=_TRANSFER_S, max_body=MAX_READ)
-        _require(_checked(_SIZES, reply.result).get("sent") == len(reply.body))
+        _require(_checked(dict[str, int], reply.result).get("sent") == len(reply.body))
         return reply.body
-
-    async def read_to(
-        self,
-        path: str,
-        sink: Callable[[bytes], Awaitable[None]],
-        *,
-        timeout_s: float = _TRANSFER_S,
-    ) -> int:
-        """Hand a regular file of any size to `sink` piece by piece; returns its size."""
-        taken = 0
-
-        async def take(_: str, data: bytes) -> None:
-            nonlocal taken
-            taken += len(data)
-            await sink(data)
-
-        reply = await self._channel.call("read", {"path": path}, timeout_s=timeout_s, sink=take)
-        _require(_checked(_SIZES, reply.result).get("sent") == taken)
-        return taken
 
     async def read_lines(
         self, path: str, *, offset: int = 1, limit: int = 2000, max_bytes: int = 30_000
@@ -101,7 +59,7 @@ class Files:
         """Some lines of a text file, a whole image, or the first bytes of anything else."""
         args = {"path": path, "offset": offset, "limit": limit, "max_bytes": max_bytes}
         reply = await self._call("read_lines", args)
-        return replace(_checked(_CONTENT, {**reply.result, "data": ""}), data=reply.body)
+        return replace(_checked(FileContent, {**reply.result, "data": ""}), data=reply.body)
 
     async def write(
         self, path: str, data: bytes | AsyncIterable[bytes], *, append: bool = False
@@ -109,7 +67,7 @@ class Files:
         """Put data into a file, all or nothing; directories above it are made."""
         args = {"path": path, "append": append}
         reply = await self._channel.call("write", args, body=data, timeout_s=_TRANSFER_S)
-        return _checked(_WRITTEN, reply.result)
+        return _checked(WriteResult, reply.result)
 
     async def edit(
         self, path: str, old: str, new: str, *, replace_all: bool = False, dry_run: bool = False
@@ -124,7 +82,7 @@ class Files:
         args = {"old_bytes": len(before), "replace_all": replace_all, "dry_run": dry_run}
         reply = await self._call("edit", {"path": path, **args}, before + after)
         diff = reply.body.decode("utf-8", "replace")
-        return _checked(_EDITED, {**reply.result, "diff": diff})
+        return _checked(EditResult, {**reply.result, "diff": diff})
 
     async def list(
         self, path: str = ".", *, depth: int = 1, limit: int = 500, hidden: bool = True
@@ -132,17 +90,17 @@ class Files:
         """What a directory holds, down to `depth` levels, sorted by path."""
         args = {"path": path, "depth": depth, "limit": limit, "hidden": hidden}
         reply = await self._call("list", args)
-        rows = _from_json(_ROWS, reply.body)
+        rows = _checked(tuple[_Row, ...], reply.body)
         _require(len(rows) <= limit)
         entries = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
-        return _checked(_LISTING, {**reply.result, "entries": tuple(entries)})
+        return _checked(Listing, {**reply.result, "entries": tuple(entries)})
 
     async def glob(self, pattern: str, path: str = ".", *, limit: int = 500) -> GlobResult:
         """The files whose path matches, newest first."""
         reply = await self._call("glob", {"pattern": pattern, "path": path, "limit": limit})
-        paths = _from_json(_PATHS, reply.body)
+        paths = _checked(tuple[str, ...], reply.body)
         _require(len(paths) <= limit)
-        return _checked(_GLOB, {**reply.result, "paths": paths})
+        return _checked(GlobResult, {**reply.result, "paths": paths})
 
     async def grep(
         self,
@@ -158,31 +116,19 @@ class Files:
         args = {"pattern": pattern, "path": path, "glob": glob, "ignore_case": ignore_case}
         reply = await self._call("grep", {**args, "context": context, "limit": limit})
         lines = tuple(reply.body.decode("utf-8", "replace").split("\n")[:-1])
-        return _checked(_GREP, {**reply.result, "lines": lines})
+        return _checked(GrepResult, {**reply.result, "lines": lines})
 
     async def delete(self, path: str, *, recursive: bool = False) -> DeleteResult:
         """Remove a file, a link itself, an empty directory, or with `recursive` a tree."""
         args = {"path": path, "recursive": recursive}
         reply = await self._call("delete", args, timeout_s=_TRANSFER_S)
-        return _checked(_DELETED, reply.result)
+        return _checked(DeleteResult, reply.result)
 
     async def move(self, source: str, destination: str, *, overwrite: bool = False) -> MoveResult:
-        """Give a file, link or directory the name `destination`.
-
-        Raises:
-            AlreadyExists: something has that name and `overwrite` is not set.
-        """
+        """Give a file, link or directory a name, one that is taken only with `overwrite`."""
         args = {"source": source, "destination": destination, "overwrite": overwrite}
         reply = await self._call("move", args, timeout_s=_TRANSFER_S)
-        return _checked(_MOVED, reply.result)
-
-    async def mkdir(self, path: str) -> str:
-        """Make a directory and those above it; returns its path as results name it."""
-        return _checked(_MADE, (await self._call("mkdir", {"path": path})).result).path
-
-    async def stat(self, path: str) -> Entry:
-        """What is at a path; a link is not followed."""
-        return _checked(_ENTRY, (await self._call("stat", {"path": path})).result)
+        return _checked(MoveResult, reply.result)
 
     async def _call(
         self,
@@ -204,9 +150,6 @@ class Files:
         return Reply(reply.result, bytes(received) or reply.body)
 
 
-_COLUMNS = ("path", "kind", "size", "modified", "target")
-
-
 def _encode(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
@@ -216,19 +159,16 @@ def _encode(text: str) -> bytes:
         ) from exc
 
 
-def _checked(adapter: TypeAdapter[_Value], value: object) -> _Value:
+def _checked(kind: type[_Value], said: object) -> _Value:
+    """The value in JSON bytes, or in what was made of such, if it is one of that kind."""
+    # Strict JSON takes an object for a value class, strict Python does not.
+    text = said if isinstance(said, bytes) else json.dumps(said)
+    adapter = _ADAPTERS.get(kind) or _ADAPTERS.setdefault(kind, TypeAdapter(kind))
     try:
-        # Strict JSON takes an object for a value class, strict Python does not.
-        return adapter.validate_json(json.dumps(value), strict=True)
+        value: _Value = adapter.validate_json(text, strict=True)
     except ValidationError as exc:
         raise _nonsense() from exc
-
-
-def _from_json(adapter: TypeAdapter[_Value], body: bytes) -> _Value:
-    try:
-        return adapter.validate_json(body, strict=True)
-    except ValidationError as exc:
-        raise _nonsense() from exc
+    return value
 
 
 def _require(holds: bool) -> None:

@@ -1,21 +1,22 @@
-"""Typed calls to one runner: code and commands here, file operations in `files`."""
+"""Typed calls to one runner: code, commands and shells here, file operations in `files`."""
 
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from io import BytesIO
+from typing import Literal, cast, get_args
 
 from anyio import CancelScope
 
 from mcp_sandbox.errors import SandboxGone
-from mcp_sandbox.models import Background, ExecResult, Language, RunnerHello, RunnerStatus
+from mcp_sandbox.models import Background, ExecResult, Language, RunnerStatus, TerminalEnd
 from mcp_sandbox.runtime.channel import Channel, JsonObject, Reply, background_of
 from mcp_sandbox.runtime.files import Files
-from mcp_sandbox.runtime.terminal import Terminal
-from mcp_sandbox.telemetry.spans import ended_span
+from mcp_sandbox.telemetry.calls import ended_span
 
 # Why a sandbox does not retire: other servers, calls, or what runs in the background; or it does.
 Refusal = Literal["users", "calls", "background", ""]
 OnOutput = Callable[[str, bytes], Awaitable[None]]
+Show = Callable[[bytes], Awaitable[None]]
 
 # The runner enforces the time limit; one that is this late is taken for dead.
 _LATE_S = 5.0
@@ -29,13 +30,14 @@ _WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call w
 class Runtime:
     """The runner of one sandbox, over one channel.
 
-    Unless files `may_grow`, the kernel lets none become longer that a command writes to.
+    Unless files `may_grow`, the kernel lets none become longer that a command writes to. Any call
+    may raise SandboxGone: it died, or does not answer.
     """
 
     def __init__(self, channel: Channel, *, keep_bytes: int, may_grow: bool = True) -> None:
         self.files = Files(channel)
-        self.hello: RunnerHello = channel.hello
-        self.terminal = Terminal(channel, may_grow=may_grow)
+        self.hello = channel.hello
+        self.aclose, self.wait_broken = channel.aclose, channel.wait_broken
         self._channel = channel
         self._keep_bytes = keep_bytes
         self._may_grow = may_grow
@@ -51,19 +53,12 @@ class Runtime:
     @property
     def broken(self) -> bool:
         """No further call can succeed."""
-        return self._channel.broken
+        return self._channel.broken is not None
 
     @property
     def silent(self) -> bool:
         """It is broken because the runner does not answer, which others will find, too."""
         return self._channel.silent
-
-    async def wait_broken(self) -> None:
-        """Return when no further call can succeed: it died, or the connection was closed."""
-        await self._channel.wait_broken()
-
-    async def aclose(self) -> None:
-        await self._channel.aclose()
 
     @property
     def background(self) -> Background:
@@ -71,14 +66,11 @@ class Runtime:
         return self._channel.background
 
     async def status(self, *, timeout_s: float = _LATE_S) -> RunnerStatus:
-        """Who and what uses the sandbox now.
-
-        Raises:
-            SandboxGone: it does not answer within `timeout_s`.
-        """
+        """Who and what uses the sandbox now."""
         said = (await self._channel.call("status", {}, timeout_s=timeout_s)).result
         try:
-            return _status(said)
+            connections, calls = int(said["connections"]), int(said["calls"])
+            return RunnerStatus(connections, calls, background_of(said), float(said["idle_s"]))
         except _MALFORMED as exc:
             raise await self._nonsense(exc) from exc
 
@@ -87,14 +79,10 @@ class Runtime:
 
         What runs in the background keeps it, too, unless `background_too`. With `leaving` we do
         not count any more once it goes on for other servers: hang up then.
-
-        Raises:
-            SandboxGone: it does not answer.
         """
         args = {"background_too": background_too, "leaving": leaving}
         said = (await self._channel.call("retire", args, timeout_s=_RETIRE_S)).result
-        refusals: tuple[Refusal, ...] = ("users", "calls", "background", "")
-        if said.get("why") not in refusals:
+        if said.get("why") not in get_args(Refusal):
             raise await self._nonsense(ValueError("why it does not end"))
         return cast("Refusal", said["why"])
 
@@ -105,17 +93,15 @@ class Runtime:
         *,
         env: Mapping[str, str] | None = None,
         timeout_s: float,
+        on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """Run code in a fresh process of its language.
+        """Run code in a fresh process of its language; `on_output` as in `exec`.
 
         Raises:
             Unsupported: the language is not installed in this sandbox.
-            SandboxGone: the sandbox died under it.
         """
         args: JsonObject = {"language": language, "timeout_s": timeout_s}
-        if env:
-            args["env"] = dict(env)
-        return await self._run(args, code.encode())
+        return await self._run(args, code.encode(), env=env, on_output=on_output)
 
     async def exec(
         self,
@@ -133,29 +119,49 @@ class Runtime:
 
         Raises:
             NotFound: `cwd` cannot be used.
-            SandboxGone: the sandbox died under it.
         """
         args: JsonObject = {"timeout_s": timeout_s}
         if cwd:
             args["cwd"] = cwd
-        if env:
-            args["env"] = dict(env)
+        code = None
         if isinstance(command, str):
-            args["language"] = "bash"
-            return await self._run(args, command.encode(), stdin, on_output)
-        args["argv"] = list(command)
-        return await self._run(args, None, stdin, on_output)
+            args["language"], code = "bash", command.encode()
+        else:
+            args["argv"] = list(command)
+        return await self._run(args, code, stdin, env=env, on_output=on_output)
+
+    async def terminal(
+        self, frames: AsyncIterable[bytes], show: Show, *, args: Mapping[str, object]
+    ) -> TerminalEnd:
+        """Let a person use a shell; it ends at the latest with `frames` (runner/frames.py).
+
+        `args`: its `env`, whether it has a `tty`, and the `command` to run instead.
+
+        Raises:
+            Unsupported: the sandbox has no shell.
+        """
+        told: JsonObject = {**args, "grow": self._may_grow}
+        reply = await self._channel.call(
+            "terminal", told, body=frames, timeout_s=float("inf"), sink=lambda _, data: show(data)
+        )
+        try:
+            code, number = (_small(reply.result[name]) for name in ("exit_code", "signal"))
+        except _MALFORMED as exc:
+            raise await self._nonsense(exc) from exc
+        return TerminalEnd(exit_code=code, signal=number)
 
     async def _run(
         self,
         args: JsonObject,
         code: bytes | None,
         stdin: bytes = b"",
-        on_output: OnOutput | None = None,
+        *,
+        env: Mapping[str, str] | None,
+        on_output: OnOutput | None,
     ) -> ExecResult:
-        args["keep_bytes"] = self._keep_bytes
-        args["grow"] = self._may_grow
-        args["live"] = on_output is not None
+        args |= {"keep_bytes": self._keep_bytes, "grow": self._may_grow, "live": bool(on_output)}
+        if env:
+            args["env"] = dict(env)
         if code is not None:
             args["code_bytes"] = len(code)
         reply = await self._channel.call(
@@ -179,25 +185,20 @@ class Runtime:
         return SandboxGone(f"the sandbox sent a result that makes no sense: {exc}")
 
 
-def _status(said: JsonObject) -> RunnerStatus:
-    return RunnerStatus(
-        connections=int(said["connections"]),
-        calls=int(said["calls"]),
-        background=background_of(said),
-        idle_s=float(said["idle_s"]),
-    )
+def _small(value: object) -> int | None:
+    if value is None or (isinstance(value, int) and 0 <= value <= 255):
+        return value
+    raise TypeError("no exit code")
 
 
 def _result(reply: Reply) -> ExecResult:
-    said = reply.result
-    out_head, out_tail, err_head, err_tail = _cut(reply.body, said["sizes"])
+    said, body = reply.result, BytesIO(reply.body)
+    out_head, out_tail, err_head, err_tail = (body.read(int(size)) for size in said["sizes"])
     out_total, err_total = (int(total) for total in said["totals"])
-    out = _text(out_head, out_tail, out_total)
-    err = _text(err_head, err_tail, err_total)
-    number, counts = said["signal"], said.get("counts")
+    number, counts, changed = said["signal"], said.get("counts"), said["changed"]
     return ExecResult(
-        stdout=out,
-        stderr=err,
+        stdout=_text(out_head, out_tail, out_total),
+        stderr=_text(err_head, err_tail, err_total),
         exit_code=None if said["exit_code"] is None else int(said["exit_code"]),
         signal=None if number is None else _signal_name(int(number)),
         duration_ms=int(said["duration_ms"]),
@@ -208,17 +209,10 @@ def _result(reply: Reply) -> ExecResult:
         stdout_bytes=out_total,
         stderr_bytes=err_total,
         output_file=None if said["output_file"] is None else str(said["output_file"]),
-        changed_files=_names(said["changed"]),
+        changed_files=None if changed is None else tuple(str(name) for name in changed[:20]),
         file_counts=counts and dict(zip(_COUNTED, map(int, counts), strict=True)),
+        made_room=background_of(said["made_room"]) if "made_room" in said else Background(),
     )
-
-
-def _cut(body: bytes, sizes: list[int]) -> list[bytes]:
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(body[start : start + size])
-        start += size
-    return parts
 
 
 def _text(head: bytes, tail: bytes, total: int) -> str:
@@ -235,7 +229,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _names(value: Any) -> tuple[str, ...] | None:  # noqa: ANN401 - as it came from the sandbox
-    return None if value is None else tuple(str(name) for name in value[:20])

@@ -1,4 +1,4 @@
-"""Our errors as text that a model can act on: one decorator around every tool call."""
+"""Our errors as text that a model can act on."""
 
 import functools
 import logging
@@ -25,32 +25,43 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = 8_000
+_TODO: tuple[tuple[type[SandboxError], str], ...] = (
+    (
+        SandboxGone,
+        "The sandbox ended during this call and nothing was repeated: look at what the call had "
+        "already done, then call again. The next call gets a new sandbox on the same files; "
+        "processes and /tmp are gone.",
+    ),
+    (CapacityReached, "Try again later, or tell the user that the sandbox server is full."),
+    (
+        OperatorError,
+        "A person must fix this on the machine of the sandbox server; other arguments will not "
+        "help. Tell the user.",
+    ),
+)
 
 
-def readable_errors(
-    call: Callable[P, Coroutine[Any, Any, R]],
-) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Let every failure of `call` reach the model as text; cancellation passes through.
+@contextmanager
+def readable_errors() -> Generator[None]:
+    """Let every failure inside reach the model as text; cancellation passes through.
 
     Raises:
         ToolError: with text that says what happened and what to do next.
         MCPError: unchanged; it is meant for the client, not the model.
     """
-
-    @functools.wraps(call)
-    async def answered(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            with sole_error():
-                return await call(*args, **kwargs)
-        except (ToolError, MCPError):
-            raise
-        except SandboxError as exc:
-            raise ToolError(text_for_model(exc)) from exc
-        except Exception as exc:
-            logger.exception("a tool call failed unexpectedly")
-            raise ToolError(_fault(exc)) from exc
-
-    return answered
+    try:
+        yield
+    except (ToolError, MCPError):
+        raise
+    except SandboxError as exc:
+        raise ToolError(text_for_model(exc)) from exc
+    except Exception as exc:
+        logger.exception("a tool call failed unexpectedly")
+        raise ToolError(
+            f"The sandbox server itself failed ({type(exc).__name__}); details are in its log. "
+            "It is unknown how far the call came: look before you repeat it. "
+            "If it happens again, tell the user."
+        ) from exc
 
 
 def protocol_errors(
@@ -78,28 +89,8 @@ def text_for_model(error: SandboxError) -> str:
     """What happened, and what to do next."""
     said = shorten(show(str(error) or type(error).__doc__ or ""), _MAX_MESSAGE_BYTES)
     text = f"{said.head}…{said.tail}" if said.left_out else said.head
-    if isinstance(error, SandboxGone):
-        return (
-            f"{text}\nThe sandbox ended during this call and nothing was repeated: look at what "
-            "the call had already done, then call again. The next call gets a new sandbox on the "
-            "same files; processes and /tmp are gone."
-        )
-    if isinstance(error, CapacityReached):
-        return f"{text}\nTry again later, or tell the user that the sandbox server is full."
-    if isinstance(error, OperatorError):
-        return (
-            f"{text}\nA person must fix this on the machine of the sandbox server; other arguments "
-            "will not help. Tell the user."
-        )
-    return text
-
-
-def _fault(error: Exception) -> str:
-    return (
-        f"The sandbox server itself failed ({type(error).__name__}); details are in its log. "
-        "It is unknown how far the call came: look before you repeat it. "
-        "If it happens again, tell the user."
-    )
+    todo = next((words for kind, words in _TODO if isinstance(error, kind)), "")
+    return f"{text}\n{todo}" if todo else text
 
 
 @contextmanager

@@ -1,14 +1,14 @@
-"""Who may come in over HTTP, and how much: every request passes here before anything reads it.
+"""Who may come in over HTTP: every request passes here before anything reads it.
 
 Refuses by the Host and Origin headers, the token, the limits of a user, and the size and time of
-the body; tells the rest which user and chat a request belongs to. Knows no tool.
+the body, which is read as a whole before anything parses it; tells the rest which user and chat a
+request belongs to. Knows no tool.
 """
 
+import json
 import logging
 import re
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import partial
 from http import HTTPStatus
 from typing import Protocol
@@ -18,29 +18,28 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sandbox.config import HttpConfig
-from mcp_sandbox.errors import InvalidArgument, OperatorError
+from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError
 from mcp_sandbox.models import ChatId, TokenGrant
-from mcp_sandbox.server.body import Gone, read_body, refuse_body, replayed
-from mcp_sandbox.server.flow import Flow, Open
-from mcp_sandbox.server.hosts import AllowedHosts
+from mcp_sandbox.server.flow import Flow, Open, Rate, Refused, Share, replayed, too_many
 from mcp_sandbox.server.identity import ANONYMOUS, CALLER, CHAT_HEADER, Caller
-from mcp_sandbox.server.limits import AtOnce, Bytes, Rate
-from mcp_sandbox.server.older import SESSION_HEADER, OlderSessions
-from mcp_sandbox.server.refusal import Refused, too_many
+from mcp_sandbox.server.transports import find_request_id
 from mcp_sandbox.telemetry.metrics import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)
 
 PATH = "/mcp"
-_VERSION_HEADER = "mcp-protocol-version"
+_SESSION_HEADER = "mcp-session-id"
 _SESSION_ID = re.compile(r"[0-9a-f]{32}")
+_HOST = re.compile(r"([a-z0-9_][a-z0-9._-]{0,252}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
 _LOOK_S = 1.0
+_CANCEL_S = 1.0
 # Once parsed, a message may take ten times its size until it is answered.
 _LARGE_AT_ONCE = 4
-_CHALLENGE = 'Bearer realm="mcp-sandbox"'
 
 
 class TokenBook(Protocol):
@@ -55,32 +54,48 @@ class TokenBook(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What a guard goes by.
+def _allowed_names(listens_on: str, allowed: Iterable[str]) -> frozenset[str]:
+    """The names of a server: those of loopback, where it listens, and what the operator allows.
 
-    `anonymous`: a request without a token is the user `local`. `metrics`: the text of /metrics.
+    So no web page reaches it under its own name. A name without a port is allowed with every port.
     """
-
-    settings: HttpConfig
-    hosts: AllowedHosts
-    tokens: TokenBook
-    anonymous: bool = False
-    metrics: Callable[[], bytes] | None = None
+    for text in allowed:
+        if not _HOST.fullmatch(text.lower()):
+            raise ConfigError(
+                f"http.allowed_hosts: {text!r} is no host name: "
+                "write them like sandbox.example.org or sandbox.example.org:8443"
+            )
+    names = ("localhost", "127.0.0.1", "[::1]", listens_on, *allowed)
+    return frozenset(name.lower() for name in names)
 
 
 class Guard:
-    """The outermost application: it refuses a request, or has `app` answer it."""
+    """The outermost application: it refuses a request, or has `app` answer it.
 
-    def __init__(self, app: ASGIApp, rules: Rules) -> None:
-        settings = rules.settings
+    `listens_on` is HOST:PORT. `anonymous`: a request without a token is the user `local`.
+    `metrics`: the text of /metrics.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: HttpConfig,
+        listens_on: str,
+        tokens: TokenBook,
+        *,
+        anonymous: bool,
+        metrics: Callable[[], bytes] | None,
+    ) -> None:
         self.flow = Flow()
         self._app = app
-        self._rules = rules
+        self._settings = settings
+        self._names = _allowed_names(listens_on, settings.allowed_hosts)
+        self._tokens = tokens
+        self._anonymous = anonymous
+        self._metrics = metrics
         self._rate = Rate(settings.rate)
-        self._at_once = AtOnce(settings.requests_per_user)
-        self._bytes = Bytes(_LARGE_AT_ONCE * settings.max_body)
-        self._older = OlderSessions(app, settings.sessions_per_user)
+        self._at_once = Share(settings.requests_per_user)
+        self._bytes = Share(_LARGE_AT_ONCE * settings.max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -89,20 +104,20 @@ class Guard:
             if scope["path"] == PATH:
                 await self._admit(await self._granted(headers), scope, receive, send)
             else:
-                kind, text = await self._page(scope, headers)
-                await _show(kind, text, send)
+                page = await self._page(scope, headers)
+                await page(scope, receive, send)
         except Refused as refused:
-            await refused.answer(send)
-        except Gone:
+            await refused.response()(scope, receive, send)
+        except ClientDisconnect:
             logger.debug("a client left before its request had come")
 
-    async def _page(self, scope: Scope, headers: Headers) -> tuple[str, bytes]:
+    async def _page(self, scope: Scope, headers: Headers) -> Response:
         if scope["method"] in ("GET", "HEAD"):
             if scope["path"] == "/health":
-                return "text/plain", b"ok\n"
-            if scope["path"] == "/metrics" and self._rules.metrics is not None:
+                return Response("ok\n", headers={"content-type": "text/plain"})
+            if scope["path"] == "/metrics" and self._metrics is not None:
                 await self._granted(headers)
-                return CONTENT_TYPE, self._rules.metrics()
+                return Response(self._metrics(), headers={"content-type": CONTENT_TYPE})
         raise Refused(HTTPStatus.NOT_FOUND, f"there is nothing here: MCP is at {PATH}")
 
     async def watch(self) -> None:
@@ -110,7 +125,12 @@ class Guard:
         while True:
             await anyio.sleep(_LOOK_S)
             for token_id in self.flow.token_ids:
-                if not await self._still_valid(token_id):
+                try:
+                    is_valid = await self._tokens.still_valid(token_id)
+                except OperatorError as exc:
+                    logger.warning("no token can be checked: %s", exc)
+                    is_valid = False
+                if not is_valid:
                     self._end(token_id)
 
     def _end(self, token_id: str) -> None:
@@ -118,106 +138,122 @@ class Guard:
 
     def _check_names(self, headers: Headers) -> None:
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
-        if len(hosts) != 1 or not self._rules.hosts.allows_host(hosts[0]):
+        if len(hosts) != 1 or not self._is_allowed(hosts[0]):
             text = "this server is not known by that name: add it to http.allowed_hosts"
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, text)
-        if not all(self._rules.hosts.allows_origin(origin) for origin in origins):
-            text = "pages of that origin may not ask: add its host to http.allowed_hosts"
-            raise Refused(HTTPStatus.FORBIDDEN, text)
+        for origin in origins:
+            scheme, _, host = origin.partition("://")
+            if scheme not in ("http", "https") or not self._is_allowed(host):
+                text = "pages of that origin may not ask: add its host to http.allowed_hosts"
+                raise Refused(HTTPStatus.FORBIDDEN, text)
+
+    def _is_allowed(self, host: str) -> bool:
+        name = _HOST.fullmatch(host.lower())
+        return name is not None and not self._names.isdisjoint((name[0], name[1]))
 
     async def _granted(self, headers: Headers) -> TokenGrant:
         sent = headers.getlist("authorization")
-        if not sent and self._rules.anonymous:
+        if not sent and self._anonymous:
             return ANONYMOUS
         scheme, _, secret = (sent[0] if len(sent) == 1 else "").partition(" ")
         if scheme.lower() != "bearer":
             raise _unauthorized()
         try:
-            grant = await self._rules.tokens.find(secret.strip())
+            grant = await self._tokens.find(secret.strip())
         except OperatorError as exc:
             logger.warning("no token can be checked: %s", exc)
             text = "the server cannot check tokens now: its log says why"
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, text, retry_after_s=10) from exc
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, text, retry_after="10") from exc
         if grant is None:
-            raise _unauthorized('error="invalid_token"')
+            raise _unauthorized(', error="invalid_token"')
         return grant
 
-    async def _still_valid(self, token_id: str) -> bool:
-        try:
-            return await self._rules.tokens.still_valid(token_id)
-        except OperatorError as exc:
-            logger.warning("no token can be checked: %s", exc)
-            return False
-
     async def _admit(self, grant: TokenGrant, scope: Scope, receive: Receive, send: Send) -> None:
-        wait_s = self._rate.take(grant.user, anyio.current_time())
+        user, settings, headers = grant.user, self._settings, Headers(scope=scope)
+        wait_s = self._rate.take(user, anyio.current_time())
         if wait_s:
-            raise too_many(f"more than {self._rules.settings.rate} requests a second", wait_s)
-        if not self._at_once.enter(grant.user):
-            limit = self._rules.settings.requests_per_user
-            raise too_many(f"{limit} requests of this user are open", 1)
-        try:
-            await self._read_and_serve(grant, scope, receive, send)
-        finally:
-            self._at_once.leave(grant.user)
+            raise too_many(f"more than {settings.rate} requests a second", wait_s)
+        # The bytes of a message are held until it is answered.
+        with self._at_once.of(user) as begin, self._bytes.of(user) as carry:
+            if not begin(1):
+                raise too_many(f"{settings.requests_per_user} requests of this user are open", 1)
+            known = {**scope, **_known_as(user, headers)}
+            body = await self._body(Request(scope, receive), carry)
+            self._rate.charge(user, len(body))
+            app = self._app
+            is_stream = (
+                scope["method"] == "GET" or headers.get("mcp-method") == "subscriptions/listen"
+            )
+            entry = Open(send, grant.token_id or None, is_stream)
+            if _is_older_era(headers):
+                app = partial(self._serve_older, entry, body)
+            await self.flow.serve(entry, app, known, replayed(body, receive))
 
-    async def _read_and_serve(
-        self, grant: TokenGrant, scope: Scope, receive: Receive, send: Send
+    async def _serve_older(
+        self, entry: Open, body: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        headers = Headers(scope=scope)
-        known = {**scope, **_known_as(grant.user, headers)}
-        with self._carried(grant.user) as count:
-            body = await self._body(scope["method"], headers, receive, count)
-            self._rate.charge(grant.user, len(body))
-            await self._serve(grant, body, known, receive, send)
+        """Have a request of the older protocol answered, or cancel it when its client has left.
 
-    @contextmanager
-    def _carried(self, user: str) -> Generator[Callable[[int], None]]:
-        """Count the bytes of a user's message, which are held until it is answered."""
-        carried = 0
-
-        def count(size: int) -> None:
-            nonlocal carried
-            if not self._bytes.add(user, size):
-                raise too_many("large messages of this user are still being served", 1)
-            carried += size
-
+        Newer clients cancel a call by closing its stream. Older ones are meant to say so, or to
+        come back for the answer, but nothing keeps answers here.
+        """
         try:
-            yield count
+            await self._app(scope, receive, send)
         finally:
-            self._bytes.remove(user, carried)
+            if _SESSION_HEADER in Headers(scope=scope) and not entry.done:
+                with anyio.move_on_after(_CANCEL_S, shield=True):
+                    await self._cancel(scope, find_request_id(body))
 
-    async def _serve(
-        self, grant: TokenGrant, body: bytes, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        headers, app = Headers(scope=scope), self._app
-        if _is_older_era(headers):
-            app = partial(self._older.serve, grant.user, body)
-        entry = Open(grant.token_id or None, _is_stream(scope["method"], headers))
-        await self.flow.serve(entry, app, scope, replayed(body, receive), send)
+    async def _cancel(self, scope: Scope, request_id: str | int | None) -> None:
+        if request_id is not None:
+            cancelled = {"method": "notifications/cancelled", "params": {"requestId": request_id}}
+            message = json.dumps({"jsonrpc": "2.0", **cancelled}).encode()
+            await self._app(scope, replayed(message, _nothing_more), _nowhere)
 
-    async def _body(
-        self, method: str, headers: Headers, receive: Receive, count: Callable[[int], None]
-    ) -> bytes:
-        if method != "POST":
-            refuse_body(headers)
+    async def _body(self, request: Request, carry: Callable[[int], bool]) -> bytes:
+        """The body of a request, read in time; `carry` is asked for room for each piece."""
+        headers, settings, body = request.headers, self._settings, bytearray()
+        if request.method != "POST":
+            if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+                raise Refused(HTTPStatus.BAD_REQUEST, "this method takes no body: leave it out")
             return b""
-        settings = self._rules.settings
-        limits = settings.max_body, settings.request_time
-        return await read_body(headers, receive, *limits, count=count)
+        if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            text = "send the message as application/json"
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+        # The parser of HTTP lets only digits through.
+        _check_size(int(headers.get("content-length", "0")), settings.max_body)
+        try:
+            with anyio.fail_after(settings.request_time):
+                async for piece in request.stream():
+                    if not carry(len(piece)):
+                        raise too_many("large messages of this user are still being served", 1)
+                    body += piece
+                    _check_size(len(body), settings.max_body)
+        except TimeoutError as exc:
+            limit = f"{settings.request_time:g} s"
+            text = f"the request did not come within {limit}: send it again, faster"
+            raise Refused(HTTPStatus.REQUEST_TIMEOUT, text) from exc
+        return bytes(body)
+
+
+def _check_size(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        text = f"a message may have {max_bytes:,} bytes: send less at a time (http.max_body)"
+        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
 
 
 def _known_as(user: str, headers: Headers) -> dict[str, object]:
-    """What the rest of the server is told of a caller.
-
-    Raises:
-        Refused: the chat that is named is not usable.
-    """
+    """What the rest of the server is told of a caller; refused if its chat is not usable."""
     named = headers.getlist(CHAT_HEADER)
     if len(named) > 1:
         raise Refused(HTTPStatus.BAD_REQUEST, f"send the header {CHAT_HEADER} once")
+    chat, session_id = None, headers.get(_SESSION_HEADER, "")
     try:
-        chat = ChatId(user, named[0]) if named else _chat_of_session(user, headers)
+        if named:
+            chat = ChatId(user, named[0])
+        # Ids are made by the SDK: what cannot be one is answered like any session it does not know.
+        elif _is_older_era(headers) and _SESSION_ID.fullmatch(session_id):
+            chat = ChatId(user, session_id)
     except InvalidArgument as exc:
         raise Refused(HTTPStatus.BAD_REQUEST, f"header {CHAT_HEADER}: {exc}") from exc
     # The SDK gives a session only to the principal that opened it.
@@ -225,20 +261,8 @@ def _known_as(user: str, headers: Headers) -> dict[str, object]:
     return {CALLER: Caller(user, chat), "user": principal}
 
 
-def _chat_of_session(user: str, headers: Headers) -> ChatId | None:
-    session_id = headers.get(SESSION_HEADER)
-    if session_id is None or not _is_older_era(headers):
-        return None
-    # Ids are made by the SDK: what cannot be one is answered like any session it does not know.
-    return ChatId(user, session_id) if _SESSION_ID.fullmatch(session_id) else None
-
-
 def _is_older_era(headers: Headers) -> bool:
-    return headers.get(_VERSION_HEADER) in (None, *HANDSHAKE_PROTOCOL_VERSIONS)
-
-
-def _is_stream(method: str, headers: Headers) -> bool:
-    return method == "GET" or headers.get("mcp-method") == "subscriptions/listen"
+    return headers.get("mcp-protocol-version") in (None, *HANDSHAKE_PROTOCOL_VERSIONS)
 
 
 def _unauthorized(detail: str = "") -> Refused:
@@ -246,11 +270,13 @@ def _unauthorized(detail: str = "") -> Refused:
         HTTPStatus.UNAUTHORIZED,
         "a valid token is needed: send `Authorization: Bearer TOKEN` with one that "
         "`mcp-sandbox token add USER` printed",
-        challenge=", ".join(filter(None, [_CHALLENGE, detail])),
+        www_authenticate=f'Bearer realm="mcp-sandbox"{detail}',
     )
 
 
-async def _show(kind: str, text: bytes, send: Send) -> None:
-    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(text)).encode())]
-    await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
-    await send({"type": "http.response.body", "body": text})
+async def _nothing_more() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def _nowhere(_message: Message) -> None:
+    """Nobody waits for what is said."""

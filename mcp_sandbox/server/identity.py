@@ -38,37 +38,30 @@ class Caller:
 CallerOf = Callable[[Request], Caller]
 
 
+def _caller(request: Request, other: ChatOf) -> Caller:
+    scope = getattr(request.request_context.request, "scope", None)
+    if scope is None:
+        chat = other(request)
+        return Caller(chat.user, chat)
+    caller: Caller = scope[CALLER]
+    return caller
+
+
 def http_or(other: ChatOf) -> ChatOf:
     """The chat that an HTTP request names; requests that came in another way belong to `other`."""
 
     def chat_of(request: Request) -> ChatId:
-        caller = _http_caller(request)
-        if caller is None:
-            return other(request)
-        if caller.chat is None:
+        chat = _caller(request, other).chat
+        if chat is None:
             raise InvalidArgument(_NO_CHAT)
-        return caller.chat
+        return chat
 
     return chat_of
 
 
 def callers_by(chat_of: ChatOf) -> CallerOf:
     """Who a request comes from, for what an HTTP request can have without naming a chat."""
-
-    def caller_of(request: Request) -> Caller:
-        caller = _http_caller(request)
-        if caller is None:
-            chat = chat_of(request)
-            caller = Caller(chat.user, chat)
-        return caller
-
-    return caller_of
-
-
-def _http_caller(request: Request) -> Caller | None:
-    scope = getattr(request.request_context.request, "scope", None)
-    caller: Caller | None = scope[CALLER] if scope is not None else None
-    return caller
+    return lambda request: _caller(request, chat_of)
 
 
 _connected = ContextVar[ChatId]("chat of the connection")

@@ -1,47 +1,67 @@
-"""Our values -> MCP content that is text to be read. Pure functions.
+"""Our values -> MCP content: text to be read, structured where the answer is data. No I/O.
 
 What a program printed, what it wrote to stderr and what we say about it are three content blocks,
 so that output cannot pass itself off as ours. The machine-readable form is in the result's `_meta`
-under `RESULT_KEY`. No structured content: clients that see it hide the text.
+under `RESULT_KEY`. Text has no structured content beside it: clients that see that hide the text.
 """
 
 import base64
 import re
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent
+from pydantic import BaseModel
 
 from mcp_sandbox.models import (
     TROUBLE,
+    Background,
     DeleteResult,
     EditResult,
+    Entry,
+    EntryKind,
     ExecResult,
     FileContent,
     GlobResult,
     GrepResult,
+    Listing,
     MoveResult,
     WriteResult,
 )
-from mcp_sandbox.server.pictures import inspect
+from mcp_sandbox.runner.files.reading import MAX_IMAGE, image_type
 from mcp_sandbox.server.text import (
     MAX_TEXT_BYTES,
     Shortened,
     byte_length,
     clip,
+    fitting,
     printed,
     shorten,
     show,
     show_name,
     without_internals,
 )
+from mcp_sandbox.sessions.session import SandboxReport
 
+MAX_SIDE = 8_000
+_MAX_PARTS = 50_000
+# What begins a part of a JPEG: neither an escaped byte of data nor a point to restart from.
+_MARK = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+# Where a WebP has its two sides, and how many bits apart, long and too low by one they are.
+_WEBP = {b"VP8 ": (26, 16, 14, 0), b"VP8L": (21, 14, 14, 1), b"VP8X": (24, 24, 24, 1)}
+# The first frame as each kind begins it; an extended file holds one of the others.
+_WEBP_BEGINS = re.compile(rb"(?s)VP8 .{7}\x9d\x01\x2a|VP8L.{4}/|VP8X.*?(?:VP8[ L]|ANMF)")
 RESULT_KEY = "mcp-sandbox/result"
 """Where `_meta` keeps the machine-readable form of a result."""
-
 # What is left for our own lines: names of changed files, the end of the call, the gap.
 _RESERVED_BYTES = 3_000
 _OUTPUT_BYTES = MAX_TEXT_BYTES - _RESERVED_BYTES
+_ENTRIES_BYTES = MAX_TEXT_BYTES - 1_000
 _QUERY = (
     'python3 -c "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1]).execute(sys.argv[2]), '
     "sep='\\n')\" {0} 'SELECT sql FROM sqlite_master'"
@@ -61,6 +81,108 @@ _IN_META = (
     *("exit_code", "signal", "duration_ms", "timed_out", "out_of_memory", "killed_because"),
     *("limit", "stdout_bytes", "stderr_bytes", "output_file", "file_counts"),
 )
+_OF_FILE = ("kind", "mime", "size", "first_line", "lines", "total_lines", "more")
+
+
+class Picture(NamedTuple):
+    """A picture's type and pixels; `fault` says why no model can be shown it, empty if one can."""
+
+    mime: str
+    width: int = 0
+    height: int = 0
+    fault: str = ""
+
+
+def inspect(path: str, data: bytes, size: int) -> Picture:
+    """What a file of `size` bytes is; `data` holds all of them, or the first of too many."""
+    mime = image_type(data) or "application/octet-stream"
+    if size > MAX_IMAGE:
+        return Picture(mime, fault=f"over {MAX_IMAGE:,} bytes; {_smaller_copy(path)}")
+    try:
+        width, height = _MEASURES[mime](data)
+    except (struct.error, LookupError, ValueError, StopIteration):
+        return Picture(mime, fault="it is damaged or not whole")
+    fault = "" if width and height else "it has no pixels"
+    if max(width, height) > MAX_SIDE:
+        fault = f"over {MAX_SIDE:,} pixels a side; {_smaller_copy(path)}"
+    return Picture(mime, width, height, fault)
+
+
+def _smaller_copy(path: str) -> str:
+    return (
+        "for a smaller copy, where Pillow or ImageMagick is installed:\n"
+        'python3 -c "import sys; from PIL import Image as I; I.MAX_IMAGE_PIXELS = None; '
+        "i = I.open(sys.argv[1]); i.thumbnail((1500, 1500)); i.convert('RGB').save(sys.argv[2])\" "
+        "{0} {1} || convert {0}'[0]' -resize '1500x1500>' {1}"
+    ).format(quote(path), quote(f"{path.rpartition('/')[2]}.small.jpg"))
+
+
+def _png(data: bytes) -> tuple[int, int]:
+    at, kinds = 8, [b""]
+    while kinds[-1] != b"IEND" and len(kinds) < _MAX_PARTS:
+        length, kind = struct.unpack_from(">I4s", data, at)
+        (checksum,) = struct.unpack_from(">I", data, at + 8 + length)
+        if checksum != zlib.crc32(memoryview(data)[at + 4 : at + 8 + length]):
+            raise ValueError
+        kinds.append(kind)
+        at += 12 + length
+    if (
+        kinds[1] != b"IHDR"
+        or data[24] not in (1, 2, 4, 8, 16)
+        or data[25] not in (0, 2, 3, 4, 6)
+        or b"IDAT" not in kinds
+        or kinds[-1] != b"IEND"
+    ):
+        raise ValueError
+    width, height = struct.unpack_from(">II", data, 16)
+    return width, height
+
+
+def _jpeg(data: bytes) -> tuple[int, int]:
+    at, marks, size = 2, set(), (0, 0)
+    for _ in range(_MAX_PARTS):
+        found = next(_MARK.finditer(data, at))
+        marks.add(mark := found[0][1])
+        # Its end, its data, and the two kinds of tables without which they cannot be read.
+        if mark == 0xD9 and marks >= {0xDA, 0xC4, 0xDB}:
+            return size
+        length, depth, height, width = struct.unpack_from(">HBHH", data, found.end())
+        if 0xC0 <= mark <= 0xC2 and depth == 8:
+            size = width, height
+        at = found.end() + length
+    raise ValueError
+
+
+def _gif(data: bytes) -> tuple[int, int]:
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    at, in_blocks, frames = 13 + (flags >> 7) * (6 << (flags & 7)), False, 0
+    for _ in range(_MAX_PARTS):
+        kind = data[at]
+        if in_blocks:
+            at, in_blocks = at + 1 + kind, kind > 0
+            continue
+        if kind == 0x3B and frames:
+            return width, height
+        if kind not in (0x21, 0x2C):
+            break
+        at, in_blocks = at + 2, True
+        if kind == 0x2C:
+            flags, frames = data[at + 7], frames + 1
+            at += 9 + (flags >> 7) * (6 << (flags & 7))
+    raise ValueError
+
+
+def _webp(data: bytes) -> tuple[int, int]:
+    whole, kind = struct.unpack_from("<I4x4s", data, 4)
+    if len(data) < max(30, 8 + whole) or not _WEBP_BEGINS.match(data, 12):
+        raise ValueError
+    start, apart, bits, less = _WEBP[kind]
+    both = int.from_bytes(data[start:30], "little")
+    width, height = (each % (1 << bits) + less for each in (both, both >> apart))
+    return width, height
+
+
+_MEASURES = {"image/png": _png, "image/jpeg": _jpeg, "image/gif": _gif, "image/webp": _webp}
 
 
 def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
@@ -71,13 +193,15 @@ def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
     shown_err = _stream(result.stderr, err_bytes, result, result.stderr_bytes)
     shown_err = shown_err if result.success else without_internals(shown_err)
     unseen = result.trouble_lines - len(_TROUBLE.findall(f"{shown_out}\n{shown_err}"))
-    blocks = [
-        shown_out,
-        f"[stderr]\n{shown_err}" if shown_err else "",
-        "\n".join(_ending(result, timeout_s, unseen)),
-    ]
-    meta = _exec_meta(result, truncated=_GAP in shown_out + shown_err)
-    return texts([block for block in blocks if block] or ["(no output)"], meta)
+    ending = "\n".join(f"[{line}]" for line in _ending(result, timeout_s, unseen))
+    blocks = [shown_out, f"[stderr]\n{shown_err}" if shown_err else "", ending]
+    names = result.changed_files
+    meta = {
+        **{name: getattr(result, name) for name in _IN_META},
+        "truncated": _GAP in shown_out + shown_err,
+        "changed_files": None if names is None else [show_name(name) for name in names],
+    }
+    return texts(blocks if any(blocks) else ["(no output)"], meta)
 
 
 def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> str:
@@ -105,26 +229,23 @@ def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> 
     return f"{head}\n[… {missing:,}{_GAP}{rest} …]\n{tail}"
 
 
-def _ending(result: ExecResult, timeout_s: float, unseen: int) -> list[str]:
-    lines = []
+def _ending(result: ExecResult, timeout_s: float, unseen: int) -> Iterable[str]:
     if unseen > 0:
         look = f"grep -naiE '{TROUBLE}' {result.output_file}"
-        lines.append(f"[{_count(unseen, 'line')} left out with {TROUBLE}: exec {look}]")
+        yield f"{_count(unseen, 'line')} left out with {TROUBLE}: exec {look}"
     if ended := _how_it_ended(result, timeout_s):
-        lines.append(f"[{ended}]")
+        yield ended
+    if result.made_room.total:
+        yield _what_made_room(result.made_room)
     if result.limit:
-        lines.append(f"[{show_name(result.limit)}]")
+        yield show_name(result.limit)
     if result.changed_files:
         names = [clip(show_name(name), 120) for name in result.changed_files[:20]]
-        counts = result.file_counts
-        more = (
-            counts["created"] + counts["changed"] - len(names)
-            if counts
-            else "perhaps" * (len(names) == 20)
-        )
+        counts, more = result.file_counts, "perhaps" * (len(names) == 20)
+        if counts:
+            more = str(counts["created"] + counts["changed"] - len(names) or "")
         others = f" and {more} more" if more else ""
-        lines.append(f"[files created or changed: {', '.join(names)}{others}]")
-    return lines
+        yield f"files created or changed: {', '.join(names)}{others}"
 
 
 def _how_it_ended(result: ExecResult, timeout_s: float) -> str:
@@ -142,96 +263,70 @@ def _how_it_ended(result: ExecResult, timeout_s: float) -> str:
     return f"exit code {result.exit_code}" if result.exit_code else ""
 
 
-def _exec_meta(result: ExecResult, *, truncated: bool) -> dict[str, Any]:
-    names = result.changed_files
-    return {
-        **{name: getattr(result, name) for name in _IN_META},
-        "truncated": truncated,
-        "changed_files": None if names is None else [show_name(name) for name in names],
-    }
+def _what_made_room(ended: Background) -> str:
+    counts = Counter(show_name(each.command) or "a process" for each in ended.processes)
+    names = [f"{clip(name, 80)}{f' ({n} times)' if n > 1 else ''}" for name, n in counts.items()]
+    others = ended.total - len(ended.processes)
+    more = f" and {others} more" if others > 0 else ""
+    return (
+        f"ended, as too few processes were left for this command: {', '.join(names[:8])}{more}, "
+        "left running by an earlier one; see sandbox_info for the limit"
+    )
 
 
 def file_content(content: FileContent) -> CallToolResult:
     """Numbered lines, an image, or a description of bytes that are neither."""
-    meta = {
-        "path": show_name(content.path),
-        "kind": content.kind,
-        "mime": content.mime,
-        "size": content.size,
-        "first_line": content.first_line,
-        "lines": content.lines,
-        "total_lines": content.total_lines,
-        "more": content.more,
-    }
+    meta = {name: getattr(content, name) for name in _OF_FILE} | {"path": show_name(content.path)}
     if content.kind == "text":
         return _numbered(content, meta)
-    if content.mime.startswith("image/"):
-        return _picture(content, meta)
-    return texts([_binary(content)], meta)
-
-
-def _picture(content: FileContent, meta: dict[str, Any]) -> CallToolResult:
     name, size = show_name(content.path), max(content.size, len(content.data))
+    if not content.mime.startswith("image/"):
+        kind, reader = next(row[1:] for row in _READERS if content.data.startswith(row[0]))
+        what = kind or f"not text, {content.mime}, begins with {content.data[:64]!r}"
+        hint = f"[to get at it: {reader.format(quote(name))}]"
+        return texts([f"{name}: {content.size:,} bytes, {what}\n{hint}"], meta)
     found = inspect(name, content.data, size)
     pixels = f"{found.width:,} × {found.height:,} pixels, " if found.width or found.height else ""  # noqa: RUF001
     text = f"{name}: {found.mime}, {pixels}{size:,} bytes"
     if found.fault:
         return texts([f"{text}; not an image to show: {found.fault}"], meta | {"kind": "binary"})
     data = base64.b64encode(content.data).decode()
-    image = ImageContent(data=data, mime_type=found.mime, type="image")
-    return _result([TextContent(text=text, type="text"), image], meta)
-
-
-def _binary(content: FileContent) -> str:
-    name = show_name(content.path)
-    kind, reader = next(row[1:] for row in _READERS if content.data.startswith(row[0]))
-    what = kind or f"not text, {content.mime}, begins with {content.data[:64]!r}"
-    return f"{name}: {content.size:,} bytes, {what}\n[to get at it: {reader.format(quote(name))}]"
+    return texts([text], meta, ImageContent(data=data, mime_type=found.mime, type="image"))
 
 
 def _numbered(content: FileContent, meta: dict[str, Any]) -> CallToolResult:
     text = content.data.decode("utf-8", "replace")
     lines = show(text).removesuffix("\n").split("\n") if text else []
-    numbered: list[str] = []
-    used = 0
-    for number, line in enumerate(lines, content.first_line):
-        row = shorten(f"{number:6}\t{line}", _OUTPUT_BYTES)
-        used += byte_length(row.head) + 1
-        if used > _OUTPUT_BYTES and numbered:
-            break
-        numbered.append(f"{row.head}…" if row.left_out else row.head)
-    notes = _file_notes(content, len(numbered))
-    meta |= {"lines": len(numbered), "more": content.more or len(numbered) < len(lines)}
-    return texts(["\n".join(numbered), "\n".join(notes)], meta)
+    cut = (
+        shorten(f"{number:6}\t{line}", _OUTPUT_BYTES)
+        for number, line in enumerate(lines, content.first_line)
+    )
+    rows = fitting((f"{row.head}…" if row.left_out else row.head for row in cut), _OUTPUT_BYTES)
+    notes = "\n".join(_file_notes(content, len(rows)))
+    meta |= {"lines": len(rows), "more": content.more or len(rows) < len(lines)}
+    return texts(["\n".join(rows), notes], meta)
 
 
-def _file_notes(content: FileContent, shown: int) -> list[str]:
-    of = "" if content.total_lines is None else f" of {content.total_lines:,}"
-    notes = []
+def _file_notes(content: FileContent, shown: int) -> Iterable[str]:
+    first, total = content.first_line, content.total_lines
     if not (content.size or content.data):
-        notes.append("[the file is empty]")
+        yield "[the file is empty]"
     elif not shown:
-        has = "" if content.total_lines is None else f", it has {content.total_lines:,} lines"
-        notes.append(f"[no line {content.first_line:,}: the file ends before it{has}]")
+        has = "" if total is None else f", it has {total:,} lines"
+        yield f"[no line {first:,}: the file ends before it{has}]"
     elif content.more or shown < content.lines:
-        last = content.first_line + shown - 1
-        notes.append(
-            f"[lines {content.first_line:,} to {last:,}{of}; read on with offset={last + 1}]"
-        )
+        last, of = first + shown - 1, "" if total is None else f" of {total:,}"
+        yield f"[lines {first:,} to {last:,}{of}; read on with offset={last + 1}]"
     if content.long_lines_cut:
         cut = _count(content.long_lines_cut, "long line")
-        notes.append(f"[{cut} shortened here; exec with cut -c shows more]")
-    return notes
+        yield f"[{cut} shortened here; exec with cut -c shows more]"
 
 
 def write_result(result: WriteResult, *, append: bool) -> CallToolResult:
     """What was written where."""
     done = "created" if result.created else "appended to" if append else "replaced"
-    text = f"{done} {show_name(result.path)} ({_count(result.written, 'byte')})"
-    return texts(
-        [text],
-        {"path": show_name(result.path), "written": result.written, "created": result.created},
-    )
+    meta = {"path": show_name(result.path), "written": result.written, "created": result.created}
+    return texts([f"{done} {meta['path']} ({_count(result.written, 'byte')})"], meta)
 
 
 def edit_result(result: EditResult, *, dry_run: bool) -> CallToolResult:
@@ -248,41 +343,23 @@ def edit_result(result: EditResult, *, dry_run: bool) -> CallToolResult:
 
 def glob_result(result: GlobResult) -> CallToolResult:
     """One path a line, newest first."""
-    lines = _fitting([show_name(path) for path in result.paths])
-    notes = []
-    if not lines:
-        notes.append("[nothing matches]")
-    elif result.truncated or len(lines) < len(result.paths):
-        notes.append(
-            f"[{len(lines):,} of {result.total:,} or more shown: narrow the pattern or the path]"
-        )
+    lines = fitting(map(show_name, result.paths), _OUTPUT_BYTES)
     truncated = result.truncated or len(lines) < len(result.paths)
+    note = f"[{len(lines):,} of {result.total:,} or more shown: narrow the pattern or the path]"
+    notes = [note] if lines and truncated else [] if lines else ["[nothing matches]"]
     meta = {"shown": len(lines), "total": result.total, "truncated": truncated}
     return texts(["\n".join(lines), *notes], meta)
 
 
 def grep_result(result: GrepResult) -> CallToolResult:
     """`file:line:text`, then how many matches there are."""
-    lines = _fitting([clip(show_name(line), 2_000) for line in result.lines])
+    lines = fitting((clip(show_name(line), 2_000) for line in result.lines), _OUTPUT_BYTES)
     truncated = result.truncated or len(lines) < len(result.lines)
-    note = (
-        "[nothing matches]"
-        if not lines
-        else f"[{_count(result.matches, 'match', 'matches')} in {_count(result.files, 'file')}"
-        f"{'; shortened: narrow the pattern, path or glob' if truncated else ''}]"
-    )
+    matches, files = _count(result.matches, "match", "matches"), _count(result.files, "file")
+    cut = "; shortened: narrow the pattern, path or glob" if truncated else ""
+    note = f"[{matches} in {files}{cut}]" if lines else "[nothing matches]"
     meta = {"matches": result.matches, "files": result.files, "truncated": truncated}
     return texts(["\n".join(lines), note], meta)
-
-
-def _fitting(lines: list[str]) -> list[str]:
-    used, fitting = 0, []
-    for line in lines:
-        used += byte_length(line) + 1
-        if used > _OUTPUT_BYTES:
-            break
-        fitting.append(line)
-    return fitting
 
 
 def delete_result(result: DeleteResult) -> CallToolResult:
@@ -313,15 +390,108 @@ def with_news(result: CallToolResult, news: list[str]) -> CallToolResult:
     return result.model_copy(update={"content": [*result.content, *told]})
 
 
-def texts(blocks: list[str], meta: dict[str, Any]) -> CallToolResult:
-    """Blocks of text, and their machine-readable form."""
-    return _result([TextContent(text=block, type="text") for block in blocks if block], meta)
+def texts(blocks: Iterable[str], meta: dict[str, Any], *more: ContentBlock) -> CallToolResult:
+    """Blocks of text that are not empty, and their machine-readable form."""
+    content = [TextContent(text=block, type="text") for block in blocks if block]
+    return CallToolResult(content=[*content, *more], _meta={RESULT_KEY: meta} if meta else None)
 
 
-def plain(text: str) -> CallToolResult:
-    """A sentence of ours."""
-    return texts([show(text)], {})
+class ListedEntry(BaseModel, frozen=True):
+    """One entry; `name` is a path that the other tools take, `modified` is in UTC."""
+
+    name: str
+    type: EntryKind
+    size: int
+    modified: str
+    link_target: str | None = None
 
 
-def _result(content: list[ContentBlock], meta: dict[str, Any]) -> CallToolResult:
-    return CallToolResult(content=content, _meta={RESULT_KEY: meta} if meta else None)
+class ListedFiles(BaseModel, frozen=True):
+    """What list_files answers."""
+
+    path: str
+    entries: list[ListedEntry]
+    total: int
+    truncated: bool
+    note: str | None = None
+
+
+class WorkspaceReport(BaseModel, frozen=True):
+    """Where the files are and how much room they take."""
+
+    path: str
+    used_bytes: int
+    limit_bytes: int
+    files: int
+    exact: bool
+
+
+class SandboxInfoReport(BaseModel, frozen=True):
+    """What sandbox_info answers; `programs` maps a name to its version."""
+
+    chat: str
+    backend: str
+    image: str | None = None
+    state: str
+    isolation: str
+    network: str
+    limits: dict[str, str]
+    programs: dict[str, str]
+    workspace: WorkspaceReport
+    project: str
+    versions: dict[str, str]
+
+
+def listed_files(listing: Listing) -> CallToolResult:
+    """The entries that fit in one result, with a note on how to see the rest."""
+    entries = fitting(map(_listed, listing.entries), _ENTRIES_BYTES, as_json)
+    truncated = listing.truncated or len(entries) < len(listing.entries)
+    note = f"{len(entries)} shown: list a subdirectory, or use glob" if truncated else None
+    path, total = show_name(listing.path), listing.total
+    return structured(
+        ListedFiles(path=path, entries=entries, total=total, truncated=truncated, note=note)
+    )
+
+
+def _listed(entry: Entry) -> ListedEntry:
+    return ListedEntry(
+        name=show_name(entry.path),
+        type=entry.kind,
+        size=entry.size,
+        modified=_utc(entry.modified),
+        link_target=None if entry.target is None else show_name(entry.target),
+    )
+
+
+def _utc(seconds: float) -> str:
+    # A sandbox can set any time on its files, also one that no calendar has.
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError, OSError):
+        return f"@{seconds:.0f}"
+
+
+def sandbox_report(report: SandboxReport) -> CallToolResult:
+    """Everything `sandbox_info` knows."""
+    # Whatever the sandbox says of itself is as hostile as any output.
+    programs, versions = (
+        {clip(show_name(name), 60): clip(show_name(version), 60) for name, version in pairs}
+        for pairs in ([*report.programs.items()][:50], report.versions.items())
+    )
+    workspace = WorkspaceReport(path=report.workspace, **vars(report.usage))
+    said = {"chat": str(report.chat), "programs": programs, "versions": versions}
+    return structured(
+        SandboxInfoReport.model_validate({**vars(report), **said, "workspace": workspace})
+    )
+
+
+def structured(answer: BaseModel) -> CallToolResult:
+    """Data, and the same as text; clients show a model nothing else, so it has to be all."""
+    text = TextContent(text=as_json(answer), type="text")
+    data = answer.model_dump(mode="json", exclude_none=True)
+    return CallToolResult(content=[text], structured_content=data)
+
+
+def as_json(answer: BaseModel) -> str:
+    """Structured content as it goes over the wire."""
+    return answer.model_dump_json(exclude_none=True)

@@ -1,33 +1,36 @@
 """The MCP server: its face to clients and the tools it offers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, get_type_hints
 from urllib.parse import quote
 
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.server import MCPServer
+from mcp.server.context import HandlerResult
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.message import SessionMessage
 from mcp.types import CallToolResult, Icon, InputRequiredResult, NotificationParams
 
 from mcp_sandbox import __version__
+from mcp_sandbox.config import HttpConfig
 from mcp_sandbox.models import Network, ProjectAccess
+from mcp_sandbox.server.errors import protocol_errors
+from mcp_sandbox.server.flow import UserSessions
 from mcp_sandbox.server.identity import SessionFor
-from mcp_sandbox.server.observer import CallCounter, Observer
-from mcp_sandbox.server.skills.answers import answers
-from mcp_sandbox.server.skills.changes import SkillChanges, declared, with_tasks
+from mcp_sandbox.server.skills.changes import SkillChanges, with_tasks
 from mcp_sandbox.server.skills.disclosure import Disclosure
-from mcp_sandbox.server.skills.extension import SkillsExtension
+from mcp_sandbox.server.skills.prompts import SkillPrompts
+from mcp_sandbox.server.skills.resources import SkillResources
 from mcp_sandbox.server.skills.visible import Visible
 from mcp_sandbox.server.text import clip, show_name
+from mcp_sandbox.server.tool import TOOLS, offered
 from mcp_sandbox.server.tools.code import code_tools
 from mcp_sandbox.server.tools.files import file_tools
 from mcp_sandbox.server.tools.sandbox import sandbox_tools
 from mcp_sandbox.server.tools.skills import skill_tools
-from mcp_sandbox.server.words import TOOLS, offered
+from mcp_sandbox.telemetry.calls import Count
 
 # The SDK imports it whenever a server is made, which may be inside a running event loop.
 import_module("rich.logging")
@@ -61,6 +64,7 @@ _NETWORK = {
     "open": "It can reach the network: packages can be installed.",
 }
 _BEGUN = "notifications/initialized"
+Answer = Callable[..., Coroutine[Any, Any, HandlerResult]]
 # Sent with every answer to newer clients, so it is kept very small.
 _ICON = (
     "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'>"
@@ -81,17 +85,30 @@ class SandboxServer(MCPServer[dict[str, Any]]):
         core = self._lowlevel_server
         await core.run(read_stream, write_stream, core.create_initialization_options())
 
-    def http_sessions(self, *, max_body: int, idle_s: float) -> StreamableHTTPSessionManager:
-        """The SDK's Streamable HTTP on this server; who may reach it is not its concern."""
-        return StreamableHTTPSessionManager(
-            self._lowlevel_server, max_request_body_size=max_body, session_idle_timeout=idle_s
-        )
+    def http_sessions(self, settings: HttpConfig) -> UserSessions:
+        """Streamable HTTP on this server; who may reach it is not its concern."""
+        return UserSessions(self._lowlevel_server, settings)
 
-    def offer_skills(self, visible: Visible, session_for: SessionFor) -> None:
-        """Answer requests about resources and prompts with the caller's skills."""
+    def offer_skills(
+        self, visible: Visible, resources: SkillResources, session_for: SessionFor
+    ) -> None:
+        """Answer with the caller's skills; the SDK's own would not know whose request it is."""
         core, changes = self._lowlevel_server, SkillChanges(visible)
-        for method, params, answer in answers(visible, session_for, changes):
-            core.add_request_handler(method, params, answer)
+        prompts = SkillPrompts(visible, session_for)
+        answers: Mapping[str, Answer] = {
+            "resources/list": resources.list,
+            "resources/templates/list": resources.templates,
+            "resources/read": resources.read,
+            "resources/subscribe": changes.subscribe,
+            "resources/unsubscribe": changes.unsubscribe,
+            "subscriptions/listen": changes.listen,
+            "prompts/list": prompts.list,
+            "prompts/get": prompts.get,
+            "completion/complete": prompts.complete,
+        }
+        for method, answer in answers.items():
+            params = get_type_hints(answer)["params"]
+            core.add_request_handler(method, params, protocol_errors(answer))
         core.add_notification_handler(_BEGUN, NotificationParams, changes.begin)
 
     async def call_tool(
@@ -116,22 +133,22 @@ def build_server(
     network: Network = "none",
     project: ProjectAccess = "none",
     isolated: bool = True,
-    counter: CallCounter | None = None,
+    count: Count | None = None,
     skills: Visible | None = None,
 ) -> SandboxServer:
     """The server with the twelve core tools. It opens no session before a tool is called.
 
-    `counter` is told of every call that has ended. `skills` are those that it teaches.
+    `count` gets the record of every call that has ended. `skills` are those that it teaches.
     """
     about = [_WHAT, _PROJECT[project], _NETWORK[network]] if isolated else [_WHAT, _UNSAFE]
     warning = "" if isolated else _UNSAFE
-    observer = Observer(counter)
     tools = [
         *code_tools(session_for, note=warning),
         *file_tools(session_for),
         *sandbox_tools(session_for),
         *(skill_tools(session_for) if skills else ()),
     ]
+    resources = SkillResources(skills) if skills else None
     server = SandboxServer(
         "mcp-sandbox",
         title="Sandbox",
@@ -139,12 +156,12 @@ def build_server(
         instructions=" ".join(about),
         version=__version__,
         icons=[Icon(src=f"data:image/svg+xml,{quote(_ICON)}", mime_type="image/svg+xml")],
-        tools=[tool.observed_by(observer) for tool in tools],
+        tools=[tool.model_copy(update={"count": count}) for tool in tools],
         log_level="WARNING",
-        extensions=[SkillsExtension(skills)] if skills else [],
-        middleware=[declared, Disclosure(skills)] if skills else [],
+        extensions=[resources] if resources else [],
+        middleware=[Disclosure(skills)] if skills else [],
         lifespan=with_tasks,
     )
-    if skills:
-        server.offer_skills(skills, session_for)
+    if skills and resources:
+        server.offer_skills(skills, resources, session_for)
     return server

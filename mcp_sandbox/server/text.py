@@ -1,7 +1,11 @@
 """Text on its way to a model: control characters shown, length bounded. Pure functions."""
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 MAX_TEXT_BYTES = 30_000
 """What one result may hold; clients cut or hide more than about 40 kB."""
@@ -70,8 +74,10 @@ def shorten(text: str, max_bytes: int) -> Shortened:
     data = text.encode("utf-8", "surrogatepass")
     if len(data) <= max_bytes:
         return Shortened(text)
-    head = _upto_line_end(data[: max_bytes // 2])
-    tail = _from_line_start(data[len(data) - (max_bytes - max_bytes // 2) :])
+    head, tail = data[: max_bytes // 2], data[len(data) - (max_bytes - max_bytes // 2) :]
+    end, start = head.rfind(b"\n") + 1, tail.find(b"\n") + 1
+    head = head[:end] if end > len(head) // 2 else head
+    tail = tail[start:] if 0 < start <= len(tail) // 2 else tail
     return Shortened(
         head=head.decode("utf-8", "ignore"),
         tail=tail.decode("utf-8", "ignore"),
@@ -85,11 +91,12 @@ def clip(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else f"{text[:max_chars]}…"
 
 
-def _upto_line_end(head: bytes) -> bytes:
-    end = head.rfind(b"\n")
-    return head[: end + 1] if end >= len(head) // 2 else head
-
-
-def _from_line_start(tail: bytes) -> bytes:
-    end = tail.find(b"\n")
-    return tail[end + 1 :] if 0 <= end < len(tail) // 2 else tail
+def fitting(items: Iterable[T], max_bytes: int, text: Callable[[T], str] = str) -> list[T]:
+    """The first items whose lines of text fit together; one at least."""
+    used, found = 0, list[T]()
+    for item in items:
+        used += byte_length(text(item)) + 1
+        if used > max_bytes and found:
+            break
+        found.append(item)
+    return found

@@ -1,47 +1,97 @@
-"""A tool of ours: checks the arguments, finds the session, answers every failure with text."""
+"""A tool of ours: checks the arguments, finds the session, answers every failure with text.
 
+Arguments are checked against the tool's model as a client sent them; problems in plain words.
+"""
+
+import difflib
 import inspect
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from mcp.server.mcpserver.tools import Tool
-from mcp.server.mcpserver.utilities.func_metadata import FuncMetadata
+from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
 from mcp.types import CallToolResult, ToolAnnotations
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic_core import ErrorDetails, from_json
 
-from mcp_sandbox.server.arguments import Arguments, check_arguments, input_schema
-from mcp_sandbox.server.errors import readable_errors
+from mcp_sandbox.errors import InvalidArgument
+from mcp_sandbox.server.errors import readable_errors, sole_error
 from mcp_sandbox.server.identity import Request, SessionFor
-from mcp_sandbox.server.observer import Observer
 from mcp_sandbox.server.results import with_news
+from mcp_sandbox.server.text import clip, show_name
+from mcp_sandbox.telemetry.calls import Count, recorded
 
-ToolFunction = Callable[..., Awaitable[CallToolResult]]
+Schema = Mapping[str, Any]
+READS = ToolAnnotations(
+    read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+)
+CHANGES = ToolAnnotations(
+    read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=False
+)
+PARAMETERS = {
+    "code": "cmd command input script snippet source",
+    "command": "cmd code commands script bash_command",
+    "content": "contents text file_text data body value",
+    "cwd": "workdir working_dir working_directory dir directory path",
+    "destination": "dst dest to target new_path new_name",
+    "glob": "include include_pattern file_pattern type",
+    "limit": "head_limit max_results max_count num_lines end_line",
+    "new": "new_string new_str new_text replace replacement",
+    "offset": "start_line line start view_range",
+    "old": "old_string old_str old_text search find",
+    "path": "file_path filename file target_file uri dir directory folder",
+    "pattern": "regex regexp query search glob",
+    "source": "src from old_path path",
+}
+_KINDS = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "object": "an object with text values",
+    "null": "null",
+}
+TOOLS = {
+    "delete_file": "rm remove remove_file unlink",
+    "edit_file": "multiedit str_replace str_replace_editor str_replace_based_edit_tool apply_patch",
+    "exec": "bash sh shell terminal cmd run local_shell run_command run_terminal_cmd",
+    "glob": "find file_search",
+    "grep": "search rg ripgrep search_files search_file_content codebase_search",
+    "list_files": "ls dir list_dir list_directory",
+    "move_file": "mv rename",
+    "read_file": "cat open view view_file open_file notebookread",
+    "run_code": "python ipython jupyter code_interpreter python_repl_ast notebookedit node",
+    "skill_activate": "skill",
+    "write_file": "create save create_file",
+}
 
-_INJECTED = ("session", "request")
+
+class Arguments(ArgModelBase, extra="forbid", strict=True, allow_inf_nan=False):
+    """Base of the arguments of every tool: exact types, no unknown names."""
 
 
-class SandboxTool(Tool):
+class SandboxTool(Tool, arbitrary_types_allowed=True):
     """A tool whose function takes the caller's session first, then the arguments."""
 
     session_for: Callable[..., Awaitable[Any]] = Field(exclude=True)
-    observer: Observer = Field(default_factory=Observer, exclude=True)
+    count: Count | None = Field(default=None, exclude=True)
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    def observed_by(self, observer: Observer) -> "SandboxTool":
-        """Return the same tool, with calls that `observer` sees."""
-        return self.model_copy(update={"observer": observer})
-
-    @readable_errors
     async def run(
         self, arguments: dict[str, Any], context: Request, convert_result: bool = False
     ) -> CallToolResult:
-        with self.observer.call(self.name, context) as seen:
-            checked = check_arguments(self.fn_metadata.arg_model, self.parameters, arguments)
+        model, properties = self.fn_metadata.arg_model, self.parameters["properties"]
+        counted = recorded(self.name, self.count, call=str(context.request_id))
+        with readable_errors(), counted as record, sole_error():
+            try:
+                checked = model.model_validate(_meant(arguments, properties)).model_dump_one_level()
+            except ValidationError as exc:
+                raise InvalidArgument(_told(exc.errors(include_url=False), properties)) from exc
             if self.context_kwarg is not None:
                 checked[self.context_kwarg] = context
-            session = seen.session = await self.session_for(context)
-            session.skills.check_call(self.name, checked)
+            session = await self.session_for(context)
+            record.chat, record.backend = session.chat, session.backend
             result: CallToolResult = await self.fn(session, **checked)
             if convert_result:
                 self.fn_metadata.convert_result(result)
@@ -50,7 +100,7 @@ class SandboxTool(Tool):
 
 
 def build_tool(
-    function: ToolFunction,
+    function: Callable[..., Awaitable[CallToolResult]],
     session_for: SessionFor,
     *,
     title: str,
@@ -62,28 +112,123 @@ def build_tool(
 
     `note` is added to the description.
     """
-    model = _arguments_of(function)
+    parameters = inspect.signature(function).parameters
+    fields: dict[str, Any] = {
+        name: (each.annotation, ... if each.default is each.empty else each.default)
+        for name, each in parameters.items()
+        if name not in ("session", "request")
+    }
+    model = create_model(f"{function.__name__}_arguments", __base__=Arguments, **fields)
+    schema = model.model_json_schema()
+    # Titles only repeat the names.
+    for part in (schema, *schema["properties"].values()):
+        part.pop("title", None)
     return SandboxTool(
         fn=function,
         name=function.__name__.rstrip("_"),
         title=title,
         description="\n".join(filter(None, [inspect.cleandoc(function.__doc__ or ""), note])),
-        parameters=input_schema(model),
+        parameters=schema,
         fn_metadata=FuncMetadata(arg_model=model, output_model=output),
         is_async=True,
-        context_kwarg="request" if "request" in inspect.signature(function).parameters else None,
+        context_kwarg="request" if "request" in parameters else None,
         annotations=annotations,
         session_for=session_for,
     )
 
 
-def _arguments_of(function: ToolFunction) -> type[Arguments]:
-    fields: dict[str, Any] = {
-        name: (
-            parameter.annotation,
-            ... if parameter.default is inspect.Parameter.empty else parameter.default,
-        )
-        for name, parameter in inspect.signature(function).parameters.items()
-        if name not in _INJECTED
-    }
-    return create_model(f"{function.__name__}_arguments", __base__=Arguments, **fields)
+def _meant(arguments: Schema, properties: Schema) -> dict[str, Any]:
+    """The arguments as their schemas have them; null and "" are an optional one left out."""
+    schemas = {name: properties.get(name, {}) for name in arguments}
+    read = {name: _read(arguments[name], schema) for name, schema in schemas.items()}
+    left_out = {name for name in read if "default" in schemas[name] and read[name] in (None, "")}
+    return {name: value for name, value in read.items() if name not in left_out}
+
+
+def _read(value: object, schema: Schema) -> object:
+    """What a value of another type can only mean for its parameter."""
+    kinds = {branch.get("type", "string") for branch in schema.get("anyOf", [schema])}
+    if isinstance(value, str) and "string" not in kinds:
+        with suppress(ValueError, TypeError):
+            value = from_json({"True": "true", "False": "false"}.get(value, value))
+    if isinstance(value, dict) and "object" in kinds:
+        return {
+            name: json.dumps(each) if isinstance(each, int | float) else each
+            for name, each in value.items()
+            if each is not None
+        }
+    # JSON does not tell 30.0 from 30.
+    if isinstance(value, float) and value.is_integer() and "integer" in kinds:
+        return int(value)
+    return value
+
+
+def _told(found: Sequence[ErrorDetails], properties: Schema) -> str:
+    """A sentence for each problem, that names the parameter and what is allowed."""
+    missing = [str(error["loc"][0]) for error in found if error["type"] == "missing"]
+    # A value that fits no branch of an optional parameter is reported once per branch.
+    sentences = dict.fromkeys(_sentence(error, properties, missing) for error in found[:99])
+    return "\n".join([*sentences][:10])
+
+
+def _sentence(error: ErrorDetails, properties: Schema, missing: Sequence[str]) -> str:
+    name = str(error["loc"][0])
+    if error["type"] == "extra_forbidden":
+        return _unknown(name, properties, missing)
+    allowed = _allowed(properties[name])
+    if error["type"] == "missing":
+        return f"{name} is missing: give {allowed}."
+    if error["type"] == "value_error":
+        return f"{name}: {error['ctx']['error']}."
+    if len(error["loc"]) > 1:
+        key = clip(show_name(str(error["loc"][1])), 60)
+        return f"{name}: the value of {key!r} must be text, not {_shown(error['input'])}."
+    return f"{name} must be {allowed}, not {_shown(error['input'])}.{_hint(name, error['input'])}"
+
+
+def _hint(name: str, value: object) -> str:
+    if name == "language":
+        return " For others write a file, then exec gcc or what else runs it, if it is installed."
+    if name.endswith("_s") and isinstance(value, int | float) and 1000 <= value < 1e9:
+        return f" Milliseconds? It is seconds: {value / 1000:g}."
+    return ""
+
+
+def _unknown(name: str, known: Schema, missing: Sequence[str]) -> str:
+    hint = offered(name, [*missing, *known], PARAMETERS)
+    hint = hint or (f"did you mean {missing[0]}? " if missing else "")
+    takes = f"this tool takes {', '.join(known)}" if known else "this tool takes no arguments"
+    return f"There is no parameter {clip(show_name(name), 60)!r}: {hint}{takes}."
+
+
+def _allowed(schema: Schema) -> str:
+    if "anyOf" in schema:
+        return " or ".join(_allowed(branch) for branch in schema["anyOf"])
+    if "enum" in schema:
+        return f"one of {', '.join(map(str, schema['enum']))}"
+    return f"{_KINDS[schema['type']]}{_bounds(schema)}"
+
+
+def _bounds(schema: Schema) -> str:
+    if "maxLength" in schema:
+        low = "1 to" if schema.get("minLength") else "at most"
+        return f" of {low} {schema['maxLength']:,} characters"
+    if "maximum" in schema:
+        return f" from {schema['minimum']:,} to {schema['maximum']:,}"
+    return f" of at least {schema['minimum']:,}" if "minimum" in schema else ""
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str) and len(value) > 60:
+        return f"{len(value):,} characters beginning with {show_name(value[:40])!r}"
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    return clip(show_name(json.dumps(value, ensure_ascii=False)), 60)
+
+
+def offered(name: str, ours: Iterable[str], table: Mapping[str, str]) -> str:
+    """A question that offers what is meant, the first of `ours` that fits; empty if none does."""
+    word, known = name.lower(), [*ours]
+    called = [each for each in known if word in table.get(each, "").split()]
+    likely = called or difflib.get_close_matches(word[:100], known, n=1, cutoff=0.5)
+    return f"did you mean {likely[0]}? " if likely else ""

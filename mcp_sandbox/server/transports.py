@@ -4,13 +4,22 @@ The line transport answers what it cannot parse instead of dropping it, bounds a
 and can be cancelled while it waits for input, which a thread that reads stdin cannot.
 """
 
+import fcntl
+import json
 import logging
+import os
+import re
 import signal
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
 
 import anyio
-from anyio.abc import ByteReceiveStream, ByteSendStream, TaskStatus
+import anyio.lowlevel
+from anyio.abc import ByteReceiveStream, ByteSendStream, ByteStream
+from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
 from mcp.types import (
@@ -29,18 +38,26 @@ from mcp.types import (
 from pydantic import ValidationError
 
 from mcp_sandbox.server.errors import sole_error
-from mcp_sandbox.server.lines import MAX_LINE_BYTES, Lines, Overlong, find_request_id
 from mcp_sandbox.server.server import SandboxServer
-from mcp_sandbox.server.stdio import claimed_stdio
 
 logger = logging.getLogger(__name__)
 
+MAX_LINE_BYTES = 32 << 20
+"""Room for the largest content of write_file with every character escaped twice over."""
+_HEAD_BYTES = 64 << 10
 _LEAVE = (signal.SIGINT, signal.SIGTERM)
 MOST_UNANSWERED = 256
 """Requests of one client at a time; each may hold a result that the client does not take."""
 _TOO_MANY = -32000
 GRACE_S = 1.0
 """How long the requests of a client that closed its side may take to be answered still."""
+# Whatever stands in a line is one of these, so that their number bounds the work. The closing quote
+# is optional so that a string without end is taken whole, and only once.
+_TOKEN = re.compile(rb'("(?:[^"\\]++|\\.)*+"?|[{}\[\]:,]|-?\d++)|[^"{}\[\]:,\d-]++|-', re.DOTALL)
+# A list of numbers can have millions, and everybody else waits while they are looked at.
+_MOST_TOKENS = 50_000
+# A pipe or socket that is ready for writing takes this much without blocking.
+_ATOMIC_BYTES = 4096
 
 
 async def serve_stdio(server: SandboxServer) -> None:
@@ -48,8 +65,8 @@ async def serve_stdio(server: SandboxServer) -> None:
 
     Meanwhile file descriptor 0 is empty and 1 is stderr, so that nothing but JSON-RPC gets out.
     """
-    with claimed_stdio() as (receive, send):
-        await serve_lines(server, receive, send)
+    with _claimed_stdio() as stream:
+        await serve_lines(server, stream, stream)
 
 
 async def serve_lines(
@@ -68,7 +85,7 @@ async def serve_lines(
     wire = _Wire(send)
     with sole_error():
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wire.read, Lines(receive), to_server)
+            tasks.start_soon(wire.read, BufferedByteReceiveStream(receive), to_server)
             tasks.start_soon(wire.write, from_server)
             async with anyio.create_task_group() as serving:
                 if leaving:
@@ -85,10 +102,10 @@ async def stopped_by_signals() -> AsyncGenerator[None]:
 
     Clients send one after the other; the second must not cut short how the process ends.
     """
-    with sole_error():
+    with sole_error(), anyio.open_signal_receiver(*_LEAVE) as signals:
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as body:
-                await tasks.start(_cancel_on_signal, body)
+                tasks.start_soon(_cancel_at, signals, body)
                 yield
             tasks.cancel_scope.cancel()
     if body.cancel_called:
@@ -96,13 +113,59 @@ async def stopped_by_signals() -> AsyncGenerator[None]:
             signal.signal(number, signal.SIG_IGN)
 
 
-async def _cancel_on_signal(
-    body: anyio.CancelScope, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
-) -> None:
-    with anyio.open_signal_receiver(*_LEAVE) as signals:
-        task_status.started()
-        async for _ in signals:
-            body.cancel()
+async def _cancel_at(signals: AsyncIterator[object], body: anyio.CancelScope) -> None:
+    async for _ in signals:
+        body.cancel()
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """A line that was thrown away: its beginning and how long it was."""
+
+    head: bytes
+    size: int
+
+
+async def next_line(
+    stream: BufferedByteReceiveStream, max_bytes: int = MAX_LINE_BYTES
+) -> bytes | Overlong | None:
+    """The next line that is not blank, without its end; None when the stream has ended."""
+    head, dropped = b"", 0
+    while True:
+        try:
+            line = await stream.receive_until(b"\n", max_bytes + 1)
+        except anyio.DelimiterNotFound:
+            head = head or stream.buffer[:_HEAD_BYTES]
+            dropped += len(await stream.receive(2 * max_bytes + _HEAD_BYTES))
+        except (anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return None
+        else:
+            if dropped:
+                return Overlong(head, dropped + len(line))
+            if line.strip():
+                return line
+
+
+def find_request_id(line: bytes) -> str | int | None:
+    """The id of a request that no parser takes, so that it can be refused by its id.
+
+    Looks at the top level only and takes no notice of anything that is wrong elsewhere. Behind
+    more than 50,000 tokens it is not found.
+    """
+    depth = 0
+    recent: list[bytes] = []
+    for match in islice(_TOKEN.finditer(line), _MOST_TOKENS):
+        token = match[1]
+        if token is None:
+            continue
+        if depth == 1 and recent[-2:] == [b'"id"', b":"]:
+            with suppress(ValueError):
+                value = json.loads(token)
+                return value if isinstance(value, str | int) else None
+            return None
+        depth += (token in b"{[") - (token in b"}]")
+        recent = [*recent[-1:], token]
+    return None
 
 
 class _Wire:
@@ -114,16 +177,18 @@ class _Wire:
     def __init__(self, send: ByteSendStream) -> None:
         self._send = send
         self._lock = anyio.Lock()
-        self._unanswered: set[RequestId] = set()
-        self._listening: set[RequestId] = set()
+        # Whether somebody waits for the answer.
+        self._open: dict[RequestId, bool] = {}
         self._answered = anyio.Event()
 
     async def read(
-        self, lines: Lines, to_server: MemoryObjectSendStream[SessionMessage | Exception]
+        self,
+        lines: BufferedByteReceiveStream,
+        to_server: MemoryObjectSendStream[SessionMessage | Exception],
     ) -> None:
         """Hand the client's messages to the server until the client closes its side."""
         async with to_server:
-            while (line := await lines.next()) is not None:
+            while (line := await next_line(lines)) is not None:
                 message = await self._parsed(line)
                 if message is not None and await self._has_room_for(message):
                     self._note_request(message)
@@ -137,7 +202,8 @@ class _Wire:
         async with from_server:
             async for item in from_server:
                 await self._send_message(item.message)
-                self._note_answer(item.message)
+                if isinstance(item.message, JSONRPCResponse | JSONRPCError):
+                    self._settle(item.message.id)
 
     async def leave(self, leaving: anyio.Event, serving: anyio.CancelScope) -> None:
         """End the serving after `leaving`, between two requests of the client."""
@@ -154,17 +220,15 @@ class _Wire:
             return jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValidationError as exc:
             first = exc.errors(include_url=False, include_input=False)[0]
+            code, problem = INVALID_REQUEST, "not a JSON-RPC 2.0 message"
             if first["type"] == "json_invalid":
-                await self._refuse(find_request_id(line), PARSE_ERROR, first["msg"])
-            else:
-                problem = "not a JSON-RPC 2.0 message"
-                await self._refuse(find_request_id(line), INVALID_REQUEST, problem)
+                code, problem = PARSE_ERROR, first["msg"]
+            await self._refuse(find_request_id(line), code, problem)
             return None
 
     async def _has_room_for(self, message: JSONRPCMessage) -> bool:
         """Refuse one request too many, which also waits for a client that does not read."""
-        open_requests = len(self._unanswered) + len(self._listening)
-        if not isinstance(message, JSONRPCRequest) or open_requests < MOST_UNANSWERED:
+        if not isinstance(message, JSONRPCRequest) or len(self._open) < MOST_UNANSWERED:
             return True
         problem = f"{MOST_UNANSWERED} requests are unanswered: wait for answers before you ask"
         await self._refuse(message.id, _TOO_MANY, problem)
@@ -185,24 +249,18 @@ class _Wire:
 
     def _note_request(self, message: JSONRPCMessage) -> None:
         if isinstance(message, JSONRPCRequest):
-            is_stream = message.method == "subscriptions/listen"
-            (self._listening if is_stream else self._unanswered).add(message.id)
+            self._open[message.id] = message.method != "subscriptions/listen"
         elif isinstance(message, JSONRPCNotification) and message.params:
             # A cancelled request is never answered.
             self._settle(message.params.get("requestId"))
 
-    def _note_answer(self, message: JSONRPCMessage) -> None:
-        if isinstance(message, JSONRPCResponse | JSONRPCError):
-            self._settle(message.id)
-
     def _settle(self, request_id: object) -> None:
         if isinstance(request_id, str | int):
-            self._unanswered.discard(request_id)
-            self._listening.discard(request_id)
+            self._open.pop(request_id, None)
             self._answered.set()
 
     async def _wait_until_answered(self) -> None:
-        while self._unanswered:
+        while any(self._open.values()):
             self._answered = anyio.Event()
             await self._answered.wait()
 
@@ -217,3 +275,68 @@ def _encoded(message: JSONRPCMessage) -> bytes:
         request_id = message.id if isinstance(message, JSONRPCResponse) else None
         text = JSONRPCError(jsonrpc="2.0", id=request_id, error=error).model_dump_json()
     return text.encode() + b"\n"
+
+
+@contextmanager
+def _claimed_stdio() -> Generator["_Descriptors"]:
+    """Take stdin and stdout away from everybody else until the block is left."""
+    reading = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
+    writing = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    try:
+        os.dup2(nothing, 0)
+        os.dup2(2, 1)
+        yield _Descriptors(reading, writing)
+    finally:
+        # What others printed meanwhile goes to stderr, not to the client.
+        sys.stdout.flush()
+        os.dup2(reading, 0)
+        os.dup2(writing, 1)
+        for descriptor in (reading, writing, nothing):
+            os.close(descriptor)
+
+
+class _Descriptors(ByteStream):
+    """Reads and writes two file descriptors without a thread, so that waiting can be cancelled."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self._reading = reading
+        self._writing = writing
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        while True:
+            await _ready(anyio.wait_readable, self._reading)
+            try:
+                data = os.read(self._reading, max_bytes)
+            except BlockingIOError:
+                continue
+            except OSError as exc:
+                raise anyio.BrokenResourceError from exc
+            if not data:
+                raise anyio.EndOfStream
+            return data
+
+    async def send(self, item: bytes) -> None:
+        rest = memoryview(item)
+        while rest:
+            await _ready(anyio.wait_writable, self._writing)
+            try:
+                rest = rest[os.write(self._writing, rest[:_ATOMIC_BYTES]) :]
+            except BlockingIOError:
+                continue
+            except OSError as exc:
+                raise anyio.BrokenResourceError from exc
+
+    async def send_eof(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
+
+async def _ready(wait: Callable[[int], Awaitable[None]], descriptor: int) -> None:
+    try:
+        await wait(descriptor)
+    except PermissionError:
+        # Files and /dev/null cannot be waited for: they are always ready.
+        await anyio.lowlevel.checkpoint()

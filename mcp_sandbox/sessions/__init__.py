@@ -1,9 +1,9 @@
 """Which chat holds which sandbox, and how long.
 
-The way of a call: manager.py finds the chat's hold; session.py is what a caller sees of it, and the
-one place where limits of a chat apply; hold.py opens the sandbox at the first call (opening.py
-finds or makes it, warm.py has one ready for a new chat) and lets go of it (leaving.py). What others
-may do meanwhile: chat_lock.py keeps other servers out, slots.py bounds how many are open, growth.py
-holds the limits on disk, reaper.py ends what nobody uses, cleaning.py removes old files. What is
-remembered: ledger.py, over the store. This room knows no MCP and no engine.
+The way of a call: manager.py finds the chat's hold; session.py is what a caller sees of it; gate.py
+is the only way in, where every call is narrowed, given its limits and recorded; hold.py opens the
+sandbox at the first call and lets go of it (ways.py finds, makes and ends it, warm.py has one
+ready for a new chat). What others may do meanwhile: records/ remember each chat and keep other
+servers out, slots.py bounds how many are open, rooms.py holds what is open to its limits on disk,
+cleaning.py ends what nobody uses and removes old files. This room knows no MCP and no engine.
 """

@@ -1,7 +1,10 @@
 """All chats of one data root: one hold per chat, and at most so many open sandboxes."""
 
+import hashlib
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
@@ -10,39 +13,58 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sandbox.backends.base import Backend
+from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable
-from mcp_sandbox.models import BackendName, ChatId, SessionStatus, Statistics
-from mcp_sandbox.sessions.chat_lock import ChatLocks
-from mcp_sandbox.sessions.cleaning import Cleaning, GcReport
-from mcp_sandbox.sessions.drain import Drain
-from mcp_sandbox.sessions.extras import Extras, no_extras
+from mcp_sandbox.models import BackendName, ChatId, SandboxInfo, SessionStatus, Statistics
+from mcp_sandbox.sessions.cleaning import Cleaning, GcReport, Reaper
+from mcp_sandbox.sessions.gate import Gate
 from mcp_sandbox.sessions.hold import Hold
-from mcp_sandbox.sessions.ledger import Ledger
-from mcp_sandbox.sessions.listing import statuses
-from mcp_sandbox.sessions.news import News
-from mcp_sandbox.sessions.reaper import Reaper
-from mcp_sandbox.sessions.residence import Residence
-from mcp_sandbox.sessions.rooms import Rooms
+from mcp_sandbox.sessions.records import ChatRecord, Ledger
+from mcp_sandbox.sessions.rooms import Rooms, Use
 from mcp_sandbox.sessions.session import Session
-from mcp_sandbox.sessions.settings import SessionSettings
+from mcp_sandbox.sessions.settings import SPEC, SessionSettings, of_chats
+from mcp_sandbox.sessions.skills import ChatSkills, Skills
 from mcp_sandbox.sessions.slots import Slots
-from mcp_sandbox.sessions.wards import Wards
 from mcp_sandbox.sessions.warm import WarmPool
-from mcp_sandbox.sessions.warming import Warmer
-from mcp_sandbox.skills.snapshots import Snapshots
+from mcp_sandbox.skills.library import Library
+from mcp_sandbox.telemetry.calls import Count
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.pool import PoolFolder
+from mcp_sandbox.workspace.projects import Projects, no_projects
 
 logger = logging.getLogger(__name__)
 
-# A store that does not answer is not waited for at the end: it is a cache.
+# A disk that does not answer is not waited for at the end.
 _LAST_WORDS_S = 10.0
+# Servers that live shorter have no time for what others have left.
+_SETTLED_S = 5.0
 # Calls that are being cancelled end when all that they started is dead.
 _LAST_CALLS_S = 10.0
+_CLOSED = (
+    "this session cannot be used any more: the `async with` block that opened it has ended, or is "
+    "just ending. Call inside the block, or open the chat again with open_session(); its files are "
+    "kept"
+)
+
+
+@dataclass(frozen=True)
+class Extras:
+    """The folders of the clients, and the skills; `count` gets the record of every ended call.
+
+    `pool`: where trees wait for new chats; without it no sandbox is started early.
+    """
+
+    projects: Projects | None = None
+    skills: Skills | None = None
+    count: Count | None = None
+    pool: PoolFolder | None = None
 
 
 class SessionManager:
-    """Finds the session of a chat. Enter it; every sandbox it opened ends with the block."""
+    """Finds the session of a chat. Enter it; every sandbox it opened ends with the block.
+
+    Any method may raise OperatorError: the data root or the engine cannot be used.
+    """
 
     def __init__(
         self,
@@ -52,39 +74,32 @@ class SessionManager:
         ledger: Ledger,
         settings: SessionSettings | None = None,
         extras: Extras | None = None,
-        pool: PoolFolder | None = None,
     ) -> None:
-        """`pool`: where trees wait for new chats; without it no sandbox is started early."""
         data_root = workspaces.data_root
-        self._backend = backend
-        self._workspaces = workspaces
-        self._extras = extras or no_extras(data_root)
-        self._settings = settings or SessionSettings()
-        self._residence = Residence(data_root, may_move=self._settings.may_move)
-        self._slots = Slots(
-            self._settings.max_open,
-            most_per_user=self._settings.max_per_user,
-            wait_s=self._settings.queue_wait_s,
-        )
+        extras, settings = extras or Extras(), settings or SessionSettings()
+        self._skills = extras.skills or Skills(Library(SkillsConfig(enabled=False), data_root))
+        # Where the sandboxes live.
+        self.backend: BackendName = backend.name
+        self._pool_folder = extras.pool
         self._ledger = ledger
-        self._locks = ChatLocks(data_root)
-        self._snapshots = Snapshots(data_root)
-        lifetimes = self._settings.lifetimes
-        self._wards = Wards(backend, workspaces, self._locks, self._residence, own=self._own_chats)
-        self._cleaning = Cleaning(
-            workspaces,
-            ledger,
-            keep_s=lifetimes.retention_s,
-            guard=self._wards,
-            snapshots=self._snapshots,
+        bounds = settings.sessions
+        self._slots = Slots(
+            bounds.max_open, most_per_user=bounds.max_per_user, wait_s=bounds.queue_wait
         )
-        self._reaper = Reaper(self._open_holds, ledger, self._cleaning, lifetimes)
-        self._drain = Drain()
-        self._handing_over = False
+        self._rooms = Rooms(
+            backend=backend,
+            workspaces=workspaces,
+            projects=extras.projects or no_projects(data_root),
+            ledger=ledger,
+            settings=settings,
+            slots=self._slots,
+        )
+        self._cleaning = Cleaning(self._rooms, self._own_chats)
+        self._reaper = Reaper(self._open_holds, self._cleaning, settings)
+        self._gate = Gate(self._hold, self._skills.check_call, extras.count)
+        self._handing_over = self._entered = False
         self._tasks = anyio.create_task_group()
         self._closed = anyio.Event()
-        self._pool_folder = pool
-        self._rooms: Rooms | None = None
         # A hold lives as long as a session has it or its sandbox is open (then it has a slot):
         # so a chat never has two, and what nobody uses takes no memory.
         self._holds: WeakValueDictionary[ChatId, Hold] = WeakValueDictionary()
@@ -94,28 +109,15 @@ class SessionManager:
         with anyio.CancelScope(shield=True):
             # Who is cancelled here could not leave the group that was entered.
             tasks: TaskGroup = await self._tasks.start(self._host)
-        self._rooms = Rooms(
-            backend=self._backend,
-            workspaces=self._workspaces,
-            projects=self._extras.projects,
-            residence=self._residence,
-            locks=self._locks,
-            news=News(),
-            settings=self._settings,
-            slots=self._slots,
-            ledger=self._ledger,
-            tasks=tasks,
-            drain=self._drain,
-            snapshots=self._snapshots,
-            pool=self._make_pool(self._pool_folder, tasks) if self._pool_folder else None,
-        )
-        if self._rooms.pool:
-            self._rooms.pool.start()
+        rooms, folder = self._rooms, self._pool_folder
+        rooms.tasks, self._entered = tasks, True
+        if folder:
+            rooms.pool = WarmPool(
+                rooms.backend, folder, rooms.settings, tasks, free=lambda: rooms.slots.free
+            )
+            rooms.pool.start()
         tasks.start_soon(self._reaper.run)
-        if self._settings.keep_background:
-            tasks.start_soon(self._take_over)
-        else:
-            tasks.start_soon(self._wards.wake)
+        tasks.start_soon(self._look_at_others)
         return self
 
     async def _host(self, *, task_status: TaskStatus[TaskGroup]) -> None:
@@ -126,33 +128,28 @@ class SessionManager:
                 await self._closed.wait()
                 tasks.cancel_scope.cancel()
 
-    async def _take_over(self) -> None:
-        """Hold what runs for chats already; end what runs for a chat that is no more."""
+    async def _look_at_others(self) -> None:
+        """Take over, or end, what other servers have left."""
         try:
-            running = await self._wards.sandboxes()
-            chats = set(await self._workspaces.chats())
+            if self._rooms.settings.keep_background:
+                await self._take_over()
+            await anyio.sleep(_SETTLED_S)
+            await self._cleaning.end_paused()
         except OperatorError:
             logger.exception("what runs already is found when its chat is used")
-            return
-        for sandbox_id, chat in running.items():
+
+    async def _take_over(self) -> None:
+        """Hold what runs for chats already; end what runs for a chat that is no more."""
+        running = await of_chats(self._rooms.backend)
+        chats = set(await self._rooms.workspaces.chats())
+        for chat, info in running:
             try:
-                if chat in chats:
-                    await self._hold(chat).adopt(sandbox_id)
-                else:
-                    await self._wards.end_leftover(sandbox_id, chat)
+                if chat not in chats:
+                    await self._cleaning.end_leftover(info.id, chat)
+                elif info.state != "paused":
+                    await self._hold(chat).adopt(info.id)
             except SandboxError:
                 logger.exception("chat %s: what runs already is found when it is used", chat)
-
-    def _make_pool(self, folder: PoolFolder, tasks: TaskGroup) -> WarmPool:
-        settings = self._settings
-        warmer = Warmer(self._backend, folder, settings.spec, keep_bytes=settings.keep_bytes)
-        return WarmPool(
-            warmer,
-            tasks,
-            size=settings.pool_size,
-            max_age_s=settings.pool_max_age_s,
-            free=lambda: self._slots.free,
-        )
 
     async def __aexit__(
         self,
@@ -162,11 +159,12 @@ class SessionManager:
     ) -> bool | None:
         try:
             with anyio.CancelScope(shield=True):
+                self._gate.close(_CLOSED)
                 await self.drain(_LAST_CALLS_S, hand_over=self._handing_over)
                 async with anyio.create_task_group() as closing:
                     for hold in self._open_holds():
                         closing.start_soon(self._close, hold)
-                    if self._rooms and self._rooms.pool:
+                    if self._rooms.pool:
                         closing.start_soon(self._rooms.pool.stop)
                 with anyio.move_on_after(_LAST_WORDS_S):
                     await self._ledger.write()
@@ -180,10 +178,10 @@ class SessionManager:
         return None
 
     async def _close(self, hold: Hold) -> None:
-        """End its sandbox unless it is to stay, or others need it."""
+        """End its sandbox unless it is to stay, is paused, or others need it."""
         try:
-            if not self._handing_over:
-                await hold.yield_up(background_too=not self._settings.keep_background)
+            if not (self._handing_over or hold.use().paused):
+                await hold.yield_up(background_too=not self._rooms.settings.keep_background)
         except OperatorError:
             logger.exception("chat %s: its sandbox ends by itself", hold.chat)
         finally:
@@ -197,18 +195,13 @@ class SessionManager:
         """The chats that this server uses, or is about to."""
         return {hold.chat for hold in [*self._holds.values()] if hold.is_busy or hold.use().open}
 
-    @property
-    def backend(self) -> BackendName:
-        """Where the sandboxes live."""
-        return self._backend.name
-
     async def session(self, chat: ChatId) -> Session:
         """The chat's session; its sandbox is made at the first call that needs it."""
         hold = self._hold(chat)
-        return Session(hold, self._extras.skills.of(chat, hold))
+        return Session(hold, self._gate, ChatSkills(chat, self._skills, hold.pinning, self._gate))
 
     def _hold(self, chat: ChatId) -> Hold:
-        if self._rooms is None:
+        if not self._entered:
             raise RuntimeError("the manager is not open: use `async with`")
         hold = self._holds.get(chat)
         if hold is None:
@@ -216,47 +209,71 @@ class SessionManager:
         return hold
 
     async def list(self, user: str | None = None) -> Sequence[SessionStatus]:
-        """Every known chat, or those of a user, the last used first.
-
-        Raises:
-            OperatorError: the data root or the engine cannot be used.
-        """
-        running = await self._backend.running()
+        """Every known chat, or those of a user, the last used first."""
+        running = dict(await of_chats(self._rooms.backend))
         holds = dict(self._holds)
-        known = {*holds, *await self._workspaces.chats()}
-        await self._ledger.read()
-        times = {chat: self._ledger.times(chat) for chat in known if user in (None, chat.user)}
+        known = {*holds, *await self._rooms.workspaces.chats()}
+        records = {record.chat: record for record in await self._ledger.records.list()}
         uses = {chat: hold.use() for chat, hold in holds.items()}
-        return statuses(times, running, uses, self._backend.name)
+        rows = [
+            self._status(chat, records.get(chat), running.get(chat), uses.get(chat, Use()))
+            for chat in known
+            if user in (None, chat.user)
+        ]
+        return sorted(rows, key=lambda row: row.last_used_at, reverse=True)
+
+    def _status(
+        self, chat: ChatId, record: ChatRecord | None, sandbox: SandboxInfo | None, use: Use
+    ) -> SessionStatus:
+        created_at, last_used_at = self._ledger.times(chat, record)
+        return SessionStatus(
+            # A short name of the chat that is the same in every server.
+            id=hashlib.sha256(str(chat).encode()).hexdigest()[:12],
+            chat=chat,
+            state=sandbox.state if sandbox else "starting" if use.starting else "warm",
+            backend=self.backend,
+            sandbox_id=sandbox.id if sandbox else None,
+            created_at=created_at,
+            last_used_at=last_used_at,
+            image=use.image,
+            spec=sandbox.labels.get(SPEC, "") if sandbox else "",
+            busy=use.calls,
+            background=use.background,
+        )
 
     async def size(self, chat: ChatId) -> int | None:
         """How many bytes the chat's files occupy, if they can be measured."""
-        try:
-            return (await self._workspaces.meter(chat).usage()).used_bytes
-        except StorageUnavailable:
-            return None
+        with suppress(StorageUnavailable):
+            return (await self._rooms.workspaces.meter(chat).usage()).used_bytes
+        return None
 
     async def stop(self, chat: ChatId) -> bool:
         """End the chat's sandbox and all that runs in it; files stay. False when none ran."""
         return await self._hold(chat).end()
 
-    async def remove(self, chat: ChatId) -> None:
-        """End the chat's sandbox, and throw its files and its home into the trash.
+    async def pause(self, chat: ChatId) -> bool:
+        """Stop all that runs in the chat's sandbox, until the next call; False when none runs.
+
+        It ends when it was not used for as long as `remove_after_s` says.
 
         Raises:
-            StorageUnavailable: the data root cannot be used.
+            Busy: a call is under way in it, or another server has it open.
+            Unsupported: the backend cannot pause.
         """
+        return await self._hold(chat).pause()
+
+    async def resume(self, chat: ChatId) -> bool:
+        """Let the chat's paused sandbox go on; False where none is paused."""
+        return await self._hold(chat).resume()
+
+    async def remove(self, chat: ChatId) -> None:
+        """End the chat's sandbox, and throw its files and its home into the trash."""
         await self._hold(chat).end("remove")
 
     async def collect(self, *, dry_run: bool = False) -> GcReport:
         """Remove what is due now: chats that nobody used for long, and the trash of yesterday.
 
-        Sandboxes of chats that have no files are ended.
-
-        With `dry_run` it only says what, and why.
-
-        Raises:
-            OperatorError: the data root or the engine cannot be used.
+        Sandboxes of chats that have no files are ended. With `dry_run` it only says what, and why.
         """
         return await self._cleaning.collect(dry_run=dry_run)
 
@@ -267,9 +284,9 @@ class SessionManager:
             open=len(taken),
             busy=sum(slot.is_busy for slot in taken),
             queued=self._slots.waiting,
-            max_open=self._settings.max_open,
+            max_open=self._rooms.settings.sessions.max_open,
             background=sum(hold.use().background for hold in list(self._holds.values())),
-            pool=self._rooms.pool.statistics() if self._rooms and self._rooms.pool else {},
+            pool=self._rooms.pool.statistics() if self._rooms.pool else {},
         )
 
     async def drain(self, seconds: float, *, hand_over: bool = False) -> None:
@@ -278,8 +295,7 @@ class SessionManager:
         Who calls now gets Draining, an OperatorError. With `hand_over` every sandbox is left, at
         the end, for another server to take over.
         """
-        self._drain.begun = True
+        self._gate.close("this sandbox server is about to end: call again in a moment")
         self._handing_over = hand_over
         with anyio.move_on_after(seconds):
-            while any(hold.use().calls for hold in list(self._holds.values())):
-                await self._drain.next_end()
+            await self._gate.wait_empty()

@@ -6,6 +6,7 @@ of the skill. It goes when the chat begins with an empty workspace.
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -17,10 +18,10 @@ from anyio import to_thread
 from mcp_sandbox.errors import Busy, CallerError, UnknownSkill
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.contents import digest_of
+from mcp_sandbox.skills.front_matter import split
 from mcp_sandbox.skills.library import Library
-from mcp_sandbox.skills.models import Contents, Diagnostic, Skill
-from mcp_sandbox.skills.pins import Pin, Pins, drift
-from mcp_sandbox.skills.snapshots import Snapshots
+from mcp_sandbox.skills.models import Contents, Diagnostic, Findings, Skill, Unmet
+from mcp_sandbox.skills.pins import Pins, drift, path_of
 from mcp_sandbox.skills.uris import DOCUMENT
 from mcp_sandbox.telemetry.logs import event
 from mcp_sandbox.workspace.directory import Workspaces
@@ -31,35 +32,47 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _TRIES = 3
-_NOTHING = Contents((), "")
 
 
 @dataclass(frozen=True)
-class Pinned:
-    """The version of a skill that a chat has.
+class Activation:
+    """A skill as a chat got it. `body` is its text after the front matter, as it is in the file.
 
-    `path` is where its sandbox has it. `drift` names the files that are otherwise in the library
-    now; `left_out` says what is in the folder there and in no version. `copied`: the chat's code
-    can change it.
+    `path_in_sandbox` is where its files lie there, if they do. `unchecked` says why it is not known
+    what the sandbox lacks. `drift` names the files that have changed in the library since;
+    `left_out` says what its folder there has and nobody gets. `repeated`: the chat has been given
+    this text before.
     """
 
+    skill: Skill
+    digest: str
+    body: bytes
     contents: Contents
-    document: bytes
-    path: str
-    drift: tuple[str, ...]
-    left_out: tuple[Diagnostic, ...]
-    copied: bool
+    path_in_sandbox: str | None = None
+    unmet: tuple[Unmet, ...] = ()
+    unchecked: str = ""
+    findings: Findings | None = None
+    drift: tuple[str, ...] = ()
+    left_out: tuple[Diagnostic, ...] = ()
+    repeated: bool = False
+
+    @property
+    def uri(self) -> str:
+        return self.skill.uri
+
+    @property
+    def name(self) -> str:
+        return self.skill.name
 
 
 class Pinning:
     """The versions that one chat has."""
 
-    def __init__(self, chat: ChatId, workspaces: Workspaces, snapshots: Snapshots) -> None:
+    def __init__(self, chat: ChatId, workspaces: Workspaces) -> None:
         self._chat = chat
         self._data_root = workspaces.data_root
-        self._view = workspaces.view_of(chat)
-        self._pins = Pins(chat.user, self._view, snapshots) if self._view else None
-        self._snapshots = snapshots
+        tree = workspaces.skills_of(chat)
+        self._pins = Pins(tree) if tree else None
         self._limiter = anyio.CapacityLimiter(1)
         self._variables: Mapping[str, str] | None = None
 
@@ -74,113 +87,81 @@ class Pinning:
         """The chat has begun anew, and has no skill."""
         self._variables = None
 
-    async def activate(self, skill: Skill, library: Library, *, refresh: bool) -> Pinned | None:
+    async def activate(self, skill: Skill, library: Library, *, refresh: bool) -> Activation:
         """Give the chat the skill as it is now, unless it has it and does not want another version.
 
-        None where sandboxes show no skills. The chat's files have been made.
+        Where sandboxes show no skills, it has only what it is told. Its files have been made.
 
         Raises:
             UnknownSkill: it is gone.
             Busy: it is being changed all the time.
             TooLarge: the chat has too much of skills.
-            StorageUnavailable: the data root cannot be used.
         """
         pins = self._pins
-        if pins is None or self._view is None:
-            return None
-        known = await self._known(pins, skill)
+        if pins is None:
+            return await _read_whole(skill, library)
+        known = await self._run(partial(pins.find, skill.uri))
         if known is None or refresh:
             known = await self._take(pins, skill, library, known)
-        pin, contents = known
-        await self._run(partial(pins.note_last, pin))
-        self._variables = {"SKILL_DIR": pins.path(pin.name)}
-        event(logger, "skill activated", chat=str(self._chat), skill=skill.uri, digest=pin.digest)
-        current = await _current(skill, library)
-        return Pinned(
-            contents=contents,
-            document=await self._run(partial(pins.read, pin, DOCUMENT)),
-            path=pins.path(pin.name),
-            drift=drift(contents, current),
-            left_out=current.diagnostics,
-            copied=self._view.copied,
+        name, contents = known
+        await self._run(partial(pins.note_last, skill.uri))
+        self._variables = {"SKILL_DIR": path_of(name)}
+        digest = contents.digest
+        event(logger, "skill activated", chat=str(self._chat), skill=skill.uri, digest=digest)
+        # What cannot be read now differs in everything.
+        current = Contents((), "")
+        with suppress(CallerError):
+            current = await library.contents(skill)
+        body = split(await self._run(partial(pins.read, name, DOCUMENT))).body
+        others, left_out = drift(contents, current), current.diagnostics
+        return Activation(
+            skill, digest, body, contents, path_of(name), drift=others, left_out=left_out
         )
 
     async def file(self, skill: Skill, path: str) -> tuple[Contents, bytes] | None:
-        """A file of the version that the chat has, and all of that; None if it has none.
-
-        Raises:
-            UnknownSkill: there is no such file in it.
-        """
+        """A file of the version that the chat has, and all of that; None if it has none."""
         pins = self._pins
-        known = await self._known(pins, skill) if pins else None
+        known = await self._run(partial(pins.find, skill.uri)) if pins else None
         if pins is None or known is None:
             return None
-        pin, contents = known
+        name, contents = known
         if not any(file.path == path for file in contents.files):
             near = get_close_matches(path[:140], [file.path for file in contents.files], n=1)
             hint = f"the nearest is {near[0]!r}" if near else "skill_activate lists its files"
             raise UnknownSkill(
                 f"{skill.name} has no file {path[:140]!r} as this chat has it: {hint}"
             )
-        return contents, await self._run(partial(pins.read, pin, path))
-
-    async def _known(self, pins: Pins, skill: Skill) -> tuple[Pin, Contents] | None:
-        return await self._run(partial(_look, pins, skill))
+        return contents, await self._run(partial(pins.read, name, path))
 
     async def _take(
-        self, pins: Pins, skill: Skill, library: Library, known: tuple[Pin, Contents] | None
-    ) -> tuple[Pin, Contents]:
+        self, pins: Pins, skill: Skill, library: Library, known: tuple[str, Contents] | None
+    ) -> tuple[str, Contents]:
         for _ in range(_TRIES):
             contents = await library.contents(skill)
-            if known and known[0].digest == contents.digest:
+            if known and known[1].digest == contents.digest:
                 return known
-            if await self._copy(skill, contents, library):
-                pin = await self._run(partial(_pin, pins, skill, contents))
-                if pin:
-                    return pin, contents
-        raise Busy(f"the files of {skill.name} are just being changed: call again in a moment")
-
-    async def _copy(self, skill: Skill, contents: Contents, library: Library) -> bool:
-        """Have a snapshot; False if the files are not those of `contents` any more."""
-        digest = contents.digest
-        if not await self._run(partial(self._snapshots.has, self._chat.user, digest)):
             files = {file.path: await library.read(skill, file.path) for file in contents.files}
-            if any(digest_of(files[file.path]) != file.digest for file in contents.files):
-                return False
-            await self._run(partial(self._snapshots.add, self._chat.user, digest, files))
-        return True
+            if all(digest_of(files[file.path]) == file.digest for file in contents.files):
+                return await self._run(partial(pins.pin, skill, contents, files)), contents
+        raise _being_changed(skill)
 
     async def _run(self, look: Callable[[], Result]) -> Result:
         """Block on the disk, one at a time."""
-
-        def guarded() -> Result:
-            with storage_errors(self._data_root):
-                return look()
-
-        return await to_thread.run_sync(guarded, limiter=self._limiter)
+        look = storage_errors(self._data_root)(look)
+        return await to_thread.run_sync(look, limiter=self._limiter)
 
 
-def _look(pins: Pins, skill: Skill) -> tuple[Pin, Contents] | None:
-    try:
-        pin = pins.all().get(skill.uri)
-    except FileNotFoundError:
-        # The chat has no files yet.
-        return None
-    contents = pins.contents(pin) if pin else None
-    return (pin, contents) if pin and contents else None
+async def _read_whole(skill: Skill, library: Library) -> Activation:
+    """Its text and its files as they were at one moment."""
+    for _ in range(_TRIES):
+        contents = await library.contents(skill)
+        document = await library.read(skill, DOCUMENT)
+        digests = {file.path: file.digest for file in contents.files}
+        if digests.get(DOCUMENT) == digest_of(document):
+            body, left_out = split(document).body, contents.diagnostics
+            return Activation(skill, contents.digest, body, contents, left_out=left_out)
+    raise _being_changed(skill)
 
 
-def _pin(pins: Pins, skill: Skill, contents: Contents) -> Pin | None:
-    try:
-        return pins.pin(skill, contents)
-    except FileNotFoundError:
-        # The snapshot was swept meanwhile: nobody had it.
-        return None
-
-
-async def _current(skill: Skill, library: Library) -> Contents:
-    try:
-        return await library.contents(skill)
-    except CallerError:
-        # What cannot be read now differs in everything.
-        return _NOTHING
+def _being_changed(skill: Skill) -> Busy:
+    return Busy(f"the files of {skill.name} are just being changed: call again in a moment")

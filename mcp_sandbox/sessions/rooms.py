@@ -1,76 +1,244 @@
-"""What the holds of one manager work with, and what one of them holds."""
+"""What the holds of one manager share, and what one of them holds.
 
-from dataclasses import dataclass
+A held sandbox has a guard, which keeps its chat to the limits on disk, also between calls.
+"""
 
+import logging
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import anyio
 from anyio.abc import TaskGroup
 
 from mcp_sandbox.backends.base import Backend, Sandbox
-from mcp_sandbox.models import SandboxFacts
+from mcp_sandbox.config.models import MIB, show_size
+from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable, WorkspaceFull
+from mcp_sandbox.models import Background, ChatId, Ending, ExecResult, Limits
 from mcp_sandbox.runtime.runtime import Runtime
-from mcp_sandbox.sessions.chat_lock import ChatLocks
-from mcp_sandbox.sessions.drain import Drain
-from mcp_sandbox.sessions.growth import GrowthGuard
-from mcp_sandbox.sessions.ledger import Ledger
-from mcp_sandbox.sessions.news import News
-from mcp_sandbox.sessions.residence import Residence
+from mcp_sandbox.sessions.records import ChatRecords, Ledger
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.sessions.slots import Slots
 from mcp_sandbox.sessions.warm import WarmPool
-from mcp_sandbox.skills.snapshots import Snapshots
 from mcp_sandbox.workspace.directory import Workspaces
+from mcp_sandbox.workspace.meter import Meter
 from mcp_sandbox.workspace.projects import Projects, Shown
 
+logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True)
+_MOST_OF_A_CHAT = 5
+_MOST_CHATS = 1000
+_MOST_NAMED = 8
+_WORDS: dict[Ending, str] = {
+    "memory": "it ran out of memory ({memory})",
+    "killed": "it was killed from outside",
+    "failed": "its runner failed",
+    "ended": "it was ended",
+    "lost": "the engine that ran it has lost it, as after a restart",
+}
+# What goes on in the background between calls is looked at this often, at the most.
+_BETWEEN_CALLS_S = 0.5
+_TRY_AGAIN_S = 10.0
+# A cancelled call is over when all it started is dead.
+_ENDING_S = 10.0
+# What the kernel's refusals are called, and what is behind them.
+_FILE = "one file passed the limit on its size ({file_size}): write several"
+_LIMITS = {
+    "file too large": _FILE,
+    "file size limit exceeded": _FILE,
+    "no space left on device": "/tmp ({tmp}) and /dev/shm ({shm}) are small: use /workspace",  # noqa: S108
+}
+
+
+class News:
+    """Short texts for the next result of a chat, the latest ones; each is told once."""
+
+    def __init__(self) -> None:
+        self._untold: dict[ChatId, list[str]] = {}
+
+    def tell(self, chat: ChatId, text: str) -> None:
+        """Keep a text until the chat's agent takes it."""
+        untold = [*self._untold.pop(chat, []), text][-_MOST_OF_A_CHAT:]
+        if len(self._untold) >= _MOST_CHATS:
+            del self._untold[next(iter(self._untold))]
+        self._untold[chat] = untold
+
+    def take(self, chat: ChatId) -> list[str]:
+        """What the chat's agent was not told yet."""
+        return self._untold.pop(chat, [])
+
+
+@dataclass
 class Rooms:
-    """What every hold of one manager shares."""
+    """What every hold of one manager shares; `tasks` and `pool` are there while that is open."""
 
     backend: Backend
     workspaces: Workspaces
     projects: Projects
-    residence: Residence
-    locks: ChatLocks
     ledger: Ledger
-    news: News
     settings: SessionSettings
     slots: Slots
-    tasks: TaskGroup
-    drain: Drain
-    snapshots: Snapshots
+    news: News = field(default_factory=News)
     pool: WarmPool | None = None
+    tasks: TaskGroup = field(init=False)
+
+    @property
+    def records(self) -> ChatRecords:
+        return self.ledger.records
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A sandbox with the connection to its runner, and what it shows of the client's folder.
+class GrowthGuard:
+    """Ends the calls under way when the chat grows over a limit.
 
-    `news` is what the agent should know of the one that was there before.
+    When it grows though there was no call, something in the background writes: then its sandbox is
+    ended.
     """
 
-    sandbox: Sandbox
-    runtime: Runtime
-    shown: Shown
-    news: str = ""
+    def __init__(self, meter: Meter, end_sandbox: Callable[[], Awaitable[object]]) -> None:
+        self._meter = meter
+        self._end_sandbox = end_sandbox
+        self._calls: set[anyio.CancelScope] = set()
+        self._called = anyio.Event()
+        self._left = anyio.Event()
+        self._count = 0
+        self._pauses = 0
+        self._ended_calls = False
+        self.watching = anyio.CancelScope()
+        self.problem: SandboxError = WorkspaceFull("the workspace is full")
+
+    @contextmanager
+    def call(self, *, may_end: bool = True, answers: bool = False) -> Generator[anyio.CancelScope]:
+        """A call that may write; unless it `may_end`, what was written before does not end it.
+
+        With `answers` the caller enters the scope, and has a result even when it is cancelled.
+
+        Raises:
+            WorkspaceFull, StorageUnavailable: it was ended because a limit was passed.
+        """
+        scope = anyio.CancelScope()
+        if may_end:
+            self._calls.add(scope)
+        self._count += 1
+        self._called.set()
+        try:
+            with nullcontext() if answers else scope:
+                yield scope
+        finally:
+            self._calls.discard(scope)
+            self._left.set()
+            self._left = anyio.Event()
+        if scope.cancelled_caught and not answers:
+            raise type(self.problem)(f"the call was ended: {self.problem}")
+
+    async def run(self) -> None:
+        """Watch until `watching` is cancelled."""
+        with self.watching:
+            while True:
+                calls_before, quiet, self._pauses = self._count, not self._calls, 0
+                try:
+                    found = await self._meter.wait_for_overshoot(self._pause)
+                except StorageUnavailable:
+                    logger.exception("the workspace cannot be measured: its limit does not hold")
+                    await anyio.sleep(_TRY_AGAIN_S)
+                    continue
+                background = self._ended_calls or (quiet and self._count == calls_before)
+                # A disk that somebody else fills up is no reason to end what runs quietly here.
+                if background and isinstance(found, WorkspaceFull):
+                    logger.warning("ending a sandbox for what its background writes: %s", found)
+                    await self._end_background()
+                await self._end_calls(found)
+
+    async def _pause(self, least_s: float) -> None:
+        if self._pauses:
+            # The reading after the last pause was in order.
+            self._ended_calls = False
+        self._pauses += 1
+        if not self._calls:
+            self._called = anyio.Event()
+            with anyio.move_on_after(_BETWEEN_CALLS_S):
+                await self._called.wait()
+        await anyio.sleep(least_s)
+
+    async def _end_background(self) -> None:
+        try:
+            await self._end_sandbox()
+        except OperatorError:
+            # Nobody waits for this task, and its failure would end every other chat's.
+            logger.exception("it could not be ended; trying again when it goes on writing")
+            await anyio.sleep(_TRY_AGAIN_S)
+
+    async def _end_calls(self, found: SandboxError) -> None:
+        """What was written is not undone, but what starts from now on cannot write more.
+
+        So if files still grow when these calls are dead, it is neither theirs nor the next ones'.
+        """
+        self.problem, ending = found, list(self._calls)
+        self._ended_calls = bool(ending)
+        for scope in ending:
+            scope.cancel()
+        with anyio.move_on_after(_ENDING_S):
+            while self._calls.intersection(ending):
+                await self._left.wait()
 
 
 @dataclass(eq=False)
 class Held:
     """An open sandbox. `suits` is False while it is unknown whether it is as it should be now.
 
-    `can_pause` is False once it is known that it would save nothing. `epitaph` says what became of
-    it, once it has ended under a call.
+    `news` is what the agent should know of the one that was there before; `epitaph` says what
+    became of this one, once it has ended under a call.
     """
 
     sandbox: Sandbox
     runtime: Runtime
-    guard: GrowthGuard
     shown: Shown
     started_s: float
+    news: str = ""
     suits: bool = True
     paused: bool = False
-    can_pause: bool = True
     epitaph: str | None = None
+    guard: GrowthGuard = field(init=False)
 
-    @property
-    def facts(self) -> SandboxFacts:
-        return self.sandbox.facts
+
+@dataclass(frozen=True)
+class Use:
+    """What this server does with a chat now; `starting`: its sandbox is just being made.
+
+    `age_s`: how long ago its sandbox was started; `dead`: it was found to have ended.
+    """
+
+    starting: bool = False
+    open: bool = False
+    paused: bool = False
+    calls: int = 0
+    dead: bool = False
+    age_s: float = 0.0
+    background: int = 0
+    image: str = ""
+
+
+def cause(ending: Ending, limits: Limits) -> str:
+    """What it died of."""
+    return _WORDS[ending].format(memory=show_size(limits.memory_mb * MIB))
+
+
+def ended_with(background: Background) -> str:
+    """What was running in the background, and does so no more; empty if nothing was."""
+    if not background.total:
+        return ""
+    named = [
+        f"{process.command or 'a process'} (pid {process.pid})"
+        for process in background.processes[:_MOST_NAMED]
+    ]
+    more = background.total - len(named)
+    if more > 0:
+        named.append(f"{more} more")
+    return f" Ended with it, in the background: {', '.join(named)}."
+
+
+def limit_met(result: ExecResult, limits: Mapping[str, str]) -> str:
+    """Which limit on sizes a command that failed ran into, by its end and its words; or none."""
+    # With this code a shell says that the signal ended a program.
+    ended = {"SIGXFSZ", 153} & {result.signal, result.exit_code}
+    said = "file too large" if ended else result.stderr.lower()
+    return next((what.format(**limits) for sign, what in _LIMITS.items() if sign in said), "")

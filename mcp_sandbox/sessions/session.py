@@ -1,8 +1,8 @@
-"""One chat's computer: every call of every tool goes through here."""
+"""One chat's computer: every call of every tool, of a person's shell and of a program."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from collections.abc import AsyncIterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, replace
 
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.models import (
@@ -18,49 +18,88 @@ from mcp_sandbox.models import (
     Language,
     Listing,
     MoveResult,
+    TerminalEnd,
+    WorkspaceUsage,
     WriteResult,
 )
-from mcp_sandbox.runtime.files import Files
-from mcp_sandbox.runtime.runtime import OnOutput, Runtime
-from mcp_sandbox.sessions.growth import limit_met
+from mcp_sandbox.runner.protocol import VERSION
+from mcp_sandbox.runtime.runtime import OnOutput, Runtime, Show
+from mcp_sandbox.sessions.gate import Action, Entered, Gate
 from mcp_sandbox.sessions.hold import Hold
-from mcp_sandbox.sessions.report import SandboxReport, ask_programs, report_on
-from mcp_sandbox.sessions.shell import Shell
+from mcp_sandbox.sessions.rooms import limit_met
 from mcp_sandbox.sessions.skills import ChatSkills
+
+# One line "name version" for each program that is there; all asked at once, none waited for long.
+_ASK = r"""
+ask() {
+  command -v "$1" >/dev/null || return
+  v=$(timeout 5 "$@" 2>&1 </dev/null | grep -oE '[0-9]+(\.[0-9]+)+' | head -n1)
+  echo "$1 ${v:-present}"
+}
+for p in python3 node git rg jq sqlite3 curl make gcc; do ask "$p" --version & done
+# These take long to say their version.
+for p in pip npm uv; do command -v "$p" >/dev/null && echo "$p present"; done
+echo "bash $BASH_VERSION"
+wait
+"""
+
+
+@dataclass(frozen=True)
+class SandboxReport:
+    """The answer of `sandbox_info`. `programs` maps a name to its version.
+
+    `project` says whether and how the folder of the chat's client is shown.
+    """
+
+    chat: ChatId
+    backend: BackendName
+    image: str | None
+    state: str
+    isolation: str
+    limits: Mapping[str, str]
+    network: str
+    programs: Mapping[str, str]
+    workspace: str
+    project: str
+    usage: WorkspaceUsage
+    versions: Mapping[str, str]
 
 
 class Session:
     """The computer of one chat. Paths are relative to its workspace, or absolute inside.
 
+    Any number of tasks may call at once; see the package for what sessions share.
+
     Any call may raise SandboxGone (the sandbox died; the next call gets a new one on the same
     files), OperatorError (no sandbox can be made) and CallerError (the call cannot be done).
     """
 
-    def __init__(self, hold: Hold, skills: ChatSkills) -> None:
+    def __init__(self, hold: Hold, gate: Gate, skills: ChatSkills) -> None:
         self._hold = hold
-        self.shell = Shell(hold)
+        self._gate = gate
+        self.chat: ChatId = hold.chat
+        self.backend: BackendName = hold.backend
         self.skills = skills
-
-    @property
-    def chat(self) -> ChatId:
-        return self._hold.chat
-
-    @property
-    def backend(self) -> BackendName:
-        return self._hold.backend
 
     def take_news(self) -> list[str]:
         """What became of the sandbox between the calls, for the next result; told once."""
         return [*self._hold.take_news(), *self.skills.take_warnings()]
 
     async def run_code(
-        self, code: str, language: Language = "python", *, timeout_s: float = 30.0
+        self,
+        code: str,
+        language: Language = "python",
+        *,
+        timeout_s: float = 30.0,
+        on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """Run code in a fresh process of its language."""
-        env = await self._hold.pinning.variables()
-        return await self._watched(
-            lambda runtime: runtime.run_code(code, language, env=env, timeout_s=timeout_s)
-        )
+        """Run code in a fresh process of its language; `on_output` as in `exec`."""
+        async with self._enter("run_code", code=code, language=language) as entered:
+            env = await self._hold.pinning.variables()
+            result = await entered.runtime.run_code(
+                code, language, env=env, timeout_s=timeout_s, on_output=on_output
+            )
+            return await _ended(entered, result)
 
     async def exec(
         self,
@@ -77,46 +116,61 @@ class Session:
         `on_output` gets ("stdout" | "stderr", bytes) while it runs.
         """
         given = stdin.encode() if isinstance(stdin, str) else stdin or b""
-        variables = {**await self._hold.pinning.variables(), **(env or {})}
-        return await self._watched(
-            lambda runtime: runtime.exec(
+        async with self._enter("exec", command=command, cwd=cwd, env=env, stdin=stdin) as entered:
+            result = await entered.runtime.exec(
                 command,
                 cwd=cwd,
-                env=variables,
+                env={**await self._hold.pinning.variables(), **(env or {})},
                 stdin=given,
                 timeout_s=timeout_s,
                 on_output=on_output,
             )
-        )
+            return await _ended(entered, result)
+
+    async def shell(
+        self, frames: AsyncIterable[bytes], show: Show, *, args: Mapping[str, object]
+    ) -> TerminalEnd:
+        """Let a person use a shell; what it leaves running ends with it. See runtime."""
+        async with self._enter("shell", command=args.get("command")) as entered:
+            ended = await entered.runtime.terminal(frames, show, args=args)
+            entered.record.exit_code = ended.exit_code
+            return ended
 
     async def read_file(self, path: str, *, offset: int = 1, limit: int = 2000) -> FileContent:
         """Lines of a text file from line `offset` on, an image, or a binary file's beginning."""
-        async with self._files() as files:
-            return await files.read_lines(path, offset=offset, limit=limit)
+        async with self._enter("read_file", path=path) as entered:
+            return await entered.runtime.files.read_lines(path, offset=offset, limit=limit)
 
-    async def write_file(self, path: str, data: bytes, *, append: bool = False) -> WriteResult:
-        """Create or replace a file as a whole, or append to it."""
-        async with self._writing(len(data)) as files:
-            return await files.write(path, data, append=append)
+    async def write_file(
+        self, path: str, data: bytes | str, *, append: bool = False
+    ) -> WriteResult:
+        """Create or replace a file as a whole, or append to it; text is written as UTF-8."""
+        data = data.encode() if isinstance(data, str) else data
+        async with self._enter("write_file", len(data), path=path, content=data) as entered:
+            return await entered.runtime.files.write(path, data, append=append)
 
     async def edit_file(
         self, path: str, old: str, new: str, *, replace_all: bool = False, dry_run: bool = False
     ) -> EditResult:
         """Replace text in a file."""
-        async with self._writing(len(new)) as files:
-            return await files.edit(path, old, new, replace_all=replace_all, dry_run=dry_run)
+        how = {"replace_all": replace_all, "dry_run": dry_run}
+        async with self._enter(
+            "edit_file", len(new), path=path, old=old, new=new, **how
+        ) as entered:
+            return await entered.runtime.files.edit(path, old, new, **how)
 
     async def list_files(
         self, path: str = ".", *, depth: int = 1, limit: int = 500, hidden: bool = True
     ) -> Listing:
         """The entries of a directory, `depth` levels deep."""
-        async with self._files() as files:
+        async with self._enter("list_files", path=path) as entered:
+            files = entered.runtime.files
             return await files.list(path, depth=depth, limit=limit, hidden=hidden)
 
     async def glob(self, pattern: str, path: str = ".", *, limit: int = 500) -> GlobResult:
         """Paths that match, newest first."""
-        async with self._files() as files:
-            return await files.glob(pattern, path, limit=limit)
+        async with self._enter("glob", pattern=pattern, path=path) as entered:
+            return await entered.runtime.files.glob(pattern, path, limit=limit)
 
     async def grep(
         self,
@@ -129,15 +183,15 @@ class Session:
         limit: int = 200,
     ) -> GrepResult:
         """Lines that match a regular expression."""
-        async with self._files() as files:
-            return await files.grep(
+        async with self._enter("grep", pattern=pattern, path=path, glob=glob) as entered:
+            return await entered.runtime.files.grep(
                 pattern, path, glob=glob, ignore_case=ignore_case, context=context, limit=limit
             )
 
     async def delete_file(self, path: str, *, recursive: bool = False) -> DeleteResult:
         """Delete a file, or with `recursive` a directory."""
-        async with self._files() as files:
-            result = await files.delete(path, recursive=recursive)
+        async with self._enter("delete_file", path=path, recursive=recursive) as entered:
+            result = await entered.runtime.files.delete(path, recursive=recursive)
         self._hold.meter.note_change()
         return result
 
@@ -145,21 +199,37 @@ class Session:
         self, source: str, destination: str, *, overwrite: bool = False
     ) -> MoveResult:
         """Move or rename a file or directory."""
-        async with self._writing(0) as files:
-            return await files.move(source, destination, overwrite=overwrite)
+        async with self._enter("move_file", source=source, destination=destination) as entered:
+            return await entered.runtime.files.move(source, destination, overwrite=overwrite)
 
     async def info(self) -> SandboxReport:
         """What this computer is and has."""
-        usage = await self._hold.meter.usage()
-        async with self._hold.call() as held:
-            return report_on(self.chat, held, await ask_programs(held), usage)
+        async with self._enter("sandbox_info") as entered:
+            usage = await self._hold.meter.usage()
+            result = await entered.runtime.exec(_ASK, timeout_s=15)
+            pairs = (line.partition(" ") for line in sorted(result.stdout.splitlines()))
+            facts = entered.held.sandbox.facts
+            return SandboxReport(
+                chat=self.chat,
+                backend=facts.backend,
+                image=facts.image,
+                state="running",
+                isolation=facts.isolation,
+                limits=facts.limits,
+                network=facts.network,
+                programs={name: version for name, _, version in pairs},
+                workspace="/workspace",
+                project=entered.held.shown.said,
+                usage=usage,
+                versions={"runner": VERSION, "python": entered.held.runtime.hello.python},
+            )
 
     async def reset(self, *, keep_files: bool = True) -> str:
         """A new sandbox; without `keep_files` also an empty workspace. Says what was done."""
+        with self._gate.passed(Action(self.chat, "sandbox_reset", {"keep_files": keep_files})):
+            await self._hold.end("keep" if keep_files else "discard")
         if keep_files:
-            await self._hold.end()
             return "The sandbox was replaced; files in /workspace and the home are kept."
-        await self._hold.end("discard")
         self.skills.forget()
         return (
             "The sandbox was replaced and /workspace is empty; no skill is active. The operator "
@@ -167,42 +237,26 @@ class Session:
             "directory is kept."
         )
 
-    @asynccontextmanager
-    async def _files(self) -> AsyncGenerator[Files]:
-        async with self._hold.call() as held:
-            yield held.runtime.files
+    def _enter(
+        self, what: str, size: int = 0, /, **arguments: object
+    ) -> AbstractAsyncContextManager[Entered]:
+        return self._gate.enter(Action(self.chat, what, arguments, size))
 
-    @asynccontextmanager
-    async def _writing(self, size: int) -> AsyncGenerator[Files]:
-        await self._hold.meter.check_room(size)
-        async with self._hold.call() as held:
-            with held.guard.call():
-                yield held.runtime.files
 
-    async def _watched(self, run: Callable[[Runtime], Awaitable[ExecResult]]) -> ExecResult:
-        """Run, and kill it when the workspace grows over its limit meanwhile.
-
-        In a full workspace it runs all the same, to look and to delete, but cannot write.
-        """
-        full = await self._hold.meter.problem()
-        async with self._hold.call() as held:
-            changed = True
-            try:
-                # In a full workspace it cannot write, and may be just the one that cleans up.
-                with held.guard.call(may_end=full is None, answers=True) as stop:
-                    result = await run(held.runtime.bounded(stop, may_grow=full is None))
-                changed = result.changed_files != ()
-                if kept := result.output_file:
-                    look = held.runtime.bounded(stop, may_grow=False)
-                    result = replace(result, trouble_lines=await _troubles(look, kept))
-            finally:
-                self._hold.meter.note_change(grew=changed)
-        result = replace(result, offline=held.facts.network.startswith("none"))
-        if stop.cancelled_caught:
-            return replace(result, killed_because=str(held.guard.problem))
-        if result.success:
-            return result
-        return replace(result, limit=str(full or limit_met(result, held.facts.limits)))
+async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
+    """The result of a command, with what its own output does not say."""
+    held, full = entered.held, entered.full
+    entered.grew = result.changed_files != ()
+    entered.record.exit_code = result.exit_code
+    if kept := result.output_file:
+        look = entered.runtime.bounded(entered.stop, may_grow=False)
+        result = replace(result, trouble_lines=await _troubles(look, kept))
+    result = replace(result, offline=held.sandbox.facts.network.startswith("none"))
+    if entered.stop.cancelled_caught:
+        return replace(result, killed_because=str(held.guard.problem))
+    if result.success:
+        return result
+    return replace(result, limit=str(full or limit_met(result, held.sandbox.facts.limits)))
 
 
 async def _troubles(runtime: Runtime, kept: str) -> int:

@@ -1,35 +1,25 @@
-"""What the operator sets about sessions, in the words of this room."""
+"""What the operator sets about sessions, what sandboxes are made from after that, and labels."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
-from mcp_sandbox.models import Limits, Mount, Network, SandboxSpec
+from mcp_sandbox.backends.base import Backend
+from mcp_sandbox.config import SessionsConfig, WorkspaceConfig
+from mcp_sandbox.errors import InvalidArgument
+from mcp_sandbox.models import ChatId, Limits, Mount, Network, SandboxInfo, SandboxSpec
 from mcp_sandbox.workspace.directory import ChatDirectories
 
-
-@dataclass(frozen=True)
-class Lifetimes:
-    """How long a sandbox, and a chat's files, stay after their last use.
-
-    A sandbox is paused, and removed, so long after; `lifetime_s` after its start it is replaced,
-    whatever runs in it. `retention_s` is for files, looked at by the cron schedule `cleanup`;
-    with 0 they stay for ever.
-    """
-
-    pause_after_s: float = 900.0
-    remove_after_s: float = 3600.0
-    lifetime_s: float = 86_400.0
-    retention_s: float = 7 * 86_400.0
-    cleanup: str = "0 3 * * *"
+# Labels: the digest of what a sandbox was made from, and when, in seconds since the machine was.
+SPEC, STARTED = "spec", "started"
 
 
 @dataclass(frozen=True)
 class SessionSettings:
     """How sandboxes of chats are made, how many are open and how long.
-
-    `idle_s`: how long one that no server is connected to, and in which nothing runs, waits for a
-    server before it ends itself. `queue_wait_s`: how long a call waits when so many are open and
-    in use.
 
     `keep_bytes`: how much output of one call is kept in a file. `may_move`: the operator named
     the backend, so that a chat may change to it; otherwise it stays where it is. `pool_size`: how
@@ -41,13 +31,10 @@ class SessionSettings:
     limits: Limits = field(default_factory=Limits)
     network: Network = "none"
     env: Mapping[str, str] = field(default_factory=dict[str, str])
-    idle_s: float = 60.0
-    max_open: int = 16
-    max_per_user: int = 8
-    queue_wait_s: float = 30.0
+    sessions: SessionsConfig = field(default_factory=SessionsConfig)
+    workspace: WorkspaceConfig = field(default_factory=WorkspaceConfig)
     keep_bytes: int = 64 * 1024 * 1024
     may_move: bool = True
-    lifetimes: Lifetimes = field(default_factory=Lifetimes)
     keep_background: bool = False
     pool_size: int = 0
     pool_max_age_s: float = 3600.0
@@ -56,20 +43,59 @@ class SessionSettings:
         self,
         directories: ChatDirectories,
         labels: Mapping[str, str],
+        origin: str,
         further: tuple[Mount, ...] = (),
     ) -> SandboxSpec:
-        """What to ask a backend for; `further` mounts are the chat's own."""
-        return SandboxSpec(
-            mounts=(
-                Mount(directories.workspace, "/workspace"),
-                Mount(directories.home, "/home/sandbox"),
-                *directories.aliases,
-                *directories.skills,
-                *further,
-            ),
-            limits=self.limits,
-            network=self.network,
-            env=self.env,
-            labels=labels,
-            idle_s=self.idle_s,
+        """What to ask a backend for, which makes it from `origin`; `further` mounts are the chat's.
+
+        The digest among its labels is the same for chats whose sandboxes differ in nothing but
+        whose files they show.
+        """
+        mounts = (
+            Mount(directories.workspace, "/workspace"),
+            Mount(directories.home, "/home/sandbox"),
+            *directories.aliases,
+            *directories.skills,
+            *further,
         )
+        own = {directories.workspace: "workspace", directories.home: "home"}
+        own |= {mount.source: mount.target for mount in directories.skills}
+        shape = {
+            "origin": origin,
+            "limits": asdict(self.limits),
+            "network": self.network,
+            "env": dict(self.env),
+            "mounts": [[_shown(each.source, own), each.target, each.read_only] for each in mounts],
+        }
+        digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+        labels = {**labels, SPEC: digest}
+        return SandboxSpec(
+            mounts, self.limits, self.network, self.env, labels, self.sessions.orphaned
+        )
+
+
+def chat_of(labels: Mapping[str, str]) -> ChatId | None:
+    """The chat that a sandbox's labels name, if they do."""
+    with suppress(KeyError, InvalidArgument):
+        return ChatId(labels["user"], labels["chat"])
+    return None
+
+
+async def of_chats(backend: Backend) -> Sequence[tuple[ChatId, SandboxInfo]]:
+    """The sandboxes of chats, in any server."""
+    found = [(chat_of(info.labels), info) for info in await backend.running()]
+    return [(chat, info) for chat, info in found if chat]
+
+
+def started_s(labels: Mapping[str, str], now_s: float) -> float:
+    """When a sandbox with these labels was started; now, where they do not tell."""
+    with suppress(KeyError, ValueError):
+        return min(float(labels[STARTED]), now_s)
+    return now_s
+
+
+def _shown(source: Path, own: Mapping[Path, str]) -> str:
+    for tree, name in own.items():
+        if source.is_relative_to(tree):
+            return f"{name}/{source.relative_to(tree)}"
+    return str(source)

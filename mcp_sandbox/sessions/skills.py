@@ -2,61 +2,43 @@
 
 Skills that their authors keep from models do not exist here. What a chat has activated is kept in
 memory, so that a text is not given twice; a client that connects anew is given it again.
+
+The scripts of a version are read once. What of their needs the sandbox lacks, it is asked anew each
+time: that takes some tens of milliseconds, and what an agent has installed meanwhile counts.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 
-from mcp_sandbox.errors import Busy, CallerError, NotPermitted, UnknownSkill
-from mcp_sandbox.models import ChatId, Narrow
-from mcp_sandbox.sessions.hold import Hold
-from mcp_sandbox.sessions.preflight import Scans, lacking
+from anyio import CapacityLimiter, to_thread
+
+from mcp_sandbox.errors import CallerError, NotPermitted, UnknownSkill, Unsupported
+from mcp_sandbox.models import ChatId, ExecResult, Narrow
+from mcp_sandbox.sessions.gate import Action, Entered, Gate
+from mcp_sandbox.sessions.pinning import Activation, Pinning
 from mcp_sandbox.skills.allowed_tools import Narrowing, refusal
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import digest_of
-from mcp_sandbox.skills.finder import Finder
-from mcp_sandbox.skills.front_matter import split
+from mcp_sandbox.skills.finder import Finder, Page, Placed, by_name, page_of
+from mcp_sandbox.skills.findings import MAX_BYTES, scan, worth_reading
 from mcp_sandbox.skills.library import Library
-from mcp_sandbox.skills.models import Contents, Diagnostic, Findings, Skill, SkillFile, Unmet
-from mcp_sandbox.skills.pages import Page, all_by_name
-from mcp_sandbox.skills.roots import Whose
-from mcp_sandbox.skills.uris import DOCUMENT
+from mcp_sandbox.skills.models import Contents, Findings, Skill, SkillFile
+from mcp_sandbox.skills.preflight import COMMAND, Inventory, question, read_inventory, unmet
+from mcp_sandbox.skills.scan import Whose
+from mcp_sandbox.skills.scripts.uses import Required
 
 _MOST_CHATS = 1000
-_TRIES = 3
+# Lists may be so old: to look at thousands of folders takes longer than to make a page.
+_LISTED_S = 1.5
+_MOST_SCANNED = 500
+_ASK_S = 10.0
+# So many names come back whole in one answer.
+_ASKED_AT_ONCE = 200
 
-
-@dataclass(frozen=True)
-class Activation:
-    """A skill as a chat got it. `body` is its text after the front matter, as it is in the file.
-
-    `path_in_sandbox` is where its files lie there, if they do; `copied`: where the chat's code can
-    change them. `unchecked` says why it is not known what the sandbox lacks. `drift` names the
-    files that have changed in the library since; `left_out` says what its folder there has and
-    nobody gets. `repeated`: the chat has been given this text before.
-    """
-
-    skill: Skill
-    digest: str
-    body: bytes
-    contents: Contents
-    path_in_sandbox: str | None = None
-    copied: bool = False
-    unmet: tuple[Unmet, ...] = ()
-    unchecked: str = ""
-    findings: Findings | None = None
-    drift: tuple[str, ...] = ()
-    left_out: tuple[Diagnostic, ...] = ()
-    repeated: bool = False
-
-    @property
-    def uri(self) -> str:
-        return self.skill.uri
-
-    @property
-    def name(self) -> str:
-        return self.skill.name
+# What the scripts of a skill use, and what must be there to run them.
+Scanned = tuple[Findings, Sequence[Required]]
 
 
 @dataclass(frozen=True)
@@ -89,13 +71,11 @@ class Skills:
         """`narrow` is what happens to calls that the active skills do not name."""
         self.library = library
         self.narrow = narrow
-        self.scans = Scans()
         self._learned: OrderedDict[ChatId, Learned] = OrderedDict()
-        self.finder = Finder(library)
-
-    def of(self, chat: ChatId, hold: Hold) -> "ChatSkills":
-        """Those of one chat, which has its sandbox by `hold`."""
-        return ChatSkills(chat, self, hold)
+        # By the digests of their files, the oldest is forgotten first.
+        self._scanned: dict[str, Scanned] = {}
+        self._limiter = CapacityLimiter(1)
+        self.finder = Finder()
 
     async def offered(self, whose: Whose) -> tuple[Skill, ...]:
         """What the model may know of; those that another one hides are among them."""
@@ -111,18 +91,55 @@ class Skills:
             del self._learned[next(iter(self._learned)) if oldest == chat else oldest]
         return learned
 
+    async def scan(
+        self, contents: Contents, read: Callable[[SkillFile], Awaitable[bytes]]
+    ) -> Scanned:
+        """What the files use, and need; `read` gives the bytes of one."""
+        known = self._scanned.pop(contents.digest, None)
+        if known is None:
+            files: dict[str, bytes] = {}
+            others, left = [], MAX_BYTES
+            for file in contents.files:
+                wanted = worth_reading(file.path, file.size) and file.kind == "text"
+                if wanted and file.size <= left:
+                    files[file.path] = await read(file)
+                    left -= file.size
+                else:
+                    others.append(file.path)
+            known = await to_thread.run_sync(scan, files, others, limiter=self._limiter)
+        self._scanned[contents.digest] = known
+        if len(self._scanned) > _MOST_SCANNED:
+            del self._scanned[next(iter(self._scanned))]
+        return known
+
     def connected(self, chat: ChatId) -> None:
         """Its client is new and was not told anything yet."""
         if chat in self._learned:
             self._learned[chat].told.clear()
 
+    def check_call(self, chat: ChatId, tool: str, arguments: Mapping[str, object]) -> None:
+        """Warn of a call that the active skills do not name, or refuse it, as `narrow` says."""
+        if self.narrow == "off":
+            return
+        learned = self.learned(chat)
+        active = [
+            Narrowing(each.name, each.allowed_tools, each.path_in_sandbox or "")
+            for each in learned.active.values()
+        ]
+        why = refusal(active, tool, arguments)
+        if why and self.narrow == "deny":
+            raise NotPermitted(f"{why}: use what they name, or tell the user what is in the way")
+        if why:
+            learned.warnings.add(f"note: {why}")
+
 
 class ChatSkills:
-    """The skills of one chat."""
+    """The skills of one chat, which has its versions by `pinning` and its sandbox by `gate`."""
 
-    def __init__(self, chat: ChatId, skills: Skills, hold: Hold) -> None:
+    def __init__(self, chat: ChatId, skills: Skills, pinning: Pinning, gate: Gate) -> None:
         self._chat = chat
-        self._hold = hold
+        self._pinning = pinning
+        self._gate = gate
         self._skills = skills
         self._library = skills.library
 
@@ -131,17 +148,24 @@ class ChatSkills:
     ) -> Page:
         """A page of what there is, by name; with a query of what matches, the best first.
 
+        A change shows after two seconds at the latest, or with the next activation.
+
         Raises:
             InvalidArgument: the cursor is not one of this listing.
         """
-        catalogue = await self._library.catalogue(self._chat)
+        catalogue = await self._library.catalogue(self._chat, max_age_s=_LISTED_S)
         offered = _for_models(catalogue)
         if query and query.strip():
             user = self._chat.user
             page = await self._skills.finder.find(user, offered, query, cursor, limit)
         else:
-            page = all_by_name(offered, cursor, limit)
-        return replace(page, notes=(*page.notes, *_problems(catalogue)))
+            page = page_of(_by_name(catalogue), cursor, limit)
+        if not catalogue.unusable:
+            return page
+        number = len(catalogue.unusable)
+        folders = "1 folder" if number == 1 else f"{number:,} folders"
+        note = f"{folders} cannot be used; the user can ask `mcp-sandbox skills doctor` why"
+        return replace(page, notes=(*page.notes, note))
 
     async def activate(
         self, name: str, *, refresh: bool = False, by_user: bool = False
@@ -158,76 +182,43 @@ class ChatSkills:
         """
         skill = await self._found(name, by_user=by_user)
         learned = self._skills.learned(self._chat)
-        activation = await self._put(skill, refresh=refresh) or await self._read_whole(skill)
-        activation = await self._checked(activation)
+        arguments = {"name": name, "refresh": refresh}
+        # With a sandbox the chat has its files, which those of a warm one may become.
+        async with self._gate.enter(Action(self._chat, "skill_activate", arguments)) as entered:
+            activation = await self._pinning.activate(skill, self._library, refresh=refresh)
+            activation = await self._checked(activation, entered)
         repeated = not refresh and learned.told.get(skill.uri) == activation.digest
-        learned.active[skill.uri] = Active(
-            skill.uri,
-            skill.name,
-            activation.digest,
-            activation.path_in_sandbox,
-            skill.front.allowed_tools,
-        )
+        path, tools = activation.path_in_sandbox, skill.front.allowed_tools
+        learned.active[skill.uri] = Active(skill.uri, skill.name, activation.digest, path, tools)
         learned.told[skill.uri] = activation.digest
         return replace(activation, repeated=repeated)
 
-    async def _put(self, skill: Skill, *, refresh: bool) -> Activation | None:
-        """Show it in the sandbox; None where sandboxes show none."""
-        # With a sandbox the chat has its files, which those of a warm one may become.
-        async with self._hold.call():
-            pinned = await self._hold.pinning.activate(skill, self._library, refresh=refresh)
-        if pinned is None:
-            return None
-        return Activation(
-            skill,
-            pinned.contents.digest,
-            split(pinned.document).body,
-            pinned.contents,
-            path_in_sandbox=pinned.path,
-            copied=pinned.copied,
-            drift=pinned.drift,
-            left_out=pinned.left_out,
-        )
-
-    async def _checked(self, activation: Activation) -> Activation:
+    async def _checked(self, activation: Activation, entered: Entered) -> Activation:
         """With what its scripts use, and what of that the sandbox lacks."""
 
         async def read(file: SkillFile) -> bytes:
             data = await self._library.read(activation.skill, file.path)
             if digest_of(data) == file.digest:
                 return data
-            pinned = await self._hold.pinning.file(activation.skill, file.path)
+            pinned = await self._pinning.file(activation.skill, file.path)
             return pinned[1] if pinned else data
 
-        scanned = await self._skills.scans.of(activation.contents, read)
-        if scanned.is_empty:
+        findings, needs = await self._skills.scan(activation.contents, read)
+        if not needs and findings == Findings():
             return activation
-        async with self._hold.call() as held:
-            try:
-                unmet = await lacking(scanned, held)
-            except CallerError as exc:
-                return replace(activation, findings=scanned.findings, unchecked=str(exc))
-        return replace(activation, findings=scanned.findings, unmet=unmet)
-
-    async def _read_whole(self, skill: Skill) -> Activation:
-        """Its text and its files as they were at one moment."""
-        for _ in range(_TRIES):
-            contents = await self._library.contents(skill)
-            document = await self._library.read(skill, DOCUMENT)
-            if _digest_in(contents, DOCUMENT) == digest_of(document):
-                body = split(document).body
-                left_out = contents.diagnostics
-                return Activation(skill, contents.digest, body, contents, left_out=left_out)
-        raise Busy(f"the files of {skill.name} are just being changed: call again in a moment")
+        network = not entered.held.sandbox.facts.network.startswith("none")
+        try:
+            run = partial(entered.runtime.exec, timeout_s=_ASK_S)
+            inventory = await ask(run, needs, network=network)
+        except CallerError as exc:
+            return replace(activation, findings=findings, unchecked=str(exc))
+        lacks = await to_thread.run_sync(unmet, needs, inventory)
+        return replace(activation, findings=findings, unmet=lacks)
 
     async def read(self, name: str, path: str) -> tuple[SkillFile, bytes]:
-        """One file of a skill, as the chat has it.
-
-        Raises:
-            UnknownSkill: there is no such skill, or no such file in it.
-        """
+        """One file of a skill, as the chat has it; UnknownSkill where there is none."""
         skill = await self._found(name)
-        pinned = await self._hold.pinning.file(skill, path)
+        pinned = await self._pinning.file(skill, path)
         if pinned:
             contents, data = pinned
         else:
@@ -244,24 +235,6 @@ class ChatSkills:
         learned = self._skills.learned(self._chat)
         learned.active.clear()
         learned.told.clear()
-
-    def check_call(self, tool: str, arguments: Mapping[str, object]) -> None:
-        """Warn of a call that the active skills do not name, or refuse it, as the operator wants.
-
-        Raises:
-            NotPermitted: it is refused.
-        """
-        if self._skills.narrow == "off":
-            return
-        active = [
-            Narrowing(each.name, each.allowed_tools, each.path_in_sandbox or "")
-            for each in self.active()
-        ]
-        why = refusal(active, tool, arguments)
-        if why and self._skills.narrow == "deny":
-            raise NotPermitted(f"{why}: use what they name, or tell the user what is in the way")
-        if why:
-            self._skills.learned(self._chat).warnings.add(f"note: {why}")
 
     def take_warnings(self) -> Sequence[str]:
         """The warnings that were not told yet; each is told once."""
@@ -283,16 +256,25 @@ class ChatSkills:
         return skill
 
 
+async def ask(
+    run: Callable[..., Awaitable[ExecResult]], needs: Sequence[Required], *, network: bool
+) -> Inventory:
+    """What a sandbox has of what is needed; `run` runs a command in it with a `stdin`."""
+    found = Inventory(network=network)
+    for begin in range(0, len(needs), _ASKED_AT_ONCE):
+        result = await run(COMMAND, stdin=question(needs[begin : begin + _ASKED_AT_ONCE]))
+        try:
+            found |= read_inventory(result.stdout)
+        except ValueError as exc:
+            raise Unsupported(f"the sandbox did not tell what it has: {exc}") from exc
+    return found
+
+
+@lru_cache(32)
+def _by_name(catalogue: Catalogue) -> Placed:
+    return by_name(_for_models(catalogue))
+
+
+@lru_cache(32)
 def _for_models(catalogue: Catalogue) -> tuple[Skill, ...]:
     return tuple(skill for skill in catalogue.skills if skill.front.model_invocable)
-
-
-def _problems(catalogue: Catalogue) -> Iterable[str]:
-    number = len(catalogue.unusable)
-    if number:
-        folders = "1 folder" if number == 1 else f"{number:,} folders"
-        yield f"{folders} cannot be used; the user can ask `mcp-sandbox skills doctor` why"
-
-
-def _digest_in(contents: Contents, path: str) -> str | None:
-    return next((file.digest for file in contents.files if file.path == path), None)

@@ -1,45 +1,30 @@
 """So many sandboxes may be open at once, in all and of one user.
 
-The one that nobody has used for longest makes room. When all are in use, who wants one waits in a
-queue that is fair between users: the one who was served longest ago is next.
+The one that was not used for longest makes room. When all are in use, a call waits in a queue that
+is fair between users: the user who was served longest ago is next. Nothing is locked while one is
+closed: a place that is free is given at once.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from mcp_sandbox.errors import CapacityReached
 
+if TYPE_CHECKING:
+    from mcp_sandbox.sessions.hold import Hold
+
 # A sandbox may fall free without telling us, when what runs in its background ends.
 _LOOK_AGAIN_S = 1.0
 
 
-class Slot(Protocol):
-    """Something of a user's that is open and may be closed while nobody uses it."""
-
-    @property
-    def user(self) -> str: ...
-    @property
-    def is_busy(self) -> bool:
-        """A call is under way in it, or it is just being opened or closed."""
-        ...
-
-    async def yield_up(self, *, at_once: bool) -> bool:
-        """Close it, unless somebody turns out to use it; then False.
-
-        `at_once`: somebody else who is just busy with it is not waited for.
-        `release` is called for it before this returns True.
-        """
-        ...
-
-
 @dataclass(eq=False)
 class _Waiting:
-    slot: Slot
+    hold: "Hold"
     granted: bool = False
     news: anyio.Event = field(default_factory=anyio.Event)
 
@@ -51,12 +36,12 @@ class Slots:
         self._most = most
         self._most_per_user = most_per_user
         self._wait_s = wait_s
-        self._taken: OrderedDict[Slot, None] = OrderedDict()
+        self._taken: OrderedDict[Hold, None] = OrderedDict()
         self._queue: list[_Waiting] = []
+        self._closing: set[Hold] = set()
         # When each user was served last, for users who have a slot or wait for one.
         self._served: dict[str, int] = {}
         self._count = 0
-        self._serving = anyio.Lock()
 
     @property
     def free(self) -> int:
@@ -67,116 +52,108 @@ class Slots:
     def waiting(self) -> int:
         return len(self._queue)
 
-    def taken(self) -> Sequence[Slot]:
+    def taken(self) -> Sequence["Hold"]:
         return list(self._taken)
 
-    async def take(self, slot: Slot) -> None:
-        """Count `slot` in before it opens; others that nobody uses make room.
+    async def take(self, hold: "Hold") -> None:
+        """Count `hold` in before it opens; others that are not in use make room.
 
         Raises:
             CapacityReached: every open one stayed in use all the time that one may wait.
         """
-        waiting = _Waiting(slot)
+        waiting = _Waiting(hold)
         self._queue.append(waiting)
         try:
+            self._serve()
             # The first round is not cut short: without any waiting time it is the only one.
-            await self._serve()
+            await self._make_room(waiting)
             with anyio.move_on_after(self._wait_s):
                 while not waiting.granted:
                     with anyio.move_on_after(_LOOK_AGAIN_S):
                         await waiting.news.wait()
                     waiting.news = anyio.Event()
-                    # One of those who wait looks for all of them.
-                    if not waiting.granted and self._queue[0] is waiting:
-                        await self._serve()
+                    # One of those who wait looks for all of its user's.
+                    if self._is_first(waiting):
+                        await self._make_room(waiting)
             await checkpoint_if_cancelled()
         except BaseException:
             if waiting.granted:
-                self.release(slot)
+                self.release(hold)
             raise
         finally:
             if not waiting.granted:
                 self._queue.remove(waiting)
-                self._tell()
+                self._serve()
         if not waiting.granted:
-            raise self._refusal(slot.user)
+            raise self._refusal(hold.user)
 
-    def adopt(self, slot: Slot) -> None:
+    def adopt(self, hold: "Hold") -> None:
         """Count in what is open already, whatever the limits."""
-        self._taken[slot] = None
+        self._taken[hold] = None
 
-    def touch(self, slot: Slot) -> None:
+    def touch(self, hold: "Hold") -> None:
         """It was used just now."""
-        if slot in self._taken:
-            self._taken.move_to_end(slot)
+        if hold in self._taken:
+            self._taken.move_to_end(hold)
 
-    def rest(self, slot: Slot) -> None:
-        """Nobody uses it now: it may make room for who waits."""
-        self.touch(slot)
-        self._tell()
+    def rest(self, hold: "Hold") -> None:
+        """It is not in use now: it may make room."""
+        self.touch(hold)
+        for waiting in self._queue:
+            if self._is_first(waiting):
+                waiting.news.set()
 
-    def release(self, slot: Slot) -> None:
+    def release(self, hold: "Hold") -> None:
         """It is closed."""
-        self._taken.pop(slot, None)
-        self._tell()
+        self._taken.pop(hold, None)
+        self._serve()
 
-    def _tell(self) -> None:
-        if self._queue:
-            self._queue[0].news.set()
+    def _serve(self) -> None:
+        """Grant what is free, to the user who was served longest ago first."""
+        while able := [one for one in self._queue if self._has_place(one.hold.user)]:
+            self._grant(min(able, key=lambda one: self._served.get(one.hold.user, 0)))
 
-    async def _serve(self) -> None:
-        """Grant what can be granted, to whom it is due first."""
-        async with self._serving:
-            refused: set[str] = set()
-            while waiting := self._next(refused):
-                if await self._make_room(waiting.slot.user):
-                    self._grant(waiting)
-                else:
-                    refused.add(waiting.slot.user)
+    def _has_place(self, user: str) -> bool:
+        return len(self._taken) < self._most and not self._at_limit(user)
 
-    def _next(self, refused: set[str]) -> _Waiting | None:
-        """The first of the user who was served longest ago."""
-        able = [waiting for waiting in self._queue if waiting.slot.user not in refused]
-        return min(able, key=lambda one: self._served.get(one.slot.user, 0), default=None)
+    def _at_limit(self, user: str) -> bool:
+        # There may be more than allowed: those that were adopted.
+        return Counter(hold.user for hold in self._taken)[user] >= self._most_per_user
+
+    def _is_first(self, waiting: _Waiting) -> bool:
+        of_user = (one for one in self._queue if one.hold.user == waiting.hold.user)
+        return next(of_user, None) is waiting
 
     def _grant(self, waiting: _Waiting) -> None:
-        # Whoever gave up meanwhile is no longer in the queue.
-        if waiting not in self._queue:
-            return
         self._queue.remove(waiting)
-        self._taken[waiting.slot] = None
+        self._taken[waiting.hold] = None
         self._count += 1
-        present = {slot.user for slot in self._taken} | {one.slot.user for one in self._queue}
-        served = {**self._served, waiting.slot.user: self._count}
+        present = {hold.user for hold in self._taken} | {one.hold.user for one in self._queue}
+        served = {**self._served, waiting.hold.user: self._count}
         self._served = {user: when for user, when in served.items() if user in present}
         waiting.granted = True
         waiting.news.set()
 
-    async def _make_room(self, user: str) -> bool:
-        """Whether the user may open one now, after closing what nobody uses if need be."""
-        # There may be more than allowed: those that were adopted.
-        while self._held(user) >= self._most_per_user:
-            if not await self._close_one(user):
-                return False
-        while len(self._taken) >= self._most:
-            if not await self._close_one(None):
-                return False
-        return True
+    async def _make_room(self, waiting: _Waiting) -> None:
+        """Close what is not in use, one after the other, until the place is granted."""
+        for hold in self.taken():
+            if waiting.granted:
+                return
+            if self._may_close(hold, waiting.hold.user):
+                self._closing.add(hold)
+                try:
+                    await hold.yield_up(at_once=True)
+                finally:
+                    self._closing.discard(hold)
 
-    async def _close_one(self, user: str | None) -> bool:
-        for slot in self.taken():
-            if user not in (None, slot.user) or slot.is_busy or slot not in self._taken:
-                continue
-            if await slot.yield_up(at_once=True):
-                return True
-        return False
-
-    def _held(self, user: str) -> int:
-        return Counter(slot.user for slot in self._taken)[user]
+    def _may_close(self, hold: "Hold", user: str) -> bool:
+        if hold.is_busy or hold in self._closing or hold not in self._taken:
+            return False
+        return hold.user == user or not self._at_limit(user)
 
     def _refusal(self, user: str) -> CapacityReached:
         waited = f" and stayed so for {self._wait_s:g} s" if self._wait_s else ""
-        if self._held(user) >= self._most_per_user:
+        if self._at_limit(user):
             return CapacityReached(
                 f"all {self._most_per_user} sandboxes that one user may have open are in "
                 f"use{waited}: end a call or a background process in another chat, or set a "

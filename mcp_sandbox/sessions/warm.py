@@ -3,23 +3,38 @@
 Each waits for one new chat; what was a chat's never comes back. Those that die or grow too old
 are replaced. A sandbox that somebody waits for goes first: while one is being made, none is
 begun for later.
+
+From the first step to the last, a kill of this process leaves either a sandbox that its label
+("pool") and its trees in the pool tell to be nobody's, or a chat with its files:
+
+    label it as the chat's -> home becomes the chat's -> workspace becomes the chat's -> use it
 """
 
 import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import anyio
+from anyio import to_thread
 from anyio.abc import TaskGroup
 
-from mcp_sandbox.backends.base import Sandbox
-from mcp_sandbox.errors import SandboxError
-from mcp_sandbox.models import ChatId
+from mcp_sandbox.backends.base import Backend, Sandbox
+from mcp_sandbox.errors import OperatorError, SandboxError, SandboxGone
+from mcp_sandbox.models import ChatId, SandboxId, SandboxSpec
+from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Runtime
-from mcp_sandbox.sessions.warming import Warm, Warmer
+from mcp_sandbox.sessions.settings import SPEC, SessionSettings
+from mcp_sandbox.workspace.directory import ChatDirectories
+from mcp_sandbox.workspace.pool import PoolFolder, WarmTrees
 
 logger = logging.getLogger(__name__)
 
+_LABEL = "pool"
+_LOOK_AFTER_S = 10.0
+_ANSWER_S = 1.0
+# Ending a sandbox takes the engine up to some seconds; a stuck engine must not hold us longer.
+_DROP_S = 20.0
 _AT_ONCE = 2
 # The machine is left to a chat's first call for about as long as such a call takes.
 _QUIET_S = 0.25
@@ -28,26 +43,40 @@ _BACK_OFF_S = (1.0, 60.0)
 _LOOK_S = 5.0
 
 
+@dataclass(frozen=True, eq=False)
+class Warm:
+    """A sandbox in which nobody has run anything, with the connection to its runner."""
+
+    sandbox: Sandbox
+    runtime: Runtime
+    trees: WarmTrees
+
+
 class WarmPool:
-    """At most `size` warm sandboxes, and none past the places that `free` says there are.
+    """At most `pool_size` warm sandboxes, and none past the places that `free` says there are.
 
     It works in `tasks`, where the connections of what it has given away are read, too.
     """
 
     def __init__(
         self,
-        warmer: Warmer,
+        backend: Backend,
+        folder: PoolFolder,
+        settings: SessionSettings,
         tasks: TaskGroup,
         *,
-        size: int,
-        max_age_s: float,
         free: Callable[[], int],
+        look_after_s: float = _LOOK_AFTER_S,
     ) -> None:
-        self._warmer = warmer
+        """`look_after_s`: how often each is looked after."""
+        self._backend = backend
+        self._folder = folder
+        self._settings = settings
         self._tasks = tasks
-        self._size = size if warmer.usable else 0
-        self._max_age_s = max_age_s
+        # What is made before its chat is known may not be what the chat asks for.
+        self._size = settings.pool_size if folder.usable else 0
         self._free = free
+        self._look_after_s = look_after_s
         # Oldest first; cancelling the scope ends the wait for its death or old age.
         self._idle: dict[Warm, anyio.CancelScope] = {}
         # Given to chats; what they leave in the pool is removed when nobody waits.
@@ -120,10 +149,12 @@ class WarmPool:
 
     async def _give(self, warm: Warm, chat: ChatId) -> tuple[Sandbox, Runtime] | None:
         try:
-            await self._warmer.adopt(warm, chat)
+            labels = {**warm.sandbox.labels, "user": chat.user, "chat": chat.chat}
+            await self._backend.relabel(warm.sandbox.id, labels)
+            await self._folder.adopt(warm.trees, chat)
         except BaseException as exc:
             self._misses += 1
-            await self._warmer.drop(warm)
+            await self._drop(warm)
             if not isinstance(exc, SandboxError):
                 raise
             logger.warning("chat %s gets no warm sandbox: %s", chat, exc)
@@ -141,20 +172,37 @@ class WarmPool:
             with anyio.CancelScope(shield=True):
                 while self._leaving:
                     await self._next_change()
-                await self._warmer.aclose()
+                try:
+                    await self._folder.aclose()
+                except OperatorError:
+                    logger.exception("this server's part of the pool is left to the next one")
             ended.set()
 
     async def _supply(self, places: TaskGroup) -> None:
-        """Keep the pool as full as it should be, for ever."""
-        while not await self._opened():
-            await self._next_change()
+        is_open = False
+        while not is_open:
+            try:
+                if self._may_begin():
+                    await self._end_abandoned()
+                    await self._folder.open()
+                    is_open = True
+            except SandboxError as exc:
+                self._note_failure(exc)
+            if not is_open:
+                await self._next_change()
         while True:
             while self._given and self._may_begin():
-                await self._warmer.forget(self._given.pop())
+                given = self._given.pop()
+                try:
+                    await self._folder.discard(given.trees)
+                except SandboxError:
+                    logger.exception("cannot remove %s from the pool", given.trees.label)
             room = min(self._size, self._free())
             for scope in list(self._idle.values())[: max(0, len(self._idle) - room)]:
                 scope.cancel()
-            for _ in range(self._due(room)):
+            missing = room - len(self._idle) - self._starting
+            due = min(missing, _AT_ONCE - self._starting) if self._may_begin() else 0
+            for _ in range(due):
                 self._starting += 1
                 places.start_soon(self._occupy)
             await self._next_change()
@@ -166,30 +214,12 @@ class WarmPool:
         with anyio.move_on_after(wait_s if 0 < wait_s < _LOOK_S else _LOOK_S):
             await self._changed.wait()
 
-    async def _opened(self) -> bool:
-        if not self._may_begin():
-            return False
-        try:
-            await self._warmer.open()
-        except SandboxError as exc:
-            self._note_failure(exc)
-            return False
-        return True
-
     def _may_begin(self) -> bool:
         return not self._foreground and anyio.current_time() >= self._not_before
 
-    def _due(self, room: int) -> int:
-        """How many to begin now."""
-        if not self._may_begin():
-            return 0
-        missing = room - len(self._idle) - self._starting
-        return max(0, min(missing, _AT_ONCE - self._starting))
-
     async def _occupy(self) -> None:
-        """One place of the pool: a sandbox from its start until it is given away or removed."""
         try:
-            warm = await self._warmer.make(self._tasks)
+            warm = await self._make()
         except SandboxError as exc:
             self._note_failure(exc)
             return
@@ -198,12 +228,12 @@ class WarmPool:
             self._changed.set()
         self._failures = 0
         try:
-            with anyio.move_on_after(self._max_age_s) as self._idle[warm]:
-                await self._warmer.stay_with(warm)
+            with anyio.move_on_after(self._settings.pool_max_age_s) as self._idle[warm]:
+                await self._stay_with(warm)
         finally:
             if self._idle.pop(warm, None):
                 with self._leave():
-                    await self._warmer.drop(warm)
+                    await self._drop(warm)
 
     def _note_failure(self, exc: SandboxError) -> None:
         least, most = _BACK_OFF_S
@@ -215,3 +245,95 @@ class WarmPool:
     def _put_off(self, pause_s: float) -> None:
         self._not_before = max(self._not_before, anyio.current_time() + pause_s)
         self._changed.set()
+
+    async def _end_abandoned(self) -> None:
+        # What runs is listed first: who is dead afterwards did not start any of it meanwhile.
+        running = await self._backend.running()
+        abandoned = self._folder.abandoned
+        dead = await to_thread.run_sync(abandoned.processes)
+        for info in running:
+            label = info.labels.get(_LABEL, "")
+            left = label.partition("/")[0] in dead
+            if left and await to_thread.run_sync(abandoned.keeps, label):
+                await self._backend.destroy(info.id)
+                logger.info("removed warm sandbox %s: its server is gone", info.id)
+        for process in dead:
+            await to_thread.run_sync(abandoned.remove, process)
+
+    async def _make(self) -> Warm:
+        trees = await self._folder.prepare()
+        try:
+            sandbox = await self._backend.create(await self._spec(trees))
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._folder.discard(trees)
+            raise
+        try:
+            trees = await self._folder.settle(trees)
+            keep_bytes = self._settings.keep_bytes
+            runtime = await connect(sandbox, trees.directories, self._tasks, keep_bytes)
+        except BaseException:
+            await self._remove(sandbox.id, trees)
+            raise
+        return Warm(sandbox, runtime, trees)
+
+    async def _spec(self, trees: WarmTrees) -> SandboxSpec:
+        labels, origin = {_LABEL: trees.label}, await self._backend.origin()
+        return self._settings.spec(trees.directories, labels, origin)
+
+    async def _stay_with(self, warm: Warm) -> None:
+        """Return when it is of no more use: it has ended, is stuck, or would be made otherwise."""
+        while not warm.runtime.broken:
+            with anyio.move_on_after(self._look_after_s):
+                await warm.runtime.wait_broken()
+            try:
+                await warm.runtime.status(timeout_s=_ANSWER_S)
+                wanted = (await self._spec(warm.trees)).labels[SPEC]
+            except (SandboxGone, OperatorError) as exc:
+                logger.warning("warm sandbox %s is given up: %s", warm.sandbox.id, exc)
+                return
+            if warm.sandbox.labels.get(SPEC) != wanted:
+                logger.info("warm sandbox %s is outdated: the image has changed", warm.sandbox.id)
+                return
+
+    async def _drop(self, warm: Warm) -> None:
+        with anyio.move_on_after(_DROP_S, shield=True):
+            await warm.runtime.aclose()
+        await self._remove(warm.sandbox.id, warm.trees)
+
+    async def _remove(self, sandbox_id: SandboxId, trees: WarmTrees) -> None:
+        with anyio.move_on_after(_DROP_S, shield=True) as limit:
+            try:
+                await self._backend.destroy(sandbox_id)
+                await self._folder.discard(trees)
+            except OperatorError:
+                # It ends itself when nobody is connected; its trees go with this process's folder.
+                logger.exception("warm sandbox %s could not be removed", sandbox_id)
+        if limit.cancelled_caught:
+            logger.error("warm sandbox %s could not be removed in time", sandbox_id)
+
+
+async def connect(
+    sandbox: Sandbox, directories: ChatDirectories, tasks: TaskGroup, keep_bytes: int
+) -> Runtime:
+    """Open a connection that is read in `tasks`, and see that the sandbox has these directories.
+
+    Raises:
+        SandboxGone: the runner cannot be reached, or its workspace is another directory.
+    """
+    channel = Channel(await sandbox.open_channel(), sandbox.token)
+    await channel.open(tasks)
+    runtime = Runtime(channel, keep_bytes=keep_bytes)
+    try:
+        # The mount must show the chat's own directory, not what took its place meanwhile.
+        is_own = runtime.hello.workspace_inode == directories.workspace_inode
+        if not is_own:
+            found = await to_thread.run_sync(directories.workspace.lstat)
+            is_own = runtime.hello.workspace_changed_ns == found.st_ctime_ns
+    except BaseException:
+        await runtime.aclose()
+        raise
+    if not is_own:
+        await runtime.aclose()
+        raise SandboxGone("the sandbox came up without this chat's workspace; try again")
+    return runtime

@@ -7,12 +7,12 @@ files are opened beneath their folder, and nothing of them runs outside a sandbo
 
 This room knows no chats' sandboxes and no MCP. `models` has the words, `library` the way in.
 
-    finding     library: watch, shelves, scan, sweep over the roots; listing, links, stamps
-    a SKILL.md  parse by front_matter and rules; quoting and core_schema for its YAML
-    its files   contents by files, junk and media; uris; snapshots and pins are copies of them
-    offering    catalogue, overview; finder by search, words, outline; pages; allowed_tools
-    judging     examine by judge and references; strict is the reference tool's view; sarif
-    mending     repair, which writes by block_yaml
-    its needs   findings by scripts/; layers, inventory and preflight: what is lacking; examples
+    finding     library: scan over the roots
+    a SKILL.md  parse by front_matter
+    its files   contents; uris; pins are the copies that a chat sees
+    offering    catalogue, overview; finder; allowed_tools
+    judging     examine, with the reference tool
+    mending     repair
+    its needs   findings by scripts/; preflight: what is lacking; examples
     installing  supply/
 """

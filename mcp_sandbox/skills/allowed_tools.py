@@ -21,24 +21,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from mcp_sandbox.skills.scripts.shell_commands import read_script
-from mcp_sandbox.skills.scripts.shell_script import Script
+from mcp_sandbox.skills.scripts.shell import read_script
 from mcp_sandbox.skills.scripts.uses import DYNAMIC
 
 ALWAYS = frozenset({"skills_list", "skill_activate", "sandbox_info"})
 """What no skill can take away."""
 
 _NAMES: Mapping[str, frozenset[str]] = {
-    "exec": frozenset({"Bash", "Shell", "shell", "run_shell_command"}),
-    "run_code": frozenset({"Bash", "Shell", "shell", "run_shell_command"}),
+    **dict.fromkeys(
+        ("exec", "run_code", "delete_file", "move_file"),
+        frozenset({"Bash", "Shell", "shell", "run_shell_command"}),
+    ),
     "read_file": frozenset({"Read", "NotebookRead", "read_many_files"}),
     "list_files": frozenset({"LS", "Glob", "Read", "list_directory"}),
     "glob": frozenset({"Glob"}),
     "grep": frozenset({"Grep", "search_file_content"}),
     "write_file": frozenset({"Write"}),
     "edit_file": frozenset({"Edit", "MultiEdit", "replace"}),
-    "delete_file": frozenset({"Bash", "Shell", "shell", "run_shell_command"}),
-    "move_file": frozenset({"Bash", "Shell", "shell", "run_shell_command"}),
 }
 _LANGUAGES = {"python": ("python3 -c", "python -c"), "javascript": ("node -e",)}
 _ENTRY = re.compile(r"([\w.*-]+)(?:\((.*)\))?", re.DOTALL)
@@ -56,6 +55,7 @@ _NOWHERE = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr"})
 _ELSEWHERE = re.compile(r"\s|['\"`~$]|file:")
 _MOST_COMMAND = 65_536
 _SHOWN = 400
+Given = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Narrowing:
     folder: str = ""
 
 
-def refusal(active: Sequence[Narrowing], tool: str, arguments: Mapping[str, object]) -> str | None:
+def refusal(active: Sequence[Narrowing], tool: str, arguments: Given) -> str | None:
     """Why a call is outside of what the active skills allow together; None if it is within.
 
     A skill that names no tools neither allows nor forbids any.
@@ -83,7 +83,7 @@ def refusal(active: Sequence[Narrowing], tool: str, arguments: Mapping[str, obje
     return f"this call of {tool} is not among the allowed-tools of the active skills ({allowed})"
 
 
-def _allows(skill: Narrowing, tool: str, arguments: Mapping[str, object]) -> bool:
+def _allows(skill: Narrowing, tool: str, arguments: Given) -> bool:
     folder = skill.folder
     patterns = []
     for entry in skill.entries:
@@ -91,7 +91,9 @@ def _allows(skill: Narrowing, tool: str, arguments: Mapping[str, object]) -> boo
         if not found:
             continue
         name, pattern = found.groups()
-        if name in (tool, "*") or _OURS.fullmatch(name) or _of_a_server(name) == tool:
+        of_a_server = _OF_A_SERVER.fullmatch(name)
+        meant = of_a_server[1] if of_a_server else name
+        if tool in (name, meant) or name == "*" or _OURS.fullmatch(name):
             return True
         if name in _NAMES.get(tool, ()):
             if pattern is None or pattern in ("*", ":*", "**"):
@@ -106,16 +108,8 @@ def _allows(skill: Narrowing, tool: str, arguments: Mapping[str, object]) -> boo
     return bool(patterns) and _matches(patterns, tool, arguments, may_write)
 
 
-def _of_a_server(name: str) -> str:
-    found = _OF_A_SERVER.fullmatch(name)
-    return found[1] if found else ""
-
-
 def _matches(
-    patterns: Sequence[str],
-    tool: str,
-    arguments: Mapping[str, object],
-    may_write: Callable[[str], bool],
+    patterns: Sequence[str], tool: str, arguments: Given, may_write: Callable[[str], bool]
 ) -> bool:
     if arguments.get("env"):
         # A variable may make another program of a command.
@@ -123,9 +117,15 @@ def _matches(
     lines = _lines(tool, {name: str(value) for name, value in arguments.items()})
     if lines:
         return any(_line_matches(patterns, line, may_write) for line in lines)
-    place = str(arguments.get({"glob": "pattern", "grep": "glob"}.get(tool, "")) or "")
-    leads = place.startswith("/") or _ELSEWHERE.match(place)
-    return _path_matches(patterns, place if leads else str(arguments.get("path") or "."))
+    path = str(arguments.get({"glob": "pattern", "grep": "glob"}.get(tool, "")) or "")
+    if not (path.startswith("/") or _ELSEWHERE.match(path)):
+        path = str(arguments.get("path") or ".")
+    if elsewhere := _ELSEWHERE.match(path):
+        # The sandbox may read it as another path than it is here.
+        patterns = [pattern for pattern in patterns if pattern.startswith(elsewhere[0])]
+    both = {_absolute(path), _absolute(path.rstrip())}
+    known = [_absolute(pattern.replace("//", "/")) for pattern in patterns]
+    return any(all(fnmatchcase(each, pattern) for each in both) for pattern in known)
 
 
 def _lines(tool: str, given: Mapping[str, str]) -> tuple[str, ...]:
@@ -145,14 +145,16 @@ def _line_matches(patterns: Sequence[str], line: str, may_write: Callable[[str],
     if len(line) > _MOST_COMMAND:
         return False
     script = read_script(line)
-    if script.cut or not script.commands or not _sets_nothing_that_runs(script, line):
+    # Loops must set no variable that makes another program of a command, as PATH does.
+    harmless = all(map(str.islower, script.set_variables))
+    sets_what_runs = script.set_variables and not (harmless and not _EVALUATES.search(line))
+    if script.cut or not script.commands or sets_what_runs:
         return False
     # Where a redirection writes is not the command's business.
     writes = [path for path in script.writes if path not in _NOWHERE]
     moves = any(each.words[0] == "cd" for each in script.commands)
-    if not all(DYNAMIC not in path and may_write(path) for path in writes):
-        return False
-    if moves and not all(path.startswith("/") for path in writes):
+    known = not moves or all(path.startswith("/") for path in writes)
+    if not known or not all(DYNAMIC not in path and may_write(path) for path in writes):
         return False
     commands = [each.words for each in script.commands if not _is_harmless(each.words)]
     return all(_command_matches(patterns, " ".join(words)) for words in commands)
@@ -166,13 +168,6 @@ def _is_harmless(words: Sequence[str]) -> bool:
     return words[0] in _HARMLESS
 
 
-def _sets_nothing_that_runs(script: Script, line: str) -> bool:
-    """Whether loops set no variable that makes another program of a command, as PATH does."""
-    if not script.set_variables:
-        return True
-    return all(map(str.islower, script.set_variables)) and not _EVALUATES.search(line)
-
-
 def _command_matches(patterns: Sequence[str], command: str) -> bool:
     """Claude's rules: `words:*` is a beginning, `*` stands for anything, else it is the whole."""
     for pattern in patterns:
@@ -183,15 +178,6 @@ def _command_matches(patterns: Sequence[str], command: str) -> bool:
         elif fnmatchcase(command, pattern.replace(":*", "*")) and DYNAMIC not in command:
             return True
     return False
-
-
-def _path_matches(patterns: Sequence[str], path: str) -> bool:
-    if elsewhere := _ELSEWHERE.match(path):
-        # The sandbox may read it as another path than it is here.
-        patterns = [pattern for pattern in patterns if pattern.startswith(elsewhere[0])]
-    both = {_absolute(path), _absolute(path.rstrip())}
-    known = [_absolute(pattern.replace("//", "/")) for pattern in patterns]
-    return any(all(fnmatchcase(each, pattern) for each in both) for pattern in known)
 
 
 def _absolute(path: str) -> str:

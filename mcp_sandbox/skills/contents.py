@@ -1,7 +1,7 @@
-r"""All files of a skill, with their digests. Blocking.
+r"""All files of a skill, with their digests; each is read whole or not at all. Blocking.
 
 A skill's files are the regular files in its folder and below, also those of skills that lie in
-it, and without what tools leave there (see `junk`). Links and special files are never opened and
+it, and without what tools leave there. Links and special files are never opened and
 are left out, with a diagnostic; so are names that are not UTF-8. A skill over a limit offers its
 document only. The document is called SKILL.md here, however it is spelled on the disk.
 
@@ -12,30 +12,140 @@ order of their paths' bytes:
 """
 
 import hashlib
+import mimetypes
 import os
 import stat
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import Literal, NamedTuple
 
-from mcp_sandbox.errors import TooLarge
-from mcp_sandbox.skills import problems
-from mcp_sandbox.skills.files import MAX_BYTES, read_whole
-from mcp_sandbox.skills.junk import JUNK_FOLDERS, is_junk_file
-from mcp_sandbox.skills.media import mime_of
-from mcp_sandbox.skills.models import Contents, Diagnostic, FileKind, SkillFile
-from mcp_sandbox.skills.roots import opened
-from mcp_sandbox.skills.stamps import Stamp, is_settled, stamp_of
+from mcp_sandbox.errors import Busy, TooLarge
+from mcp_sandbox.skills.models import Contents, Diagnostic, FileKind, SkillFile, problem
 from mcp_sandbox.skills.uris import DOCUMENT
-from mcp_sandbox.workspace.beneath import open_directory
+from mcp_sandbox.workspace.beneath import open_directory, open_file
 
+Stamp = tuple[int, int, int, int, int]
+"""Device, inode, time of the last change of content, of anything, and bytes."""
+
+# How far the clock of a file system may lag behind: a tick of the kernel, or two seconds where
+# it keeps whole seconds only.
+_TICK_NS = 50_000_000
+_WHOLE_SECONDS_NS = 2_000_000_000
+
+MAX_BYTES = 16 * 1024 * 1024
+"""A skill may have so much in all, and no single file more."""
+_ATTEMPTS = 3
+JUNK_FOLDERS = frozenset(
+    {".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", ".tox", ".nox",
+     ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+)  # fmt: skip
+"""What tools leave and nobody means to teach: no part of any skill, never searched."""
+_FILES = frozenset({".DS_Store", "Thumbs.db", "desktop.ini", ".git"})
+_ENDINGS = (".pyc", ".pyo")
+# What the standard library lacks, or takes for something that no skill has.
+_MORE = {
+    ".bash": "application/x-sh", ".cjs": "text/javascript", ".go": "text/x-go",
+    ".ipynb": "application/x-ipynb+json", ".jsonl": "application/jsonl",
+    ".jsx": "text/javascript", ".md": "text/markdown", ".mdx": "text/markdown",
+    ".ps1": "text/x-powershell", ".rb": "text/x-ruby", ".rs": "text/x-rust",
+    ".sql": "application/sql", ".toml": "application/toml", ".ts": "text/typescript",
+    ".tsx": "text/typescript", ".ttf": "font/ttf", ".otf": "font/otf", ".woff": "font/woff",
+    ".woff2": "font/woff2", ".xsd": "application/xml", ".yaml": "application/yaml",
+    ".yml": "application/yaml",
+}  # fmt: skip
+# Not the module's own functions: these know what the machine's files say, too.
+_TYPES = mimetypes.MimeTypes()
+for _ending, _type in _MORE.items():
+    _TYPES.add_type(_type, _ending)
+_PACKED = {"gzip": "application/gzip", "bzip2": "application/x-bzip2", "xz": "application/x-xz"}
+_UNKNOWN: dict[FileKind, str] = {"text": "text/plain", "binary": "application/octet-stream"}
 MAX_FILES = 512
 _MAX_ENTRIES = 10_000
 _MAX_DEPTH = 16
 _MAX_DIAGNOSTICS = 100
+
+
+class Whole(NamedTuple):
+    """A file's bytes, its stamp from before they were read, and when that was (since the epoch)."""
+
+    data: bytes
+    stamp: Stamp
+    read_at_ns: int
+
+
+def read_whole(directory: int, path: str) -> Whole:
+    """Read a regular file beneath an open folder, following no link.
+
+    Who rewrites it in place and pauses in the middle cannot be told from who has ended.
+
+    Raises:
+        OSError: there is none.
+        TooLarge: it is over the limit.
+        Busy: it changes all the time.
+    """
+    for _ in range(_ATTEMPTS):
+        file = open_file(directory, os.fsencode(path))
+        try:
+            now = time.time_ns()
+            before = stamp_of(os.fstat(file))
+            data = _all(file, path)
+            # A stamp that is not settled would not show an edit: the same bytes twice do.
+            same = is_settled(before, now) or _all(file, path) == data
+            if same and stamp_of(os.fstat(file)) == before:
+                return Whole(data, before, now)
+        finally:
+            os.close(file)
+    raise Busy(f"{path} changes while it is read: try again when it is written")
+
+
+def _all(file: int, path: str) -> bytes:
+    os.lseek(file, 0, os.SEEK_SET)
+    data = b""
+    while len(data) <= MAX_BYTES and (chunk := os.read(file, 1 << 20)):
+        data += chunk
+    if len(data) > MAX_BYTES:
+        raise TooLarge(f"{path} has more than {MAX_BYTES // 1024 // 1024} MiB: it is not offered")
+    return data
+
+
+def stamp_of(s: os.stat_result) -> Stamp:
+    """The stamp of a file or folder; any edit changes it, unless it is not settled."""
+    return s.st_dev, s.st_ino, s.st_mtime_ns, s.st_ctime_ns, s.st_size
+
+
+def is_settled(stamp: Stamp, now_ns: int) -> bool:
+    """Whether a change after `now_ns` (since the epoch) would show in the stamp.
+
+    It would not if the last change is so recent that the next may get the same time.
+    """
+    changed = stamp[3]
+    return changed + (_TICK_NS if changed % 1_000_000_000 else _WHOLE_SECONDS_NS) < now_ns
+
+
+def is_junk_file(name: str) -> bool:
+    """Whether a file of that name is no part of a skill."""
+    return name in _FILES or name.endswith(_ENDINGS)
+
+
+def is_junk(path: str) -> bool:
+    """Whether a path relative to a skill's folder leads to or into what is no part of it."""
+    *folders, name = path.split("/")
+    return not JUNK_FOLDERS.isdisjoint((*folders, name)) or is_junk_file(name)
+
+
+@contextmanager
+def opened(folder: Path, anchor: Path | None) -> Iterator[int]:
+    """A descriptor of a folder; below the anchor no link is followed. Raises OSError."""
+    with ExitStack() as stack:
+        directory = os.open(anchor or folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, directory)
+        if anchor is not None and anchor != folder:
+            directory = open_directory(directory, os.fsencode(folder.relative_to(anchor)))
+            stack.callback(os.close, directory)
+        yield directory
 
 
 class Kept(NamedTuple):
@@ -46,12 +156,11 @@ class Kept(NamedTuple):
     file: SkillFile
 
 
-@dataclass(frozen=True)
-class Gathered:
+class Gathered(NamedTuple):
     """A skill's contents, and what tells whether they are still the same."""
 
     contents: Contents
-    kept: Mapping[str, Kept] = field(default_factory=dict[str, Kept], repr=False)
+    kept: Mapping[str, Kept]
 
 
 def gather(
@@ -76,8 +185,8 @@ def gather(
 
 def set_digest(files: Mapping[str, str]) -> str:
     """The digest of a skill from those of its files, by their paths."""
-    ordered = sorted(files.items(), key=lambda item: item[0].encode())
-    lines = (f"{digest.removeprefix('sha256:')}  {path}\0" for path, digest in ordered)
+    ordered = sorted(files, key=str.encode)
+    lines = (f"{files[path].removeprefix('sha256:')}  {path}\0" for path in ordered)
     return digest_of("".join(lines).encode())
 
 
@@ -99,11 +208,7 @@ def kind_of(data: bytes) -> FileKind:
 
 def is_utf8(path: str) -> bool:
     """Whether a path can be written in JSON and in a uri."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return path.encode(errors="ignore").decode() == path
 
 
 class _OverTheLimit(Exception):
@@ -120,13 +225,12 @@ class _Gathering:
         self._left_out: list[Diagnostic] = []
 
     def run(self) -> Gathered:
-        """Look at everything."""
         diagnostics: tuple[Diagnostic, ...] = ()
         try:
             kept = self._all()
         except _OverTheLimit as over:
             kept = {DOCUMENT: self._keep(self._document)}
-            diagnostics = (problems.over_the_limit(str(over)),)
+            diagnostics = (problem("over-the-limit", what=over),)
         files = tuple(kept[path].file for path in sorted(kept, key=str.encode))
         diagnostics += tuple(self._left_out[:_MAX_DIAGNOSTICS])
         digest = set_digest({file.path: file.digest for file in files})
@@ -158,13 +262,13 @@ class _Gathering:
                 return known
         whole = read_whole(self._directory, path)
         kind = kind_of(whole.data)
-        file = SkillFile(
-            path=self._public(path),
-            size=len(whole.data),
-            digest=digest_of(whole.data),
-            mime=mime_of(path, kind),
-            kind=kind,
-        )
+        # The ending alone: a whole name could be taken for a URL.
+        guessed, packed = _TYPES.guess_type(f"file{PurePosixPath(path).suffix.lower()}")
+        mime = guessed or _UNKNOWN[kind]
+        if packed is not None:
+            mime = _PACKED.get(packed, _UNKNOWN["binary"])
+        digest = digest_of(whole.data)
+        file = SkillFile(self._public(path), len(whole.data), digest, mime, kind)
         return Kept(whole.stamp, is_settled(whole.stamp, whole.read_at_ns), file)
 
     def _public(self, path: str) -> str:
@@ -178,9 +282,10 @@ class _Gathering:
                 entries += 1
                 if entries > _MAX_ENTRIES:
                     raise _OverTheLimit(f"{_MAX_ENTRIES:,} files and folders")
-                if self._is_entered(path, status):
+                wanted = self._wanted(path, status)
+                if wanted == "folder":
                     pending.append(path)
-                elif self._is_offered(path, status):
+                elif wanted == "file":
                     files += 1
                     if files > MAX_FILES:
                         raise _OverTheLimit(f"{MAX_FILES} files")
@@ -201,27 +306,24 @@ class _Gathering:
         finally:
             os.close(directory)
 
-    def _is_entered(self, path: str, status: os.stat_result) -> bool:
-        if not stat.S_ISDIR(status.st_mode) or path.rsplit("/", 1)[-1] in JUNK_FOLDERS:
-            return False
-        if path.count("/") >= _MAX_DEPTH:
-            self._leave_out(path, f"it lies more than {_MAX_DEPTH} deep")
-            return False
-        return True
-
-    def _is_offered(self, path: str, status: os.stat_result) -> bool:
-        name = path.rsplit("/", 1)[-1]
-        if stat.S_ISDIR(status.st_mode) or is_junk_file(name):
-            return False
-        if not is_utf8(path):
-            self._leave_out(path, "its name is not UTF-8")
-        elif stat.S_ISLNK(status.st_mode):
-            self._leave_out(path, "it is a symbolic link")
-        elif not stat.S_ISREG(status.st_mode):
-            self._leave_out(path, "it is not a regular file")
+    def _wanted(self, path: str, status: os.stat_result) -> Literal["folder", "file"] | None:
+        """Whether to look into a folder, or to offer a file."""
+        name, mode = path.rsplit("/", 1)[-1], status.st_mode
+        is_folder = stat.S_ISDIR(mode)
+        if (name in JUNK_FOLDERS) if is_folder else is_junk_file(name):
+            return None
+        if is_folder:
+            if path.count("/") < _MAX_DEPTH:
+                return "folder"
+            why = f"it lies more than {_MAX_DEPTH} deep"
+        elif not is_utf8(path):
+            why = "its name is not UTF-8"
+        elif stat.S_ISREG(mode):
+            return "file"
         else:
-            return True
-        return False
+            why = "it is a symbolic link" if stat.S_ISLNK(mode) else "it is not a regular file"
+        self._leave_out(path, why)
+        return None
 
     def _leave_out(self, path: str, why: str) -> None:
-        self._left_out.append(problems.left_out(path, why))
+        self._left_out.append(problem("left-out", path, why=why))

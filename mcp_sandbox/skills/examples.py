@@ -18,6 +18,8 @@ from typing import Literal
 
 Kind = Literal["test", "eval", "syntax"]
 MAX_EXAMPLES = 200
+# What lies there may be parts of programs, with gaps to fill in.
+_NOT_WHOLE = frozenset({"assets", "templates", "template", "fixtures"})
 _FOLDERS = frozenset({"tests", "test"})
 _EVALS = "evals/evals.json"
 _MAX_EVALS_BYTES = 1 << 20
@@ -30,11 +32,8 @@ _UNITTEST = re.compile(rb"^class \w+\(.*\bTestCase\b", re.MULTILINE)
 _COMPILE = "import sys\nfor p in sys.argv[1:]:\n    compile(open(p, 'rb').read(), p, 'exec')"
 _SYNTAX: Mapping[str, tuple[str, ...]] = {
     ".py": ("python3", "-c", _COMPILE),
-    ".sh": ("bash", "-n"),
-    ".bash": ("bash", "-n"),
-    ".js": ("node", "--check"),
-    ".cjs": ("node", "--check"),
-    ".mjs": ("node", "--check"),
+    **dict.fromkeys((".sh", ".bash"), ("bash", "-n")),
+    **dict.fromkeys((".js", ".cjs", ".mjs"), ("node", "--check")),
 }
 _PROGRAMS = {".sh": "bash", ".bash": "bash", ".js": "node", ".cjs": "node", ".mjs": "node"}
 
@@ -57,10 +56,18 @@ class Example:
 
 def examples(files: Mapping[str, bytes]) -> Sequence[Example]:
     """Return what is to be tried of a skill: tests, then evals, then the syntax of its scripts."""
-    tests = [_test(path, data) for path, data in sorted(files.items()) if _is_test(path)]
+    tests = [
+        Example(path, "test", _command(PurePosixPath(path), data))
+        for path, data in sorted(files.items())
+        if _is_test(path)
+    ]
     evals = list(_evals(files[_EVALS])) if _EVALS in files else []
     known = {example.name for example in tests}
-    scripts = [_syntax(path) for path in sorted(files) if path not in known and _has_syntax(path)]
+    scripts = [
+        Example(str(path), "syntax", (*_SYNTAX[path.suffix], str(path)))
+        for path in map(PurePosixPath, sorted(files.keys() - known))
+        if path.suffix in _SYNTAX and _NOT_WHOLE.isdisjoint(path.parts)
+    ]
     return [*tests, *evals, *scripts][:MAX_EXAMPLES]
 
 
@@ -73,14 +80,9 @@ def _is_test(path: str) -> bool:
     return place.suffix in (".py", *_PROGRAMS) and bool(_NAMED_SO.search(place.name))
 
 
-def _test(path: str, data: bytes) -> Example:
-    place = PurePosixPath(path)
+def _command(place: PurePosixPath, data: bytes) -> tuple[str, ...]:
     if place.suffix != ".py":
-        return Example(path, "test", (_PROGRAMS[place.suffix], path))
-    return Example(path, "test", _python(place, data))
-
-
-def _python(place: PurePosixPath, data: bytes) -> tuple[str, ...]:
+        return (_PROGRAMS[place.suffix], str(place))
     if _INLINE_METADATA.search(data):
         return ("uv", "run", "--offline", "--script", str(place))
     if not _MAIN.search(data):
@@ -91,19 +93,6 @@ def _python(place: PurePosixPath, data: bytes) -> tuple[str, ...]:
         if _PYTEST.search(data):
             return ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(place))
     return ("python3", str(place))
-
-
-def _has_syntax(path: str) -> bool:
-    place = PurePosixPath(path)
-    return place.suffix in _SYNTAX and _NOT_WHOLE.isdisjoint(place.parts)
-
-
-# What lies there may be parts of programs, with gaps to fill in.
-_NOT_WHOLE = frozenset({"assets", "templates", "template", "fixtures"})
-
-
-def _syntax(path: str) -> Example:
-    return Example(path, "syntax", (*_SYNTAX[PurePosixPath(path).suffix], path))
 
 
 def _evals(data: bytes) -> Iterator[Example]:
@@ -122,10 +111,6 @@ def _eval(name: str, entry: Mapping[str, object]) -> Example:
     command, stdout, code = (entry.get(key) for key in ("command", "stdout", "exit_code"))
     if not isinstance(command, str) or not command.strip():
         return Example(name, "eval", skipped="a task for a model; with a `command` it is run")
-    return Example(
-        name,
-        "eval",
-        ("bash", "-c", command),
-        exit_code=code if isinstance(code, int) else 0,
-        stdout=stdout if isinstance(stdout, str) else None,
-    )
+    code = code if isinstance(code, int) else 0
+    stdout = stdout if isinstance(stdout, str) else None
+    return Example(name, "eval", ("bash", "-c", command), exit_code=code, stdout=stdout)

@@ -1,32 +1,221 @@
-"""Finds skills for the users of one server, each among those that the user is offered."""
+"""Finds skills by words, without a model, and lists them page by page.
 
+A search is BM25 over what skills say of themselves. The name counts three times as much as the
+description and the tags, the headings of the text a third. SQLite compares words by their stems; a
+word that no skill has is taken for a mistyped one.
+
+A cursor holds the place of the last skill that was shown and not a number, so that a skill which
+is there all the time is listed exactly once, whatever comes and goes meanwhile. The places of
+matches shift when skills change: then the next page says so.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import sqlite3
+import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from operator import itemgetter
+from threading import RLock
+from weakref import finalize
 
 from anyio import CapacityLimiter, to_thread
 
-from mcp_sandbox.skills.library import Library
-from mcp_sandbox.skills.models import Skill
-from mcp_sandbox.skills.outline import BEGINNING, headings
-from mcp_sandbox.skills.pages import Page, best_first
-from mcp_sandbox.skills.search import Index
-
-Result = TypeVar("Result")
+from mcp_sandbox.errors import InvalidArgument
+from mcp_sandbox.skills.models import Json, Skill
+from mcp_sandbox.skills.overview import near, spaced, terms, words
 
 _MOST_USERS = 8
+_UNUSABLE = "this cursor {}: leave it out to begin with the first page"
 _MOST_MATCHES = 200
-_AT_ONCE = 100
+_LONGEST_CURSOR = 4000
+_LONGEST_URI = 300
+_CHANGED = "skills changed since the page before: some matches may be missing or come twice"
+_TAGS = ("tags", "keywords", "category", "categories", "triggers", "aliases", "domain")
+_FIELDS = ("name", "description", "tags", "headings")
+_MOST_CHARS = (200, 4000, 1000, 4000)
+_GUESSED = 0.6
+# The share of a query that a skill must have; of a long query, of so many words.
+_LEAST, _LONG_QUERY = 0.29, 3
+_SAME_NAME = 100.0
+_MARKED = re.compile("\x02([^\x03]*)\x03")
+_MAKE = (
+    "CREATE VIRTUAL TABLE card USING fts5(name, description, tags, headings, "
+    "tokenize='porter unicode61 remove_diacritics 2')"
+)
+_ADD = "INSERT INTO card(rowid, name, description, tags, headings) VALUES (?, ?, ?, ?, ?)"
+_KNOWN = "SELECT 1 FROM card WHERE card MATCH ? LIMIT 1"
+_RANK = "SELECT rowid, bm25(card, 3.0, 1.0, 1.0, 0.3) FROM card WHERE card MATCH ?"
+# All matches are gone through once; asked for one by one, each would do so again.
+_MARK = (
+    "SELECT rowid, highlight(card, 0, char(2), char(3)), highlight(card, 1, char(2), char(3)), "
+    "highlight(card, 2, char(2), char(3)), highlight(card, 3, char(2), char(3)) FROM card "
+    "WHERE card MATCH ? AND +rowid IN (SELECT value FROM json_each(?))"
+)
+_ALL_TEXT = "SELECT name || ' ' || description || ' ' || tags || ' ' || headings FROM card"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A skill of a page. `cursor` leads to what comes after it; `reasons` say why it matches."""
+
+    skill: Skill
+    cursor: str
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """A part of a listing of `total`: `more` come after it. `notes` say what is not as expected."""
+
+    skills: tuple[Listed, ...]
+    more: bool
+    total: int
+    notes: tuple[str, ...] = ()
+
+
+# Where a skill stands in a listing: the query, the skills of which it was made, its rank there, and
+# its uri, shortened where that is long.
+_Place = tuple[int, int, str | float, str]
+Placed = Sequence[tuple[_Place, Skill]]
+
+
+@dataclass(frozen=True)
+class Match:
+    """A skill that was found, and how well it fits."""
+
+    skill: Skill
+    score: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A word of a query; `guesses` are words that it may stand for."""
+
+    word: str
+    guesses: tuple[str, ...] = ()
+
+    def forms(self) -> tuple[str, str]:
+        """What matches the word itself, and what its guesses or words that begin like it."""
+        word = _phrase(self.word)
+        begun = [f"{word}*"] if len(self.word) > 2 else []
+        return word, " OR ".join([*begun, *map(_phrase, self.guesses)])
+
+
+class Index:
+    """Skills of one catalogue, ready to be searched. Blocks; one caller at a time gets in."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self._rows: dict[str, int] = {}
+        self._skills: dict[int, Skill] = {}
+        self._next = 1
+        self._vocabulary: list[str] | None = None
+
+    @cached_property
+    def _database(self) -> sqlite3.Connection:
+        database = sqlite3.connect(":memory:", check_same_thread=False)
+        finalize(self, database.close)
+        database.execute(_MAKE)
+        return database
+
+    def update(self, skills: Sequence[Skill]) -> None:
+        """Hold exactly these."""
+        with self._lock, self._database:
+            wanted = {skill.uri: skill for skill in skills}
+            for row, skill in [*self._skills.items()]:
+                if wanted.get(skill.uri) is not skill:
+                    self._database.execute("DELETE FROM card WHERE rowid = ?", (row,))
+                    del self._rows[self._skills.pop(row).uri]
+                    self._vocabulary = None
+            for uri, skill in wanted.items():
+                if uri not in self._rows:
+                    self._add(skill)
+
+    def _add(self, skill: Skill) -> None:
+        front = skill.front
+        filed = (*(front.fields.get(name) for name in _TAGS), dict(front.metadata))
+        tags = " ".join(text for value in filed for text in _texts(value))
+        texts = (front.name, front.description, tags, skill.outline)
+        self._database.execute(_ADD, (self._next, *map(_clipped, texts, _MOST_CHARS)))
+        self._rows[skill.uri] = self._next
+        self._skills[self._next] = skill
+        self._next += 1
+        self._vocabulary = None
+
+    def search_among(self, skills: Sequence[Skill], query: str, most: int = 50) -> list[Match]:
+        """Update and search, with nobody between: what others hold here is never found."""
+        with self._lock:
+            self.update(skills)
+            return self.search(query, most)
+
+    def search(self, query: str, most: int = 50) -> list[Match]:
+        """The skills that fit best, at most so many; none for a query without words."""
+        with self._lock:
+            scores = self._scores(self._understood(query))
+            for row in scores:
+                if words(self._skills[row].name) == words(query):
+                    scores[row] += _SAME_NAME
+            best = sorted(scores, key=lambda row: (-scores[row], self._skills[row].uri))[:most]
+            return [Match(self._skills[row], round(scores[row], 3)) for row in best]
+
+    def reasons(self, query: str, skills: Sequence[Skill]) -> list[tuple[str, ...]]:
+        """For each of the skills, which of its words fit the query, and where they stand."""
+        with self._lock:
+            asked = self._understood(query)
+            match = " OR ".join(form for term in asked for form in term.forms() if form)
+            rows = [self._rows.get(skill.uri, 0) for skill in skills]
+            found: dict[int, list[str]] = {row: [] for row in rows}
+            marks = self._database.execute(_MARK, (match, json.dumps(rows))) if match else ()
+            for row, *marked in marks:
+                found[row] += _hits(marked, asked)
+            return [tuple(found[row]) for row in rows]
+
+    def _understood(self, query: str) -> list[_Term]:
+        asked = terms(query)
+        found: list[_Term] = []
+        for word in asked:
+            known = self._database.execute(_KNOWN, (_phrase(word),)).fetchone() is not None
+            guesses = () if known else self._near(word)
+            found.append(_Term(word, tuple(each for each in guesses if each not in asked)))
+        return found
+
+    def _near(self, term: str) -> list[str]:
+        if self._vocabulary is None:
+            texts = self._database.execute(_ALL_TEXT)
+            self._vocabulary = sorted({word for (text,) in texts for word in words(text)})
+        return near(term, self._vocabulary)
+
+    def _scores(self, asked: Sequence[_Term]) -> dict[int, float]:
+        """How well the rows fit that have enough of the query; what most have tells little."""
+        by_term = [self._scores_of(term) for term in asked]
+        telling = [1 - max(len(found) - 1, 0) / max(len(self._rows), 1) for found in by_term]
+        least = _LEAST * min(sum(telling), _LONG_QUERY)
+        weighted = [*zip(by_term, telling, strict=True)]
+        fits: dict[int, float] = {}
+        for row in {row for found in by_term for row in found}:
+            hits = [(*found[row], weight) for found, weight in weighted if row in found]
+            if sum(form * weight for _, form, weight in hits) >= least:
+                fits[row] = sum(hit[0] for hit in hits) * (1 + len(hits) / len(asked)) / 2
+        return fits
+
+    def _scores_of(self, term: _Term) -> dict[int, tuple[float, float]]:
+        best: dict[int, tuple[float, float]] = {}
+        for match, weight in zip(term.forms(), (1.0, _GUESSED), strict=True):
+            for row, score in self._database.execute(_RANK, (match,)) if match else ():
+                known, form = best.get(row, (0.0, weight))
+                best[row] = max(known, -weight * score), max(form, weight)
+        return best
 
 
 class Finder:
-    """Keeps an index for each of the last users; what changed is read again before a search."""
+    """Keeps an index for each of the last users."""
 
-    def __init__(self, library: Library) -> None:
-        """Nothing is read before the first search."""
-        self._library = library
+    def __init__(self) -> None:
         self._indexes: OrderedDict[str, Index] = OrderedDict()
         # Searches of one user wait for each other: not in the threads that all else needs.
         self._searching = CapacityLimiter(4)
@@ -36,19 +225,17 @@ class Finder:
     ) -> Page:
         """A page of those of the user's skills that the query fits, the best first.
 
-        Raises:
-            InvalidArgument: the cursor is not one of this listing.
+        Raises InvalidArgument: the cursor is not one of this listing.
         """
         index = self._index(user)
-        outlines = await self._outlines(await self._run(partial(index.unknown, skills)))
-        search = partial(index.search_among, skills, outlines, query, _MOST_MATCHES)
-        found = await self._run(search)
+        search = partial(index.search_among, skills, query, _MOST_MATCHES)
+        found = await to_thread.run_sync(search, limiter=self._searching)
         page = best_first(skills, found, query, cursor, limit)
         if not found:
             note = f"none of {len(skills):,} skills fits this: skills_list without query lists all"
             return replace(page, notes=(*page.notes, note))
         shown = [each.skill for each in page.skills]
-        reasons = await self._run(partial(index.reasons, query, shown))
+        reasons = await to_thread.run_sync(index.reasons, query, shown, limiter=self._searching)
         explained = zip(page.skills, reasons, strict=True)
         return replace(page, skills=tuple(replace(each, reasons=why) for each, why in explained))
 
@@ -59,18 +246,101 @@ class Finder:
             self._indexes.popitem(last=False)
         return index
 
-    async def _outlines(self, skills: Sequence[Skill]) -> Mapping[str, Sequence[str]]:
-        """The headings of the texts; what cannot be read is still found by its name."""
-        outlines: dict[str, Sequence[str]] = {}
-        for begin in range(0, len(skills), _AT_ONCE):
-            some = skills[begin : begin + _AT_ONCE]
-            texts = await self._library.beginnings(some, BEGINNING)
-            outlines.update(await self._run(partial(_headings, texts)))
-        return outlines
 
-    async def _run(self, look: Callable[[], Result]) -> Result:
-        return await to_thread.run_sync(look, limiter=self._searching)
+def by_name(skills: Iterable[Skill]) -> Placed:
+    """All skills in the order of their names."""
+    ranks = {True: "\0hidden", False: "\0"}
+    placed = [
+        ((0, 0, each.name.casefold() + ranks[bool(each.shadowed_by)], _short(each.uri)), each)
+        for each in skills
+    ]
+    return sorted(placed, key=itemgetter(0))
 
 
-def _headings(texts: Mapping[str, bytes]) -> Mapping[str, Sequence[str]]:
-    return {uri: headings(text) for uri, text in texts.items()}
+def best_first(
+    skills: Sequence[Skill], matches: Sequence[Match], query: str, cursor: str | None, limit: int
+) -> Page:
+    """A page of what a query found among the skills.
+
+    Raises InvalidArgument: the cursor is not one of this listing.
+    """
+    asked = zlib.crc32(query.encode("utf-8", "replace")) or 1
+    these = zlib.crc32("\n".join(skill.uri for skill in skills).encode("utf-8", "replace"))
+    placed = [
+        ((asked, these, -match.score, _short(match.skill.uri)), match.skill) for match in matches
+    ]
+    return page_of(sorted(placed, key=itemgetter(0)), cursor, limit, asked, these)
+
+
+def _short(uri: str) -> str:
+    """The uri, or what stands for a long one: no skill's cursor is longer than callers may give."""
+    if len(uri) <= _LONGEST_URI:
+        return uri
+    return uri[:_LONGEST_URI] + hashlib.sha256(uri.encode()).hexdigest()
+
+
+def page_of(
+    placed: Placed, cursor: str | None, limit: int, query: int = 0, skills: int = 0
+) -> Page:
+    """A page of all skills, as `by_name` gives them, or of what a query found.
+
+    Raises InvalidArgument: the cursor is not one of this listing.
+    """
+    begin, notes = 0, tuple[str, ...]()
+    if cursor:
+        last, before = _read(cursor, query)
+        begin = sum(place[2:] <= last for place, _ in placed)
+        notes = (_CHANGED,) if before != skills else ()
+    shown = placed[begin : begin + limit]
+    listed = (Listed(skill, _cursor(place)) for place, skill in shown)
+    return Page(tuple(listed), begin + limit < len(placed), len(placed), notes)
+
+
+def _cursor(place: _Place) -> str:
+    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
+
+
+def _read(cursor: str, query: int) -> tuple[tuple[str | float, str], object]:
+    """The place of a cursor in its listing, and of which skills that was made."""
+    try:
+        place = json.loads(base64.b64decode(cursor[:_LONGEST_CURSOR], b"-_", validate=True))
+        asked, skills, rank, uri = place
+    except (ValueError, TypeError, RecursionError):
+        raise InvalidArgument(_UNUSABLE.format("is none of skills_list")) from None
+    kind = float if query else str
+    if asked != query or not isinstance(rank, kind) or not isinstance(uri, str):
+        raise InvalidArgument(_UNUSABLE.format("belongs to another query"))
+    return (rank, uri), skills
+
+
+def _hits(marked: Sequence[str], asked: Sequence[_Term]) -> Iterator[str]:
+    for field, text in zip(_FIELDS, marked, strict=True):
+        hits = dict.fromkeys(word.casefold() for word in _MARKED.findall(text))
+        if hits:
+            yield f"{field}: {', '.join(_told(word, asked) for word in [*hits][:5])}"
+
+
+def _phrase(term: str) -> str:
+    # Words hold letters and digits only, so that nothing of them is syntax within quotes.
+    return f'"{spaced(term).strip()}"'
+
+
+def _told(word: str, asked: Sequence[_Term]) -> str:
+    """The word that was found, and what was asked for if one cannot see that from it."""
+    plain = word.replace(" ", "")
+    meant = [term.word for term in asked if any(each[:5] == plain[:5] for each in term.guesses)]
+    is_plain = not meant or any(term.word[:4] == plain[:4] for term in asked)
+    return plain if is_plain else f"{plain} (for {meant[0]})"
+
+
+def _clipped(text: str, most: int) -> str:
+    text = text[:most].replace("\x02", " ").replace("\x03", " ")
+    # A word says no more when it comes again; characters of unspaced scripts do.
+    return spaced(" ".join(dict.fromkeys(text.split())))
+
+
+def _texts(value: Json, depth: int = 3) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for each in inner for text in _texts(each, depth - 1)] if depth else []

@@ -3,12 +3,20 @@
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from mcp_sandbox.skills.layers import distribution_of
 from mcp_sandbox.skills.models import Findings
-from mcp_sandbox.skills.scripts.declared import (
+from mcp_sandbox.skills.preflight import distribution_of
+from mcp_sandbox.skills.scripts.javascript import read_javascript
+from mcp_sandbox.skills.scripts.python import read_python
+from mcp_sandbox.skills.scripts.shell import read_shell
+from mcp_sandbox.skills.scripts.uses import (
+    Kind,
+    Language,
+    Required,
+    Use,
+    Uses,
+    Weight,
     code_blocks,
     distribution,
     read_inline_metadata,
@@ -17,10 +25,6 @@ from mcp_sandbox.skills.scripts.declared import (
     read_shebang,
     set_in_blocks,
 )
-from mcp_sandbox.skills.scripts.javascript import read_javascript
-from mcp_sandbox.skills.scripts.python import read_python
-from mcp_sandbox.skills.scripts.shell import read_shell
-from mcp_sandbox.skills.scripts.uses import Kind, Language, Use, Uses, Weight
 from mcp_sandbox.skills.uris import is_document
 
 MAX_FILE_BYTES = 256 * 1024
@@ -32,6 +36,11 @@ _LANGUAGES: Mapping[str, Language] = {
     ".js": "javascript", ".mjs": "javascript", ".cjs": "javascript", ".ts": "javascript",
     ".mts": "javascript", ".tsx": "javascript", ".jsx": "javascript",
 }  # fmt: skip
+_RUN_BY: Mapping[str, Language] = {
+    "python": "python", "uv": "python", "bash": "shell", "sh": "shell", "zsh": "shell",
+    "dash": "shell", "ksh": "shell", "node": "javascript", "bun": "javascript",
+    "tsx": "javascript", "deno": "javascript",
+}  # fmt: skip
 _INTERPRETERS = {
     ".py": "python3", ".sh": "bash", ".bash": "bash", ".zsh": "zsh", ".js": "node",
     ".mjs": "node", ".cjs": "node", ".rb": "ruby", ".pl": "perl", ".ps1": "pwsh", ".r": "Rscript",
@@ -41,20 +50,11 @@ _INTERPRETERS = {
 _NOT_RUN = frozenset({"assets", "templates", "template", "node_modules", "fixtures", "__pycache__"})
 _SELDOM_RUN = frozenset({"tests", "test", "examples", "evals", "references"})
 _TEST = re.compile(r"test_.*|.*_test\.\w+|.*\.(?:test|spec)\.\w+|conftest\.py")
+_DECLARED = {"requirements.txt": read_requirements, "package.json": read_package_json}
+_READERS = {"python": read_python, "shell": read_shell, "javascript": read_javascript}
 _WEIGHTS: tuple[Weight, ...] = ("optional", "sometimes", "always")
 _MOST_EMBEDDED = 300
 _SHOWN = 50
-
-
-@dataclass(frozen=True)
-class Required:
-    """Something that files of a skill need; they do without where `unless` is importable."""
-
-    kind: Kind
-    name: str
-    files: tuple[str, ...]
-    weight: Weight = "always"
-    unless: str = ""
 
 
 def worth_reading(path: str, size: int) -> bool:
@@ -75,39 +75,33 @@ def scan(
     unread = [path for path in others if PurePosixPath(path).suffix.lower() in _LANGUAGES]
     left = MAX_BYTES
     for path in sorted(files, key=lambda path: (path.count("/"), path)):
-        data = files[path]
-        if not _is_script(path, data):
+        name, data = PurePosixPath(path), files[path]
+        is_script = name.suffix.lower() in {*_LANGUAGES, *_INTERPRETERS} or data[:2] == b"#!"
+        is_run = not _NOT_RUN.intersection(name.parts)
+        if not (is_run if _is_declaration(path) else is_script):
             continue
         if len(data) > min(MAX_FILE_BYTES, left):
             unread.append(path)
             continue
         left -= len(data)
         found[path] = _read(path, data.decode("utf-8", "replace"))
-    local = set(_modules([*files, *others]))
+    local = set[str]()
+    for name in map(PurePosixPath, (*files, *others)):
+        if name.suffix in (".py", ".pyi", ".so"):
+            local.update((name.stem.split(".")[0], *name.parts[:-1]))
     needs = tuple(_needs(found, local))
     return _findings(found, needs, unread), needs
 
 
-def _is_script(path: str, data: bytes) -> bool:
-    name = PurePosixPath(path)
-    if _is_declaration(path):
-        return not _NOT_RUN.intersection(name.parts)
-    known = name.suffix.lower() in {*_LANGUAGES, *_INTERPRETERS}
-    return known or data[:2] == b"#!"
-
-
 def _is_declaration(path: str) -> bool:
-    return is_document(path) or PurePosixPath(path).name in ("requirements.txt", "package.json")
+    return is_document(path) or PurePosixPath(path).name in _DECLARED
 
 
 def _read(path: str, text: str) -> Uses:
-    """What a file uses, with the code that stands inside of it."""
     name, parts = PurePosixPath(path), PurePosixPath(path).parts
     text = text.removeprefix("\ufeff")
-    if name.name == "requirements.txt":
-        return read_requirements(text)
-    if name.name == "package.json":
-        return read_package_json(text)
+    if name.name in _DECLARED:
+        return _DECLARED[name.name](text)
     uses = Uses()
     if is_document(path):
         for language, code in code_blocks(text):
@@ -126,7 +120,8 @@ def _read(path: str, text: str) -> Uses:
 
 def _read_script(suffix: str, text: str) -> Uses:
     program, uses = read_shebang(text)
-    language = _LANGUAGES.get(suffix) or _language_of(program)
+    named = "python" if program.startswith("python") else program
+    language = _LANGUAGES.get(suffix) or _RUN_BY.get(named)
     if not program and suffix in _INTERPRETERS:
         uses.need("interpreter", _INTERPRETERS[suffix])
     if language:
@@ -136,34 +131,18 @@ def _read_script(suffix: str, text: str) -> Uses:
     return uses
 
 
-def _language_of(program: str) -> Language | None:
-    if program.startswith("python") or program == "uv":
-        return "python"
-    if program in ("bash", "sh", "zsh", "dash", "ksh"):
-        return "shell"
-    return "javascript" if program in ("node", "bun", "tsx", "deno") else None
-
-
 def _read_code(language: Language, text: str) -> Uses:
-    readers = {"python": read_python, "shell": read_shell, "javascript": read_javascript}
     whole = Uses()
     waiting: list[tuple[Language, str, int]] = [(language, text, 0)]
     for _ in range(_MOST_EMBEDDED):
         if not waiting:
             break
         language, text, depth = waiting.pop()
-        uses = readers[language](text)
+        uses = _READERS[language](text)
         whole.add(uses)
         if depth < 3:
             waiting.extend((inner, code, depth + 1) for inner, code in uses.embedded)
     return whole
-
-
-def _modules(files: Iterable[str]) -> Iterator[str]:
-    for path in files:
-        name = PurePosixPath(path)
-        if name.suffix in (".py", ".pyi", ".so"):
-            yield from (name.stem.split(".")[0], *name.parts[:-1])
 
 
 def _needs(found: Mapping[str, Uses], local: set[str]) -> Iterator[Required]:

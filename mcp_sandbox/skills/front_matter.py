@@ -1,38 +1,32 @@
 """Where the front matter of a document lies, and what its YAML says. Pure: bytes in, values out.
 
-The bytes are divided here and not by a library, so that a byte-order mark, the line ends of
-another system or dashes inside a value neither hide a skill nor cut it, and the body stays as it
-is, byte for byte. Of YAML only what names things and texts is read: no aliases, tags or duplicate
-keys, and every scalar is the text that stands there (`on`, `3000`, `2026-01-01`, `~`).
+python-frontmatter reads the metadata, by a handler that is stricter than its own: no aliases, tags
+or duplicate keys, within bounds, and every scalar is the text that stands there (`on`, `3000`,
+`2026-01-01`, `~`). The bytes are divided here, so that a byte-order mark, the line ends of another
+system or dashes inside a value neither hide a skill nor cut it, and the body stays byte for byte.
 """
 
 import functools
+import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final
 
+import frontmatter
 import yaml
-from yaml.events import (
-    AliasEvent,
-    CollectionStartEvent,
-    DocumentStartEvent,
-    Event,
-    MappingEndEvent,
-    MappingStartEvent,
-    NodeEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-)
+from frontmatter.default_handlers import YAMLHandler
 
 from mcp_sandbox.errors import OperatorError
-from mcp_sandbox.skills.core_schema import Plain
-from mcp_sandbox.skills.models import Diagnostic, Json
+from mcp_sandbox.skills.models import Diagnostic, Json, Level
 
 HEAD_BYTES = 64 * 1024
 """So much of a document has to be read to know its front matter."""
 MAX_BYTES = 16 * 1024
 """Longer front matter is refused; the longest of thousands of published ones is far shorter."""
+_MAX_VALUES = 1000
+_MAX_DEPTH = 20
 
 _EOL = rb"(?:\r\n|\r(?!\n)|\n)"
 _OPENING = re.compile(
@@ -44,10 +38,47 @@ _CLOSING = re.compile(
 _LINE_END = re.compile(rb"\r\n?|\n")
 _ALMOST = re.compile(rb"\s*(?:-{2,}|\xe2\x80\x93|\xe2\x80\x94|\+\+\+|```)")
 _UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_TAGGED = (ScalarEvent, CollectionStartEvent)
+_TAGGED = (yaml.ScalarEvent, yaml.CollectionStartEvent)
 # Scalars of up to so many characters are likely to come again.
 _WORD = 24
 _DASHES = "Begin the file with a line of three dashes, the fields, and again three dashes."
+_ODD: Final[dict[str, tuple[Level, str, str]]] = {
+    "byte-order-mark": ("warning", "The file begins with a byte-order mark.",
+        "Save the file as UTF-8 without a byte-order mark."),
+    "blank-first-line": ("warning", "The file begins with a blank line.",
+        "Delete it, so that the file begins with three dashes."),
+    "dots": ("warning", "The front matter ends in `...` and not in `---`.",
+        "End the front matter with three dashes."),
+    "fence-spaces": ("note", "White space follows the dashes of the front matter.", "Delete it."),
+    "line-ends": ("note", "Lines end in a carriage return, as on Windows or old Macs.",
+        "Save the file with Unix line ends."),
+}  # fmt: skip
+MAX_SUSPECTS = 32
+_MISTAKES = frozenset({"yaml", "key"})
+"""What quotes may cure."""
+_QUOTED_LINES = re.compile(r"[^\r\n]*(?:\r\n?|\n|\Z)")
+_ENTRY = re.compile(r"( *)[\w.-]+[ \t]*:[ \t]+(?=[^\s#])")
+_COLON = re.compile(r":(?:\s|\Z)")
+# A line that goes on with a value, and looks like a field that is indented by mistake.
+_FIELD = re.compile(r"^[ \t]+[\w.-]+[ \t]*:(?:\s|\Z)", re.MULTILINE)
+_SPECIAL = frozenset("[]{},'\"*&!%@`-?")
+_WORDS: Final[dict[str, bool | None]] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_INTEGERS = (
+    (re.compile(r"[-+]?[0-9]{1,300}"), 10),
+    (re.compile(r"0o[0-7]{1,300}"), 8),
+    (re.compile(r"0x[0-9a-fA-F]{1,300}"), 16),
+)
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+
+
+class Plain(str):
+    """A scalar that stands in the file without quotes."""
+
+    __slots__ = ()
 
 
 class Refused(Exception):
@@ -78,27 +109,17 @@ class Parts:
 class Fields:
     """What the front matter says: the fields in the file's order, all scalars as text.
 
-    `lines` has the line of each field, `flow` that of the first `[…]` or `{…}`, `anchor` that of
-    the first `&name`, `ragged` that of the first map that is indented otherwise than one beside
-    it; lines count from 1.
+    `lines` has the line of each field, `flows` that of the first `[…]` or `{…}` in each (in "" that
+    of braces around all), `anchor` that of the first `&name`; lines count from 1. `source` is the
+    text that was read, with quotes put into the lines `quoted`, which count from 0.
     """
 
     values: dict[str, Json] = field(default_factory=dict[str, Json])
     lines: dict[str, int] = field(default_factory=dict[str, int])
-    flow: int | None = None
+    flows: dict[str, int] = field(default_factory=dict[str, int])
     anchor: int | None = None
-    ragged: int | None = None
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much is read: keys and values together, and how deep they are nested."""
-
-    values: int = 1000
-    depth: int = 20
-
-
-ORDINARY = Limits()
+    source: str = ""
+    quoted: tuple[int, ...] = ()
 
 
 def split(data: bytes, *, cut: bool = False) -> Parts:
@@ -111,25 +132,35 @@ def split(data: bytes, *, cut: bool = False) -> Parts:
         return Parts(b"", data, missing=_absent(data))
     closing = _CLOSING.search(data, opening.end() - 1)
     if closing is None:
-        return Parts(b"", data, missing=_unclosed(len(data) if cut else None))
+        fix = "Put a line of three dashes, not indented, after the last field."
+        reason = "The front matter begins but does not end."
+        unclosed = Diagnostic("unclosed", "error", reason, fix, 1)
+        beyond = _too_long(f"does not end in the first {len(data):,} bytes")
+        return Parts(b"", data, missing=beyond if cut else unclosed)
     head, body = data[: closing.end()], data[closing.end() :]
     line = 2 + len(_LINE_END.findall(opening[2]))
-    oddities = tuple(_oddities(opening, closing, head))
+    odd = {
+        "byte-order-mark": opening[1],
+        "blank-first-line": opening[2],
+        "dots": closing[1][:1] == b".",
+        "fence-spaces": opening[3] or closing[2],
+        "line-ends": b"\r" in head,
+    }
+    oddities = tuple(Diagnostic(code, *_ODD[code], 1) for code, is_so in odd.items() if is_so)
     return Parts(head, body, data[opening.end() : closing.start() + 1], line, oddities)
 
 
 def text(parts: Parts) -> str:
-    """The YAML of the front matter as text.
+    """The YAML of the front matter as text, in which lines end in line feeds.
 
-    Raises:
-        Refused: there is none, it is too long, or it is not UTF-8.
+    Raises Refused: there is none, it is too long, or it is not UTF-8.
     """
     if parts.missing is not None:
         raise Refused(parts.missing)
     if len(parts.yaml) > MAX_BYTES:
         raise Refused(_too_long(f"has {len(parts.yaml):,} bytes"))
     try:
-        return parts.yaml.decode()
+        return re.sub("\r\n?", "\n", parts.yaml.decode())
     except UnicodeDecodeError as error:
         line = parts.line + len(_LINE_END.findall(parts.yaml[: error.start]))
         reason = f"The front matter is not UTF-8: byte 0x{parts.yaml[error.start]:02x}."
@@ -137,189 +168,214 @@ def text(parts: Parts) -> str:
         raise Refused(Diagnostic("not-utf-8", "error", reason, fix, line)) from error
 
 
-def read(source: str, line: int = 1, limits: Limits = ORDINARY) -> Fields:
-    """What the YAML text `source` says, whose first line is line `line` of its file.
+def read_mended(source: str, line: int = 1) -> Fields:
+    """Read a text that begins in that line, with values in quotes only if it is no YAML as it is.
+
+    Raises Refused: quotes do not help; what it says is about the text as it is.
+    """
+    try:
+        return read(source, line)
+    except Refused as refused:
+        repaired, lines = quoted(source) if refused.diagnostic.code in _MISTAKES else ("", ())
+        with suppress(Refused):
+            if lines:
+                return replace(read(repaired, line), quoted=lines)
+        raise
+
+
+def read(source: str, line: int = 1) -> Fields:
+    """Return what the YAML text `source` says, whose first line is line `line` of its file.
 
     Raises:
         Refused: it is not YAML, not a mapping, or has what is not read here.
         OperatorError: PyYAML was built without its C library.
     """
-    if not yaml.__with_libyaml__:
-        raise OperatorError(
-            "PyYAML lacks its C library here, without which hostile files could stall the server; "
-            "install it with libyaml, for instance by pip install --force-reinstall pyyaml"
-        )
+    handler = _Strict(line)
+    frontmatter.parse(f"---\n{source}---", handler=handler)
+    return handler.fields
+
+
+class _Strict(YAMLHandler):
+    """Loads YAML for python-frontmatter from a text whose fences are found already."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__()
+        self._line = line
+        self.fields = Fields()
+
+    def split(self, text: str) -> tuple[str, str]:
+        return text[len("---\n") : -len("---")], ""
+
+    def load(self, fm: str, **_: object) -> dict[str, Json]:
+        if not yaml.__with_libyaml__:
+            raise OperatorError(
+                "PyYAML lacks its C library here, without which hostile files could stall the "
+                "server; install it with libyaml: pip install --force-reinstall pyyaml"
+            )
+        try:
+            events = iter(yaml.CBaseLoader(fm).get_event, None)
+            self.fields = _Reader(events, self._line).document()
+        except yaml.YAMLError as error:
+            raise Refused(_broken(error, fm, self._line)) from error
+        self.fields.source = fm
+        return self.fields.values
+
+
+def quoted(source: str) -> tuple[str, tuple[int, ...]]:
+    """The YAML text with such values in quotes, and the lines of them, counted from 0.
+
+    Lines stay the lines that they were. At most 32 values are looked at.
+    """
+    lines = _QUOTED_LINES.findall(source)
+    blocks: list[str] = []
+    changed: list[int] = []
+    at = suspects = 0
+    while at < len(lines):
+        entry = _ENTRY.match(lines[at])
+        end = at + 1
+        while entry and end < len(lines) and _goes_on(lines[end], len(entry[1])):
+            end += 1
+        block = "".join(lines[at:end])
+        if entry and suspects < MAX_SUSPECTS and _is_suspect(block[entry.end() :]):
+            suspects += 1
+            if not _is_yaml(block[entry.end() :]):
+                ends = len(block.rstrip())
+                value = block[entry.end() : ends].replace("'", "''")
+                block = f"{block[: entry.end()]}'{value}'{block[ends:]}"
+                changed.append(at)
+        blocks.append(block)
+        at = end
+    return "".join(blocks), tuple(changed)
+
+
+def _goes_on(line: str, indent: int) -> bool:
+    stripped = line.strip()
+    return not stripped or line[: indent + 1].isspace() or stripped.startswith(("]", "}"))
+
+
+def _is_suspect(value: str) -> bool:
+    first = value[0]
+    if first in "'\"" and value.count(first) == 1:
+        return False
+    colon = _COLON.search(value)
+    if first in _SPECIAL or first in "|>" or colon is None:
+        return first in _SPECIAL
+    return _FIELD.search(value) is None or not re.search(r"[\r\n]", value[: colon.start()])
+
+
+def _is_yaml(value: str) -> bool:
     try:
-        return _Reader(iter(yaml.CBaseLoader(source).get_event, None), line, limits).document()
-    except yaml.YAMLError as error:
-        raise Refused(_broken(error, source, line)) from error
+        read(f"value: {value}\n")
+    except Refused as refused:
+        return refused.diagnostic.code not in _MISTAKES
+    return True
 
 
 class _Reader:
     """Makes values of the events of YAML, and stops at the first that is not read here."""
 
-    def __init__(self, events: Iterator[Event], line: int, limits: Limits) -> None:
+    def __init__(self, events: Iterator[yaml.Event], line: int) -> None:
         self._events = events
         self._line = line
-        self._limits = limits
         self._read = 0
+        self._field = ""
         self._fields = Fields()
 
     def document(self) -> Fields:
         next(self._events)  # The stream's start.
         event = next(self._events)
-        if isinstance(event, DocumentStartEvent):
+        if isinstance(event, yaml.DocumentStartEvent):
             event = next(self._events)
-            if not isinstance(event, MappingStartEvent):
-                raise self._not_a_mapping(event)
+            if not isinstance(event, yaml.MappingStartEvent):
+                fix = "Write fields such as `name: value`, one to a line."
+                raise self._refused("not-a-mapping", event, "has no fields", fix)
             self._allow(event, 0)
             self._fields.values = self._mapping(1)
             next(self._events)  # The document's end.
             event = next(self._events)
-        if isinstance(event, DocumentStartEvent):
+        if isinstance(event, yaml.DocumentStartEvent):
             raise self._refused("yaml", event, "has a second document", "Keep one block of fields.")
         return self._fields
 
-    def _value(self, event: Event, depth: int) -> Json:
+    def _value(self, event: yaml.Event, depth: int) -> Json:
         self._allow(event, depth)
-        if isinstance(event, ScalarEvent):
+        if isinstance(event, yaml.ScalarEvent):
             return _scalar(event)
-        if isinstance(event, MappingStartEvent):
+        if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(depth + 1)
         items: list[Json] = []
-        while not isinstance(event := next(self._events), SequenceEndEvent):
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             items.append(self._value(event, depth + 1))
         return items
 
     def _mapping(self, depth: int) -> dict[str, Json]:
         found: dict[str, Json] = {}
-        columns: set[int] = set()
-        while not isinstance(event := next(self._events), MappingEndEvent):
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             self._allow(event, depth)
-            if not isinstance(event, ScalarEvent):
+            if not isinstance(event, yaml.ScalarEvent):
                 fix = "Use a plain word as the key; quote a value that begins with a bracket."
                 raise self._refused("key", event, "has a key that is not text", fix)
             key = _scalar(event)
             if key in found:
                 fix = "Keep one of the two."
-                raise self._refused("duplicate-key", event, f"has {_short(key)} twice", fix)
+                raise self._refused("duplicate-key", event, f"has {short(key)} twice", fix)
             if depth == 1:
+                self._field = key
                 self._fields.lines[key] = self._at(event)
-            value = next(self._events)
-            if isinstance(value, MappingStartEvent):
-                self._align(value, columns)
-            found[key] = self._value(value, depth)
+            found[key] = self._value(next(self._events), depth)
         return found
 
-    def _align(self, event: Event, columns: set[int]) -> None:
-        if event.start_mark:
-            columns.add(event.start_mark.column)
-        if len(columns) > 1 and self._fields.ragged is None:
-            self._fields.ragged = self._at(event)
-
-    def _allow(self, event: Event, depth: int) -> None:
+    def _allow(self, event: yaml.Event, depth: int) -> None:
         self._read += 1
-        if self._read > self._limits.values:
-            what = f"has over {self._limits.values:,} keys and values"
+        if self._read > _MAX_VALUES:
+            what = f"has over {_MAX_VALUES:,} keys and values"
             fix = "Move data into a file."
             raise self._refused("too-many-values", event, what, fix)
-        if isinstance(event, ScalarEvent) and event.anchor is None and event.tag is None:
+        if isinstance(event, yaml.ScalarEvent) and event.anchor is None and event.tag is None:
             return
-        if isinstance(event, NodeEvent) and event.anchor is not None:
-            self._allow_anchor(event, event.anchor)
+        if isinstance(event, yaml.AliasEvent):
+            what = f"has the YAML alias {short('*' + str(event.anchor))}"
+            raise self._refused("alias", event, what, "Write the value out, or quote it.")
+        if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
+            self._fields.anchor = self._fields.anchor or self._at(event)
         if isinstance(event, _TAGGED) and event.tag is not None:
-            what = f"has the YAML tag {_short(event.tag)}"
+            what = f"has the YAML tag {short(event.tag)}"
             raise self._refused("tag", event, what, "Leave the tag out, or quote the value.")
-        if isinstance(event, CollectionStartEvent):
-            self._allow_collection(event, depth)
-
-    def _allow_anchor(self, event: NodeEvent, name: str) -> None:
-        if isinstance(event, AliasEvent):
-            fix = "Write the value out, or quote it."
-            raise self._refused("alias", event, f"has the YAML alias {_short('*' + name)}", fix)
-        self._fields.anchor = self._fields.anchor or self._at(event)
-
-    def _allow_collection(self, event: CollectionStartEvent, depth: int) -> None:
-        if depth >= self._limits.depth:
-            what = f"is nested more than {self._limits.depth} deep"
+        if isinstance(event, yaml.CollectionStartEvent) and depth >= _MAX_DEPTH:
+            what = f"is nested more than {_MAX_DEPTH} deep"
             raise self._refused("too-deep", event, what, "Flatten it, or move data into a file.")
-        if event.flow_style and self._fields.flow is None:
-            self._fields.flow = self._at(event)
+        if isinstance(event, yaml.CollectionStartEvent) and event.flow_style:
+            self._fields.flows.setdefault(self._field, self._at(event))
 
-    def _at(self, event: Event) -> int:
+    def _at(self, event: yaml.Event) -> int:
         return self._line + (event.start_mark.line if event.start_mark else 0)
 
-    def _refused(self, code: str, event: Event, what: str, fix: str) -> Refused:
+    def _refused(self, code: str, event: yaml.Event, what: str, fix: str) -> Refused:
         reason = f"The front matter {what}."
         return Refused(Diagnostic(code, "error", reason, fix, self._at(event)))
 
-    def _not_a_mapping(self, event: Event) -> Refused:
-        what, fix = "has no fields", "Write fields such as `name: value`, one to a line."
-        return self._refused("not-a-mapping", event, what, fix)
 
-
-def _scalar(event: ScalarEvent) -> str:
+def _scalar(event: yaml.ScalarEvent) -> str:
     if not event.implicit[0]:
         return event.value
     return _word(event.value) if len(event.value) <= _WORD else Plain(event.value)
 
 
-@functools.lru_cache(maxsize=1024)
-def _word(text: str) -> Plain:
-    """One object for all that say the same: thousands of skills have the same keys."""
-    return Plain(text)
+# One object for all that say the same: thousands of skills have the same keys.
+_word = functools.lru_cache(maxsize=1024)(Plain)
 
 
 def _broken(error: yaml.YAMLError, source: str, line: int) -> Diagnostic:
     if unprintable := _UNPRINTABLE.search(source):
         at = line + len(re.findall(r"\r\n?|\n", source[: unprintable.start()]))
         reason = f"The front matter has the control character U+{ord(unprintable[0]):04X}."
-        return Diagnostic(
-            "control-character", "error", reason, "Delete it, or type what was meant.", at
-        )
+        fix = "Delete it, or type what was meant."
+        return Diagnostic("control-character", "error", reason, fix, at)
     fix = "Quote values that have a colon or begin with a special character; indent by spaces."
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return Diagnostic("yaml", "error", "The front matter is not YAML.", fix, line)
     reason = f"The front matter is not YAML: {error.problem}."
     return Diagnostic("yaml", "error", reason, fix, line + error.problem_mark.line)
-
-
-def _oddities(
-    opening: re.Match[bytes], closing: re.Match[bytes], head: bytes
-) -> Iterator[Diagnostic]:
-    if opening[1]:
-        yield _odd("byte-order-mark", "warning", "The file begins with a byte-order mark.")
-    if opening[2]:
-        yield _odd("blank-first-line", "warning", "The file begins with a blank line.")
-    if closing[1][:1] == b".":
-        yield _odd("dots", "warning", "The front matter ends in `...` and not in `---`.")
-    if opening[3] or closing[2]:
-        yield _odd("fence-spaces", "note", "White space follows the dashes of the front matter.")
-    if b"\r" in head:
-        yield _odd(
-            "line-ends", "note", "Lines end in a carriage return, as on Windows or old Macs."
-        )
-
-
-_ODD_FIXES = {
-    "byte-order-mark": "Save the file as UTF-8 without a byte-order mark.",
-    "blank-first-line": "Delete it, so that the file begins with three dashes.",
-    "dots": "End the front matter with three dashes.",
-    "fence-spaces": "Delete it.",
-    "line-ends": "Save the file with Unix line ends.",
-}
-
-
-def _odd(code: str, level: Literal["warning", "note"], reason: str) -> Diagnostic:
-    return Diagnostic(code, level, reason, _ODD_FIXES[code], 1)
-
-
-def _unclosed(read: int | None) -> Diagnostic:
-    if read is not None:
-        return _too_long(f"does not end in the first {read:,} bytes")
-    reason = "The front matter begins but does not end."
-    fix = "Put a line of three dashes, not indented, after the last field."
-    return Diagnostic("unclosed", "error", reason, fix, 1)
 
 
 def _too_long(what: str) -> Diagnostic:
@@ -339,5 +395,36 @@ def _absent(data: bytes) -> Diagnostic:
     return Diagnostic(code, "error", reason, fix, 1)
 
 
-def _short(value: str) -> str:
+def short(value: str) -> str:
+    """The value in quotes, cut where it is long."""
     return repr(value if len(value) <= 40 else value[:39] + "…")
+
+
+def as_json(value: Json) -> Json:
+    """The value with what its plain scalars mean. What JSON cannot say stays text."""
+    if isinstance(value, dict):
+        return {_key(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [as_json(each) for each in value]
+    return _meant(value) if isinstance(value, Plain) else value
+
+
+def _meant(text: Plain) -> Json:
+    if text in _WORDS:
+        return _WORDS[text]
+    base = next((base for pattern, base in _INTEGERS if pattern.fullmatch(text)), None)
+    if base is not None:
+        return int(text, base)
+    if _FLOAT.fullmatch(text) and math.isfinite(number := float(text)):
+        return number
+    return str(text)
+
+
+def _key(key: str) -> str:
+    """A key as hosts that turn it into text know it: `1.50` is "1.5", and `~` is nothing."""
+    value = _meant(key) if isinstance(key, Plain) else key
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    return "" if value is None else str(value)

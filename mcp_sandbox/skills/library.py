@@ -1,28 +1,75 @@
-"""All skills that there are: the way into this room."""
+"""All skills that there are: the way into this room.
+
+Folders are looked at again and again rather than watched by the kernel: that works on every file
+system and through every mount, needs no watch for each folder, and a program that writes
+thousands of files next to a skill causes no more than the next look does. A look costs a stat or
+two for each skill. Nobody looks when nobody waits.
+"""
 
 import difflib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
+import anyio
 from anyio import CapacityLimiter, to_thread
 
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.errors import UnknownSkill
 from mcp_sandbox.skills.catalogue import Catalogue, merge
-from mcp_sandbox.skills.contents import Gathered, gather, is_utf8
-from mcp_sandbox.skills.files import read_beginning, read_whole
-from mcp_sandbox.skills.junk import is_junk
+from mcp_sandbox.skills.contents import Gathered, gather, is_junk, is_utf8, opened, read_whole
 from mcp_sandbox.skills.models import Change, Contents, Skill
-from mcp_sandbox.skills.roots import Whose, is_trusted, opened, shared_roots
-from mcp_sandbox.skills.shelves import Shelves
+from mcp_sandbox.skills.scan import Scanner, Whose, is_trusted, roots, shared_roots
 from mcp_sandbox.skills.uris import DOCUMENT
-from mcp_sandbox.skills.watch import Pace, watched
 
+Look = Callable[[float], Awaitable[Catalogue]]
+"""Gives what is offered, no longer ago than so many seconds."""
+
+# A look that takes long is repeated more seldom, so that no more than this part of one CPU goes
+# into looking.
+_MAX_SHARE = 0.05
+# What is remembered of the roots of users and chats that come no more is forgotten, oldest first.
+_REMEMBERED = 64
 _MERGED = 32
 _GATHERED_FILES = 20_000
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often it is looked, how long edits must have rested, and how long that is waited for."""
+
+    poll_s: float = 1.0
+    settle_s: float = 1.0
+    patience_s: float = 10.0
+
+
+async def _changes(look: Look, before: Catalogue, pace: Pace) -> AsyncGenerator[Change]:
+    pause = pace.poll_s
+    while True:
+        await anyio.sleep(pause)
+        began = time.monotonic()
+        now = await look(pace.poll_s / 2)
+        pause = max(pace.poll_s, (time.monotonic() - began) / _MAX_SHARE)
+        if now is not before and now.change_since(before):
+            now = await _rested(look, now, pace)
+            if change := now.change_since(before):
+                yield change
+        before = now
+
+
+async def _rested(look: Look, catalogue: Catalogue, pace: Pace) -> Catalogue:
+    with anyio.move_on_after(pace.patience_s):
+        while True:
+            await anyio.sleep(pace.settle_s)
+            now = await look(0.0)
+            if now is catalogue or not now.change_since(catalogue):
+                return now
+            catalogue = now
+    return catalogue
 
 
 class Library:
@@ -33,12 +80,11 @@ class Library:
         self._pace = pace or Pace()
         self._settings = settings
         self._data_dir = data_dir
-        self._shelves = Shelves(settings, data_dir)
-        self._merged: OrderedDict[tuple[int, ...], tuple[list[Catalogue], Catalogue]] = (
-            OrderedDict()
-        )
+        remember = lru_cache(_REMEMBERED + len(settings.folders))
+        self._scanner = remember(lambda root: Scanner(root, shared_roots(settings)))
+        # By the catalogues themselves, not by what they hold: the same ones make the same one.
+        self._merge = lru_cache(_MERGED)(merge)
         self._gathered: OrderedDict[Path, Gathered] = OrderedDict()
-        self._gathered_files = 0
         self._looking = CapacityLimiter(4)
         self._reading = CapacityLimiter(4)
 
@@ -47,16 +93,21 @@ class Library:
 
         It is the same object as before as long as nothing changed.
 
-        Raises:
-            InvalidArgument: no user can have that id.
+        Raises InvalidArgument: no user can have that id.
         """
         since = time.monotonic() - max_age_s
-        parts = await to_thread.run_sync(self._shelves.look, whose, since, limiter=self._looking)
-        return self._merge([part for part in parts if part.skills or part.problems])
+        parts = await to_thread.run_sync(self._look, whose, since, limiter=self._looking)
+        return self._merge(tuple(part for part in parts if part.skills or part.problems))
 
-    def changes(self, whose: Whose) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
+    @asynccontextmanager
+    async def changes(self, whose: Whose) -> AsyncGenerator[AsyncIterator[Change]]:
         """What changes in that catalogue while the context lasts, one for each burst of edits."""
-        return watched(lambda age_s: self.catalogue(whose, max_age_s=age_s), self._pace)
+
+        async def look(age_s: float) -> Catalogue:
+            return await self.catalogue(whose, max_age_s=age_s)
+
+        async with aclosing(_changes(look, await look(0.0), self._pace)) as changes:
+            yield changes
 
     async def contents(self, skill: Skill) -> Contents:
         """All files of a skill; only those that changed since the last call are read.
@@ -69,13 +120,10 @@ class Library:
         # As in `sweep`: what is known is compared by a stat, which is not for untrusted folders.
         known = self._gathered.get(skill.folder) if is_trusted(skill) else None
         gathered = await to_thread.run_sync(self._gather, skill, known, limiter=self._reading)
-        before = self._gathered.get(skill.folder)
         self._gathered[skill.folder] = gathered
         self._gathered.move_to_end(skill.folder)
-        self._gathered_files += len(gathered.kept) - (len(before.kept) if before else 0)
-        while self._gathered_files > _GATHERED_FILES:
-            _, oldest = self._gathered.popitem(last=False)
-            self._gathered_files -= len(oldest.kept)
+        while sum(len(each.kept) for each in self._gathered.values()) > _GATHERED_FILES:
+            self._gathered.popitem(last=False)
         return gathered.contents
 
     async def read(self, skill: Skill, path: str) -> bytes:
@@ -86,7 +134,8 @@ class Library:
             TooLarge: it has more than 16 MiB.
             Busy: it is being written all the time.
         """
-        if _leads_astray(path):
+        odd_parts = not {"", ".", ".."}.isdisjoint(path.split("/"))
+        if odd_parts or "\0" in path or not is_utf8(path) or is_junk(path):
             raise UnknownSkill(
                 f"{path[:140]!r} is no path of a file in the skill {skill.name!r}: give one "
                 "relative to its folder, such as 'references/guide.md'"
@@ -94,24 +143,16 @@ class Library:
         try:
             return await to_thread.run_sync(self._read, skill, path, limiter=self._reading)
         except OSError as exc:
-            nearest = await self._nearest(skill, path)
+            paths = [file.path for file in (await self.contents(skill)).files]
+            near = difflib.get_close_matches(path[:140], paths, n=1)
+            hint = f"the nearest is {near[0]!r}" if near else "its listing shows those it has"
             raise UnknownSkill(
-                f"the skill {skill.name!r} has no file {path[:140]!r}{nearest}"
+                f"the skill {skill.name!r} has no file {path[:140]!r}: {hint}"
             ) from exc
 
-    async def beginnings(self, skills: Sequence[Skill], size: int) -> Mapping[str, bytes]:
-        """The first bytes of the documents of skills, by uri; those that are gone are left out."""
-        return await to_thread.run_sync(self._beginnings, skills, size, limiter=self._reading)
-
-    def _merge(self, parts: list[Catalogue]) -> Catalogue:
-        key = tuple(map(id, parts))
-        if key not in self._merged:
-            # The parts are kept with it: while they live, nothing else has their ids.
-            self._merged[key] = (parts, merge(parts))
-        self._merged.move_to_end(key)
-        if len(self._merged) > _MERGED:
-            self._merged.popitem(last=False)
-        return self._merged[key][1]
+    def _look(self, whose: Whose, since: float) -> list[Catalogue]:
+        wanted = roots(self._settings, self._data_dir, whose)
+        return [self._scanner(root).look(since) for root in wanted]
 
     def _gather(self, skill: Skill, before: Gathered | None) -> Gathered:
         try:
@@ -126,27 +167,8 @@ class Library:
         with opened(skill.folder, self._anchor(skill)) as directory:
             return read_whole(directory, skill.document if path == DOCUMENT else path).data
 
-    def _beginnings(self, skills: Sequence[Skill], size: int) -> Mapping[str, bytes]:
-        found: dict[str, bytes] = {}
-        for skill in skills:
-            with suppress(OSError), opened(skill.folder, self._anchor(skill)) as directory:
-                found[skill.uri] = read_beginning(directory, skill.document, size)
-        return found
-
     def _anchor(self, skill: Skill) -> Path | None:
         """The folder from which on no link is followed to the skill."""
         named = shared_roots(self._settings) if is_trusted(skill) else ()
-        shared = (root.folder for root in named)
-        folders = (*shared, self._data_dir)
+        folders = (*(root.folder for root in named), self._data_dir)
         return next((each for each in folders if skill.folder.is_relative_to(each)), None)
-
-    async def _nearest(self, skill: Skill, path: str) -> str:
-        paths = [file.path for file in (await self.contents(skill)).files]
-        near = difflib.get_close_matches(path[:140], paths, n=1)
-        return f": the nearest is {near[0]!r}" if near else ": its listing shows those it has"
-
-
-def _leads_astray(path: str) -> bool:
-    """Whether a path is none of a skill's file, whatever lies on the disk."""
-    odd_parts = not {"", ".", ".."}.isdisjoint(path.split("/"))
-    return odd_parts or "\0" in path or not is_utf8(path) or is_junk(path)

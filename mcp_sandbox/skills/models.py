@@ -1,6 +1,8 @@
-"""What a skill is made of, once it has been read. No behaviour, no I/O."""
+"""What a skill is made of, once it has been read, and the words for what is wrong. No I/O."""
 
-from collections.abc import Mapping
+import errno
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -9,6 +11,47 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Level = Literal["error", "warning", "note"]
 FileKind = Literal["text", "binary"]
 Need = Literal["command", "python", "node", "interpreter", "network"]
+
+_MOVE = "Move skills nearer to the root, or name their folder as a root of its own."
+_NAME_IT = "Links and mounts are not followed there: name the folder itself in skills.folders."
+_LINKED = frozenset({errno.EXDEV, errno.ELOOP, errno.ENOTDIR})
+_KNOWN: Mapping[str, tuple[Level, str, str]] = {
+    "root-unreadable": ("error", "The folder {path} cannot be opened: {error}.",
+        "Create it, or correct the settings."),
+    "unreadable": ("error", "It cannot be read: {error}.",
+        "Let the server's user read it; what lies on another mount has to be a root of its own."),
+    "not-a-file": ("error", "{file} is not a regular file.", "Put a text file there."),
+    "link": ("error",
+        "{file} is a symbolic link; files of a skill are not read through links.",
+        "Put a copy of the file there; a link to the whole folder may be allowed."),
+    "document-too-large": ("error", "{file} has {size:,} bytes; {limit:,} are the limit.",
+        "Move what is not instructions into files beside it."),
+    "several-documents": ("warning", "The folder has {file} and also {others}; {file} is used.",
+        "Keep one of them."),
+    "link-refused": ("warning",
+        "The link {file} does not lead to a folder in a root that is allowed here.",
+        "Name the folder that it leads to in skills.folders, or put a copy in its place."),
+    "link-broken": ("warning", "The link {file} leads nowhere: {error}.",
+        "Remove it, or correct it."),
+    "skipped": ("note", "Folders of tools are not searched: {many}.",
+        "Move skills out of such folders."),
+    "too-deep": ("note", "What lies more than {limit} folders deep is not searched: {many}.",
+        _MOVE),
+    "too-many-folders": ("warning",
+        "Only the first {limit:,} folders were searched, the nearest first, up to {file}.",
+        _MOVE),
+    "too-many-entries": ("warning",
+        "Only {limit:,} files and folders were looked at, the nearest first, up to {file}.",
+        _MOVE),
+    "too-many-skills": ("error", "Skills before it take all that a root may have: {skills:,}, or "
+        "{heads:,} bytes of front matter.",
+        "Remove skills that nobody uses, or shorten their front matter."),
+    "left-out": ("warning", "{file} is left out: {why}.",
+        "Put a regular file with a plain name there, or remove it."),
+    "over-the-limit": ("warning",
+        "The skill has more than {what}, so that only its SKILL.md is offered.",
+        "Remove files, or divide the skill."),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +76,7 @@ class FrontMatter:
     """What stands between the two lines of dashes of a `SKILL.md`.
 
     `fields` has every field in the file's order: scalars are the text that the file has, whatever
-    YAML would make of them; `core_schema.as_json` says what hosts make of them. The others are
+    YAML would make of them; `front_matter.as_json` says what hosts make of them. The others are
     read from it.
     """
 
@@ -57,7 +100,8 @@ class Skill:
     `uri` is its identity: `skill://{root}/{further folders}/{name}/SKILL.md`. `folder` is where it
     lies on the host, `document` how its `SKILL.md` is spelled there, `body_at` the byte at
     which the text after the front matter begins. `shadowed_by` is the uri of the skill that
-    its bare name means instead.
+    its bare name means instead. `outline` has the headings of its text, one to a line;
+    `stamp` tells one state of its SKILL.md from another.
     """
 
     uri: str
@@ -68,6 +112,8 @@ class Skill:
     body_at: int = 0
     diagnostics: tuple[Diagnostic, ...] = ()
     shadowed_by: str | None = None
+    outline: str = ""
+    stamp: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -155,3 +201,22 @@ class Findings:
     writes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     inline: tuple[str, ...] = ()
+
+
+def problem(code: str, file: str = "SKILL.md", **values: object) -> Diagnostic:
+    """A diagnostic that can be written as UTF-8, whatever bytes the names in it have."""
+    level, reason, fix = _KNOWN[code]
+    error = values.get("error")
+    if isinstance(error, OSError):
+        values["error"] = os.strerror(error.errno or 0)
+        if code == "root-unreadable" and error.errno in _LINKED:
+            fix = _NAME_IT
+    reason = reason.format(file=file, **values)
+    reason, file = (text.encode(errors="backslashreplace").decode() for text in (reason, file))
+    return Diagnostic(code, level, reason, fix, file=file)
+
+
+def of_many(code: str, paths: Sequence[str], **values: object) -> Diagnostic:
+    """One for the first of several paths, which says how many more there are."""
+    more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
+    return problem(code, paths[0], many=f"{paths[0]}{more}", **values)

@@ -2,16 +2,21 @@
 
 What skills say of themselves was written by anybody: each gets one line, in which nothing breaks
 the line, hides, or changes the direction of reading. The files themselves stay as they are.
+
+Words are told here, too: how a text is cut, what says nothing, what was mistyped.
 """
 
+import re
 import unicodedata
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import accumulate, islice
 from typing import Literal
 
 from mcp_sandbox.skills.models import Skill
-from mcp_sandbox.skills.words import terms
 
 MOST_OF_A_DESCRIPTION = 1536
 _LEAST_OF_A_DESCRIPTION = 40
@@ -19,16 +24,30 @@ _LONGEST_NAME = 64
 _MOST_GROUPS = 100
 # Controls, formats (direction marks, zero width, tags), lone surrogates, private, line ends.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_MOST_TERMS = 16
+_LONGEST_TERM = 40
+# One letter makes another word of a shorter one: "two" is no mistyped "to".
+_SHORTEST_MISTYPED = 5
+_MOST_COMPARED = 1000
+_WORD = re.compile(r"[^\W_]+")
+# Scripts without spaces between words: every character counts as a word, a run as a phrase.
+_UNSPACED = re.compile(r"([\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff])")
 
-
-Kind = Literal["descriptions", "names", "subjects"]
+_EMPTY_WORDS = """
+a about after all also an and any are as at be been before but by can could did do does each every
+few for from get give has have help how i if in into is it its just let like make many me more
+most my need new not now of off on once one only or other our out over own per please should so some
+such than that the their them then there these they this those three to too two up upon us use used
+user using want was way we well why were what when where which while who will with would you your
+"""
+_EMPTY = frozenset(_EMPTY_WORDS.split())
 
 
 @dataclass(frozen=True)
 class Overview:
     """Lines on skills: how many are `shown`, of these `cut` in what they say, and `hidden`."""
 
-    kind: Kind
+    kind: Literal["descriptions", "names", "subjects"]
     text: str
     shown: int
     cut: int
@@ -56,33 +75,21 @@ def _longest_that_fits(cards: Sequence[tuple[str, str]], budget: int) -> int:
     """How much of each description there is room for; 0 when less than is worth reading."""
     room = budget - sum(len(name) + len("- : \n") for name, _ in cards)
 
-    def fits(most: int) -> bool:
-        return sum(min(len(said), most) for _, said in cards) <= room
+    def needs(most: int) -> int:
+        return sum(min(len(said), most) for _, said in cards)
 
-    low, high = _LEAST_OF_A_DESCRIPTION, MOST_OF_A_DESCRIPTION
-    if not fits(low):
-        return 0
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    longest = bisect_right(range(MOST_OF_A_DESCRIPTION + 1), room, key=needs) - 1
+    return longest if longest >= _LEAST_OF_A_DESCRIPTION else 0
 
 
 def _subjects_of(skills: Sequence[Skill], budget: int) -> str:
-    """What they are about and how often, the most frequent first, as far as there is room."""
     counted = Counter(group for skill in skills for group in _subjects(skill))
     frequent = sorted(counted.items(), key=lambda each: (-each[1], each[0]))[:_MOST_GROUPS]
-    text = ""
-    for group, number in frequent:
-        longer = f"{text}, {group} ({number:,})" if text else f"{group} ({number:,})"
-        if len(longer) > budget:
-            break
-        text = longer
-    return text
+    texts = accumulate((f"{group} ({number:,})" for group, number in frequent), "{}, {}".format)
+    return max((text for text in texts if len(text) <= budget), key=len, default="")
 
 
 def _subjects(skill: Skill) -> Iterable[str]:
-    """What its author filed it under, else the words of its name."""
     filed = skill.front.metadata.get("category") or skill.front.fields.get("category")
     if isinstance(filed, str) and one_line(filed):
         return (cut_short(one_line(filed), 40),)
@@ -107,3 +114,31 @@ def one_line(text: str) -> str:
 def cut_short(text: str, most: int) -> str:
     """The text, or as much of it as there is room for, with a sign where it was cut."""
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
+def spaced(text: str) -> str:
+    """The text with characters of unspaced scripts set apart."""
+    return _UNSPACED.sub(r" \1 ", text)
+
+
+def words(text: str) -> list[str]:
+    """The words of a text in lower case, those of unspaced scripts as runs."""
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+def terms(query: str) -> tuple[str, ...]:
+    """What a query asks for: its distinct words, without those that say nothing."""
+    found = dict.fromkeys(word[:_LONGEST_TERM] for word in words(query))
+    telling = [word for word in found if word not in _EMPTY]
+    return tuple((telling or [*found])[:_MOST_TERMS])
+
+
+def near(term: str, known: Iterable[str]) -> list[str]:
+    """Return the known words that a mistyped one may have meant, the nearest first."""
+    if len(term) < _SHORTEST_MISTYPED:
+        return []
+    lengths = range(_SHORTEST_MISTYPED, len(term) + 3)
+    alike = (word for word in known if word[0] == term[0] and len(word) in lengths)
+    # Comparing is slow: of very many that begin alike only the first are looked at.
+    some = [word for word in islice(alike, _MOST_COMPARED) if word not in _EMPTY]
+    return get_close_matches(term, some, n=3, cutoff=0.8)

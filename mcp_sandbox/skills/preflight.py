@@ -1,26 +1,93 @@
-"""What a skill needs and a sandbox lacks. Pure: what the sandbox has comes as a value."""
+"""What a skill needs and a sandbox lacks. Pure: what the sandbox has comes as a value.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+What it has a program inside of it tells. Its answer is as untrusted as all that comes out of a
+sandbox. Only what is asked for is answered: so the answer is no longer than the question, however
+much is installed.
 
-from mcp_sandbox.skills import layers
-from mcp_sandbox.skills.findings import Required
+Where a command or a package can come from is what `layers.toml` says: a layer is a group of
+packages that an operator adds to the image of the sandboxes; the image of this program has none.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from functools import cache, reduce
+from importlib.resources import files
+from operator import getitem, or_
+from typing import Any
+
+from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.skills.models import Need, Unmet
-from mcp_sandbox.skills.scripts.declared import distribution
-from mcp_sandbox.skills.scripts.uses import Kind
+from mcp_sandbox.skills.scripts.uses import Kind, Required, distribution
 
 _MOST = 50
-_NO_NETWORK = "this sandbox has no network"
 _NEEDS: Mapping[Kind, Need] = {
-    "command": "command",
-    "python": "python",
-    "distribution": "python",
-    "node": "node",
-    "npx": "node",
-    "interpreter": "interpreter",
-    "network": "network",
-}
+    "command": "command", "python": "python", "distribution": "python", "node": "node",
+    "npx": "node", "interpreter": "interpreter", "network": "network",
+}  # fmt: skip
 _INSTALL = {"apt": "apt-get install", "pip": "pip install", "npm": "npm install -g"}
+PROGRAM = r"""
+import json, os, re, sys
+asked = json.load(sys.stdin)
+def names(folder):
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+commands, modules, packages, node = set(), set(sys.builtin_module_names), set(), set()
+for folder in os.environ.get("PATH", "").split(":"):
+    commands.update(n for n in names(folder) if os.access(os.path.join(folder, n), os.X_OK))
+for folder in sys.path[1:]:
+    for name in names(folder):
+        stem, _, rest = name.partition(".")
+        path = os.path.join(folder, name)
+        if name.endswith((".dist-info", ".egg-info")):
+            name = name.rpartition(".")[0].split("-")[0]
+            packages.add(re.sub(r"[-_.]+", "-", name).lower())
+        elif rest == "py" or rest.endswith("so"):
+            modules.add(stem)
+        elif name.isidentifier() and os.path.isdir(path):
+            modules.add(name)
+            if not os.path.exists(os.path.join(path, "__init__.py")):
+                modules.update(name + "." + n.partition(".")[0] for n in names(path))
+folders = os.environ.get("NODE_PATH", "").split(":")
+home = os.path.expanduser("~")
+folders += ["/workspace/node_modules", "/node_modules", home + "/.node_modules"]
+folders += ["/usr/share/nodejs", "/usr/lib/nodejs"]
+for folder in filter(None, folders):
+    for name in names(folder):
+        if name.startswith("@"):
+            node.update(name + "/" + n for n in names(os.path.join(folder, name)))
+        else:
+            node.add(name)
+    commands.update(names(os.path.join(folder, ".bin")))
+found = {"commands": commands, "modules": modules, "distributions": packages, "node": node}
+print(json.dumps({key: sorted(value & set(asked[key])) for key, value in found.items()}))
+"""
+
+COMMAND = ("python3", "-c", PROGRAM)
+"""What to run in the sandbox; the question comes on its standard input."""
+
+_ANSWERED_BY: Mapping[str, tuple[Kind, ...]] = {
+    "commands": ("command", "interpreter", "npx"),
+    "modules": ("python",),
+    "distributions": ("distribution",),
+    "node": ("node", "npx"),
+}
+_STEPS = {
+    "apt": "RUN apt-get update && apt-get install -y --no-install-recommends {} "
+    "&& rm -rf /var/lib/apt/lists/*",
+    "pip": "RUN pip install --no-cache-dir {}",
+    # Where programs find packages, wherever they lie themselves.
+    "npm": "RUN npm install --prefix /opt/node --no-audit --no-fund {} "
+    "&& ln -s /opt/node/node_modules /node_modules",
+}
+_END = (
+    "# Nothing in a sandbox gains privileges.",
+    "RUN find / -xdev -type f -perm /6000 -exec chmod a-s {} +",
+    "USER 10001:10001",
+)
 
 
 @dataclass(frozen=True)
@@ -38,18 +105,13 @@ class Inventory:
 
     def __or__(self, other: "Inventory") -> "Inventory":
         """What either of them has."""
-        return Inventory(
-            self.commands | other.commands,
-            self.modules | other.modules,
-            self.distributions | other.distributions,
-            self.node | other.node,
-            self.network or other.network,
-        )
+        return Inventory(*map(or_, astuple(self), astuple(other)))
 
 
 def unmet(needs: Sequence[Required], inventory: Inventory) -> tuple[Unmet, ...]:
     """What is lacking, what every use needs first."""
-    imported = {_distribution_of(each.name) for each in needs if each.kind == "python"}
+    modules = (each.name for each in needs if each.kind == "python")
+    imported = {distribution(distribution_of(module)) for module in modules}
     lacking = [
         _unmet(each)
         for each in needs
@@ -73,38 +135,101 @@ def _has(need: Required, inventory: Inventory) -> bool:
     return need.name in has.get(need.kind, inventory.commands)
 
 
-def _distribution_of(module: str) -> str:
-    return distribution(layers.distribution_of(module))
-
-
 def _unmet(need: Required) -> Unmet:
-    layer, fix = _remedy(need)
-    always = need.weight == "always"
-    return Unmet(_NEEDS[need.kind], need.name, need.files, layer, fix, always=always)
-
-
-def _remedy(need: Required) -> tuple[str | None, str]:
-    """The layer that has it, and what a person can do."""
+    name = need.name
     if need.kind == "network":
-        return None, _NO_NETWORK
-    if need.kind in ("python", "distribution"):
-        return _python_remedy(need.name)
-    if need.kind in ("node", "npx"):
-        return layers.layer_of("npm", need.name), f"npm install {need.name}"
-    return _command_remedy(need.name)
+        layer, fix = None, "this sandbox has no network"
+    elif need.kind in ("node", "npx"):
+        layer, fix = layer_of("npm", name), f"npm install {name}"
+    else:
+        layer, fix = _remedy(name, of_python=need.kind in ("python", "distribution"))
+    always = need.weight == "always"
+    return Unmet(_NEEDS[need.kind], name, need.files, layer, fix, always=always)
 
 
-def _python_remedy(name: str) -> tuple[str | None, str]:
-    if why := layers.elsewhere("modules").get(name):
+def _remedy(name: str, *, of_python: bool) -> tuple[str | None, str]:
+    if why := keys_in("elsewhere", "modules" if of_python else "commands").get(name):
         return None, why
-    package = layers.distribution_of(name)
-    return layers.layer_of("pip", package), f"pip install {distribution(package)}"
-
-
-def _command_remedy(name: str) -> tuple[str | None, str]:
-    if why := layers.elsewhere("commands").get(name):
-        return None, why
+    if of_python:
+        package = distribution_of(name)
+        return layer_of("pip", package), f"pip install {distribution(package)}"
     for installer, line in _INSTALL.items():
-        if package := layers.commands(installer).get(name):
-            return layers.layer_of(installer, package), f"{line} {package}"
+        if package := keys_in("commands", installer).get(name, ""):
+            return layer_of(installer, package), f"{line} {package}"
     return None, "no layer is known to have it"
+
+
+def question(needs: Iterable[Required]) -> bytes:
+    """What the program is to look for."""
+    needs = tuple(needs)
+    asked: dict[str, list[str]] = {}
+    for key, kinds in _ANSWERED_BY.items():
+        wanted = [need for need in needs if need.kind in kinds]
+        # A command of a package has the package's last name.
+        asked[key] = [need.name.rsplit("/", 1)[-1] for need in wanted]
+        if key != "commands":
+            asked[key] = [name for need in wanted for name in (need.name, need.unless) if name]
+    return json.dumps(asked).encode()
+
+
+def read_inventory(answer: str) -> Inventory:
+    """What the program printed. Raises ValueError: it is not what the program prints."""
+    try:
+        found = json.loads(answer)
+    except RecursionError as exc:
+        raise ValueError("nested too deeply") from exc
+    if not isinstance(found, dict):
+        raise ValueError("no object")  # noqa: TRY004
+    values = [found.get(key) for key in _ANSWERED_BY]
+    lists = [value if isinstance(value, list) else [] for value in values]
+    names = [frozenset(each for each in listed if isinstance(each, str)) for listed in lists]
+    commands, modules, distributions, node = names
+    return Inventory(commands, modules, distributions, node)
+
+
+@cache
+def _read() -> Mapping[str, Any]:
+    return tomllib.loads((files(__package__) / "layers.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def keys_in(*table: str) -> Mapping[str, str]:
+    """Name -> the key under which a table lists it.
+
+    ("commands", "apt" or "pip" or "npm"): the package that has a command. ("elsewhere", "commands"
+    or "modules"): why no layer has it. ("modules",): the name by which pip knows a Python module.
+    """
+    found = reduce(getitem, table, _read())
+    return {name: key for key, names in found.items() for name in names}
+
+
+def distribution_of(module: str) -> str:
+    """The name by which pip knows a Python module."""
+    return keys_in("modules").get(module, module.replace(".", "-"))
+
+
+def layers() -> Mapping[str, Mapping[str, list[str]]]:
+    """What belongs to each layer: packages by "apt", "pip" and "npm"."""
+    found: Mapping[str, Mapping[str, list[str]]] = _read()["layers"]
+    return found
+
+
+def layer_of(installer: str, package: str) -> str | None:
+    """The layer that a package belongs to."""
+    return next((name for name, has in layers().items() if package in has[installer]), None)
+
+
+def recipe(names: Sequence[str], base: str = "mcp-sandbox/base:latest") -> str:
+    """A Dockerfile that adds layers to the image `base`.
+
+    Raises InvalidArgument: there is no layer of a name.
+    """
+    unknown = [name for name in names if name not in layers()]
+    if unknown:
+        known = ", ".join(layers())
+        raise InvalidArgument(f"there is no layer {unknown[0]!r}: the layers are {known}")
+    steps = list[str]()
+    for installer, step in _STEPS.items():
+        if packages := {package for name in names for package in layers()[name][installer]}:
+            steps.append(step.format(" ".join(sorted(packages))))
+    return "\n".join([f"FROM {base}", "USER root", *steps, *_END, ""])

@@ -1,33 +1,33 @@
 """Repairs the front matter of a document so that strict readers take it too. Pure.
 
-Nothing is lost: the body stays byte for byte, fields that are in order stay as they are written,
-and a repair whose values are not the ones from before is not made. What cannot be known (a missing
-description, which of two keys is meant) is left to a person.
+Nothing of the values is lost: the body stays byte for byte, fields that are in order stay as they
+are written, and a repair whose values are not the ones from before is not made. The others are
+written anew by python-frontmatter, one key or item to a line; comments within them go. What cannot
+be known (a missing description, which of two keys is meant) is left to a person.
 """
 
+import json
 import re
+import sys
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise, takewhile
+from itertools import pairwise
 
-from mcp_sandbox.skills import front_matter, quoting, rules
-from mcp_sandbox.skills.block_yaml import without_empty, written
-from mcp_sandbox.skills.core_schema import as_json
-from mcp_sandbox.skills.front_matter import Fields, Parts, Refused
+import frontmatter
+import yaml
+from frontmatter.default_handlers import YAMLHandler
+
+from mcp_sandbox.skills import front_matter
+from mcp_sandbox.skills.front_matter import Fields, Parts, Plain, Refused, as_json
 from mcp_sandbox.skills.models import Diagnostic, Json
-from mcp_sandbox.skills.parse import parse
+from mcp_sandbox.skills.parse import NAME_CHARACTERS, STANDARD, front_of
 
 CLIENT_FIELDS = frozenset(
-    {
-        "agent", "argument-hint", "arguments", "context", "disable-model-invocation",
-        "disallowed-tools", "hooks", "model", "paths", "user-invocable",
-    }
+    {"agent", "argument-hint", "arguments", "context", "disable-model-invocation",
+     "disallowed-tools", "hooks", "model", "paths", "user-invocable"}
 )  # fmt: skip
 """Fields beside the standard that clients act on: elsewhere they would mean nothing any more."""
-_LINE = re.compile(
-    r"[^\r\n\x85\u2028\u2029]*(?:\r\n?|[\n\x85\u2028\u2029])|[^\r\n\x85\u2028\u2029]+\Z"
-)
 _LAST_LINE_END = re.compile(rb"(?:\r\n|\r|\n)\Z")
 _MAX_NAMED = 10
 _FENCES = {
@@ -56,13 +56,10 @@ def repair(data: bytes, folder_name: str, *, everything: bool = False) -> Repair
     """
     parts = front_matter.split(data)
     try:
-        mended = quoting.read_mended(front_matter.text(parts), parts.line)
-        work = _Work(mended.source, mended.fields, parts.line, everything)
-        if mended.lines:
-            work.changes.append("put values in quotes")
-        work.repair_fields(folder_name)
+        fields = front_matter.read_mended(front_matter.text(parts), parts.line)
+        work = _Work(fields, dict(fields.values), *_as_written(fields, parts.line))
+        work.repair(folder_name, everything=everything)
         repaired = _assembled(parts, work)
-        _check_same(repaired, parts.body, work.values)
     except Refused as refused:
         return Repair(data, problem=refused.diagnostic)
     changes = [_FENCES[each.code] for each in parts.oddities if each.code in _FENCES]
@@ -71,161 +68,169 @@ def repair(data: bytes, folder_name: str, *, everything: bool = False) -> Repair
 
 
 def _assembled(parts: Parts, work: "_Work") -> bytes:
-    """The whole document; the line of the second fence ends as it did."""
+    """Return the whole document; its lines end as they did, that of the second fence too."""
+    post = frontmatter.Post("")
+    post.metadata = {**work.values}
+    head = frontmatter.dumps(post, _Writer(work.own, work.above))
+    ends = re.findall(rb"\r\n?|\n", parts.yaml)
+    head = head.replace("\n", ends[0].decode() if ends else "\n")
     end = _LAST_LINE_END.search(parts.head)
-    head = f"---{work.eol}{work.text()}---".encode()
-    return head + (end[0] if end else b"") + parts.body
-
-
-def _check_same(data: bytes, body: bytes, expected: Mapping[str, Json]) -> None:
-    parts = front_matter.split(data)
-    found = front_matter.read(front_matter.text(parts)).values
-    same = found == expected and as_json(dict(found)) == as_json(dict(expected))
-    if not same or parts.body != body:
+    data = head.encode() + (end[0] if end else b"") + parts.body
+    again = front_matter.split(data)
+    found = front_matter.read(front_matter.text(again)).values
+    same = found == work.values and as_json(dict(found)) == as_json(dict(work.values))
+    if not same or again.body != parts.body:
         reason = "The front matter is written in a way that cannot be repaired without harm."
         fix = "Write each field as a plain `key: value` line."
         raise Refused(Diagnostic("not-repairable", "error", reason, fix))
+    return data
+
+
+class _Writer(YAMLHandler):
+    """Exports fields for python-frontmatter: as they are written where that stays, else anew.
+
+    `above` has the remarks above a field, and under None those below all.
+    """
+
+    def __init__(self, own: Mapping[str, str], above: Mapping[str | None, str]) -> None:
+        super().__init__()
+        self._own = own
+        self._above = above
+
+    def export(self, metadata: dict[str, object], **_: object) -> str:
+        pieces = [
+            self._above.get(key, "") + (self._own.get(key) or self._anew(key, value))
+            for key, value in metadata.items()
+        ]
+        return "".join([*pieces, self._above.get(None, "")]).removesuffix("\n")
+
+    def _anew(self, key: str, value: object) -> str:
+        seen = json.dumps({key: value}, ensure_ascii=False).isprintable()
+        options = {"Dumper": _Dumper, "sort_keys": False, "width": sys.maxsize}
+        return super().export({key: value}, allow_unicode=seen, **options) + "\n"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Indents items below their key, and keeps plain scalars plain: a number stays a number."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
+        super().increase_indent(flow, indentless=False)
+
+    def text(self, text: str) -> yaml.ScalarNode:
+        if isinstance(text, Plain):
+            tag = self.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+            return yaml.ScalarNode(tag, str(text))
+        style = "|" if "\n" in text and not text.endswith("\n\n") else None
+        if as_json(Plain(text)) != text:
+            style = "'"
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _Dumper.text)
+_Dumper.add_representer(Plain, _Dumper.text)
+
+
+def _as_written(fields: Fields, line: int) -> tuple[dict[str, str], dict[str | None, str]]:
+    """Return the lines of each field, and the remarks above each and, under None, below all."""
+    lines = fields.source.splitlines(keepends=True)
+    starts = sorted((at - line, key) for key, at in fields.lines.items())
+    if len({at for at, _ in starts}) < len(starts) or "" in fields.flows:
+        return {}, {}
+    own: dict[str, str] = {}
+    above: dict[str | None, str] = {}
+    remarks = "".join(lines[: starts[0][0]]) if starts else fields.source
+    for (at, key), (end, _) in pairwise([*starts, (len(lines), "")]):
+        last = end
+        while last > at + 1 and (lines[last - 1].isspace() or lines[last - 1][0] == "#"):
+            last -= 1
+        own[key], above[key] = "".join(lines[at:last]), remarks
+        remarks = "".join(lines[last:end])
+    return own, {**above, None: remarks}
 
 
 @dataclass
 class _Work:
-    """The fields with their text, as far as they are repaired.
+    """The fields as far as they are repaired: `values` is what they shall mean.
 
-    `blocks` has each field's lines, with the comments below it; `values` what they shall mean.
+    `own` has the lines of those that stay as they are written, `above` the remarks above them.
     """
 
-    source: str
     fields: Fields
-    line: int
-    everything: bool
+    values: dict[str, Json]
+    own: dict[str, str]
+    above: dict[str | None, str]
     changes: list[str] = field(default_factory=list[str])
     kept: list[str] = field(default_factory=list[str])
-    blocks: dict[str, str] = field(default_factory=dict[str, str])
-    values: dict[str, Json] = field(default_factory=dict[str, Json])
 
-    def __post_init__(self) -> None:
-        ends = re.findall(r"\r\n?|\n", self.source)
-        self.eol = ends[0] if ends else "\n"
-        self.values = dict(self.fields.values)
-        lines = _LINE.findall(self.source)
-        starts = sorted((at - self.line, key) for key, at in self.fields.lines.items())
-        self.preamble = "".join(lines[: starts[0][0]]) if starts else self.source
-        for (at, key), (end, _) in pairwise([*starts, (len(lines), "")]):
-            self.blocks[key] = "".join(lines[at:end])
-        if len({at for at, _ in starts}) < len(starts) or self._is_one_flow():
-            self._write_out_all()
-
-    def text(self) -> str:
-        """The fields as they are by now, ready for the fence to follow."""
-        text = self.preamble + "".join(self.blocks.values())
-        # YAML knows line ends that do not end a line for whoever looks for the fence.
-        return text if not text or text.endswith(("\n", "\r")) else text + self.eol
-
-    @property
-    def metadata(self) -> dict[str, Json]:
-        value = self.values.get("metadata")
-        return value if isinstance(value, dict) else {}
-
-    def repair_fields(self, folder_name: str) -> None:
+    def repair(self, folder_name: str, *, everything: bool) -> None:
+        if self.fields.quoted:
+            self.changes.append("put values in quotes")
+        if not self.own and self.values:
+            self.values = {key: _without_empty(value) for key, value in self.values.items()}
+            self.changes.append("wrote one field to a line")
         self._name(folder_name)
-        self._texts()
-        self._allowed_tools(folder_name)
-        self._unknown_fields()
-        for key, block in self.blocks.items():
-            if _has_flow(block):
-                self._rewrite(key, without_empty(self.values[key]))
-                self.changes.append(f"wrote {key} one item to a line")
+        self._texts(folder_name)
+        self._unknown_fields(everything=everything)
+        for key in self.own.keys() & self.fields.flows.keys():
+            self._write(key, _without_empty(self.values[key]), f"wrote {key} one item to a line")
 
-    def _is_one_flow(self) -> bool:
-        first = next((line for line in _LINE.findall(self.source) if not _is_remark(line)), "")
-        return first.lstrip().startswith("{")
-
-    def _write_out_all(self) -> None:
-        self.preamble, self.blocks = "", {}
-        for key, value in self.values.items():
-            self.blocks[key] = ""
-            self._rewrite(key, without_empty(value))
-        self.changes.append("wrote one field to a line")
-
-    def _rewrite(self, key: str, value: Json) -> None:
-        below: list[str] = _LINE.findall(self.blocks.get(key, ""))[1:]
-        remarks = list(takewhile(_is_remark, reversed(below)))[::-1]
+    def _write(self, key: str, value: Json, change: str) -> None:
         self.values[key] = value
-        self.blocks[key] = "".join((*written(key, value, "", self.eol), *remarks))
+        self.own.pop(key, None)
+        self.changes.append(change)
 
     def _name(self, folder_name: str) -> None:
         name = self.values.get("name")
         wanted = _wanted_name(name if isinstance(name, str) else "", folder_name)
         if wanted and wanted != name:
-            blocks = self.blocks
-            self.blocks = {"name": blocks.pop("name", ""), **blocks}
-            self._rewrite("name", wanted)
-            self.changes.append(f"gave it the name {wanted}")
+            first = next(iter(self.values), "name")
+            self.above["name"] = self.above.pop(first, "") + self.above.pop("name", "")
+            self.values = {"name": "", **self.values}
+            self._write("name", wanted, f"gave it the name {wanted}")
 
-    def _texts(self) -> None:
-        """Make one text of what should be one and was written as a list."""
+    def _texts(self, folder_name: str) -> None:
         for key in ("description", "license", "compatibility", "argument-hint"):
             value = self.values.get(key)
-            if not isinstance(value, list) or not value:
-                continue
-            if not all(isinstance(each, str) for each in value):
-                continue
-            joined = ", ".join(str(each) for each in value)
-            # Hints are shown in brackets, which YAML takes for a list.
-            self._rewrite(key, f"[{joined}]" if key == "argument-hint" else joined)
-            self.changes.append(f"made one text of {key}")
-
-    def _allowed_tools(self, folder_name: str) -> None:
+            if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+                joined = ", ".join(map(str, value))
+                # Hints are shown in brackets, which YAML takes for a list.
+                text = f"[{joined}]" if key == "argument-hint" else joined
+                self._write(key, text, f"made one text of {key}")
         value = self.values.get("allowed-tools")
-        if not isinstance(value, str | list) or value == "":
-            return
-        document = f"---{self.eol}{self.text()}---{self.eol}"
-        front = parse(document.encode(), folder_name).front
-        words = " ".join(front.allowed_tools) if front else value
-        if words != value and isinstance(words, str):
-            self._rewrite("allowed-tools", words)
-            self.changes.append("made one text of allowed-tools, divided by spaces")
+        words = " ".join(front_of(self.values, folder_name).allowed_tools)
+        if isinstance(value, str | list) and value not in ("", words):
+            change = "made one text of allowed-tools, divided by spaces"
+            self._write("allowed-tools", words, change)
 
-    def _unknown_fields(self) -> None:
-        unknown = [key for key in self.values if key not in rules.STANDARD]
-        if not self.everything:
-            self.kept = [key for key in unknown if key in CLIENT_FIELDS]
+    def _unknown_fields(self, *, everything: bool) -> None:
+        unknown = [key for key in self.values if key not in STANDARD]
+        self.kept = [] if everything else [key for key in unknown if key in CLIENT_FIELDS]
         moved = [key for key in unknown if key not in self.kept]
         if not moved:
             return
-        self._open_metadata()
+        value = _without_empty(self.values.get("metadata", ""))
+        metadata: dict[str, Json] = {"metadata": value} if value else {}
+        if isinstance(value, dict):
+            metadata = value
         for key in moved:
-            self._move(key)
-        self.changes.append(f"moved {_named(moved)} into metadata")
-
-    def _open_metadata(self) -> None:
-        """Let metadata be there as lines of keys and values."""
-        value = self.values.get("metadata")
-        if value is None or value in ("", [], {}):
-            self.values["metadata"], self.blocks["metadata"] = {}, f"metadata:{self.eol}"
-        elif not isinstance(value, dict):
-            self._rewrite("metadata", {"metadata": without_empty(value)})
-        elif _has_flow(self.blocks["metadata"]):
-            self._rewrite("metadata", without_empty(value))
-
-    def _move(self, key: str) -> None:
-        value, block = self.values.pop(key), self.blocks.pop(key)
-        new = _free(key, self.metadata)
-        indent = _indent_of(self.blocks["metadata"])
-        if new != key or _has_flow(block):
-            value = without_empty(value)
-            block = "".join(written(new, value, indent, self.eol))
-        else:
-            block = "".join(
-                indent + line if line.strip() else line for line in _LINE.findall(block)
-            )
-        self.values["metadata"] = {**self.metadata, new: value}
-        self.blocks["metadata"] = self.blocks["metadata"] + block
+            free = key
+            while free in metadata:
+                free += "-field"
+            metadata[free] = _without_empty(self.values.pop(key))
+            self.own.pop(key, None)
+            self.above["metadata"] = self.above.get("metadata", "") + self.above.pop(key, "")
+        more = f" and {len(moved) - _MAX_NAMED} more" if len(moved) > _MAX_NAMED else ""
+        named = ", ".join(key[:40] for key in moved[:_MAX_NAMED]) + more
+        self._write("metadata", metadata, f"moved {named} into metadata")
 
 
-def _named(keys: Sequence[str]) -> str:
-    more = f" and {len(keys) - _MAX_NAMED} more" if len(keys) > _MAX_NAMED else ""
-    return ", ".join(key[:40] for key in keys[:_MAX_NAMED]) + more
+def _without_empty(value: Json) -> Json:
+    """Return the value as lines can say it: they have no empty list or mapping, only empty text."""
+    if isinstance(value, dict):
+        return {key: _without_empty(each) for key, each in value.items()} if value else ""
+    if isinstance(value, list):
+        return [_without_empty(each) for each in value] if value else ""
+    return value
 
 
 def _wanted_name(name: str, folder_name: str) -> str:
@@ -239,28 +244,5 @@ def _wanted_name(name: str, folder_name: str) -> str:
 
 def _is_good_name(name: str) -> bool:
     name = unicodedata.normalize("NFKC", name)
-    fits = 0 < len(name) <= rules.NAME_CHARACTERS and name == name.lower()
+    fits = 0 < len(name) <= NAME_CHARACTERS and name == name.lower()
     return fits and all(part.isalnum() for part in name.split("-"))
-
-
-def _is_remark(line: str) -> bool:
-    return not line.strip() or line.startswith("#")
-
-
-def _has_flow(block: str) -> bool:
-    return front_matter.read(block).flow is not None
-
-
-def _indent_of(block: str) -> str:
-    """The indentation of the keys of a mapping that stands below its own key."""
-    lines: list[str] = _LINE.findall(block)
-    for line in lines[1:]:
-        if not line.lstrip().startswith("#") and line.strip():
-            return line[: len(line) - len(line.lstrip(" "))]
-    return "  "
-
-
-def _free(key: str, taken: Mapping[str, Json]) -> str:
-    while key in taken:
-        key += "-field"
-    return key

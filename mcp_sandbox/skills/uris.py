@@ -5,15 +5,12 @@ makes a uri of exactly as many parts as its path has, and none leads anywhere el
 """
 
 import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from urllib.parse import quote
 
 SCHEME = "skill://"
 DOCUMENT = "SKILL.md"
 _LOWER = DOCUMENT.lower()
-# What needs no encoding, as nearly all paths.
-_PLAIN = re.compile(r"[A-Za-z0-9._~/-]+")
 
 
 def is_document(name: str) -> bool:
@@ -37,16 +34,5 @@ def file_uri(skill: str, path: str) -> str:
     return skill.removesuffix(DOCUMENT) + _joined(path.split("/"))
 
 
-def unused(wanted: Sequence[str], taken: Mapping[str, object], root: str) -> str:
-    """A uri that nobody has, for a skill whose own (folders and name) another one has taken."""
-    *folders, name = wanted
-    while (uri := skill_uri(root, folders, name)) in taken:
-        folders.append("_")
-    return uri
-
-
-def _joined(parts: Sequence[str]) -> str:
-    path = "/".join(parts)
-    if _PLAIN.fullmatch(path) and path.count("/") < len(parts):
-        return path
+def _joined(parts: Iterable[str]) -> str:
     return "/".join(quote(os.fsencode(part), safe="") for part in parts)

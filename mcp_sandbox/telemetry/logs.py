@@ -14,7 +14,15 @@ _LONGEST = 200
 def configure(log_format: LogFormat) -> None:
     """Send our log lines, and other people's warnings, to stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_json_formatter() if log_format == "json" else TextFormatter())
+    handler.setFormatter(TextFormatter())
+    if log_format == "json":
+        from pythonjsonlogger.json import JsonFormatter  # noqa: PLC0415 - only who asks for it pays
+
+        renamed = {"levelname": "level", "name": "logger", "message": "event"}
+        fields = "{levelname}{name}{message}"
+        handler.setFormatter(
+            JsonFormatter(fields, style="{", rename_fields=renamed, timestamp=True)
+        )
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("mcp_sandbox").setLevel(logging.INFO)
 
@@ -22,8 +30,9 @@ def configure(log_format: LogFormat) -> None:
 def event(logger: logging.Logger, name: str, **fields: object) -> None:
     """Log what happened; a field that is None is left out."""
     if logger.isEnabledFor(logging.INFO):
-        told = {key: _short(value) for key, value in fields.items() if value is not None}
-        logger.info(name, extra=told)
+        told = {key: value for key, value in fields.items() if value is not None}
+        short = {k: v[:_LONGEST] if isinstance(v, str) else v for k, v in told.items()}
+        logger.info(name, extra=short)
 
 
 class TextFormatter(logging.Formatter):
@@ -39,21 +48,6 @@ class TextFormatter(logging.Formatter):
             if key not in _STANDARD
         )
         return super().formatMessage(record) + "".join(fields)
-
-
-def _json_formatter() -> logging.Formatter:
-    from pythonjsonlogger.json import JsonFormatter  # noqa: PLC0415 - only who asks for it pays
-
-    return JsonFormatter(
-        "{levelname}{name}{message}",
-        style="{",
-        rename_fields={"levelname": "level", "name": "logger", "message": "event"},
-        timestamp=True,
-    )
-
-
-def _short(value: object) -> object:
-    return value[:_LONGEST] if isinstance(value, str) else value
 
 
 def _written(value: object) -> str:

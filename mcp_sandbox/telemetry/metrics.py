@@ -3,11 +3,12 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from mcp_sandbox.telemetry.calls import CallRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -45,19 +46,23 @@ class Metrics:
             registry=self.registry,
         )
 
-    def count_call(self, tool: str, outcome: str, seconds: float) -> None:
-        """Count a call that has ended. `tool` must be one of ours: each name takes memory."""
-        self._calls.labels(tool, outcome).inc()
-        self._seconds.labels(tool).observe(seconds)
+    def count(self, record: CallRecord) -> None:
+        """Count a call that has ended."""
+        self._calls.labels(record.what, record.outcome).inc()
+        self._seconds.labels(record.what).observe(record.duration_ms / 1000)
 
     def watch(self, figures: Figures) -> None:
         """Show these figures too, asked anew at each reading; once per server."""
         self.registry.register(_Others(figures))
 
+    def text(self) -> bytes:
+        """Return what Prometheus reads; its type is CONTENT_TYPE."""
+        return generate_latest(self.registry)
+
     def snapshot(self) -> list[ToolFigures]:
         """Return the calls by tool, for people."""
         calls, failed, seconds = (defaultdict[str, float](float) for _ in range(3))
-        for sample in _samples(self.registry):
+        for sample in (each for metric in self.registry.collect() for each in metric.samples):
             tool = sample.labels.get("tool", "")
             if sample.name == "mcp_sandbox_calls_total":
                 calls[tool] += sample.value
@@ -68,11 +73,6 @@ class Metrics:
             ToolFigures(tool, int(n), int(failed[tool]), 1000 * seconds[tool] / n)
             for tool, n in sorted(calls.items())
         ]
-
-
-def metrics_text(registry: CollectorRegistry) -> bytes:
-    """Return what Prometheus reads; its type is CONTENT_TYPE."""
-    return generate_latest(registry)
 
 
 class _Others(Collector):
@@ -94,8 +94,3 @@ class _Others(Collector):
                 family = families.setdefault(name, GaugeMetricFamily(name, text, labels=["state"]))
                 family.add_sample(name, {"state": state}, value)
         yield from families.values()
-
-
-def _samples(registry: CollectorRegistry) -> Iterator[Any]:
-    for metric in registry.collect():
-        yield from metric.samples

@@ -13,7 +13,7 @@ An alias is written "/path" (the workspace) or "/path=name" (the directory `name
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -49,8 +49,7 @@ class LinkFolder:
     @property
     def name(self) -> str:
         """A name on the host that stands for exactly this content, so that it never changes."""
-        content = repr((self.links, self.mount_points)).encode()
-        return hashlib.sha256(content).hexdigest()[:32]
+        return hashlib.sha256(repr((self.links, self.mount_points)).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -67,11 +66,7 @@ class AliasPlan:
 
 
 def parse_aliases(templates: Iterable[str]) -> tuple[Alias, ...]:
-    """The aliases, placeholders still in them.
-
-    Raises:
-        ConfigError: one of them cannot be used; the message says why and what to write.
-    """
+    """The aliases, placeholders still in them; ConfigError says which cannot be used and why."""
     aliases = tuple(_parse(template) for template in templates)
     sample = ChatId("user", "chat")
     targets = [PurePosixPath(_fill(alias.target, sample)) for alias in aliases]
@@ -86,17 +81,31 @@ def parse_aliases(templates: Iterable[str]) -> tuple[Alias, ...]:
 
 def plan(chat: ChatId, templates: Iterable[str]) -> AliasPlan:
     """What to make for this chat."""
-    aliases = [
-        Alias(_fill(alias.target, chat), alias.directory) for alias in parse_aliases(templates)
-    ]
-    inner = [alias for alias in aliases if _is_inside(alias.target)]
-    outer = [alias for alias in aliases if not _is_inside(alias.target)]
-    mounts = tuple(alias.target for alias in outer if not alias.directory)
+    inner_links: list[tuple[str, str]] = []
+    mounts: list[str] = []
+    links: dict[str, list[tuple[str, str]]] = {}
+    aliases = parse_aliases(templates)
+    for alias in aliases:
+        target = _fill(alias.target, chat)
+        parent, _, name = target.rpartition("/")
+        if target.startswith(WORKSPACE + "/"):
+            path = target.removeprefix(WORKSPACE + "/")
+            up = [".."] * path.count("/")
+            inner_links.append(
+                (path, "/".join([*up, alias.directory] if alias.directory else up or ["."]))
+            )
+        elif alias.directory:
+            links.setdefault(parent, []).append((name, f"{WORKSPACE}/{alias.directory}"))
+        else:
+            mounts.append(target)
     return AliasPlan(
         directories=tuple(sorted({alias.directory for alias in aliases if alias.directory})),
-        inner_links=tuple(_inner_link(alias) for alias in inner),
-        folders=_folders([alias for alias in outer if alias.directory], mounts),
-        mounts=mounts,
+        inner_links=tuple(inner_links),
+        folders=tuple(
+            LinkFolder(parent, tuple(sorted(found)), _children(parent, mounts))
+            for parent, found in sorted(links.items())
+        ),
+        mounts=tuple(mounts),
     )
 
 
@@ -109,21 +118,20 @@ def alias_mounts(planned: AliasPlan, workspace: Path, folders: Path) -> tuple[Mo
 
 def _parse(template: str) -> Alias:
     target, _, directory = template.partition("=")
-    parts = target.split("/")
+    parts, why = target.split("/"), ""
     if parts[0] or len(parts) < 2 or not all(_is_plain(part) for part in parts[1:]):
-        raise _unusable(
-            template,
+        why = (
             'a path begins with "/" and has no empty, "." or ".." parts, only letters, '
-            'digits, ".", "_", "-", {user} and {chat}',
+            'digits, ".", "_", "-", {user} and {chat}'
         )
-    if _SYSTEM.fullmatch(parts[1]) or "{" in parts[1] or target == WORKSPACE:
-        raise _unusable(template, "it would cover a part of the system: try one beneath /mnt")
-    if PurePosixPath(target).is_relative_to(f"{WORKSPACE}/.claude"):
-        raise _unusable(template, "the sandbox shows skills there: try another directory")
-    if "=" in template and not (_COMPONENT.fullmatch(directory) and directory not in (".", "..")):
-        raise _unusable(template, 'after "=" comes the name of one directory in the workspace')
-    if directory and len(parts) < 3:
-        raise _unusable(template, "an alias of a directory needs a parent: try one beneath /mnt")
+    elif _SYSTEM.fullmatch(parts[1]) or "{" in parts[1] or target == WORKSPACE:
+        why = "it would cover a part of the system: try one beneath /mnt"
+    elif "=" in template and not (_COMPONENT.fullmatch(directory) and directory not in (".", "..")):
+        why = 'after "=" comes the name of one directory in the workspace'
+    elif directory and len(parts) < 3:
+        why = "an alias of a directory needs a parent: try one beneath /mnt"
+    if why:
+        raise ConfigError(f"workspace alias {template!r} cannot be used: {why}")
     return Alias(target, directory)
 
 
@@ -132,38 +140,11 @@ def _is_plain(part: str) -> bool:
     return bool(_COMPONENT.fullmatch(filled)) and filled not in (".", "..")
 
 
-def _unusable(template: str, why: str) -> ConfigError:
-    return ConfigError(f"workspace alias {template!r} cannot be used: {why}")
-
-
 def _fill(target: str, chat: ChatId) -> str:
     return target.replace("{user}", chat.user).replace("{chat}", chat.chat)
 
 
-def _is_inside(target: str) -> bool:
-    return target.startswith(WORKSPACE + "/")
-
-
-def _inner_link(alias: Alias) -> tuple[str, str]:
-    path = alias.target.removeprefix(WORKSPACE + "/")
-    up = [".."] * path.count("/")
-    return path, "/".join([*up, alias.directory] if alias.directory else up or ["."])
-
-
-def _folders(aliases: Sequence[Alias], mounts: Sequence[str]) -> tuple[LinkFolder, ...]:
-    links: dict[str, list[tuple[str, str]]] = {}
-    for alias in aliases:
-        parent, _, name = alias.target.rpartition("/")
-        links.setdefault(parent, []).append((name, f"{WORKSPACE}/{alias.directory}"))
-    return tuple(
-        LinkFolder(parent, tuple(sorted(found)), tuple(sorted(_children(parent, mounts))))
-        for parent, found in sorted(links.items())
-    )
-
-
-def _children(parent: str, targets: Iterable[str]) -> set[str]:
+def _children(parent: str, targets: Iterable[str]) -> tuple[str, ...]:
     """The first component beneath `parent` of each target that lies there."""
-    inside = (
-        target.removeprefix(parent + "/") for target in targets if target.startswith(parent + "/")
-    )
-    return {path.partition("/")[0] for path in inside}
+    inside = (each for each in targets if each.startswith(parent + "/"))
+    return tuple(sorted({each.removeprefix(parent + "/").partition("/")[0] for each in inside}))

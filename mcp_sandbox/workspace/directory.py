@@ -3,8 +3,7 @@
     {data root}/sandbox/workspace/{user}/chat-{chat}/   0700, the sandbox user's
                         home/{user}/chat-{chat}/        0700, the sandbox user's
                         project/{user}/chat-{chat}/     0700, the sandbox user's, see projects
-                        claude/{user}/chat-{chat}/      0700, the sandbox user's, see view
-                        skills/{user}/chat-{chat}/      0700, the server's own, see view
+                        skills/{user}/chat-{chat}/      0700, the server's own; see skills.pins
                         alias/{digest}/                 read-only links, see aliases
                         trash/{time}-{random}/
                         pool/                           trees that wait for a chat, see pool
@@ -12,9 +11,10 @@
 Everything above a chat's trees is 0700 and the server's own.
 """
 
+import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,29 +23,103 @@ import anyio
 from anyio import from_thread, to_thread
 
 from mcp_sandbox.config import WorkspaceConfig
-from mcp_sandbox.errors import StorageUnavailable
+from mcp_sandbox.errors import InvalidArgument, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
-from mcp_sandbox.workspace import aliases, census, layout, trash, view
+from mcp_sandbox.workspace import aliases, layout, trash
 from mcp_sandbox.workspace.beneath import open_directory
 from mcp_sandbox.workspace.meter import Meter
-from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage, free_space, measure
+from mcp_sandbox.workspace.walk import Checkpoint, FreeSpace, Usage, free_space, measure
 
+_PREFIX = "chat-"
+_GOOD_FOR_S = 30.0
+_GOOD_FOR_PER_COST = 20
 TRASH_KEPT_S = 24 * 3600.0
 # What a chat has on disk and may fill; `projects` makes the third.
-_FILLED = ("workspace", "home", "project", "claude")
+_FILLED = ("workspace", "home", "project")
 _KINDS = (*_FILLED, "skills")
 # What is gone when a chat begins with an empty workspace.
-_DISCARDED = ("workspace", *view.KINDS)
+_DISCARDED = ("workspace", "skills")
+SHOWN_SKILLS = "/opt/skills"
+"""Where a sandbox has the skills of its chat: a place of the system that no code can change."""
 # Another process may discard a tree between our mkdir and our open, again and again.
 _ATTEMPTS = 20
+
+
+def _chats_in(sandbox: int, user: str | None = None) -> list[ChatId]:
+    """The chats that have a workspace, of all users or of one; what else lies there is not ours."""
+    found = []
+    users = [user] if user else _directories(open_directory(sandbox, b"workspace"))
+    for name in users:
+        try:
+            folder = open_directory(sandbox, f"workspace/{name}".encode())
+        except OSError:
+            continue
+        for tree in _directories(folder):
+            if tree.startswith(_PREFIX):
+                with suppress(InvalidArgument):
+                    found.append(ChatId(name, tree.removeprefix(_PREFIX)))
+    return found
+
+
+def _directories(parent: int) -> list[str]:
+    """The names of directories in an open one, which is closed."""
+    try:
+        with os.scandir(parent) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    finally:
+        os.close(parent)
+
+
+class UserTotals:
+    """What each user's chats occupy, from what was last measured of each of them.
+
+    An open chat is measured all the time, so only figures of the others grow old.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # Allocated bytes, and until when they are good.
+        self._figures: dict[ChatId, tuple[int, float]] = {}
+
+    def measure(
+        self, chat: ChatId, siblings: Iterable[ChatId], measure: Callable[[ChatId], Usage]
+    ) -> tuple[Usage, int]:
+        """The usage of a chat, and the bytes of its user's other chats.
+
+        Of these, those are measured that are not known, or else the one with the oldest figure.
+        """
+        own = self._take(chat, measure)
+        others = [sibling for sibling in siblings if sibling != chat]
+        for known in list(self._figures):
+            if known.user == chat.user and known not in (chat, *others):
+                self._figures.pop(known, None)
+        # Another thread may forget one meanwhile.
+        good_until = {one: found[1] for one in others if (found := self._figures.get(one))}
+        stale = [one for one in others if one not in good_until]
+        if good_until and not stale:
+            oldest = min(good_until, key=good_until.__getitem__)
+            stale = [oldest] if good_until[oldest] < self._clock() else []
+        for sibling in stale:
+            self._take(sibling, measure)
+        figures = (self._figures.get(one) for one in others)
+        return own, sum(figure[0] for figure in figures if figure)
+
+    def _take(self, chat: ChatId, measure: Callable[[ChatId], Usage]) -> Usage:
+        started, known = self._clock(), self._figures.get(chat)
+        usage = measure(chat)
+        ended = self._clock()
+        good_for_s = max(_GOOD_FOR_S, _GOOD_FOR_PER_COST * (ended - started))
+        # Where there was too much to count, it is no less than what was counted before.
+        least = known[0] if known and not usage.complete else 0
+        self._figures[chat] = max(usage.allocated_bytes, least), ended + good_for_s
+        return usage
 
 
 @dataclass(frozen=True)
 class ChatDirectories:
     """A chat's trees on the host. `aliases` are the further mounts that the settings ask for.
 
-    `skills` are the mounts by which its sandbox sees skills, `cleared` whether the workspace is
-    surely ready for a sandbox with them, or without.
+    `skills` is the mount by which its sandbox sees skills, if it does.
     """
 
     workspace: Path
@@ -53,7 +127,6 @@ class ChatDirectories:
     workspace_inode: int
     aliases: tuple[Mount, ...] = ()
     skills: tuple[Mount, ...] = ()
-    cleared: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,7 +140,10 @@ class TrashItem:
 
 
 class Workspaces:
-    """The trees of all chats of one data root. Several processes may use it at once."""
+    """The trees of all chats of one data root. Several processes may use it at once.
+
+    Any call raises StorageUnavailable when the data root cannot be used.
+    """
 
     def __init__(
         self,
@@ -75,12 +151,12 @@ class Workspaces:
         *,
         owner: tuple[int, int],
         settings: WorkspaceConfig | None = None,
-        skills: view.Showing | None = None,
+        skills: bool = False,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`owner` is the (uid, gid) that sandboxes run as; `now` gives seconds since the epoch.
 
-        `skills` is how sandboxes see skills, if they do.
+        With `skills`, sandboxes see them.
         """
         self.data_root = data_root
         aliases.parse_aliases(settings.aliases if settings else ())
@@ -88,39 +164,20 @@ class Workspaces:
         self._settings = settings or WorkspaceConfig()
         self._skills = skills
         self._now = now
-        self._totals = census.UserTotals()
+        self._totals = UserTotals()
         self._layout_limiter = anyio.CapacityLimiter(4)
         # Few at a time: measuring and deleting must leave the machine to the sandboxes.
         self._walk_limiter = anyio.CapacityLimiter(2)
         self._trash_limiter = anyio.CapacityLimiter(1)
 
     async def open(self, chat: ChatId) -> ChatDirectories:
-        """The chat's trees, made when they are not there yet.
-
-        Raises:
-            StorageUnavailable: the data root cannot be used; the message says what to change.
-        """
+        """The chat's trees, made when they are not there yet."""
         return await to_thread.run_sync(self._open, chat, limiter=self._layout_limiter)
 
-    async def clear_way(self, chat: ChatId) -> Sequence[str]:
-        """Make a workspace ready for the mounts of a new sandbox; what is set aside, in words.
-
-        No sandbox of the chat may be running: it would not see what is moved.
-
-        Raises:
-            StorageUnavailable: the data root cannot be used.
-        """
-        return await to_thread.run_sync(self._clear_way, chat, limiter=self._layout_limiter)
-
     async def discard(self, chat: ChatId) -> ChatDirectories:
-        """Throw the chat's workspace away and begin with an empty one.
-
-        What the chat had discarded before is deleted.
+        """Begin with an empty workspace; the one before is thrown away, earlier ones are deleted.
 
         No sandbox of the chat may be running: it would go on in the discarded tree.
-
-        Raises:
-            StorageUnavailable: the data root cannot be used.
         """
         return await to_thread.run_sync(self._discard, chat, limiter=self._layout_limiter)
 
@@ -128,49 +185,35 @@ class Workspaces:
         """Throw all files of the chat into the trash; a chat without files is fine.
 
         No sandbox of the chat may be running: it would go on in the discarded trees.
-
-        Raises:
-            StorageUnavailable: the data root cannot be used.
         """
         await to_thread.run_sync(self._remove, chat, limiter=self._layout_limiter)
 
     async def chats(self) -> Sequence[ChatId]:
-        """Every chat that has a workspace.
-
-        Raises:
-            StorageUnavailable: the data root cannot be used.
-        """
         return await to_thread.run_sync(self._chats, limiter=self._layout_limiter)
 
-    async def trashed(self, *, measured: bool = True) -> Sequence[TrashItem]:
-        """What the trash holds; unless `measured`, without how much it is.
+    async def exist(self, chat: ChatId) -> bool:
+        return await to_thread.run_sync(self._path("workspace", chat).exists)
 
-        Raises:
-            StorageUnavailable: the data root cannot be used.
-        """
+    async def trashed(self, *, measured: bool = True) -> Sequence[TrashItem]:
+        """What the trash holds; unless `measured`, without how much it is."""
         return await to_thread.run_sync(self._trashed, measured, limiter=self._trash_limiter)
 
-    async def empty_trash(self, *, is_due: Callable[[str], bool]) -> trash.TrashReport:
-        """Delete the items that are due, by their names; cancelling stops it midway.
+    async def empty_trash(
+        self, *, is_due: Callable[[str], bool]
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        """Delete the items that are due, by their names; which are gone, and which are stuck.
 
-        Raises:
-            StorageUnavailable: the data root cannot be used.
+        Cancelling stops it midway.
         """
         return await to_thread.run_sync(self._empty_trash, is_due, limiter=self._trash_limiter)
 
-    def view_of(self, chat: ChatId) -> view.View | None:
-        """Where the chat's sandbox sees skills, if it does; `open` makes it."""
-        if self._skills is None:
-            return None
-        trees = self._path("skills", chat), self._path("workspace", chat)
-        return view.View(*trees, self._owner, copied=self._skills == "copied")
+    def skills_of(self, chat: ChatId) -> Path | None:
+        """The tree of the chat's skills, where sandboxes see them; `open` makes it."""
+        return self._path("skills", chat) if self._skills else None
 
     def meter(self, chat: ChatId) -> Meter:
         """A new meter for all files of the chat together; keep one per open chat."""
-
-        def measure_chat(checkpoint: Checkpoint) -> tuple[Usage, FreeSpace]:
-            return self._measure(chat, checkpoint)
-
+        measure_chat = functools.partial(self._measure, chat)
         return Meter(measure_chat, self._settings, limiter=self._walk_limiter)
 
     def _open(self, chat: ChatId) -> ChatDirectories:
@@ -181,40 +224,13 @@ class Workspaces:
                 layout.seed(workspace, self._owner)
             planned = aliases.plan(chat, self._settings.aliases)
             layout.make_aliases(sandbox, workspace, planned, self._owner)
-            source, links = self._path("workspace", chat), self.data_root / "sandbox" / "alias"
-            skills = self._make_view(stack, sandbox, chat) if self._skills else ()
-            claude = f"claude/{chat.user}/".encode() + tree_name(chat)
-            if skills and created:
-                self._clear(stack, sandbox, workspace, chat)
-            return ChatDirectories(
-                workspace=source,
-                home=self._path("home", chat),
-                workspace_inode=os.fstat(workspace).st_ino,
-                aliases=aliases.alias_mounts(planned, source, links),
-                skills=skills,
-                cleared=created or not layout.exists(sandbox, claude),
-            )
-
-    def _make_view(self, stack: ExitStack, sandbox: int, chat: ChatId) -> tuple[Mount, ...]:
-        view.make_view(self._tree(stack, sandbox, "skills", chat)[0])
-        if self._skills == "copied":
-            return ()
-        self._tree(stack, sandbox, "claude", chat)
-        return view.mounts({kind: self._path(kind, chat) for kind in view.KINDS})
-
-    def _clear_way(self, chat: ChatId) -> Sequence[str]:
-        with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
-            workspace, _ = self._tree(stack, sandbox, "workspace", chat)
-            self._tree(stack, sandbox, "claude", chat)
-            if self._skills == "mounted":
-                return self._clear(stack, sandbox, workspace, chat)
-            user = layout.enter(stack, sandbox, "claude", chat.user)
-            view.give_back(workspace, (user, tree_name(chat)))
-            return []
-
-    def _clear(self, stack: ExitStack, sandbox: int, workspace: int, chat: ChatId) -> Sequence[str]:
-        user = layout.enter(stack, sandbox, "claude", chat.user)
-        return view.clear_way(workspace, (user, tree_name(chat)), self._owner)
+            kinds = ["workspace", "home"]
+            if self._skills:
+                layout.make_shown(self._tree(stack, sandbox, "skills", chat)[0])
+                kinds.append("skills")
+            trees = {kind: self._path(kind, chat) for kind in kinds}
+            inode = os.fstat(workspace).st_ino
+            return chat_directories(trees, inode, planned, self.data_root)
 
     def _discard(self, chat: ChatId) -> ChatDirectories:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
@@ -246,28 +262,21 @@ class Workspaces:
 
     def _chats(self) -> Sequence[ChatId]:
         with layout.sandbox_directory(self.data_root) as sandbox:
-            return census.chats(sandbox)
+            return _chats_in(sandbox)
 
     def _trashed(self, measured: bool) -> Sequence[TrashItem]:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
             bin_ = layout.enter(stack, sandbox, "trash")
+            found = [(name, trash.owner(bin_, name), at) for name, at in trash.items(bin_).items()]
             return [
-                TrashItem(
-                    name,
-                    trash.owner(bin_, name),
-                    discarded_at,
-                    _allocated_bytes(bin_, name) if measured else 0,
-                )
-                for name, discarded_at in trash.items(bin_).items()
+                TrashItem(*each, _allocated_bytes(bin_, each[0]) if measured else 0)
+                for each in found
             ]
 
-    def _empty_trash(self, is_due: Callable[[str], bool]) -> trash.TrashReport:
+    def _empty_trash(self, is_due: Callable[[str], bool]) -> tuple[Sequence[str], Sequence[str]]:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
-            return trash.empty(
-                layout.enter(stack, sandbox, "trash"),
-                is_due=is_due,
-                checkpoint=from_thread.check_cancelled,
-            )
+            bin_ = layout.enter(stack, sandbox, "trash")
+            return trash.empty(bin_, is_due=is_due, checkpoint=from_thread.check_cancelled)
 
     def _measure(self, chat: ChatId, checkpoint: Checkpoint) -> tuple[Usage, FreeSpace]:
         with layout.sandbox_directory(self.data_root) as sandbox:
@@ -275,7 +284,7 @@ class Workspaces:
                 return self._usage(sandbox, chat, checkpoint), free_space(sandbox)
             own, others = self._totals.measure(
                 chat,
-                census.chats(sandbox, chat.user),
+                _chats_in(sandbox, chat.user),
                 lambda one: self._usage(sandbox, one, checkpoint),
             )
             free = free_space(sandbox)
@@ -302,7 +311,12 @@ class Workspaces:
             except FileNotFoundError:
                 continue
             stack.callback(os.close, tree)
-            layout.check_owner(tree, owner, self._path(kind, chat))
+            if (found := os.fstat(tree).st_uid) != owner[0]:
+                path, (uid, gid) = self._path(kind, chat), owner
+                raise StorageUnavailable(
+                    f"{path} belongs to uid {found}, but sandboxes run as uid {uid} here: "
+                    f"run `chown -hR {uid}:{gid} {path}`, or start the server as before"
+                )
             return tree, created
         raise StorageUnavailable(
             f"{self._path(kind, chat)} disappears as often as it is made: end the program that "
@@ -319,6 +333,16 @@ def _allocated_bytes(bin_: int, name: str) -> int:
         stack.callback(os.close, item)
         return measure([item], checkpoint=from_thread.check_cancelled).allocated_bytes
     return 0
+
+
+def chat_directories(
+    trees: Mapping[str, Path], inode: int, planned: aliases.AliasPlan, data_root: Path
+) -> ChatDirectories:
+    """What a sandbox on these trees, by kind, is to mount; without skills it sees none."""
+    workspace, skills = trees["workspace"], trees.get("skills")
+    mounts = aliases.alias_mounts(planned, workspace, data_root / "sandbox" / "alias")
+    shown = (Mount(skills / layout.SHOWN, SHOWN_SKILLS, read_only=True),) if skills else ()
+    return ChatDirectories(workspace, trees["home"], inode, mounts, shown)
 
 
 def tree_name(chat: ChatId) -> bytes:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from mcp_sandbox.errors import StorageUnavailable
-from mcp_sandbox.workspace.aliases import AliasPlan, LinkFolder
+from mcp_sandbox.workspace.aliases import AliasPlan
 from mcp_sandbox.workspace.beneath import (
     create_file,
     give,
@@ -18,6 +18,8 @@ from mcp_sandbox.workspace.beneath import (
     open_directory,
 )
 
+SHOWN = "view"
+"""The folder in the tree of a chat's skills that its sandbox sees."""
 SUBDIRECTORIES = ("code", "data", "output", "artifacts", "temp", ".memory")
 MEMORY_FILES = {
     "task_plan.md": "# Task plan\n",
@@ -52,11 +54,7 @@ def storage_errors(data_root: Path) -> Generator[None]:
 
 
 def open_data_root(path: Path) -> int:
-    """Open the data root, made when absent.
-
-    Raises:
-        StorageUnavailable: it is no directory, somebody else's, or others may write to it.
-    """
+    """Open the data root, made when absent; StorageUnavailable unless it is ours alone to write."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         root = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -64,54 +62,36 @@ def open_data_root(path: Path) -> int:
         raise StorageUnavailable(
             f"the data directory {path} is not a directory: name another one"
         ) from exc
-    try:
-        _check_data_root(os.fstat(root), path)
-    except StorageUnavailable:
-        os.close(root)
-        raise
-    return root
-
-
-def _check_data_root(status: os.stat_result, path: Path) -> None:
+    status = os.fstat(root)
+    if status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return root
+    os.close(root)
     if status.st_uid != os.geteuid():
         raise StorageUnavailable(
             f"the data directory {path} belongs to uid {status.st_uid}, and this is uid "
             f"{os.geteuid()}: run as its owner, or name another data directory"
         )
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise StorageUnavailable(
-            f"others may write to the data directory {path}: run `chmod go-w {path}`, "
-            "or name another data directory"
-        )
-
-
-def refuse_case_folding(sandbox: int, data_root: Path) -> None:
-    """Where "A" and "a" are one name, two chats could share a tree; refuse such a file system.
-
-    Raises:
-        StorageUnavailable: upper and lower case are not told apart.
-    """
-    if not exists(sandbox, b"WORKSPACE"):
-        return
     raise StorageUnavailable(
-        f"the file system of the data directory {data_root} does not tell upper from lower case, "
-        "so that chats could share files: name a data directory on another file system"
+        f"others may write to the data directory {path}: run `chmod go-w {path}`, "
+        "or name another data directory"
     )
 
 
 @contextmanager
 def sandbox_directory(data_root: Path) -> Generator[int]:
-    """Open the directory that holds all of ours in a data root.
-
-    Raises:
-        StorageUnavailable: it cannot be used; so does every OSError in the block.
-    """
+    """Open the directory of ours in a data root; any OSError in the block is StorageUnavailable."""
     with storage_errors(data_root), ExitStack() as stack:
         root = open_data_root(data_root)
         stack.callback(os.close, root)
         sandbox = enter(stack, root, "sandbox")
         enter(stack, sandbox, "workspace")
-        refuse_case_folding(sandbox, data_root)
+        # Where "A" and "a" are one name, two chats could share a tree.
+        if exists(sandbox, b"WORKSPACE"):
+            raise StorageUnavailable(
+                f"the file system of the data directory {data_root} does not tell upper from lower "
+                "case, so that chats could share files: name a data directory on another file "
+                "system"
+            )
         yield sandbox
 
 
@@ -148,14 +128,14 @@ def make_tree(parent: int, name: bytes, owner: tuple[int, int]) -> tuple[int, bo
     return tree, created
 
 
-def check_owner(tree: int, owner: tuple[int, int], path: Path) -> None:
-    """Raise StorageUnavailable when the sandbox user could not work in the tree."""
-    found = os.fstat(tree).st_uid
-    if found != owner[0]:
-        raise StorageUnavailable(
-            f"{path} belongs to uid {found}, but sandboxes run as uid {owner[0]} here: "
-            f"run `chown -hR {owner[0]}:{owner[1]} {path}`, or start the server as before"
-        )
+def make_shown(tree: int) -> None:
+    """Make the folder that a sandbox sees in the tree of its chat's skills."""
+    shown, _ = make_directory(tree, SHOWN.encode(), mode=0o755)
+    try:
+        # Its parents are closed to others; through the mount the sandbox user must get in.
+        os.fchmod(shown, 0o755)
+    finally:
+        os.close(shown)
 
 
 def seed(workspace: int, owner: tuple[int, int]) -> None:
@@ -168,13 +148,25 @@ def seed(workspace: int, owner: tuple[int, int]) -> None:
         create_file(workspace, path, text.encode(), owner=owner, mode=0o644)
 
 
-def make_inner(workspace: int, planned: AliasPlan, owner: tuple[int, int]) -> None:
-    """Make the directories and links that aliases need in a workspace."""
+def make_aliases(sandbox: int, workspace: int, planned: AliasPlan, owner: tuple[int, int]) -> None:
+    """Make what the aliases of a workspace need, in it and beside it."""
     for name in planned.directories:
         _make_inside(workspace, [name], None, owner)
     for path, text in planned.inner_links:
         *parents, name = path.split("/")
         _make_inside(workspace, parents, (name, text), owner)
+    with ExitStack() as stack:
+        # Every sandbox may read such a folder; a complete one is left as it is.
+        for folder in planned.folders:
+            directory = enter(stack, sandbox, "alias", folder.name)
+            # Its parents are closed to others; through the mount the sandbox user must get in.
+            os.fchmod(directory, 0o755)
+            for name, text in folder.links:
+                ours = (os.geteuid(), os.getegid())
+                make_link(directory, name.encode(), text.encode(), owner=ours)
+            for name in folder.mount_points:
+                point, _ = make_directory(directory, name.encode(), mode=0o755)
+                os.close(point)
 
 
 def _make_inside(
@@ -191,29 +183,3 @@ def _make_inside(
         except OSError as exc:
             if exc.errno not in _TAKEN:
                 raise
-
-
-def make_aliases(sandbox: int, workspace: int, planned: AliasPlan, owner: tuple[int, int]) -> None:
-    """Make what the aliases of a workspace need, in it and beside it."""
-    make_inner(workspace, planned, owner)
-    if planned.folders:
-        with ExitStack() as stack:
-            folders = enter(stack, sandbox, "alias")
-            for folder in planned.folders:
-                make_link_folder(folders, folder)
-
-
-def make_link_folder(folders: int, folder: LinkFolder) -> None:
-    """Make a folder of links that every sandbox may read; complete ones are left as they are."""
-    ours = (os.geteuid(), os.getegid())
-    directory, _ = make_directory(folders, folder.name.encode())
-    try:
-        # Its parents are closed to others; through the mount the sandbox user must get in.
-        os.fchmod(directory, 0o755)
-        for name, text in folder.links:
-            make_link(directory, name.encode(), text.encode(), owner=ours)
-        for name in folder.mount_points:
-            point, _ = make_directory(directory, name.encode(), mode=0o755)
-            os.close(point)
-    finally:
-        os.close(directory)

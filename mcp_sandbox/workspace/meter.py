@@ -10,7 +10,7 @@ from anyio import from_thread, to_thread
 from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.errors import SandboxError, StorageUnavailable, WorkspaceFull
 from mcp_sandbox.models import WorkspaceUsage
-from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage
+from mcp_sandbox.workspace.walk import Checkpoint, FreeSpace, Usage
 
 _LEAST_INTERVAL_S = 0.25
 _INTERVAL_PER_DURATION = 20
@@ -132,8 +132,7 @@ class Meter:
         """What is used: now, or when the last call ended."""
         reading = await self.read()
         if self._changed:
-            async with self._lock:
-                reading = await self._take()
+            reading = await self.read(anew=True)
         usage, allowed = reading.usage, reading.free.allowed_bytes
         limit = self._config.size_limit
         return WorkspaceUsage(
@@ -149,12 +148,7 @@ class Meter:
         return await self._refusal(0)
 
     async def check_room(self, adding: int = 0) -> None:
-        """Return when `adding` more bytes may be written.
-
-        Raises:
-            WorkspaceFull: the chat is at its limit.
-            StorageUnavailable: the disk of the data root is nearly full.
-        """
+        """Raise WorkspaceFull or StorageUnavailable unless `adding` more bytes may be written."""
         await self._catch_up()
         # What was let in since the last reading may not be on the disk yet.
         if (problem := await self._refusal(self._admitted + adding)) is not None:
@@ -168,17 +162,13 @@ class Meter:
 
         `pause` waits between two readings, at least for the seconds it is given.
         """
-        if self._changed or self._admitted:
-            async with self._lock:
-                start = reading = await self._take()
-        else:
-            # Nothing was written since the last reading, so one of just now is as good as new.
-            start = reading = await self.read(fresh=True)
+        # If nothing was written since the last reading, one of just now is as good as new.
+        anew = self._changed or self._admitted > 0
+        start = reading = await self.read(fresh=True, anew=anew)
         while True:
             await pause(interval_s(reading.duration_s, self._least_interval_s))
             reading = await self.read(fresh=True)
-            problem = overshoot(start, reading, self._config)
-            if problem is not None:
+            if (problem := overshoot(start, reading, self._config)) is not None:
                 return problem
 
     def note_change(self, *, grew: bool = True) -> None:
@@ -189,14 +179,14 @@ class Meter:
         self._changed = True
         self._grew |= grew
 
-    async def read(self, *, fresh: bool = False) -> Reading:
-        """The last reading while it is good, else a new one.
+    async def read(self, *, fresh: bool = False, anew: bool = False) -> Reading:
+        """The last reading while it is good, else or if `anew` a new one.
 
         With `fresh` it is good for the shortest interval only, whatever a new one costs.
         """
         async with self._lock:
             now, last = self._clock(), self._reading
-            if last is not None:
+            if last is not None and not anew:
                 cost_s = 0.0 if fresh else last.duration_s
                 good_for = interval_s(cost_s, self._least_interval_s)
                 if 0 <= now - last.taken_at < good_for:
@@ -205,32 +195,20 @@ class Meter:
 
     async def _catch_up(self) -> None:
         if self._grew and self._reading and self._reading.duration_s < _CHEAP_S:
-            async with self._lock:
-                await self._take()
+            await self.read(anew=True)
 
     async def _refusal(self, adding: int) -> SandboxError | None:
         reading = await self.read()
         problem = refusal(reading.usage, reading.free, self._config, adding)
         if problem is None or not self._changed:
             return problem
-        async with self._lock:
-            reading = await self._take()
+        reading = await self.read(anew=True)
         return refusal(reading.usage, reading.free, self._config, adding)
 
     async def _take(self) -> Reading:
         """A new reading; a measurement that fails leaves noted what was noted."""
-        noted = self._changed, self._grew, self._admitted
+        changed, grew, admitted = self._changed, self._grew, self._admitted
         self._changed, self._grew, self._admitted = False, False, 0
-        try:
-            return await self._measured()
-        except BaseException:
-            changed, grew, admitted = noted
-            self._changed |= changed
-            self._grew |= grew
-            self._admitted += admitted
-            raise
-
-    async def _measured(self) -> Reading:
         started = self._clock()
         give_up_at = time.monotonic() + self._deadline_s
 
@@ -239,7 +217,13 @@ class Meter:
             if time.monotonic() > give_up_at:
                 raise TimeoutError
 
-        usage, free = await to_thread.run_sync(self._measure, checkpoint, limiter=self._limiter)
+        try:
+            usage, free = await to_thread.run_sync(self._measure, checkpoint, limiter=self._limiter)
+        except BaseException:
+            self._changed |= changed
+            self._grew |= grew
+            self._admitted += admitted
+            raise
         ended = self._clock()
         self._reading = Reading(usage, free, taken_at=ended, duration_s=ended - started)
         return self._reading

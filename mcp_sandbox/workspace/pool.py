@@ -3,7 +3,7 @@
     {data root}/sandbox/pool/{process}/lock              locked while the process lives
                                       /{key}/new/        the trees while their sandbox starts
                                       /{key}/workspace   the trees while they wait for a chat
-                                      /{key}/home, and what else a chat has; see view
+                                      /{key}/home, and skills where chats have them
 
 {process} and {key} are random. A new chat adopts the trees by renaming them to its own, last the
 workspace, which makes it the chat's. A mount follows the directory, so that the
@@ -14,12 +14,11 @@ Of a process that was killed the lock is free: whoever comes next removes its fo
 sandboxes on it.
 """
 
-import fcntl
 import os
 import re
 import secrets
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,17 +26,15 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox.config import WorkspaceConfig
+from mcp_sandbox.durable import lock, unlock
 from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.workspace import aliases, layout, trash, view
+from mcp_sandbox.workspace import aliases, layout, trash
 from mcp_sandbox.workspace.beneath import open_directory, rename_new
-from mcp_sandbox.workspace.directory import ChatDirectories, tree_name
+from mcp_sandbox.workspace.directory import ChatDirectories, chat_directories, tree_name
 
 _PROCESS = re.compile(r"[0-9a-f]{16}")
 _LABEL = re.compile(r"[0-9a-f]{16}/[0-9a-f]{16}")
-# The workspace goes last: a chat is new as long as it has none.
-_KINDS = ("home", "workspace")
-_KINDS_WITH_SKILLS = ("home", *view.KINDS, "workspace")
 _ATTEMPTS = 20
 # Stands for the chat that is not known yet: where a pool can be used, no alias names one.
 _NOBODY = ChatId("nobody", "nobody")
@@ -52,17 +49,16 @@ class WarmTrees:
 
 
 class Abandoned:
-    """What killed processes left in the pool of a data root. Every call blocks on the disk."""
+    """What killed processes left in the pool of a data root. Every call blocks on the disk.
+
+    Any call raises StorageUnavailable when the data root cannot be used.
+    """
 
     def __init__(self, data_root: Path) -> None:
         self._data_root = data_root
 
     def processes(self) -> frozenset[str]:
-        """The dead processes, as labels begin with them.
-
-        Raises:
-            StorageUnavailable: the data root cannot be used.
-        """
+        """The dead processes, as labels begin with them."""
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             pool = layout.enter(stack, sandbox, "pool")
             with os.scandir(pool) as entries:
@@ -81,14 +77,17 @@ class Abandoned:
         """Remove the folder of a dead process; no sandbox may be running on what is in it."""
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             folder = layout.enter(stack, sandbox, "pool", process)
-            lock = _lock(folder)
-            if lock is not None:
-                stack.callback(os.close, lock)
+            taken = _lock(folder)
+            if taken is not None:
+                stack.callback(unlock, taken)
                 _destroy(sandbox, process)
 
 
 class PoolFolder:
-    """This process's part of the pool of a data root."""
+    """This process's part of the pool of a data root.
+
+    Any call raises StorageUnavailable when the data root cannot be used.
+    """
 
     def __init__(
         self,
@@ -104,7 +103,8 @@ class PoolFolder:
         self.abandoned = Abandoned(data_root)
         self._owner = owner
         self._settings = settings or WorkspaceConfig()
-        self._kinds = _KINDS_WITH_SKILLS if skills else _KINDS
+        # The workspace goes last: a chat is new as long as it has none.
+        self._kinds = ("home", "skills", "workspace") if skills else ("home", "workspace")
         self._limiter = anyio.CapacityLimiter(2)
         self._name = ""
         self._lock: int | None = None
@@ -115,11 +115,7 @@ class PoolFolder:
         return not any("{" in alias for alias in self._settings.aliases)
 
     async def open(self) -> None:
-        """Make the folder unless it is open; it is ours until `aclose` or this process's end.
-
-        Raises:
-            StorageUnavailable: the data root cannot be used.
-        """
+        """Make the folder unless it is open; it is ours until `aclose` or this process's end."""
         if self._lock is None:
             await to_thread.run_sync(self._open, limiter=self._limiter)
 
@@ -130,27 +126,15 @@ class PoolFolder:
             self._lock = None
 
     async def prepare(self) -> WarmTrees:
-        """Make the trees for a new sandbox.
-
-        Raises:
-            StorageUnavailable: the data root cannot be used.
-        """
+        """Make the trees for a new sandbox."""
         return await to_thread.run_sync(self._prepare, limiter=self._limiter)
 
     async def settle(self, warm: WarmTrees) -> WarmTrees:
-        """Move the trees, for a trial, now that a sandbox runs on them; returns where they are.
-
-        Raises:
-            StorageUnavailable: they cannot be moved here.
-        """
+        """Move the trees, for a trial, now that a sandbox runs on them; returns where they are."""
         return await to_thread.run_sync(self._settle, warm, limiter=self._limiter)
 
     async def adopt(self, warm: WarmTrees, chat: ChatId) -> None:
-        """Make the trees the chat's.
-
-        Raises:
-            StorageUnavailable: they cannot be moved, or the chat has got trees meanwhile.
-        """
+        """Make the trees the chat's; StorageUnavailable, too, if it has got others meanwhile."""
         await to_thread.run_sync(self._adopt, warm, chat, limiter=self._limiter)
 
     async def discard(self, warm: WarmTrees) -> None:
@@ -162,46 +146,39 @@ class PoolFolder:
             pool = layout.enter(stack, sandbox, "pool")
             for _ in range(_ATTEMPTS):
                 name = secrets.token_hex(8)
-                lock = _lock(layout.enter(stack, pool, name))
-                # Before it was locked, somebody may have taken it for an abandoned one.
-                if lock is not None and layout.exists(pool, name.encode()):
-                    self._name, self._lock = name, lock
+                taken = _lock(layout.enter(stack, pool, name))
+                # Before it was locked, another may have taken it for an abandoned one.
+                if taken is not None and layout.exists(pool, name.encode()):
+                    self._name, self._lock = name, taken
                     return
-                if lock is not None:
-                    os.close(lock)
+                if taken is not None:
+                    unlock(taken)
         raise StorageUnavailable(
             f"what is made in {self._data_root}/sandbox/pool disappears at once: end the program "
             "that deletes it, then start again"
         )
 
-    def _close(self, lock: int) -> None:
+    def _close(self, taken: int) -> None:
         with layout.sandbox_directory(self._data_root) as sandbox:
             _destroy(sandbox, self._name)
-        os.close(lock)
+        unlock(taken)
 
     def _prepare(self) -> WarmTrees:
         label = f"{self._name}/{secrets.token_hex(8)}"
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             folder = layout.enter(stack, sandbox, "pool", *label.split("/"), "new")
             for kind in self._kinds:
-                tree = self._make(stack, folder, kind)
-            if "claude" in self._kinds:
-                view.clear_way(tree, (folder, b"claude"), self._owner)
+                owner = (os.geteuid(), os.getegid()) if kind == "skills" else self._owner
+                tree, _ = layout.make_tree(folder, kind.encode(), owner)
+                stack.callback(os.close, tree)
+                if kind == "skills":
+                    layout.make_shown(tree)
             if self._settings.subdirectories:
                 layout.seed(tree, self._owner)
             planned = aliases.plan(_NOBODY, self._settings.aliases)
             layout.make_aliases(sandbox, tree, planned, self._owner)
             inode = os.fstat(tree).st_ino
         return WarmTrees(label, self._directories(self._pool / label / "new", inode))
-
-    def _make(self, stack: ExitStack, folder: int, kind: str) -> int:
-        ours = (os.geteuid(), os.getegid())
-        owner = ours if kind == "skills" else self._owner
-        tree, _ = layout.make_tree(folder, kind.encode(), owner)
-        stack.callback(os.close, tree)
-        if kind == "skills":
-            view.make_view(tree)
-        return tree
 
     def _settle(self, warm: WarmTrees) -> WarmTrees:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
@@ -216,9 +193,7 @@ class PoolFolder:
     def _directories(self, place: Path, inode: int) -> ChatDirectories:
         trees = {kind: place / kind for kind in self._kinds}
         planned = aliases.plan(_NOBODY, self._settings.aliases)
-        mounts = aliases.alias_mounts(planned, trees["workspace"], self._pool.parent / "alias")
-        skills = view.mounts(trees) if "claude" in trees else ()
-        return ChatDirectories(trees["workspace"], trees["home"], inode, mounts, skills)
+        return chat_directories(trees, inode, planned, self._data_root)
 
     def _adopt(self, warm: WarmTrees, chat: ChatId) -> None:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
@@ -238,32 +213,21 @@ def _is_free(pool: int, process: str) -> bool:
         folder = open_directory(pool, process.encode())
     except OSError:
         return False
-    try:
-        lock = _lock(folder)
-    finally:
-        os.close(folder)
-    if lock is not None:
-        os.close(lock)
-    return lock is not None
+    with ExitStack() as stack:
+        stack.callback(os.close, folder)
+        if (taken := _lock(folder)) is not None:
+            unlock(taken)
+        return taken is not None
 
 
 def _lock(folder: int) -> int | None:
     """Lock a process's folder: a descriptor that holds the lock, None when another one does."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        lock = os.open("lock", flags, 0o600, dir_fd=folder)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    return lock
+    with suppress(FileNotFoundError):
+        return lock("lock", wait=False, dir_fd=folder)
+    return None
 
 
 def _destroy(sandbox: int, path: str) -> None:
-    """Delete a folder of the pool."""
     above, _, name = path.rpartition("/")
     with ExitStack() as stack:
         parent = layout.enter(stack, sandbox, "pool", *above.split())

@@ -17,6 +17,8 @@ from pathlib import Path, PurePosixPath
 
 from pathspec import GitIgnoreSpec
 
+from mcp_sandbox.durable import publish_folder
+
 _RULES = ".gitignore"
 _LARGEST_RULES = 1 << 20
 _DEEPEST = 100
@@ -155,12 +157,7 @@ def _stays_inside(path: PurePosixPath, text: str) -> bool:
 def copy_project(
     source: str, target: Path, *, owner: tuple[int, int], max_bytes: int, max_files: int
 ) -> Copier:
-    """Copy `source` to `target`, which appears when everything is in it.
-
-    Raises:
-        CannotCopy: a limit is passed.
-        OSError: the source cannot be read, or the target not written.
-    """
+    """Copy `source` to `target`, which appears when it is whole; CannotCopy or OSError if not."""
     for left in target.parent.glob(f"{target.name}.*{_PARTIAL}"):
         # By a copier that was killed: the chat is locked for us.
         shutil.rmtree(left)
@@ -172,7 +169,8 @@ def copy_project(
         writing = os.open(partial, _READ | os.O_DIRECTORY)
         copier.tree(reading, writing, PurePosixPath())
         copier.finish(writing, os.fstat(reading))
-        partial.rename(target)
+        if not publish_folder(partial, target):
+            raise CannotCopy(f"{target} is in the way")
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return copier
@@ -182,13 +180,7 @@ def main() -> None:
     """Do what stdin says."""
     order = json.load(sys.stdin)
     try:
-        done = copy_project(
-            order["source"],
-            Path(order["target"]),
-            owner=tuple(order["owner"]),
-            max_bytes=order["max_bytes"],
-            max_files=order["max_files"],
-        )
+        done = copy_project(order.pop("source"), Path(order.pop("target")), **order)
     except (CannotCopy, OSError) as exc:
         sys.exit(str(exc))
     sys.stdout.write(f"{done.files} entries, {done.used_bytes} bytes, {done.left_out} left out\n")

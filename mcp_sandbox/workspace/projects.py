@@ -168,11 +168,7 @@ def no_projects(data_root: Path) -> Projects:
 
 
 def check_folder(folder: Path, private: Sequence[Path]) -> Path:
-    """Return the folder without links on the way, if a sandbox may show it.
-
-    Raises:
-        InvalidArgument: it is no folder of this user's own, or holds or lies in what must stay out.
-    """
+    """Return the folder without links on the way if a sandbox may show it; else InvalidArgument."""
     try:
         real = folder.resolve(strict=True)
         found = real.stat()
@@ -193,11 +189,7 @@ def check_folder(folder: Path, private: Sequence[Path]) -> Path:
 
 
 def identify(folder: Path) -> FolderIdentity:
-    """Return which directory lies at an absolute path that has no links in it.
-
-    Raises:
-        InvalidArgument: there is none, or a link on the way.
-    """
+    """Return which directory lies at an absolute path without links; else InvalidArgument."""
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     here = os.open("/", flags)
     try:

@@ -120,17 +120,15 @@ def due(
     """The chats that nobody used for `keep_s`; with 0, none ever."""
     if keep_s <= 0:
         return []
+    kept = f"kept for {in_words(keep_s)} (workspace.retention)"
     found = [chat for chat in outdated(ages, keep_s, watched_s) if chat not in in_use]
-    return [Due(chat, ages[chat].idle_s, _why(ages[chat].idle_s, keep_s)) for chat in found]
+    idle = [(chat, ages[chat].idle_s) for chat in found]
+    return [Due(chat, idle_s, f"not used for {in_words(idle_s)}; {kept}") for chat, idle_s in idle]
 
 
 def is_time(schedule: str, last: datetime, now: datetime) -> bool:
     """Whether a cron expression had a turn after `last`, up to `now`; both in local time."""
     return last < now and next(CronSim(schedule, last)) <= now
-
-
-def _why(idle_s: float, keep_s: float) -> str:
-    return f"not used for {in_words(idle_s)}; kept for {in_words(keep_s)} (workspace.retention)"
 
 
 def in_words(seconds: float) -> str:

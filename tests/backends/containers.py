@@ -8,17 +8,18 @@ from pathlib import Path
 
 import anyio
 import docker
-from anyio.abc import ByteStream, UNIXSocketStream
+from anyio.abc import ByteStream
 from anyio.streams.tls import TLSListener
 
-from mcp_sandbox.backends.docker.backend import DockerBackend
-from mcp_sandbox.backends.docker.record import sandbox_user
-from mcp_sandbox.backends.docker.sandbox import DockerSandbox
+from mcp_sandbox.backends.docker.backend import DockerBackend, DockerSandbox
 from mcp_sandbox.backends.docker.spec import instance_of
+from mcp_sandbox.backends.local_socket import SocketStream
+from mcp_sandbox.backends.records import sandbox_user
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.models import Mount, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Runtime
+from tests.daemon.running import dial
 
 ENGINE_SOCKET = "/var/run/docker.sock"
 
@@ -92,7 +93,7 @@ async def engine_on_tcp(
     async def serve(client: ByteStream) -> None:
         async with (
             client,
-            await anyio.connect_unix(ENGINE_SOCKET) as engine,
+            dial(ENGINE_SOCKET) as engine,
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(_copy, client, engine, rewrite)
@@ -112,6 +113,6 @@ async def _copy(source: ByteStream, target: ByteStream, rewrite: tuple[bytes, by
     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError):
         async for data in source:
             await target.send(data.replace(*rewrite) if rewrite[0] else data)
-        if isinstance(target, UNIXSocketStream):
+        if isinstance(target, SocketStream):
             # Only towards the engine: what it has still to say goes on.
             await target.send_eof()

@@ -3,22 +3,24 @@
 import errno
 import resource
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.backends.bubblewrap import cgroups, etc, remedies, rlimits, seccomp, verify
+from mcp_sandbox.backends.bubblewrap import cgroups, program, seccomp, verify
 from mcp_sandbox.backends.bubblewrap.arguments import (
     Descriptors,
     Inside,
     System,
     arguments,
+    etc,
     look_at_system,
     sources,
 )
-from mcp_sandbox.backends.bubblewrap.facts import limits_in_words
+from mcp_sandbox.backends.bubblewrap.host import limits_in_words
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.models import Limits, Mount, Network
 
@@ -144,39 +146,39 @@ def test_private_files_of_etc_are_not_copied(tmp_path: Path) -> None:
         (tmp_path / name).write_text("text")
         (tmp_path / name).chmod(mode)
     (tmp_path / "resolv.conf").write_text("nameserver 1.2.3.4\n")
-    closed, opened = (etc.etc(7, 8, network, tmp_path) for network in ("none", "open"))
+    closed, opened = (etc(7, 8, network, tmp_path) for network in ("none", "open"))
     assert "/etc/mime.types" in closed.files
     assert not {"/etc/services", "/etc/shadow", "/etc/resolv.conf"} & set(closed.files)
     assert opened.files["/etc/resolv.conf"] == b"nameserver 1.2.3.4\n"
     assert b"sandbox:x:7:8:" in closed.files["/etc/passwd"]
 
 
-MACHINE = remedies.Machine(None, None, 15000, in_container=False)
+MACHINE = program.Machine(None, None, 15000, in_container=False)
 
 
 @pytest.mark.parametrize(
     ("said", "machine", "remedy"),
     [
         ("setting up uid map: Permission denied",
-         remedies.Machine(True, None, 1, in_container=False),
+         program.Machine(True, None, 1, in_container=False),
          "apparmor_restrict_unprivileged_userns=0"),
         ("No permissions to create new namespace",
-         remedies.Machine(None, False, 1, in_container=False), "unprivileged_userns_clone=1"),
+         program.Machine(None, False, 1, in_container=False), "unprivileged_userns_clone=1"),
         ("Creating new namespace failed: No space left on device",
-         remedies.Machine(None, None, 0, in_container=True), "user.max_user_namespaces=15000"),
+         program.Machine(None, None, 0, in_container=True), "user.max_user_namespaces=15000"),
         ("Creating new namespace failed: Operation not permitted",
-         remedies.Machine(None, None, 1, in_container=True), "seccomp=unconfined"),
+         program.Machine(None, None, 1, in_container=True), "seccomp=unconfined"),
         ("Can't mount proc on /newroot/proc: Operation not permitted",
-         remedies.Machine(None, None, 1, in_container=True), "systempaths=unconfined"),
+         program.Machine(None, None, 1, in_container=True), "systempaths=unconfined"),
         ("No permissions to create new namespace", MACHINE, "docker backend"),
         ("execvp python3: No such file", MACHINE, "mcp-sandbox doctor"),
         ("", MACHINE, "it said nothing"),
     ],
 )  # fmt: skip
 def test_failure_names_the_step_and_the_remedy(
-    said: str, machine: remedies.Machine, remedy: str
+    said: str, machine: program.Machine, remedy: str
 ) -> None:
-    explained = remedies.explain(said, machine)
+    explained = program.explain(said, machine)
     assert said in explained
     assert remedy in explained
 
@@ -185,7 +187,7 @@ def test_settings_of_a_machine_are_read(tmp_path: Path) -> None:
     (tmp_path / "proc/sys/kernel").mkdir(parents=True)
     (tmp_path / "proc/sys/kernel/apparmor_restrict_unprivileged_userns").write_text("1\n")
     (tmp_path / ".dockerenv").touch()
-    assert remedies.look(tmp_path) == remedies.Machine(True, None, None, in_container=True)
+    assert program.look(tmp_path) == program.Machine(True, None, None, in_container=True)
 
 
 STATUS = "\n".join(
@@ -194,6 +196,16 @@ STATUS = "\n".join(
 )
 OWN = {name: number for number, name in enumerate(("cgroup", "ipc", "mnt", "net", "pid", "uts"))}
 TOLD: dict[str, object] = {f"{name}-namespace": number + 100 for name, number in OWN.items()}
+
+
+def weaknesses(
+    status: str = STATUS,
+    told: Mapping[str, object] = TOLD,
+    network: Network = "none",
+    *,
+    walls: bool = True,
+) -> list[str]:
+    return verify.weaknesses(status, OWN, told, verify.namespaces(network, walls=walls))
 
 
 @pytest.mark.parametrize(
@@ -207,17 +219,19 @@ TOLD: dict[str, object] = {f"{name}-namespace": number + 100 for name, number in
     ],
 )
 def test_weaker_status_is_found(old: str, new: str, problem: str) -> None:
-    assert not verify.weaknesses(STATUS, OWN, TOLD, "none")
-    (found,) = verify.weaknesses(STATUS.replace(old, new), OWN, TOLD, "none")
+    assert not weaknesses()
+    (found,) = weaknesses(STATUS.replace(old, new))
     assert problem in found
 
 
 def test_shared_namespace_is_found() -> None:
     shared = {**TOLD, "pid-namespace": OWN["pid"]}
-    assert verify.weaknesses(STATUS, OWN, shared, "none") == ["the pid namespace is the host's"]
+    assert weaknesses(told=shared) == ["the pid namespace is the host's"]
+    assert weaknesses(told=shared, walls=False) == ["the pid namespace is the host's"]
     without_net = {name: number for name, number in TOLD.items() if name != "net-namespace"}
-    assert verify.weaknesses(STATUS, OWN, without_net, "none")
-    assert not verify.weaknesses(STATUS, OWN, without_net, "open")
+    assert weaknesses(told=without_net)
+    assert not weaknesses(told=without_net, network="open")
+    assert not weaknesses(told=without_net, walls=False)
 
 
 def test_writable_settings_are_found() -> None:
@@ -231,8 +245,8 @@ def test_writable_settings_are_found() -> None:
 def test_missing_limit_and_group_are_found() -> None:
     values = {resource.RLIMIT_NOFILE: 128, resource.RLIMIT_CORE: 0}
     text = "Max core file size   0   0   bytes\nMax open files   128   4096   files\n"
-    assert rlimits.missing(text, values) == ["max open files is 128 and 4096 instead of 128"]
-    assert not rlimits.missing(text.replace("4096", "128 "), values)
+    assert verify.missing_limits(text, values) == ["max open files is 128 and 4096 instead of 128"]
+    assert not verify.missing_limits(text.replace("4096", "128 "), values)
     assert verify.outside_groups("4:memory:/mcp-sandbox/a\n3:pids:/\n", ["/x/mcp-sandbox/a"]) == []
     assert verify.outside_groups("4:memory:/other\n", ["/x/mcp-sandbox/a"]) == ["/x/mcp-sandbox/a"]
 

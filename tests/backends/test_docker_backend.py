@@ -167,6 +167,7 @@ async def test_more_processors_than_the_engine_has_become_all_of_them(
 
 
 @pytest.mark.runsc
+@pytest.mark.timeout(180)
 async def test_gvisor_has_room_for_its_own_threads_beside_the_processes(data_root: Path) -> None:
     spec = SandboxSpec(mounts=mounts(data_root))
     async with (

@@ -4,9 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.backends.docker.complaints import explain_build, explain_refusal, explain_silence
-from mcp_sandbox.backends.docker.engine import Engine, Tls, find_engine
-from mcp_sandbox.backends.docker.machine import is_gvisor, refuse_unusable, shares_sockets
+from mcp_sandbox.backends.docker.engine import (
+    Engine,
+    Tls,
+    explain_build,
+    explain_refusal,
+    explain_silence,
+    find_engine,
+    is_gvisor,
+    refuse_unusable,
+    shares_sockets,
+)
 from mcp_sandbox.errors import (
     BackendUnavailable,
     CapacityReached,

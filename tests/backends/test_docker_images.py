@@ -12,13 +12,18 @@ from docker.errors import ImageNotFound
 from mcp_sandbox.backends.docker import images
 from mcp_sandbox.backends.docker.client import Connection, Images
 from mcp_sandbox.backends.docker.engine import Engine
-from mcp_sandbox.backends.docker.image_context import context_tar, image_folder
-from mcp_sandbox.backends.docker.packages import packages_of
-from mcp_sandbox.backends.runner_sources import digest_of, runner_digest, runner_sources
+from mcp_sandbox.backends.docker.images import context_tar, image_folder, packages_of
+from mcp_sandbox.backends.runner_copy import digest_of, runner_digest, runner_sources
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.errors import BackendUnavailable, ConfigError, ImageMissing
+from tests.conftest import configured
 
-BASE = DockerConfig()
+BASE = configured("docker", Path("/")).docker
+# What a person expects of a computer; agents that run inside come with an image of one's own.
+TOOLS = [
+    *("vim", "less", "tree", "ping", "netstat", "nslookup", "nc", "telnet", "zip", "unzip", "tar"),
+    *("gzip", "htop", "ps", "sed", "awk", "grep", "git", "node", "npm", "python"),
+]
 MARK = b"MARK-OF-A-CERTIFICATE-AUTHORITY-5f0c"
 
 
@@ -90,17 +95,19 @@ def test_unreadable_ca_bundle_is_named(tmp_path: Path) -> None:
 
 def test_packages_of_the_image_name_the_tools() -> None:
     packages = packages_of(image_folder("base"))
-    assert {"python3", "python3-venv", "git", "ripgrep", "nodejs", "sqlite3"} <= set(packages)
+    assert {"python3", "python3-venv", "git", "ripgrep", "vim", "sqlite3"} <= set(packages)
     assert len(packages) == len(set(packages))
 
 
 @pytest.mark.docker
 async def test_check_finds_a_version_of_every_tool() -> None:
     tools = await images.check(BASE)
-    assert [tool.name for tool in tools if tool.version is None] == []
+    assert [tool.name for tool in tools if tool.version is None and tool.required] == []
     versions = {tool.name: tool.version or "" for tool in tools}
-    assert versions["python3"].startswith("Python 3.")
-    assert versions["node"].startswith("v")
+    assert versions["python3"].startswith("Python 3.13.")
+    assert versions["node"].startswith("v22.")
+    assert {*TOOLS, "claude", "ccr"} <= versions.keys()
+    assert [name for name in TOOLS if not versions[name]] == []
 
 
 @pytest.mark.docker
@@ -119,11 +126,25 @@ async def test_absent_image_of_the_operator_is_not_said_to_come_with_ours() -> N
 async def test_list_tells_whether_an_image_holds_the_current_runner() -> None:
     rows = {row.name: row for row in await images.list_images(BASE)}
     assert rows[BASE.image].current
-    assert rows[BASE.image].size_mb > 50
+    assert 50 < rows[BASE.image].size_mb <= 500
+
+
+@pytest.mark.docker
+async def test_image_that_was_built_from_other_files_is_not_current(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(f"FROM {BASE.image}\nLABEL mcp-sandbox.context=older\n")
+    context = await anyio.to_thread.run_sync(context_tar, tmp_path, None)
+    connection = Connection(lambda: Engine("unix:///var/run/docker.sock"))
+    async with temporary_image("mcp-sandbox/older-by-a-test:latest") as config:
+        await Images(connection).build(context, config.image, {}, quiet)
+        await connection.aclose()
+        rows = {row.name: row.current for row in await images.list_images(config)}
+    assert not rows[config.image]
+    assert rows[BASE.image]
 
 
 @pytest.mark.docker
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 async def test_image_builds_without_a_trace_of_the_machine_it_was_built_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -153,12 +174,13 @@ async def test_image_builds_without_a_trace_of_the_machine_it_was_built_on(
     assert [path for path in seen if "ca-bundle.crt" in path or path.startswith("tmp/")] == []
     assert "etc/apt/apt.conf.d/99mmdebstrap" not in seen
     assert not any(path.endswith("EXTERNALLY-MANAGED") for path in seen)
+    assert not any("/.npm" in path or "_cacache" in path for path in seen)
     assert any(path.startswith("opt/mcp-sandbox/") and path.endswith(".pyc") for path in seen)
 
 
 @pytest.mark.docker
 async def test_failed_step_of_a_build_is_reported_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "Dockerfile").write_text("FROM mcp-sandbox/base:latest\nRUN exit 7\n")
+    (tmp_path / "Dockerfile").write_text(f"FROM {BASE.image}\nRUN exit 7\n")
     context = await anyio.to_thread.run_sync(context_tar, tmp_path, None)
     connection = Connection(lambda: Engine("unix:///var/run/docker.sock"))
     with pytest.raises(BackendUnavailable, match="returned a non-zero code: 7"):
@@ -168,7 +190,7 @@ async def test_failed_step_of_a_build_is_reported_with_its_line(tmp_path: Path) 
 
 @pytest.mark.docker
 async def test_build_on_a_base_that_cannot_be_pulled_names_the_way_without(tmp_path: Path) -> None:
-    (tmp_path / "Dockerfile").write_text("FROM registry.invalid/debian:bookworm-slim\n")
+    (tmp_path / "Dockerfile").write_text("FROM registry.invalid/debian:trixie-slim\n")
     context = await anyio.to_thread.run_sync(context_tar, tmp_path, None)
     connection = Connection(lambda: Engine("unix:///var/run/docker.sock"))
     with anyio.fail_after(50), pytest.raises(BackendUnavailable, match="--from-packages"):

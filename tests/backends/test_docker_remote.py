@@ -8,8 +8,7 @@ import docker
 import pytest
 from anyio.abc import ByteStream
 
-from mcp_sandbox.backends.docker.backend import DockerBackend
-from mcp_sandbox.backends.docker.sandbox import DockerSandbox
+from mcp_sandbox.backends.docker.backend import DockerBackend, DockerSandbox
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.errors import BackendUnavailable, SandboxGone
 from mcp_sandbox.models import SandboxSpec

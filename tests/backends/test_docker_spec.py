@@ -1,14 +1,11 @@
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.backends.docker.record import Record, stale_records
-from mcp_sandbox.backends.docker.seccomp import profile
-from mcp_sandbox.backends.docker.spec import Placement, container_body, instance_of
-from mcp_sandbox.backends.runner_environment import OFFLINE, USUAL
+from mcp_sandbox.backends.docker.spec import Placement, container_body, instance_of, profile
+from mcp_sandbox.backends.runner_copy import OFFLINE, USUAL
 from mcp_sandbox.models import Limits, Mount, SandboxId, SandboxSpec
 
 PLACE = Placement(
@@ -101,6 +98,7 @@ def test_environment_holds_what_was_asked_and_nothing_of_the_server(
         ":/usr/local/sbin:/usr/sbin:/sbin",
         "MCP_SANDBOX_SOCKET": "/run/mcp-sandbox/runner.sock",
         "MCP_SANDBOX_IDLE_S": "900",
+        "MCP_SANDBOX_PIDS": "7",
         "MCP_SANDBOX_WORKSPACE": "/workspace",
         "MCP_SANDBOX_HOME": "/home/sandbox",
     }
@@ -151,13 +149,3 @@ def test_dangerous_call_is_in_no_rule_that_allows(name: str) -> None:
     allowed = [r for r in profile()["syscalls"] if r["action"] == "SCMP_ACT_ALLOW"]
     assert not any(name in rule["names"] for rule in allowed)
     assert profile()["defaultAction"] == "SCMP_ACT_ERRNO"
-
-
-def test_a_record_of_a_container_to_come_stays_though_the_clock_jumps(tmp_path: Path) -> None:
-    record = Record(tmp_path / "mcs-1")
-    record.write(b"t" * 32, "none")
-    os.utime(record.path, (0, 0))
-    assert stale_records(tmp_path, ()) == []
-    note = json.loads((record.path / "container").read_bytes())
-    (record.path / "container").write_text(json.dumps({**note, "made_s": note["made_s"] - 200}))
-    assert stale_records(tmp_path, ()) == [record]

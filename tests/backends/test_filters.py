@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.backends.bubblewrap import seccomp
-from mcp_sandbox.backends.docker.seccomp import profile
+from mcp_sandbox.backends.docker.spec import profile
 from tests.backends.test_bubblewrap_parts import ALLOW, verdict
 
 HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")

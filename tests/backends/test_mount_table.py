@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from mcp_sandbox.app import _sandbox_user, open_backend
-from mcp_sandbox.backends.mount_table import wrong_mounts
+from mcp_sandbox.app import open_backend
+from mcp_sandbox.backends.process import wrong_mounts
+from mcp_sandbox.backends.records import sandbox_user
 from mcp_sandbox.errors import InsecureSandbox
 from mcp_sandbox.models import Mount, SandboxSpec
 from tests.conftest import configured
@@ -48,7 +49,7 @@ async def test_a_mount_that_a_link_led_elsewhere_is_refused(name: str, data_root
         targets = {"workspace": "/workspace", "home": "/home/sandbox", "claude": "/workspace/.a/b"}
         for each in targets:
             (data_root / each).mkdir(mode=0o700, parents=True)
-            os.chown(data_root / each, *_sandbox_user(config.backend))  # type: ignore[arg-type]
+            os.chown(data_root / each, *sandbox_user())
         (data_root / "home" / "b").mkdir()
         (data_root / "workspace" / ".a").symlink_to("../home/sandbox")
         return tuple(Mount(data_root / each, target) for each, target in targets.items())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -98,17 +99,44 @@ def test_print_shows_the_lines_and_writes_nothing(init: Init, project: Path) -> 
     assert list(project.iterdir()) == []
 
 
-def test_what_others_wrote_stays_as_it_is(init: Init, project: Path) -> None:
+def test_what_others_wrote_stays_in_its_order_and_style(init: Init, project: Path) -> None:
     file = project / ".mcp.json"
     file.write_text(OTHERS)
     file.chmod(0o640)
     assert init("claude", "--yes").exit_code == 0
-    lines = file.read_text().splitlines()
-    assert [line for line in OTHERS.splitlines() if line not in lines] == [
-        '        "other": {"command": "x"}'
-    ]
+    assert [*json.loads(file.read_text())] == ["mcpServers", "kept"]
+    assert json.loads(file.read_text())["mcpServers"]["other"] == {"command": "x"}
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert sorted(os.listdir(project)) == [".mcp.json"]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param('{"mcpServers": {"a": {}}}', id="one line"),
+        pytest.param('{\r\n\t"mcpServers": {\r\n\t\t"a": {}\r\n\t}\r\n}\r\n', id="tabs, CRLF"),
+        pytest.param('{\n   "ä": "\u2028é"\n}', id="three blanks, no last line end, no ASCII"),
+        pytest.param('{\n  "a": "\\u00e9\\ud800"\n}\n', id="escapes"),
+        pytest.param("", id="empty"),
+    ],
+)
+def test_the_style_of_the_file_is_kept(before: str, init: Init, project: Path) -> None:
+    file = project / ".mcp.json"
+    file.write_bytes(before.encode())
+    assert init("claude", "--yes").exit_code == 0
+    written = file.read_bytes().decode()
+    found = json.loads(written)
+    del found["mcpServers"]["sandbox"]
+    given = json.loads(before or "{}")
+    assert found == {**given, "mcpServers": given.get("mcpServers", {})}
+    assert written.endswith("\n") == (before.endswith("\n") or not before)
+    assert written.count("\r\n") == (written.count("\n") if "\r\n" in before else 0)
+    assert written.isascii() == before.isascii()
+    if indents := re.findall(r"\n([ \t]+)", before):
+        assert min(re.findall(r"\n([ \t]+)", written), key=len) == indents[0]
+    assert ("\n" in written.strip()) == ("\n" in before.strip() or not before)
+    assert init("claude", "--undo", "--yes").exit_code == 0
+    assert file.read_bytes().decode() == before
 
 
 def test_what_the_user_added_to_our_entry_stays(init: Init, project: Path) -> None:
@@ -139,7 +167,8 @@ def test_a_second_time_changes_nothing(init: Init, project: Path) -> None:
     again = init("cursor")
     assert again.exit_code == 0
     assert "is as it should be" in again.stdout
-    assert (project / ".cursor" / "mcp.json").stat() == before
+    after = (project / ".cursor" / "mcp.json").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_undo_restores_exactly_what_was_there(init: Init, project: Path) -> None:
@@ -189,6 +218,12 @@ def test_undo_after_two_changes_goes_back_to_before_the_first(init: Init, projec
         ('{\n  // by hand\n  "mcpServers": {}\n}\n', "line 2 is not plain JSON"),
         ('{"mcpServers": {', "is not plain JSON"),
         ('{"mcpServers": []}', "something else"),
+        ('{"a": 1,}', "line 1 is not plain JSON"),
+        ('{"a": 1, "a": 2}', "two values of the same name"),
+        ("[]", "holds no JSON object"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": ' + "9" * 5000 + "}", "digits"),
+        ('{"a": "\xc3\xa9\\ud800"}', "half of a character"),
         ("\x00\x80", "not UTF-8"),
     ],
 )

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.connect.lines import LONGEST_READ_WHOLE, Lines, Message, TooLong, messages, outline
+from mcp_sandbox.connect.copying import (
+    LONGEST_READ_WHOLE,
+    Lines,
+    Message,
+    TooLong,
+    messages,
+    outline,
+)
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=40) | st.just('{"\\[' * 400),

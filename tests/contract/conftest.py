@@ -1,6 +1,7 @@
 """A chat's computer on every backend, through the door that the tools use."""
 
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,59 @@ from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 
 CHAT = ChatId("tester", "contract")
+# Tests of what only a walled sandbox has: files of its own in /tmp, with a size and counted as
+# memory; no network; nothing of the host: not its /etc, not its processes.
+ABOUT_ISOLATION = {
+    "test_a_commit_in_a_new_chat_needs_no_setting",
+    "test_a_full_tmp_stops_nobody",
+    "test_chats_do_not_see_each_other",
+    "test_a_repository_of_another_user_is_trusted",
+    "test_nearer_settings_come_before_the_sandboxs_own",
+    "test_no_code_reaches_a_bash_that_waits",
+    "test_hosts_are_out_of_reach_where_there_is_no_network",
+    "test_one_that_ran_out_of_memory_says_so",
+    "test_searches_see_skills_only_when_they_ask_for_them",
+}
+# Tests of what servers do with a chat, which is the same under every runtime of one engine: gVisor
+# has those of `ON_GVISOR_TOO`, and all with --whole.
+ABOUT_SERVERS = {
+    *("test_sessions", "test_lifetimes", "test_sharing", "test_warm_chats", "test_pool"),
+    *("test_retiring", "test_operator", "test_preflight", "test_skills"),
+}
+ON_GVISOR_TOO = {
+    "test_files_and_home_outlive_the_sandbox",
+    "test_a_sandbox_that_nobody_uses_ends_itself",
+    "test_a_dead_runner_is_reported_and_the_next_call_has_the_files",
+    "test_a_sandbox_that_nobody_uses_is_removed_and_its_files_stay",
+    "test_two_servers_share_a_sandbox_that_ends_with_the_last_of_them",
+    "test_each_new_chat_gets_a_warm_sandbox_of_its_own",
+    "test_one_that_dies_is_replaced",
+    "test_what_runs_in_the_background_keeps_it",
+    "test_the_shipped_skills_lack_nothing",
+    "test_an_agent_inside_finds_the_skills_in_its_home",
+    "test_an_activated_skill_is_there_at_once_and_its_scripts_run",
+    "test_a_warm_sandbox_shows_skills_too",
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--whole"):
+        return
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        (left_out if _is_the_same_without_gvisor(item) else kept).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _is_the_same_without_gvisor(item: pytest.Item) -> bool:
+    return (
+        item.get_closest_marker("runsc") is not None
+        and item.path.parent == Path(__file__).parent
+        and item.path.stem in ABOUT_SERVERS
+        and getattr(item, "originalname", "") not in ON_GVISOR_TOO
+    )
 
 
 @pytest.fixture
@@ -24,9 +78,9 @@ async def session(manager: SessionManager) -> Session:
     return await manager.session(CHAT)
 
 
-@pytest.fixture
-def isolated(backend_name: str) -> str:
-    """The backend's name, in tests that would hurt the machine without isolation."""
-    if backend_name == "unsafe-local":
-        pytest.skip("would reach the machine's own processes and disks")
-    return backend_name
+@pytest.fixture(autouse=True)
+def with_walls(request: pytest.FixtureRequest) -> None:
+    """Skip what unsafe-local does not promise: see `ABOUT_ISOLATION`."""
+    name = request.node.originalname
+    if name in ABOUT_ISOLATION and request.getfixturevalue("backend_name") == "unsafe-local":
+        pytest.skip("it is about isolation")

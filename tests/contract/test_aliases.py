@@ -12,9 +12,7 @@ _ALIASES = (
 )
 
 
-async def test_every_alias_shows_the_same_bytes_and_takes_writes(
-    config: Config, isolated: str
-) -> None:
+async def test_every_alias_shows_the_same_bytes_and_takes_writes(config: Config) -> None:
     workspace = config.workspace.model_copy(update={"aliases": _ALIASES})
     aliased = config.model_copy(update={"workspace": workspace})
     async with open_manager(aliased) as manager:
@@ -33,9 +31,7 @@ async def test_every_alias_shows_the_same_bytes_and_takes_writes(
         assert found.matches == 1
 
 
-async def test_a_new_workspace_gets_its_directories_when_asked(
-    config: Config, isolated: str
-) -> None:
+async def test_a_new_workspace_gets_its_directories_when_asked(config: Config) -> None:
     workspace = config.workspace.model_copy(update={"subdirectories": True})
     async with open_manager(config.model_copy(update={"workspace": workspace})) as manager:
         session = await manager.session(ChatId("ann", "8"))

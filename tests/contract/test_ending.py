@@ -95,7 +95,7 @@ async def test_one_call_can_be_cancelled_beside_others(session: Session) -> None
     assert await hidden(session) == 0
 
 
-async def test_ended_children_are_reaped(session: Session, isolated: str) -> None:
+async def test_ended_children_are_reaped(session: Session) -> None:
     await session.exec("for i in $(seq 50); do (true &) ; done")
     result = await session.exec("ps -eo stat | grep -c '^Z' || true")
     assert int(result.stdout) <= 1
@@ -106,26 +106,26 @@ async def test_a_closed_standard_output_is_no_problem(session: Session) -> None:
     assert (result.exit_code, result.stdout) == (5, "")
 
 
-async def test_killing_all_pythons_spares_the_tools(session: Session, isolated: str) -> None:
+async def test_killing_all_pythons_spares_the_tools(session: Session) -> None:
     result = await session.exec("pkill python; pkill -f python3; pkill -9 python; echo done")
     assert result.stdout == "done\n"
     assert (await session.run_code("print('still here')")).stdout == "still here\n"
 
 
-async def test_killing_everything_spares_the_tools(session: Session, isolated: str) -> None:
+async def test_killing_everything_spares_the_tools(session: Session, backend_name: str) -> None:
     await session.write_file("kept.txt", b"kept")
     try:
         result = await session.exec("kill -9 -1; echo done", timeout_s=20)
     except SandboxGone:
         # gVisor does not shield pid 1: the sandbox dies, and is replaced.
-        assert isolated == "docker-runsc"
+        assert backend_name == "docker-runsc"
     else:
         assert result.stdout == "done\n"
     assert (await session.exec("cat kept.txt")).stdout == "kept"
     assert (await session.run_code("print(1)")).stdout == "1\n"
 
 
-async def test_a_fork_bomb_ends_and_the_next_call_works(session: Session, isolated: str) -> None:
+async def test_a_fork_bomb_ends_and_the_next_call_works(session: Session) -> None:
     await bomb(session, "bomb() { bomb | bomb & }; bomb; sleep 600", timeout_s=2)
     with anyio.fail_after(30):
         result = await session.exec("echo fine")
@@ -139,17 +139,17 @@ async def bomb(session: Session, code: str, *, timeout_s: float) -> None:
 
 
 async def test_a_fork_bomb_left_in_the_background_makes_room(
-    session: Session, isolated: str
+    session: Session, backend_name: str
 ) -> None:
     await bomb(session, "bomb() { bomb | bomb & }; bomb", timeout_s=5)
     with anyio.fail_after(30):
-        if isolated == "docker-runsc":
+        if backend_name == "docker-runsc":
             await session.reset()
         result = await session.run_code("print('fine')")
     assert result.stdout == "fine\n"
 
 
-async def test_a_full_tmp_stops_nobody(session: Session, isolated: str) -> None:
+async def test_a_full_tmp_stops_nobody(session: Session) -> None:
     filled = await session.exec(
         "head -c 2G /dev/zero > /tmp/full; df --output=avail /tmp | tail -1"
     )
@@ -158,8 +158,8 @@ async def test_a_full_tmp_stops_nobody(session: Session, isolated: str) -> None:
     assert (await session.exec("echo fine")).stdout == "fine\n"
 
 
-async def test_too_much_memory_is_told_as_such(session: Session, isolated: str) -> None:
-    if isolated == "docker-runsc":
+async def test_too_much_memory_is_told_as_such(session: Session, backend_name: str) -> None:
+    if backend_name == "docker-runsc":
         pytest.skip("the whole gVisor sandbox is one process to the kernel's memory limit")
     result = await session.run_code("x = bytearray(3 * 1024**3)\nprint(len(x))", timeout_s=60)
     assert not result.success

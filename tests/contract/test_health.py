@@ -8,7 +8,7 @@ import pytest
 
 from mcp_sandbox.app import open_backend, open_manager
 from mcp_sandbox.config import Config
-from mcp_sandbox.config.units import MIB
+from mcp_sandbox.config.models import MIB
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.runtime import channel
@@ -94,7 +94,7 @@ async def test_background_work_that_had_ended_is_not_mourned(
     assert "background" not in told
 
 
-async def test_one_that_ran_out_of_memory_says_so(config: Config, isolated: str) -> None:
+async def test_one_that_ran_out_of_memory_says_so(config: Config) -> None:
     limits = config.limits.model_copy(update={"memory": 96 * MIB})
     async with open_manager(config.model_copy(update={"limits": limits})) as manager:
         session = await manager.session(CHAT)

@@ -76,9 +76,7 @@ async def test_one_that_was_killed_says_so(backend: Backend, spec: SandboxSpec) 
             await backend.attach(sandbox.id)
 
 
-async def test_one_that_ran_out_of_memory_says_so(
-    backend: Backend, spec: SandboxSpec, isolated: str
-) -> None:
+async def test_one_that_ran_out_of_memory_says_so(backend: Backend, spec: SandboxSpec) -> None:
     small = replace(spec, limits=Limits(memory_mb=64))
     with anyio.fail_after(50):
         async with made(backend, small) as sandbox, connected(sandbox) as runtime:

@@ -43,7 +43,7 @@ async def test_a_removed_chat_is_not_listed_and_begins_empty(manager: SessionMan
     await session.exec("echo gone > file; echo gone > ~/file")
     await manager.remove(ANN)
     assert ANN not in [row.chat for row in await manager.list() if row.sandbox_id]
-    assert (await session.exec("cat file ~/file 2>/dev/null; ls -A ~")).stdout == ""
+    assert (await session.exec("cat file ~/file 2>/dev/null; ls -A")).stdout == ""
 
 
 async def test_a_call_under_way_learns_that_its_sandbox_was_stopped(
@@ -90,7 +90,7 @@ async def test_draining_lets_running_calls_finish_and_refuses_new_ones(
             with pytest.raises(Draining):
                 await session.exec("true")
             (row,) = await manager.list()
-            workspace = manager._workspaces._path("workspace", row.chat)
+            workspace = manager._rooms.workspaces._path("workspace", row.chat)
             await anyio.Path(workspace / "stop").touch()
             await manager.drain(30)
             assert ended == ["started\nended\n"]

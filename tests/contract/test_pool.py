@@ -9,14 +9,14 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
-from mcp_sandbox.app import _sandbox_user, open_backend
+from mcp_sandbox.app import open_backend
 from mcp_sandbox.backends.base import Backend, Sandbox
+from mcp_sandbox.backends.records import sandbox_user
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import BackendUnavailable
-from mcp_sandbox.models import ChatId, Mount, SandboxInfo, SandboxSpec
+from mcp_sandbox.models import ChatId, SandboxInfo, SandboxSpec
+from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.sessions.warm import WarmPool
-from mcp_sandbox.sessions.warming import Warmer
-from mcp_sandbox.workspace.directory import ChatDirectories
 from mcp_sandbox.workspace.pool import PoolFolder
 
 CHAT = ChatId("ann", "c1")
@@ -57,15 +57,6 @@ class Watched:
             self._under_way -= 1
 
 
-def spec(directories: ChatDirectories, labels: Any) -> SandboxSpec:
-    mounts = (
-        Mount(directories.workspace, "/workspace"),
-        Mount(directories.home, "/home/sandbox"),
-        *directories.aliases,
-    )
-    return SandboxSpec(mounts, labels=labels)
-
-
 @dataclass
 class Place:
     backend: Watched
@@ -79,11 +70,13 @@ class Place:
         *,
         max_age_s: float = 60.0,
         free: Callable[[], int] = lambda: 16,
-        look_s: float = 10.0,
+        look_after_s: float = 10.0,
     ) -> WarmPool:
-        folder = PoolFolder(self.config.data_dir, owner=_sandbox_user(self.backend.name))
-        warmer = Warmer(self.backend, folder, spec, keep_bytes=1 << 20, look_s=look_s)
-        pool = WarmPool(warmer, self.tasks, size=size, max_age_s=max_age_s, free=free)
+        folder = PoolFolder(self.config.data_dir, owner=sandbox_user())
+        settings = SessionSettings(pool_size=size, pool_max_age_s=max_age_s)
+        pool = WarmPool(
+            self.backend, folder, settings, self.tasks, free=free, look_after_s=look_after_s
+        )
         self.pools.append(pool)
         return pool
 
@@ -118,14 +111,19 @@ async def open_place(config: Config) -> AsyncGenerator[Place]:
 
 
 @pytest.fixture
-async def place(config: Config, isolated: str) -> AsyncGenerator[Place]:
+async def place(config: Config) -> AsyncGenerator[Place]:
     async with open_place(config) as opened:
         yield opened
 
 
 async def test_a_pool_fills_two_at_a_time_and_leaves_nothing(place: Place) -> None:
+    place.backend.gate = anyio.Event()
     pool = place.pool(3)
     pool.start()
+    await until(lambda: len(place.backend.tried) == 2)
+    await anyio.wait_all_tasks_blocked()
+    assert len(place.backend.tried) == 2
+    place.backend.gate.set()
     await until_idle(pool, 3)
     assert place.backend.most_at_once == 2
     assert len(await place.running()) == 3
@@ -179,7 +177,7 @@ async def test_one_that_is_too_old_is_replaced(place: Place) -> None:
 
 
 async def test_one_that_would_be_made_otherwise_now_is_replaced(place: Place) -> None:
-    pool = place.pool(look_s=0.2)
+    pool = place.pool(look_after_s=0.2)
     pool.start()
     await until_idle(pool, 1)
     (first,) = await place.running()
@@ -192,7 +190,7 @@ async def test_one_that_would_be_made_otherwise_now_is_replaced(place: Place) ->
 
 
 async def test_one_that_is_stuck_is_replaced(place: Place) -> None:
-    pool = place.pool(look_s=0.2)
+    pool = place.pool(look_after_s=0.2)
     pool.start()
     await until_idle(pool, 1)
     (first,) = await place.running()

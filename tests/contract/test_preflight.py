@@ -57,9 +57,7 @@ async def test_what_is_lacking_is_told_with_its_files(manager: SessionManager) -
     assert got.findings.variables == ("ACME_KEY",)
 
 
-async def test_what_an_agent_has_installed_is_lacking_no_more(
-    manager: SessionManager, isolated: str
-) -> None:
+async def test_what_an_agent_has_installed_is_lacking_no_more(manager: SessionManager) -> None:
     session = await manager.session(ANN)
     site = "$(python3 -c 'import site; print(site.getusersitepackages())')/zz_installed"
     made = await session.exec(f"mkdir -p {site} && touch {site}/__init__.py")
@@ -70,7 +68,7 @@ async def test_what_an_agent_has_installed_is_lacking_no_more(
 
 
 async def test_a_sandbox_that_does_not_tell_what_it_has_is_no_obstacle(
-    manager: SessionManager, isolated: str
+    manager: SessionManager,
 ) -> None:
     session = await manager.session(ANN)
     made = await session.exec(
@@ -84,9 +82,7 @@ async def test_a_sandbox_that_does_not_tell_what_it_has_is_no_obstacle(
     assert got.unchecked.startswith("the sandbox did not tell what it has")
 
 
-async def test_hosts_are_out_of_reach_where_there_is_no_network(
-    manager: SessionManager, isolated: str
-) -> None:
+async def test_hosts_are_out_of_reach_where_there_is_no_network(manager: SessionManager) -> None:
     session = await manager.session(ANN)
     got = await session.skills.activate("needy")
     assert {each.name for each in got.unmet if each.need == "network"} == {"api.acme.io"}
@@ -98,7 +94,7 @@ async def test_a_skill_without_scripts_needs_nothing(manager: SessionManager) ->
     assert (got.unmet, got.findings) == ((), None)
 
 
-async def test_the_shipped_skills_lack_nothing(config: Config, isolated: str) -> None:
+async def test_the_shipped_skills_lack_nothing(config: Config) -> None:
     async with open_manager(config) as manager:
         session = await manager.session(ANN)
         page = await session.skills.list(limit=100)

@@ -14,7 +14,7 @@ from tests.contract.conftest import CHAT
 
 
 async def test_a_folder_that_a_link_replaces_after_the_check_is_not_shown(
-    config: Config, isolated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who may write beside it could otherwise have any folder of the host mounted."""
     folder = tmp_path / "above" / "sandbox"

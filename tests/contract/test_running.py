@@ -2,10 +2,14 @@
 
 import anyio
 import pytest
+from mcp import Client
 
 from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import NotFound, Unsupported
+from mcp_sandbox.server.identity import one_chat, sessions_by
+from mcp_sandbox.server.server import build_server
+from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.contract.conftest import CHAT
 
@@ -313,3 +317,36 @@ async def test_code_may_do_what_it_likes_to_its_own_file(session: Session) -> No
 async def test_no_variable_without_a_name_is_handed_on(session: Session) -> None:
     code = "import subprocess\nprint(subprocess.run(['env', '-0'], capture_output=True).stdout)"
     assert "\\x00\\x00" not in (await session.run_code(code)).stdout
+
+
+PRINTS = {
+    "python": (
+        "import os, time\nprint('begun')\nwhile not os.path.exists('seen'): time.sleep(0.01)"
+    ),
+    "bash": "echo begun; until [ -e seen ]; do sleep 0.01; done",
+    "javascript": (
+        "console.log('begun'); const fs = require('fs');"
+        "while (!fs.existsSync('seen')) await new Promise(go => setTimeout(go, 10))"
+    ),
+}
+
+
+@pytest.mark.parametrize("language", PRINTS)
+async def test_what_code_prints_is_shown_while_it_runs(
+    manager: SessionManager, session: Session, language: str
+) -> None:
+    """Through a client that asks for progress: the code ends only when its output was seen."""
+    shown = list[str]()
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        shown.append(message or "")
+        if "begun" in shown:
+            await session.write_file("seen", b"")
+
+    server = build_server(sessions_by(one_chat(CHAT), manager.session))
+    with anyio.fail_after(40):
+        async with Client(server, mode="legacy") as client:
+            arguments = {"code": PRINTS[language], "language": language, "timeout_s": 30}
+            result = await client.call_tool("run_code", arguments, progress_callback=on_progress)
+    assert not result.is_error
+    assert "begun" in shown

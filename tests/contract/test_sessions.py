@@ -5,11 +5,11 @@ import pytest
 
 from mcp_sandbox.app import open_backend, open_manager
 from mcp_sandbox.backends.base import Backend, Sandbox
-from mcp_sandbox.config import Config
+from mcp_sandbox.config import Config, SessionsConfig
 from mcp_sandbox.errors import CapacityReached, NotFound, SandboxGone
-from mcp_sandbox.models import ChatId, SandboxSpec
-from mcp_sandbox.sessions.chat_lock import ChatLocks
+from mcp_sandbox.models import ChatId, SandboxId, SandboxSpec
 from mcp_sandbox.sessions.manager import SessionManager
+from mcp_sandbox.sessions.records.local import LocalRecords
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.workspace.directory import Workspaces
@@ -45,23 +45,32 @@ class SlowBackend:
         self._inner = inner
         self.name = inner.name
         self.probe, self.attach = inner.probe, inner.attach
-        self.running, self.destroy = inner.running, inner.destroy
+        self.running = inner.running
         self.relabel = inner.relabel
         self.origin = inner.origin
         self.created = 0
         self.gate = anyio.Event()
+        self.destroying: anyio.Event | None = None
+        self.may_destroy = anyio.Event()
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         self.created += 1
         await self.gate.wait()
         return await self._inner.create(spec)
 
+    async def destroy(self, sandbox_id: SandboxId) -> None:
+        """Wait until it is let through, once somebody watches `destroying`."""
+        if self.destroying:
+            self.destroying.set()
+            await self.may_destroy.wait()
+        await self._inner.destroy(sandbox_id)
+
 
 async def test_eight_callers_share_one_sandbox_of_a_slow_backend_too(config: Config) -> None:
     assert config.backend != "auto"
     async with open_backend(config.backend, config) as inner, open_manager(config) as opened:
         slow = SlowBackend(inner)
-        workspaces: Workspaces = opened._workspaces
+        workspaces: Workspaces = opened._rooms.workspaces
         async with SessionManager(slow, workspaces, ledger=opened._ledger) as manager:
             answers: list[str] = []
 
@@ -76,6 +85,26 @@ async def test_eight_callers_share_one_sandbox_of_a_slow_backend_too(config: Con
                 slow.gate.set()
             assert sorted(answers) == [f"{number}\n" for number in range(8)]
             assert slow.created == 1
+
+
+async def test_a_user_who_makes_room_on_a_slow_engine_holds_up_no_other(config: Config) -> None:
+    assert config.backend != "auto"
+    settings = SessionSettings(sessions=SessionsConfig(max_open=16, max_per_user=1))
+    async with open_backend(config.backend, config) as inner, open_manager(config) as opened:
+        slow, workspaces, ledger = SlowBackend(inner), opened._rooms.workspaces, opened._ledger
+        slow.gate.set()
+        async with SessionManager(slow, workspaces, ledger=ledger, settings=settings) as manager:
+            await (await manager.session(ChatId("many", "first"))).exec("true")
+            slow.destroying = anyio.Event()
+            second = await manager.session(ChatId("many", "second"))
+            other = await manager.session(ChatId("other", "chat"))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(second.exec, "true")
+                await slow.destroying.wait()
+                with anyio.fail_after(20):
+                    assert (await other.exec("echo at once")).stdout == "at once\n"
+                slow.may_destroy.set()
+            assert await running(config) == ["chat", "second"]
 
 
 async def test_the_chat_used_longest_ago_makes_room(config: Config) -> None:
@@ -122,7 +151,7 @@ async def test_a_chat_that_another_server_is_busy_with_holds_up_nobody(config: C
     async with open_manager(config.model_copy(update={"sessions": settings})) as manager:
         for name in ("a", "b"):
             await (await manager.session(ChatId("u", name))).exec("true")
-        async with ChatLocks(config.data_dir).hold(ChatId("u", "a")):
+        async with LocalRecords(config.data_dir).hold(ChatId("u", "a")):
             with anyio.fail_after(60):
                 await (await manager.session(ChatId("u", "c"))).exec("true")
             assert await running(config) == ["a", "c"]
@@ -224,7 +253,7 @@ async def test_a_reset_ends_what_runs_in_the_background(session: Session) -> Non
     assert (await session.exec("ps -eo args | grep -c '[s]leep 86397'")).stdout == "0\n"
 
 
-async def test_chats_do_not_see_each_other(manager: SessionManager, isolated: str) -> None:
+async def test_chats_do_not_see_each_other(manager: SessionManager) -> None:
     mine = await manager.session(ChatId("u", "mine"))
     theirs = await manager.session(ChatId("u", "theirs"))
     await mine.write_file("/workspace/secret.txt", b"secret")
@@ -255,4 +284,4 @@ async def test_a_sandbox_that_nobody_uses_ends_itself(config: Config) -> None:
 
 
 async def test_the_settings_default_runs_on_a_laptop() -> None:
-    assert SessionSettings().max_open >= 1
+    assert SessionSettings().sessions.max_open >= 1

@@ -16,7 +16,7 @@ from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 
 ANN, BOB = ChatId("ann", "c1"), ChatId("bob", "c2")
-VIEW = "/workspace/.claude/skills"
+VIEW = "/opt/skills"
 
 
 def write(folder: Path, name: str, text: str = "one") -> None:
@@ -66,6 +66,34 @@ async def said(session: Session, command: str) -> str:
     return result.stdout
 
 
+async def test_a_new_workspace_is_empty_so_that_a_repository_is_cloned_into_it(
+    manager: SessionManager,
+) -> None:
+    session = await manager.session(ANN)
+    await session.skills.activate("pdf")
+    assert await said(session, "ls -A") == ""
+    await said(session, "git init -q ~/source && git clone -q ~/source . 2>&1")
+    assert await said(session, "ls -A") == ".git\n"
+
+
+async def test_an_agent_inside_finds_the_skills_in_its_home(manager: SessionManager) -> None:
+    session = await manager.session(ANN)
+    await session.skills.activate("pdf")
+    for agent in (".claude", ".agents"):
+        assert await said(session, f"readlink ~/{agent}/skills") == f"{VIEW}\n"
+        assert await said(session, f"tail -n1 ~/{agent}/skills/pdf/SKILL.md") == "Says one.\n"
+
+
+async def test_what_a_chat_has_at_home_stays_and_is_not_followed(taught: Config) -> None:
+    async with open_manager(taught) as manager:
+        session = await manager.session(ANN)
+        await said(session, "rm -r ~/.claude ~/.agents; mkdir -p lure ~/.agents/skills/mine")
+        await said(session, "ln -s /workspace/lure ~/.claude")
+        await session.reset()
+        kept = "readlink ~/.claude; cd lure; ls -A; cd ~/.agents/skills; ls -A"
+        assert await said(session, kept) == "/workspace/lure\nmine\n"
+
+
 async def test_an_activated_skill_is_there_at_once_and_its_scripts_run(
     manager: SessionManager, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -84,7 +112,6 @@ async def test_an_activated_skill_is_there_at_once_and_its_scripts_run(
     ran = await session.run_code("import os; print(os.environ['SKILL_DIR'])")
     assert ran.stdout == f"{where}\n"
     assert (await session.read_file(f"{where}/SKILL.md")).data.endswith(b"Says one.\n")
-    assert await said(session, "cat .agents/skills/pdf/SKILL.md | tail -n1") == "Says one.\n"
     other = await session.skills.activate("doc")
     assert await said(session, "echo $SKILL_DIR") == f"{other.path_in_sandbox}\n"
     mine = await session.exec(["env"], env={"SKILL_DIR": "mine"})
@@ -128,9 +155,7 @@ async def test_a_chat_keeps_its_version_until_it_wants_another(
         assert await said(session, script) == "two\n"
         await session.reset(keep_files=False)
         assert session.skills.active() == ()
-        assert await said(session, "echo ${SKILL_DIR-none}; ls .claude/skills || true") in (
-            "none\n",
-        )
+        assert await said(session, f"echo ${{SKILL_DIR-none}}; cd {VIEW}; ls -A") == "none\n"
 
 
 _READS_BOTH = """
@@ -165,7 +190,7 @@ async def test_reading_goes_on_while_versions_change(manager: SessionManager, fo
 
 
 async def test_files_of_a_skill_are_no_news_and_no_weight(
-    manager: SessionManager, folder: Path, isolated: str
+    manager: SessionManager, folder: Path
 ) -> None:
     (folder / "pdf" / "large.bin").write_bytes(os.urandom(4_000_000))
     session = await manager.session(ANN)
@@ -176,28 +201,18 @@ async def test_files_of_a_skill_are_no_news_and_no_weight(
     assert result.changed_files == ("mine",)
     await (await manager.session(BOB)).skills.activate("pdf")
     assert (await session.exec("true")).changed_files == ()
-    git = "git init -q . && git add -A && git status --short"
-    assert ".claude" not in await said(session, git)
 
 
-async def test_searches_see_skills_only_when_they_ask_for_them(
-    manager: SessionManager, isolated: str
-) -> None:
+async def test_searches_see_skills_only_when_they_ask_for_them(manager: SessionManager) -> None:
     session = await manager.session(ANN)
     await session.skills.activate("pdf")
-    script = ".claude/skills/pdf/scripts/say.py"
-    for path in ("own/say.py", "own/.claude/skills/pdf/say.py"):
-        await session.write_file(path, b"print('mine')\n")
-    mine = ["own/.claude/skills/pdf/say.py:1:print('mine')", "own/say.py:1:print('mine')"]
-    for glob in (None, "*.py"):
-        assert list((await session.grep("print", glob=glob)).lines) == mine
-    assert list((await session.grep("print", "/workspace/..", glob="say.py")).lines) == mine
-    assert sorted((await session.glob("**/*.py")).paths) == [line.split(":")[0] for line in mine]
-    for path in (".claude", ".claude/skills", ".claude/skills/pdf"):
+    script = f"{VIEW}/pdf/scripts/say.py"
+    await session.write_file("own/say.py", b"print('mine')\n")
+    assert list((await session.grep("print")).lines) == ["own/say.py:1:print('mine')"]
+    assert list((await session.glob("**/*.py")).paths) == ["own/say.py"]
+    for path in (VIEW, f"{VIEW}/pdf"):
         assert script in (await session.glob("**/*.py", path)).paths
         assert len((await session.grep("print", path)).lines) == 1
-    assert script in (await session.glob(".claude/**/*.py")).paths
-    assert len((await session.grep("print", glob=".claude/skills/**/*.py")).lines) == 1
 
 
 async def test_what_a_chat_throws_away_is_never_the_source(taught: Config, folder: Path) -> None:
@@ -205,20 +220,20 @@ async def test_what_a_chat_throws_away_is_never_the_source(taught: Config, folde
     async with open_manager(taught) as manager:
         kept = await manager.session(BOB)
         await kept.skills.activate("pdf")
-        store = taught.data_dir / "sandbox" / "snapshots" / BOB.user
-        stored = state(store)
+        tree = taught.data_dir / "sandbox" / "skills" / BOB.user
+        theirs = state(tree)
         session = await manager.session(ANN)
         await session.skills.activate("pdf")
-        await session.exec("rm -rf .claude .agents * 2>&1; chmod -R 777 /workspace 2>&1; true")
+        await session.exec(f"rm -rf {VIEW} ~/.claude *; chmod -R 777 {VIEW} /workspace")
         await session.reset(keep_files=False)
         await session.skills.activate("pdf")
         await manager.remove(ANN)
         assert await said(kept, "python3 $SKILL_DIR/scripts/say.py") == "one\n"
-        assert state(store) == stored
+        assert state(tree) == theirs
     assert state(folder) == before
 
 
-async def test_a_warm_sandbox_shows_skills_too(taught: Config, isolated: str) -> None:
+async def test_a_warm_sandbox_shows_skills_too(taught: Config) -> None:
     pooled = taught.model_copy(update={"pool": PoolConfig(size=1)})
     async with open_manager(pooled) as manager:
         with anyio.fail_after(30):

@@ -41,9 +41,9 @@ async def test_a_command_gets_its_own_directory_variables_and_input(session: Ses
 
 @pytest.mark.parametrize("stroke", ["kill -KILL $pid", "kill -TERM $pid", "kill -STOP $pid"])
 async def test_who_ends_or_stops_the_one_that_waits_harms_no_command(
-    session: Session, isolated: str, stroke: str
+    session: Session, backend_name: str, stroke: str
 ) -> None:
-    if isolated == "docker-runsc" and "STOP" in stroke:
+    if backend_name == "docker-runsc" and "STOP" in stroke:
         pytest.skip("gVisor hangs up a whole session when one process of it is stopped")
     await session.exec(_OTHERS.replace("{}", stroke))
     with anyio.fail_after(20):
@@ -53,9 +53,9 @@ async def test_who_ends_or_stops_the_one_that_waits_harms_no_command(
 
 
 async def test_killing_everything_again_and_again_is_told_as_it_was(
-    session: Session, isolated: str
+    session: Session, backend_name: str
 ) -> None:
-    if isolated == "docker-runsc":
+    if backend_name == "docker-runsc":
         pytest.skip("gVisor does not shield pid 1: the sandbox dies")
     with anyio.fail_after(50):
         for number in range(40):
@@ -82,9 +82,9 @@ async def test_python_finds_its_own_directory_variables_and_limits(session: Sess
 
 @pytest.mark.parametrize("stroke", ["KILL", "STOP"])
 async def test_who_ends_or_stops_the_python_that_waits_harms_no_code(
-    session: Session, isolated: str, stroke: str
+    session: Session, backend_name: str, stroke: str
 ) -> None:
-    if isolated == "docker-runsc":
+    if backend_name == "docker-runsc":
         pytest.skip("gVisor shields no pid 1, and hangs up a session when one in it is stopped")
     assert (await session.run_code("print(1)")).stdout == "1\n"
     with anyio.fail_after(30):
@@ -98,3 +98,60 @@ async def test_new_files_of_every_command_are_named(session: Session) -> None:
         await anyio.sleep(0.05)
         result = await session.exec(f"echo x > {number}.txt")
         assert result.changed_files == (f"{number}.txt",)
+
+
+_OPEN = "for fd in {0..99}; do [ -e /proc/$$/fd/$fd ] && echo -n $fd; done"
+# Itself, and what it would hand on to a program that it starts.
+_OPEN_IN_PYTHON = f"""
+import os, subprocess
+print(*(fd for fd in range(100) if os.path.lexists(f"/proc/self/fd/{{fd}}")), sep="", flush=True)
+subprocess.run(["bash", "-c", {_OPEN!r}], close_fds=False)
+"""
+_HANDED_ON_BY_NODE = f"""
+const options = {{ stdio: "inherit" }}
+require("child_process").spawnSync("bash", ["-c", {_OPEN!r}], options)
+"""
+
+
+async def test_code_in_every_language_has_three_descriptors_and_no_other(session: Session) -> None:
+    for _ in range(3):
+        assert (await session.run_code(_OPEN_IN_PYTHON)).stdout == "012\n012"
+        assert (await session.run_code(_HANDED_ON_BY_NODE, "javascript")).stdout == "012"
+        assert (await session.run_code(_OPEN, "bash")).stdout == "012"
+
+
+async def test_a_command_has_three_descriptors_and_no_other(session: Session) -> None:
+    for _ in range(3):
+        assert (await session.exec(_OPEN)).stdout == "012"
+        assert (await session.exec(["bash", "-c", _OPEN])).stdout == "012"
+        assert (await session.exec(_OPEN, stdin="given")).stdout == "012"
+
+
+_REACH_A_BASH = """
+import os, time
+until = time.monotonic() + 0.3
+while time.monotonic() < until:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if open(f"/proc/{pid}/comm").read() == "bash\\n":
+                os.close(os.open(f"/proc/{pid}/mem", os.O_RDWR))
+                # One that was killed just before may still be seen to end.
+                time.sleep(0.05)
+                os.readlink(f"/proc/{pid}/exe")
+                print("reached", pid)
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.parametrize("way", ["code", "program", "command"])
+async def test_no_code_reaches_a_bash_that_waits(session: Session, way: str) -> None:
+    for _ in range(3):
+        await session.exec("true")
+        if way == "code":
+            result = await session.run_code(_REACH_A_BASH)
+        elif way == "program":
+            result = await session.exec(["python3", "-c", _REACH_A_BASH])
+        else:
+            result = await session.exec("exec python3 -", stdin=_REACH_A_BASH)
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")

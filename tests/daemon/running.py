@@ -2,9 +2,10 @@
 
 import json
 import os
+import socket
 import sys
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple
 import anyio
 from anyio.abc import ByteStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
+
+from mcp_sandbox.backends.local_socket import SocketStream
 
 ROOT = Path(__file__).parents[2]
 INITIALIZE = {
@@ -174,9 +177,19 @@ class Client:
         return text
 
 
+def dial(path: str | Path) -> SocketStream:
+    """The event loop's own streams stumble over a cancelled read in which something arrives."""
+    with ExitStack() as undo:
+        raw = undo.enter_context(socket.socket(socket.AF_UNIX))
+        raw.connect(str(path))
+        raw.setblocking(False)
+        undo.pop_all()
+    return SocketStream(raw)
+
+
 @asynccontextmanager
 async def dialled(place: Place) -> AsyncGenerator[Client]:
-    async with await anyio.connect_unix(place.socket) as stream:
+    async with dial(place.socket) as stream:
         yield Client(stream)
 
 

@@ -1,12 +1,14 @@
 """`ls`, `stop` and `rm`, against a real daemon."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import anyio
 import pytest
 
-from mcp_sandbox.daemon.names import find_chat
+from mcp_sandbox.daemon.chats import find_chat
 from mcp_sandbox.errors import Ambiguous, InvalidArgument, NotFound
 from mcp_sandbox.models import ChatId
 from tests.daemon.running import command, in_chat, place, running
@@ -52,18 +54,38 @@ async def test_ls_shows_every_chat_and_what_it_does(tmp_path: Path) -> None:
         assert "just now" in shown
 
 
+def sleeping(seconds: str) -> bool:
+    """Whether a process of this machine, in any sandbox, sleeps for so long."""
+    return subprocess.run(["pgrep", "-xf", f"sleep {seconds}"], check=False).returncode == 0
+
+
 async def test_stop_ends_what_runs_and_keeps_the_files(tmp_path: Path) -> None:
     where = place(tmp_path)
     async with running(where), in_chat(where, "chat-one") as client:
-        await client.exec("echo kept > note; sleep 600 >/dev/null 2>&1 & echo $! > pid")
-        pid = next(where.data.rglob("pid")).read_text().strip()
+        await client.exec(f"echo kept > note; sleep 600.{os.getpid()} >/dev/null 2>&1 &")
+        assert sleeping(f"600.{os.getpid()}")
         done = await command(where, "stop", "chat-o")
         assert (done.code, done.err) == (0, "")
         assert "local/chat-one: its sandbox has ended" in done.out
-        while Path(f"/proc/{pid}").exists():
+        while sleeping(f"600.{os.getpid()}"):
             await anyio.sleep(0.02)
         assert "had no sandbox" in (await command(where, "stop", "chat-one")).out
         assert await client.exec("cat note") == "kept\n"
+
+
+@pytest.mark.docker
+async def test_a_person_pauses_and_resumes_a_chat(tmp_path: Path) -> None:
+    where = place(tmp_path, "docker")
+    async with running(where, limit_s=110), in_chat(where, "one") as client:
+        await client.exec("sleep 600 >/dev/null 2>&1 &")
+        assert "is paused" in (await command(where, "pause", "one")).out
+        assert "paused" in (await command(where, "ls")).out
+        assert "goes on" in (await command(where, "resume", "one")).out
+        assert "was not paused" in (await command(where, "resume", "one")).out
+        await command(where, "pause", "one")
+        assert await client.exec("pgrep -c sleep") == "1\n"
+        await command(where, "stop", "one")
+        assert "it has no sandbox" in (await command(where, "pause", "one")).out
 
 
 async def test_rm_asks_and_then_moves_the_files_to_the_trash(tmp_path: Path) -> None:
@@ -81,7 +103,7 @@ async def test_rm_asks_and_then_moves_the_files_to_the_trash(tmp_path: Path) -> 
         assert (await command(where, "rm", "gone", "--yes")).code == 0
 
 
-@pytest.mark.parametrize("name", ["stop", "rm", "shell"])
+@pytest.mark.parametrize("name", ["stop", "pause", "resume", "rm", "shell"])
 async def test_a_chat_that_nobody_knows_is_an_error(tmp_path: Path, name: str) -> None:
     where = place(tmp_path)
     async with running(where):

@@ -39,7 +39,7 @@ async def test_text_is_the_form_unless_the_settings_say_json(tmp_path: Path) -> 
         await client.exec("true")
         await daemon.noted("outcome=ok")
         (line,) = (line for line in daemon.log.splitlines() if ": call chat=" in line)
-    assert " INFO mcp_sandbox.server.observer: call chat=local/told call=" in line
+    assert " INFO mcp_sandbox.telemetry.calls: call chat=local/told call=" in line
 
 
 @pytest.mark.timeout(20)

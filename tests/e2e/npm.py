@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from mcp_sandbox import durable
+
 NODE = "node@22.23.3"
 PACKAGES: Mapping[str, str] = {
     "inspector": "@modelcontextprotocol/inspector@2.12.0",
@@ -32,8 +34,9 @@ def installed(need: str, cache: Path) -> Path:
     """
     folder = cache / need
     wanted = [NODE, PACKAGES[need]]
-    if not all(_is_there(folder, package) for package in wanted):
-        _install(folder, wanted)
+    with durable.locked(cache / f"{need}.lock"):
+        if not all(_is_there(folder, package) for package in wanted):
+            _install(folder, wanted)
     return folder / "node_modules" / ".bin"
 
 

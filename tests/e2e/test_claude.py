@@ -16,14 +16,14 @@ from tests.server.skills.taught import write_skill
 ROOT = Path(__file__).parents[2]
 CODE = "open('note.txt', 'w').write('kept\\n'); print(6 * 7)"
 SKILL = "python-data-analysis"
-SCRIPT = f".claude/skills/{SKILL}/scripts/profile_table.py"
+SCRIPT = f"/opt/skills/{SKILL}/scripts/profile_table.py"
 LEARNED = (
     ("mcp__sandbox__skills_list", {"query": "statistics of a csv file"}),
     ("mcp__sandbox__skill_activate", {"name": SKILL}),
     ("mcp__sandbox__skill_activate", {"name": SKILL, "path": "references/sql-recipes.md"}),
     ("mcp__sandbox__write_file", {"path": "sales.csv", "content": "day,amount\n1,2.5\n2,3.5\n"}),
     ("mcp__sandbox__exec", {"command": f"python3 {SCRIPT} sales.csv"}),
-    ("mcp__sandbox__exec", {"command": f"echo x >> {SCRIPT}; echo x > .claude/skills/new"}),
+    ("mcp__sandbox__exec", {"command": f"echo x >> {SCRIPT}; echo x > /opt/skills/new"}),
 )
 CALLS = (
     ("mcp__sandbox__run_code", {"code": CODE}),

@@ -19,6 +19,8 @@ from tests.e2e.endurance.ledger import Found, Ledger, Possible, digest
 from tests.e2e.endurance.run import Plan, run
 from tests.e2e.endurance.tally import table
 
+pytestmark = pytest.mark.alone
+
 LOAD_S = 12
 # Nothing of these may outlive the idle time; what a killed server wrote down is swept up later.
 RUNNING = ("processes", "containers", "mounts")
@@ -35,7 +37,7 @@ async def test_random_kills_lose_no_file_and_no_reply_and_leave_nothing(
         tally, remains = await run(plan)
     report = table(tally, f"endurance on {backend}", remains)
     assert not tally.faults, report
-    assert tally.counts["answered"] > 300, report
+    assert tally.counts["answered"] > 150, report
     assert all(tally.counts[f"killed: {what}"] for what in ("runner", "container", "server"))
     first, last = remains.values()
     assert not any(first[kind] for kind in RUNNING), report

@@ -18,6 +18,8 @@ from tests.conftest import configured
 from tests.e2e.attacks import GVISOR, attempt, gap, on_bubblewrap, on_the_host_kernel, probe
 from tests.e2e.conftest import CHAT
 
+pytestmark = pytest.mark.alone
+
 MIB = 1024 * 1024
 LIMIT = 32 * MIB
 # A call may overshoot by what the disk takes between two looks at the workspace.

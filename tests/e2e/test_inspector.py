@@ -14,7 +14,7 @@ import pytest
 from tests.daemon.http import serving
 from tests.daemon.running import place
 from tests.e2e import npm
-from tests.e2e.attacks import BUBBLEWRAP, DOCKER
+from tests.e2e.attacks import BUBBLEWRAP
 from tests.server.skills.shelves import write_skill
 from tests.server.test_tools import TABLE
 
@@ -112,9 +112,6 @@ async def over_http(backend: str, folder: Path) -> AsyncGenerator[list[str]]:
         ),
         pytest.param(
             (over_stdio, "bubblewrap", "modern"), marks=BUBBLEWRAP.marks, id="stdio-modern"
-        ),
-        pytest.param(
-            (over_stdio, "docker", "modern"), marks=DOCKER.marks, id="stdio-docker-modern"
         ),
         pytest.param((over_http, "bubblewrap", "legacy"), marks=BUBBLEWRAP.marks, id="http-legacy"),
         pytest.param((over_http, "bubblewrap", "modern"), marks=BUBBLEWRAP.marks, id="http-modern"),

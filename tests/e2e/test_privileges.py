@@ -285,7 +285,7 @@ _DEVICES = {
 async def test_only_the_chats_own_places_are_writable(session: Session, backend_name: str) -> None:
     await session.exec("find /workspace /home/sandbox /tmp /dev/shm -mindepth 1 -delete")
     places, files, devices, doors, root = await probe(session, _WRITABLE)
-    ours = {"/workspace", "/workspace/.claude", "/home/sandbox", "/tmp", "/dev/shm", "/var/tmp"}
+    ours = {"/workspace", "/home/sandbox", "/tmp", "/dev/shm", "/var/tmp"}
     known = set(_DEVICES)
     if backend_name == "docker":
         # Message queues: the kernel's own limits and the memory limit bound them.

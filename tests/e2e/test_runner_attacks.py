@@ -273,7 +273,8 @@ def _runner_pid(data_root: Path) -> int:
             mounts = status.with_name("mountinfo").read_text()
         except (OSError, StopIteration):
             continue
-        name = f"{data_root.parent.name}/data/sandbox/workspace/"
+        # Folders of two workers may have one name.
+        name = f"{data_root.parent.parent.name}/{data_root.parent.name}/data/sandbox/workspace/"
         first = inner.split()[-1] == "1" and len(inner.split()) > 2 and name in mounts
         if first and status.with_name("cmdline").read_bytes().startswith(b"mcp-sandbox"):
             return int(status.parent.name)

@@ -11,10 +11,10 @@ from mcp_sandbox.config import Config, SkillsConfig
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
-from tests.e2e.attacks import attempt, on_bubblewrap, probe
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER, GVISOR, attempt, on_bubblewrap, probe
 from tests.e2e.conftest import CHAT
 
-VIEW = "/workspace/.claude/skills"
+VIEW = "/opt/skills"
 SKILL = f"{VIEW}/pdf"
 OTHER = ChatId("victim", "private")
 
@@ -53,10 +53,9 @@ def config(config: Config, folder: Path) -> Config:
 
 @pytest.fixture
 def places(config: Config, folder: Path) -> tuple[Path, ...]:
-    """Where a skill lies on the host: the source, the copy, what the chat is shown."""
-    sandbox = config.data_dir / "sandbox"
-    view = sandbox / "skills" / CHAT.user / f"chat-{CHAT.chat}" / "view"
-    return folder, sandbox / "snapshots", view
+    """Where a skill lies on the host: the source, and what the chat is shown."""
+    tree = config.data_dir / "sandbox" / "skills" / CHAT.user / f"chat-{CHAT.chat}"
+    return folder, tree / "view"
 
 
 @pytest.fixture
@@ -70,7 +69,7 @@ async def session(session: Session) -> Session:
 _ALTER = """
 import ctypes, json, os, shutil, subprocess
 libc = ctypes.CDLL(None, use_errno=True)
-S, V = "/workspace/.claude/skills/pdf", "/workspace/.claude/skills"
+S, V = "/opt/skills/pdf", "/opt/skills"
 F = S + "/SKILL.md"
 
 def call(name, *args):
@@ -171,21 +170,21 @@ tries = {
     "remove": lambda: os.rmdir(S + "/scripts"),
     "remove a skill": lambda: shutil.rmtree(S),
     "remove the view": lambda: os.rmdir(V),
-    "remove all": lambda: shutil.rmtree("/workspace/.claude"),
+    "remove all": lambda: shutil.rmtree("/opt"),
     "rename in the skill": lambda: os.rename(F, S + "/OLD.md"),
     "rename out": lambda: os.rename(F, "/workspace/OLD.md"),
     "rename over": lambda: os.rename(beside() + "/SKILL.md", F),
     "rename over in one tree": lambda: os.rename(S + "/scripts/run.sh", F),
     "rename a skill": lambda: os.rename(S, V + "/old"),
-    "rename the view": lambda: os.rename(V, "/workspace/.claude/old"),
-    "rename the parent": lambda: os.rename("/workspace/.claude", "/workspace/old"),
-    "exchange the parent": lambda: swap(beside(), "/workspace/.claude"),
+    "rename the view": lambda: os.rename(V, "/opt/old"),
+    "rename the parent": lambda: os.rename("/opt", "/workspace/old"),
+    "exchange the parent": lambda: swap(beside(), "/opt"),
     "exchange the view": lambda: (
-        os.makedirs("/workspace/.claude/x", exist_ok=True), swap("/workspace/.claude/x", V)),
+        os.makedirs("/opt/x", exist_ok=True), swap("/opt/x", V)),
     "exchange a skill": lambda: swap(beside() + "/pdf", S),
     "remove and make the parent": lambda: (
-        os.rmdir("/workspace/.claude"), os.makedirs(S)),
-    "unlink the parent": lambda: os.unlink("/workspace/.claude"),
+        os.rmdir("/opt"), os.makedirs(S)),
+    "unlink the parent": lambda: os.unlink("/opt"),
     "link the skill out": linked,
     "link out by descriptor": linked_by_fd,
     "mount over": lambda: mount(beside(), V, 4096),
@@ -193,7 +192,7 @@ tries = {
     "mount a tmpfs": lambda: call(
         "mount", b"none", V.encode(), b"tmpfs", ctypes.c_ulong(0), None),
     "unmount": lambda: call("umount2", V.encode(), 2),
-    "unmount the parent": lambda: call("umount2", b"/workspace/.claude", 2),
+    "unmount the parent": lambda: call("umount2", b"/opt", 2),
     "own namespace": as_root_of_my_own,
     "own namespace by program": lambda: run(
         "unshare", "-rm", "mount", "--bind", beside(), V),
@@ -232,7 +231,7 @@ async def test_nothing_of_a_skill_can_be_changed(
     assert set(done) <= allowed
     assert tried > 50
     assert text.endswith("Says honest.\n")
-    assert sorted(listed) == [".gitignore", "pdf"]
+    assert listed == ["pdf"]
     assert state(*places) == before
     assert (await session.exec(f"sh {SKILL}/scripts/run.sh")).stdout == "honest\n"
 
@@ -240,7 +239,7 @@ async def test_nothing_of_a_skill_can_be_changed(
 @on_bubblewrap
 async def test_the_attacks_do_change_what_is_the_chats_own(manager: SessionManager) -> None:
     session = await manager.session(CHAT)
-    plain = _ALTER.replace("/workspace/.claude", "/workspace/plain")
+    plain = _ALTER.replace("/opt", "/workspace/plain")
     make = "mkdir -p plain/skills/pdf/scripts; echo honest | tee plain/skills/pdf/SKILL.md "
     succeeded: set[str] = set()
     for name in _NAMES:
@@ -263,11 +262,11 @@ async def test_no_tool_changes_a_skill(session: Session, places: tuple[Path, ...
         await attempt(session.edit_file(file, "honest", "tampered")),
         await attempt(session.delete_file(file)),
         await attempt(session.delete_file(SKILL, recursive=True)),
-        await attempt(session.delete_file(".claude", recursive=True)),
+        await attempt(session.delete_file("/opt", recursive=True)),
         await attempt(session.move_file(file, "stolen")),
         await attempt(session.move_file(SKILL, "stolen-skill")),
         await attempt(session.move_file(VIEW, "stolen-view")),
-        await attempt(session.move_file(".claude", "stolen-claude")),
+        await attempt(session.move_file("/opt", "stolen-opt")),
     ]
     assert all(text.split(":")[0].isalpha() for text in said), said
     assert (await session.read_file(file)).data.endswith(b"Says honest.\n")
@@ -292,16 +291,23 @@ _PLANTS = {
     "a closed directory": "mkdir {place}; echo mine > {place}/mine; chmod 0 {place}",
     "a skill": "mkdir -p {place}/pdf; echo mine > {place}/pdf/SKILL.md",
 }
-
+# The same code makes the links on every backend.
+_WAYS = [
+    pytest.param("docker", ".claude/skills", marks=DOCKER.marks),
+    pytest.param("docker-runsc", ".agents", marks=GVISOR.marks),
+    *(
+        pytest.param("bubblewrap", place, marks=BUBBLEWRAP.marks)
+        for place in (".claude", ".claude/skills", ".agents", ".agents/skills")
+    ),
+]
 
 _LOOK = """
 import json, os, stat
-V, mine = "/workspace/.claude/skills", 0
-pending = ["/workspace"]
+V, mine = "/opt/skills", 0
+pending = ["/home/sandbox"]
 while pending:
     folder = pending.pop()
-    if not folder.startswith("/workspace/.claude/skills/") and folder != V:
-        os.chmod(folder, 0o700)
+    os.chmod(folder, 0o700)
     for name in os.listdir(folder):
         path = folder + "/" + name
         mode = os.lstat(path).st_mode
@@ -309,38 +315,33 @@ while pending:
             pending.append(path)
         elif stat.S_ISREG(mode):
             mine += open(path).read() == "mine\\n"
-changed = 0
-for change, *given in ((open, V + "/x", "x"), (os.rename, "/workspace/.claude", "/workspace/y")):
-    try:
-        change(*given)
-        changed += 1
-    except OSError:
-        pass
-print(json.dumps([open(V + "/pdf/SKILL.md").read()[-13:], sorted(os.listdir(V)), changed, mine]))
+print(json.dumps([open(V + "/pdf/SKILL.md").read()[-13:], sorted(os.listdir(V)), mine]))
 """
 
 
-@pytest.mark.parametrize("place", [".claude", ".claude/skills", ".agents", ".agents/skills"])
-async def test_what_lies_in_the_way_is_not_followed(
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("backend_name", "place"), _WAYS, indirect=["backend_name"])
+async def test_what_lies_in_the_way_of_the_links_stays_and_is_not_followed(
     config: Config, treasure: Path, place: str
 ) -> None:
     before = state(treasure)
-    chats = {plant: ChatId(f"mallory-{number}", "attack") for number, plant in enumerate(_PLANTS)}
-    off = config.model_copy(update={"skills": SkillsConfig(enabled=False)})
-    async with open_manager(off) as manager:
-        for plant, chat in chats.items():
-            command = _PLANTS[plant].format(treasure=treasure, place=f"/workspace/{place}")
-            session = await manager.session(chat)
-            planted = await session.exec(f"mkdir -p $(dirname /workspace/{place}); {command}")
-            assert planted.success, (plant, planted)
-            await manager.stop(chat)
+    # A pipe that is made under gVisor ends with its sandbox.
+    plants = [plant for plant in _PLANTS if not (config.docker.runtime and plant == "a pipe")]
+    chats = {plant: ChatId(f"mallory-{number}", "attack") for number, plant in enumerate(plants)}
     async with open_manager(config) as manager:
         for plant, chat in chats.items():
+            command = _PLANTS[plant].format(treasure=treasure, place=f"~/{place}")
             session = await manager.session(chat)
+            # An old gVisor knows no call by which `ls` looks at a file.
+            look = f"find ~/{place} -maxdepth 0 -printf '%y %l %U %m'"
+            clear = f"rm -rf ~/.claude ~/.agents; mkdir -p $(dirname ~/{place})"
+            planted = await session.exec(f"{clear}; {command}; {look}")
+            assert planted.success, (plant, planted)
+            await session.reset()
             await session.skills.activate("pdf")
+            assert (await session.exec(look)).stdout == planted.stdout
             mine = int("mine" in _PLANTS[plant])
-            shown = await probe(session, _LOOK)
-            assert shown == ["Says honest.\n", [".gitignore", "pdf"], 0, mine], plant
+            assert await probe(session, _LOOK) == ["Says honest.\n", ["pdf"], mine], plant
             await manager.stop(chat)
     assert state(treasure) == before
 
@@ -354,7 +355,5 @@ async def test_two_chats_see_each_their_own_version(
     command = f"sh {SKILL}/scripts/run.sh"
     assert (await other.exec(command)).stdout == "other\n"
     assert (await session.exec(command)).stdout == "honest\n"
-    found = await session.exec(
-        "find / -xdev -name 'snapshots' 2>/dev/null; grep -rl other /workspace"
-    )
+    found = await session.exec("grep -rl other /workspace")
     assert found.stdout == ""

@@ -30,7 +30,6 @@ def call(op: str, body: bytes, args: "dict[str, object]") -> "tuple[object, byte
 
 
 CALLS: "list[tuple[str, bytes, dict[str, object]]]" = [
-    ("mkdir", b"", {"path": "d/e"}),
     ("write", b"one\ntwo\n", {"path": "d/f"}),
     ("write", b"three\n", {"path": "d/f", "append": True}),
     ("edit", b"two2", {"path": "d/f", "old_bytes": 3}),
@@ -41,7 +40,6 @@ CALLS: "list[tuple[str, bytes, dict[str, object]]]" = [
     ("glob", b"", {"pattern": "**/[a-f]"}),
     ("grep", b"", {"pattern": "t.*e"}),
     ("move", b"", {"source": "d/f", "destination": "g"}),
-    ("stat", b"", {"path": "g"}),
     ("delete", b"", {"path": "d", "recursive": True}),
     ("delete", b"", {"path": "."}),
 ]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.runner import changes
-from mcp_sandbox.runner.changes import Names
+from mcp_sandbox.runner import worker
+from mcp_sandbox.runner.worker import Names
 
 
 def a_tick_later() -> None:
@@ -69,7 +69,7 @@ def test_numbers_in_names_are_sorted_by_their_value(tmp_path: Path) -> None:
 def test_too_much_to_see_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sub").mkdir()
     names = begun(tmp_path)
-    monkeypatch.setattr(changes, "_BUDGET_S", -1)
+    monkeypatch.setattr(worker, "_BUDGET_S", -1)
     assert names.end(str(tmp_path)) == (None, None)
     monkeypatch.undo()
     begun(tmp_path, names)

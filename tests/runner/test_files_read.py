@@ -224,8 +224,8 @@ def test_paths_are_under_the_workspace_the_home_or_anywhere(workspace: Path) -> 
     assert call("read", path="f")[1] == b"w"
     assert call("read", path="~/f")[1] == b"h"
     assert call("read", path=str(workspace / "f"))[1] == b"w"
-    assert call("stat", path=str(workspace / "f"))[0]["path"] == "f"
-    assert call("stat", path="~/f")[0]["path"] == str(workspace.parent / "home" / "f")
+    assert call("read_lines", path=str(workspace / "f"))[0]["path"] == "f"
+    assert call("read_lines", path="~/f")[0]["path"] == str(workspace.parent / "home" / "f")
 
 
 def test_dots_after_a_link_mean_what_the_kernel_means(workspace: Path) -> None:
@@ -241,7 +241,7 @@ def test_odd_names_are_shown_safely_and_may_be_given_as_shown(workspace: Path) -
     with open(odd, "wb") as file:
         file.write(b"found")
     shown = r"a\x0a\xff\x1b[31m\xe2\x80\xaeb"
-    assert call("stat", path=os.fsdecode(odd))[0]["path"] == shown
+    assert call("read_lines", path=os.fsdecode(odd))[0]["path"] == shown
     assert call("read", path=shown)[1] == b"found"
     assert call("read", path="a\n\udcff\x1b[31m\u202eb")[1] == b"found"
     assert "\n" not in refused("read", path="no\nsuch\x1b").message

@@ -16,7 +16,7 @@ from anyio.abc import ByteStream
 
 from mcp_sandbox.backends import local_socket
 from mcp_sandbox.errors import SandboxGone
-from mcp_sandbox.runner import background, protocol
+from mcp_sandbox.runner import pool, protocol
 from mcp_sandbox.runtime.channel import Channel
 
 RUNNER = Path(protocol.__file__).with_name("__main__.py")
@@ -317,7 +317,7 @@ async def test_a_forged_frame_of_the_other_side_ends_the_channel_with_a_reason(
                 theirs = bytes.fromhex(said["nonce"])
                 proof = protocol.prove(token, "runner", theirs, mine)
                 about = {"python": "3", "workspace_inode": 1, "workspace_changed_ns": 1}
-                about |= background.described([])
+                about |= pool.described([])
                 await stream.send(protocol.encode({"t": "welcome", "proof": proof, **about}))
                 await stream.receive()
                 await stream.send(answer)

@@ -16,23 +16,13 @@ CHAT = ChatId("tester", "scripted")
 Answer = Callable[..., Awaitable[Any]]
 
 
-class NoSkills:
-    """Narrows nothing."""
-
-    def check_call(self, *_: object) -> None:
-        return
-
-
 class ScriptedSession:
     """Notes every call as (method, args, kwargs) and answers all of them alike."""
 
     def __init__(self, answer: Answer) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self._answer = answer
-
-    @property
-    def skills(self) -> "NoSkills":
-        return NoSkills()
+        self.chat, self.backend = CHAT, "unsafe-local"
 
     def take_news(self) -> list[str]:
         return []

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from mcp_sandbox.models import ExecResult
-from mcp_sandbox.server.hints import hints
+from mcp_sandbox.server.tools.code import hints
 
 FAILED = ExecResult(stdout="", stderr="", exit_code=1, duration_ms=7, offline=True)
 

@@ -31,9 +31,6 @@ class Recording(ScriptedSession):
     def skills(self) -> Any:
         return self
 
-    def check_call(self, *_: object) -> None:
-        return
-
 
 async def answer(*_: Any, **__: Any) -> None:
     return None

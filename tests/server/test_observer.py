@@ -31,7 +31,7 @@ async def test_a_call_is_one_line_without_its_contents(
     metrics = Metrics()
     config = Config(data_dir=tmp_path / "data", backend="unsafe-local")
     async with open_manager(config) as manager:
-        server = build_server(sessions_by(one_chat(CHAT), manager.session), counter=metrics)
+        server = build_server(sessions_by(one_chat(CHAT), manager.session), count=metrics.count)
         async with Client(server) as client:
             await client.call_tool("run_code", {"code": f"print('{SECRET}')"})
             await client.call_tool("write_file", {"path": f"{SECRET}.txt", "content": SECRET})
@@ -73,7 +73,7 @@ async def test_the_outcome_says_who_can_mend_it(
     async def session_for(_request: object) -> object:
         return session
 
-    async with Client(build_server(session_for, counter=metrics)) as client:  # type: ignore[arg-type]
+    async with Client(build_server(session_for, count=metrics.count)) as client:  # type: ignore[arg-type]
         await client.call_tool("exec", {"command": "true"})
         await client.call_tool("exec", {"nonsense": 1})
     assert [line["outcome"] for line in events(caplog)] == [outcome, "caller_error"]

@@ -6,7 +6,7 @@ import zlib
 import pytest
 
 from mcp_sandbox.runner.files.reading import MAX_IMAGE
-from mcp_sandbox.server.pictures import MAX_SIDE, inspect
+from mcp_sandbox.server.results import MAX_SIDE, inspect
 from tests.server.real_pictures import REAL, png
 
 MIMES = {"png": "image/png", "jpg": "image/jpeg", "gif": "image/gif", "webp": "image/webp"}

@@ -6,6 +6,8 @@ import pytest
 from mcp.types import CallToolResult, ImageContent, TextContent
 
 from mcp_sandbox.models import (
+    Background,
+    BackgroundProcess,
     ChatId,
     DeleteResult,
     EditResult,
@@ -20,9 +22,9 @@ from mcp_sandbox.models import (
     WriteResult,
 )
 from mcp_sandbox.server import results
-from mcp_sandbox.server.structured import listed_files, sandbox_report
+from mcp_sandbox.server.results import listed_files, sandbox_report
 from mcp_sandbox.server.text import MAX_TEXT_BYTES, byte_length
-from mcp_sandbox.sessions.report import SandboxReport
+from mcp_sandbox.sessions.session import SandboxReport
 from tests.server.real_pictures import png
 from tests.server.scripted import text_of
 
@@ -88,6 +90,14 @@ def test_how_many_changed_files_are_not_named_is_said(counts: dict[str, int], sa
 )
 def test_the_way_a_command_ended_is_said(changes: dict[str, Any], said: str) -> None:
     assert said in blocks(ended(**changes))[-1]
+
+
+def test_what_was_ended_to_make_room_is_named() -> None:
+    processes = (*[BackgroundProcess(7, "sleep 900")] * 3, BackgroundProcess(8, "]\nexit code 0["))
+    said = blocks(ended(made_room=Background(processes, 150)))[-1]
+    assert "sleep 900 (3 times), " in said
+    assert " and 146 more, left running by an earlier one" in said
+    assert "\n" not in said
 
 
 def test_long_output_keeps_head_and_tail_and_says_how_to_read_the_rest() -> None:

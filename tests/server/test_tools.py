@@ -259,7 +259,7 @@ async def test_arguments_reach_the_session_as_given() -> None:
 async def test_common_names_of_languages_are_understood(alias: str, language: str) -> None:
     session = answering(DONE)
     await call(session, "run_code", {"code": "1", "language": alias})
-    assert session.calls == [("run_code", ("1", language), {"timeout_s": 30})]
+    assert session.calls == [("run_code", ("1", language), {"timeout_s": 30, "on_output": None})]
 
 
 async def test_base64_content_is_decoded_and_wrong_base64_is_refused() -> None:

@@ -1,19 +1,24 @@
 """Old files go through the trash; what is used stays, whatever clocks and stores do."""
 
+import json
 import os
-from collections.abc import AsyncGenerator, Collection, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from anyio import to_thread
 
-from mcp_sandbox.models import ChatId, SandboxId
+from mcp_sandbox.config import WorkspaceConfig
+from mcp_sandbox.models import BackendName, ChatId, SandboxId, SandboxInfo
 from mcp_sandbox.sessions.cleaning import Cleaning, GcItem
-from mcp_sandbox.sessions.ledger import Ledger
-from mcp_sandbox.sessions.store_sqlite import SqliteStore
-from mcp_sandbox.skills.snapshots import Snapshots
+from mcp_sandbox.sessions.records import ChatRecord, Ledger
+from mcp_sandbox.sessions.records.local import LocalRecords
+from mcp_sandbox.sessions.rooms import Rooms
+from mcp_sandbox.sessions.settings import SessionSettings
+from mcp_sandbox.sessions.slots import Slots
 from mcp_sandbox.workspace.directory import Workspaces
+from mcp_sandbox.workspace.projects import no_projects
 from mcp_sandbox.workspace.retention import DAY_S, WATCHED_S
 from tests.sessions.clocks import SetClock
 
@@ -22,50 +27,60 @@ OLD, NEW = ChatId("ann", "old"), ChatId("ann", "new")
 YEAR_S = 365 * DAY_S
 
 
+class Engine:
+    """What a backend says of the sandboxes that a test lets run."""
+
+    name: BackendName = "docker"
+
+    def __init__(self) -> None:
+        self.sandboxes: list[SandboxInfo] = []
+
+    def run(self, name: str, chat: ChatId) -> None:
+        labels = {"user": chat.user, "chat": chat.chat}
+        self.sandboxes.append(SandboxInfo(SandboxId(name), labels))
+
+    def pause(self) -> None:
+        self.sandboxes = [replace(one, state="paused") for one in self.sandboxes]
+
+    async def running(self) -> Sequence[SandboxInfo]:
+        return list(self.sandboxes)
+
+    async def destroy(self, sandbox_id: SandboxId) -> None:
+        self.sandboxes = [one for one in self.sandboxes if one.id != sandbox_id]
+
+
 class Server:
     """What one server of the data root knows, and does about old files."""
 
-    def __init__(self, data_root: Path, store: SqliteStore, clock: SetClock, keep_s: float) -> None:
+    def __init__(self, data_root: Path, clock: SetClock, keep_s: float) -> None:
         self.used: set[ChatId] = set()
-        self.forgotten: list[ChatId] = []
-        self.running: dict[SandboxId, ChatId] = {}
-        self.locked: list[ChatId] = []
+        self.engine = Engine()
         self.workspaces = Workspaces(data_root, owner=OWNER, now=lambda: clock().wall_s)
-        self.ledger = Ledger(store, "docker", clock)
-        self.snapshots = Snapshots(data_root, kept_s=0)
-        self.cleaning = Cleaning(
-            self.workspaces,
-            self.ledger,
-            keep_s=keep_s,
-            # Which chats are in use is what each test says.
-            guard=self,  # type: ignore[arg-type]
-            snapshots=self.snapshots,
+        self.records = LocalRecords(data_root)
+        self.ledger = Ledger(self.records, clock)
+        rooms = Rooms(
+            # Which sandboxes run is what each test says.
+            backend=self.engine,  # type: ignore[arg-type]
+            workspaces=self.workspaces,
+            projects=no_projects(data_root),
+            ledger=self.ledger,
+            settings=SessionSettings(workspace=WorkspaceConfig(retention=keep_s)),
+            slots=Slots(1, most_per_user=1, wait_s=0),
         )
-
-    @asynccontextmanager
-    async def lock(self, chat: ChatId) -> AsyncGenerator[None]:
-        self.locked.append(chat)
-        yield
-
-    async def in_use(self) -> Collection[ChatId]:
-        return self.used
-
-    async def sandboxes(self) -> Mapping[SandboxId, ChatId]:
-        return dict(self.running)
-
-    async def end_leftover(self, sandbox_id: SandboxId, chat: ChatId) -> bool:
-        return self.running.pop(sandbox_id) == chat
-
-    async def forget(self, chat: ChatId) -> None:
-        self.forgotten.append(chat)
+        self.cleaning = Cleaning(rooms, lambda: self.used)
 
     async def use(self, chat: ChatId) -> Path:
         """A call of the chat, from which a file stays."""
         found = await self.workspaces.open(chat)
         (found.workspace / "file").write_bytes(b"x" * 100_000)
-        self.ledger.note(chat, "running")
+        if await self.records.get(chat) is None:
+            now_s = self.ledger.clock().wall_s
+            await self.records.put(ChatRecord(chat, "docker", now_s, now_s))
         self.ledger.used(chat)
         return found.workspace / "file"
+
+    async def known(self) -> list[ChatId]:
+        return [record.chat for record in await self.records.list()]
 
     async def scheduled(self) -> list[str]:
         report = await self.cleaning.collect(watched_s=WATCHED_S)
@@ -82,10 +97,9 @@ async def served(
     tmp_path: Path, clock: SetClock, keep_s: float = 7 * DAY_S
 ) -> AsyncGenerator[Server]:
     data_root = tmp_path / "data"
-    async with aclosing(SqliteStore(data_root / "sandbox" / "sessions.sqlite")) as store:
-        server = Server(data_root, store, clock, keep_s)
-        yield server
-        await server.ledger.write()
+    server = Server(data_root, clock, keep_s)
+    yield server
+    await server.ledger.write()
 
 
 async def test_unused_chats_go_to_the_trash_and_from_there_a_day_later(
@@ -98,16 +112,13 @@ async def test_unused_chats_go_to_the_trash_and_from_there_a_day_later(
         assert await server.scheduled() == []
         clock.pass_(DAY_S)
         assert await server.scheduled() == ["workspace ann/old"]
-        assert server.locked == server.forgotten == [OLD]
         assert (file.exists(), kept.exists()) == (False, True)
-        states = {record.chat: record.state for record in server.ledger.all()}
-        assert states == {OLD: "terminated", NEW: "running"}
+        assert await server.known() == [NEW]
         clock.pass_(DAY_S - 1)
         assert await server.scheduled() == []
         clock.pass_(WATCHED_S)
         assert await server.scheduled() == ["trash ann/old"]
         await server.cleaning.tidy()
-        assert [record.chat for record in server.ledger.all()] == [NEW]
         assert list((tmp_path / "data" / "sandbox" / "trash").iterdir()) == []
 
 
@@ -131,18 +142,6 @@ async def test_a_dry_run_says_what_and_why_and_removes_nothing(
         assert (item.kind, item.what) == ("trash", "ann/old")
         assert item.why == "discarded 1 day ago; kept for 1 day"
         assert item.size_bytes >= 100_000
-
-
-async def test_a_copy_of_a_skill_goes_when_no_chat_has_it(tmp_path: Path, clock: SetClock) -> None:
-    async with served(tmp_path, clock) as server:
-        await to_thread.run_sync(server.snapshots.add, "ann", "sha256:0123", {"SKILL.md": b"text"})
-        (item,) = (await server.cleaning.collect(dry_run=True)).items
-        assert item == GcItem("skill", "ann/sha256-0123", item.why, item.size_bytes)
-        assert item.why == "a copy of a skill that no chat has had for 1 day"
-        copy = tmp_path / "data/sandbox/snapshots/ann/sha256-0123"
-        assert copy.exists()
-        await server.cleaning.tidy()
-        assert not copy.exists()
 
 
 async def test_what_has_a_sandbox_is_kept(tmp_path: Path, clock: SetClock) -> None:
@@ -169,14 +168,15 @@ async def test_a_chat_that_is_used_while_it_is_to_be_removed_stays(
         await server.ledger.write()
         clock.pass_(8 * DAY_S)
 
-        @asynccontextmanager
-        async def late_lock(chat: ChatId) -> AsyncGenerator[None]:
-            await other.ledger.read()
-            other.ledger.used(chat)
-            await other.ledger.write()
-            yield
+        class Used(LocalRecords):
+            @asynccontextmanager
+            async def hold(self, chat: ChatId, *, at_once: bool = False) -> AsyncGenerator[bool]:
+                other.ledger.used(chat)
+                await other.ledger.write()
+                async with super().hold(chat, at_once=at_once) as ours:
+                    yield ours
 
-        server.lock = late_lock  # type: ignore[method-assign]
+        server.cleaning._records = Used(tmp_path / "data")
         assert (await server.cleaning.collect()).items == ()
         assert file.exists()
 
@@ -219,20 +219,48 @@ async def test_a_server_that_just_began_removes_nothing_by_itself(
     assert not file.exists()
 
 
-async def test_a_lost_store_is_no_reason_to_remove_files(tmp_path: Path, clock: SetClock) -> None:
+@pytest.mark.parametrize("ruin", ["garbage", "gone"])
+async def test_a_lost_record_is_no_reason_to_remove_files(
+    tmp_path: Path, clock: SetClock, ruin: str
+) -> None:
     async with served(tmp_path, clock) as server:
         file = await server.use(OLD)
         await server.cleaning.tidy()
     clock.pass_(8 * DAY_S)
-    (tmp_path / "data" / "sandbox" / "sessions.sqlite").write_bytes(b"garbage" * 9999)
+    note = tmp_path / "data/sandbox/records/ann/chat-old.json"
+    note.unlink()
+    if ruin == "garbage":
+        note.write_bytes(b"garbage" * 9999)
+        os.utime(note, (clock().wall_s, clock().wall_s))
     async with served(tmp_path, clock) as server:
         await server.cleaning.tidy()
         clock.pass_(6 * DAY_S)
         assert await server.scheduled() == []
-        assert [record.state for record in server.ledger.all()] == ["warm"]
+        assert await server.known() == [OLD]
         assert file.exists()
         clock.pass_(DAY_S)
         assert await server.scheduled() == ["workspace ann/old"]
+
+
+async def test_a_clock_file_that_is_damaged_is_set_aside_and_removes_nothing(
+    tmp_path: Path, clock: SetClock
+) -> None:
+    async with served(tmp_path, clock) as server:
+        file = await server.use(OLD)
+        await server.cleaning.tidy()
+    noted = tmp_path / "data/sandbox/clock"
+    for ruin in (b"", b"\xff\xfe", b"{}", b'{"boot": 3}', b"[1]", b'{"wall_s": "x"}'):
+        noted.write_bytes(ruin)
+        async with served(tmp_path, clock) as server:
+            clock.pass_(WATCHED_S)
+            assert await server.scheduled() == []
+            assert json.loads(noted.read_bytes())["wall_s"] == clock().wall_s
+    noted.unlink()
+    noted.mkdir()
+    async with served(tmp_path, clock) as server:
+        assert await server.scheduled() == []
+    assert noted.is_file()
+    assert file.exists()
 
 
 async def test_a_chat_whose_files_are_gone_is_forgotten(tmp_path: Path, clock: SetClock) -> None:
@@ -241,15 +269,33 @@ async def test_a_chat_whose_files_are_gone_is_forgotten(tmp_path: Path, clock: S
         await server.workspaces.remove(OLD)
         await server.workspaces.empty_trash(is_due=lambda _name: True)
         await server.cleaning.tidy()
-        assert server.ledger.all() == []
+        assert await server.known() == []
+
+
+async def test_what_is_paused_for_long_is_ended(tmp_path: Path, clock: SetClock) -> None:
+    async with served(tmp_path, clock) as server:
+        await server.use(OLD)
+        server.engine.run("mcs-1", OLD)
+        server.engine.pause()
+        clock.pass_(3599)
+        await server.cleaning.end_paused()
+        assert (await server.cleaning.collect()).items == ()
+        clock.pass_(1)
+        why = "paused, and not used for 1 hour (sessions.remove_after)"
+        expected = GcItem("sandbox", "ann/old", why, 0)
+        assert (await server.cleaning.collect(dry_run=True)).items == (expected,)
+        assert len(server.engine.sandboxes) == 1
+        await server.cleaning.end_paused()
+        assert server.engine.sandboxes == []
 
 
 async def test_a_sandbox_of_a_chat_without_files_is_ended(tmp_path: Path, clock: SetClock) -> None:
     async with served(tmp_path, clock) as server:
         await server.use(OLD)
-        server.running = {SandboxId("mcs-1"): OLD, SandboxId("mcs-2"): NEW}
+        server.engine.run("mcs-1", OLD)
+        server.engine.run("mcs-2", NEW)
         expected = GcItem("sandbox", "ann/new", "runs for a chat that has no files", 0)
         assert (await server.cleaning.collect(dry_run=True)).items == (expected,)
-        assert len(server.running) == 2
+        assert len(server.engine.sandboxes) == 2
         assert (await server.cleaning.collect()).items == (expected,)
-        assert server.running == {SandboxId("mcs-1"): OLD}
+        assert [one.id for one in server.engine.sandboxes] == ["mcs-1"]

@@ -5,9 +5,9 @@ import anyio.lowlevel
 
 from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.errors import BackendUnavailable
-from mcp_sandbox.sessions.growth import GrowthGuard
+from mcp_sandbox.sessions.rooms import GrowthGuard
 from mcp_sandbox.workspace.meter import Meter
-from mcp_sandbox.workspace.usage import Checkpoint, FreeSpace, Usage
+from mcp_sandbox.workspace.walk import Checkpoint, FreeSpace, Usage
 
 MIB = 1024**2
 
@@ -33,4 +33,4 @@ async def test_a_sandbox_that_cannot_be_ended_now_ends_nothing_else() -> None:
             await anyio.wait_all_tasks_blocked()
             with guard.call():
                 await anyio.lowlevel.checkpoint()
-            guard.stop()
+            guard.watching.cancel()

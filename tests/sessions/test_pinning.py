@@ -10,11 +10,11 @@ from anyio import to_thread
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.errors import Busy, UnknownSkill
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.pinning import Pinned, Pinning
+from mcp_sandbox.sessions.pinning import Activation, Pinning
 from mcp_sandbox.skills.library import Library
 from mcp_sandbox.skills.models import Skill
-from mcp_sandbox.skills.snapshots import Snapshots
 from mcp_sandbox.workspace.directory import Workspaces
+from mcp_sandbox.workspace.layout import SHOWN
 
 CHAT = ChatId("ann", "c1")
 ME = (os.geteuid(), os.getegid())
@@ -39,30 +39,27 @@ class Place:
         self.data = tmp_path / "data"
         self.folder = tmp_path / "taught" / "pdf"
         self.write(0)
-        self.workspaces = Workspaces(self.data, owner=ME, skills="mounted")
+        self.workspaces = Workspaces(self.data, owner=ME, skills=True)
         settings = SkillsConfig(folders=(tmp_path / "taught",), shipped=False)
         self.library = Restless(settings, self.data)
-        self.snapshots = Snapshots(self.data)
-        self.pinning = Pinning(CHAT, self.workspaces, self.snapshots)
+        self.pinning = Pinning(CHAT, self.workspaces)
 
     def write(self, number: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "SKILL.md").write_text(f"{_HEAD}{number}")
         (self.folder / "notes.md").write_text(f"{number}")
 
-    async def activate(self, *, refresh: bool = False) -> Pinned:
+    async def activate(self, *, refresh: bool = False) -> Activation:
         await self.workspaces.open(CHAT)
         skill = (await self.library.catalogue(CHAT)).find("pdf")
-        pinned = await self.pinning.activate(skill, self.library, refresh=refresh)
-        assert pinned
-        return pinned
+        return await self.pinning.activate(skill, self.library, refresh=refresh)
 
     async def shown(self) -> tuple[str, ...]:
-        view = self.workspaces.view_of(CHAT)
-        assert view
+        tree = self.workspaces.skills_of(CHAT)
+        assert tree
         files = ("SKILL.md", "notes.md")
         return await to_thread.run_sync(
-            lambda: tuple((view.folder / "pdf" / name).read_text()[-1] for name in files)
+            lambda: tuple((tree / SHOWN / "pdf" / name).read_text()[-1] for name in files)
         )
 
 
@@ -75,7 +72,7 @@ async def test_a_source_that_changes_once_meanwhile_is_copied_anew(place: Place)
     edits = iter(range(5, 6))
     place.library.edit = lambda: place.write(next(edits, 5))
     pinned = await place.activate()
-    assert pinned.document.endswith(b"5")
+    assert pinned.body.endswith(b"5")
     assert await place.shown() == ("5", "5")
     assert pinned.drift == ()
 
@@ -91,8 +88,6 @@ async def test_a_source_that_changes_all_the_time_is_refused_and_never_torn(plac
     again = await place.activate()
     assert again.contents.digest == first.contents.digest
     assert again.drift == ("SKILL.md", "notes.md")
-    stored = await to_thread.run_sync(lambda: list((place.data / "sandbox/snapshots").glob("*/*")))
-    assert [path.name for path in stored] == [first.contents.digest.replace(":", "-")]
 
 
 async def test_a_source_that_is_gone_leaves_the_chat_its_version(place: Place) -> None:
@@ -100,7 +95,6 @@ async def test_a_source_that_is_gone_leaves_the_chat_its_version(place: Place) -
     skill = (await place.library.catalogue(CHAT)).find("pdf")
     await to_thread.run_sync((place.folder / "SKILL.md").unlink)
     kept = await place.pinning.activate(skill, place.library, refresh=False)
-    assert kept
     assert kept.contents.digest == first.contents.digest
     assert kept.drift == ("SKILL.md", "notes.md")
     with pytest.raises(UnknownSkill):
@@ -110,9 +104,9 @@ async def test_a_source_that_is_gone_leaves_the_chat_its_version(place: Place) -
 
 async def test_a_refresh_without_a_change_leaves_all_as_it_is(place: Place) -> None:
     await place.activate()
-    view = place.workspaces.view_of(CHAT)
-    assert view
-    before = await to_thread.run_sync((view.folder / "pdf").stat)
+    tree = place.workspaces.skills_of(CHAT)
+    assert tree
+    before = await to_thread.run_sync((tree / SHOWN / "pdf").stat)
     await place.activate(refresh=True)
-    after = await to_thread.run_sync((view.folder / "pdf").stat)
+    after = await to_thread.run_sync((tree / SHOWN / "pdf").stat)
     assert after.st_ino == before.st_ino

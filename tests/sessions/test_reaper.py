@@ -1,26 +1,24 @@
-"""When an open sandbox is paused, removed or replaced, and when files are looked at."""
+"""When an open sandbox is removed or replaced, and when files are looked at."""
 
 import os
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 
+from mcp_sandbox.config import SessionsConfig
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.listing import Use
-from mcp_sandbox.sessions.reaper import Reaper, next_step
-from mcp_sandbox.sessions.settings import Lifetimes
-from mcp_sandbox.sessions.store_sqlite import SqliteStore
+from mcp_sandbox.sessions.cleaning import Reaper, next_step
+from mcp_sandbox.sessions.rooms import Use
+from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.workspace.retention import DAY_S, WATCHED_S
 from tests.sessions.clocks import SetClock
 from tests.sessions.test_cleaning import Server, served
 
-LIFETIMES = Lifetimes(pause_after_s=100, remove_after_s=400, lifetime_s=1000)
+SETTINGS = SessionSettings(sessions=SessionsConfig(remove_after=400, lifetime=1000))
 CHAT = ChatId("ann", "one")
 
 
@@ -35,11 +33,6 @@ class Sandbox:
     def use(self) -> Use:
         return self.now
 
-    async def pause(self) -> bool:
-        self.done.append("pause")
-        self.now = replace(self.now, can_pause=False)
-        return True
-
     async def yield_up(self, *, background_too: bool = False) -> bool:
         self.done.append("end with its background" if background_too else "end")
         return True
@@ -49,11 +42,7 @@ class Sandbox:
     ("use", "idle_s", "expected"),
     [
         (Use(), 399, None),
-        (Use(can_pause=True), 99, None),
-        (Use(can_pause=True), 100, "pause"),
-        (Use(can_pause=True, background=1), 100, None),
-        (Use(can_pause=True, calls=1), 100, None),
-        (Use(can_pause=True), 400, "remove"),
+        (Use(paused=True), 400, "remove"),
         (Use(), 400, "remove"),
         (Use(calls=1), 400, None),
         (Use(starting=True), 400, None),
@@ -66,7 +55,7 @@ class Sandbox:
     ],
 )
 def test_each_step_has_its_time(use: Use, idle_s: float, expected: str | None) -> None:
-    assert next_step(use, idle_s, LIFETIMES) == expected
+    assert next_step(use, idle_s, SETTINGS.sessions) == expected
 
 
 @pytest.fixture
@@ -81,9 +70,8 @@ async def server(tmp_path: Path, clock: SetClock) -> AsyncGenerator[Server]:
 
 
 def reaper_of(server: Server, *sandboxes: Sandbox) -> Reaper:
-    ledger, cleaning = server.ledger, server.cleaning
     # What each has been used for is what a test says.
-    return Reaper(lambda: sandboxes, ledger, cleaning, LIFETIMES)  # type: ignore[return-value,arg-type]
+    return Reaper(lambda: sandboxes, server.cleaning, SETTINGS)  # type: ignore[return-value,arg-type]
 
 
 async def test_a_sandbox_is_removed_when_nobody_used_it_for_long(
@@ -101,14 +89,15 @@ async def test_a_sandbox_is_removed_when_nobody_used_it_for_long(
     assert sandbox.done == ["end"]
 
 
-async def test_it_is_paused_before_that(server: Server, clock: SetClock) -> None:
-    sandbox = Sandbox(can_pause=True)
+async def test_a_paused_one_is_removed_with_its_background(server: Server, clock: SetClock) -> None:
+    sandbox = Sandbox(paused=True, background=1)
     server.ledger.used(CHAT)
-    reaper = reaper_of(server, sandbox)
-    for _ in range(5):
-        clock.pass_(90)
-        await reaper.look()
-    assert sandbox.done == ["pause", "end"]
+    clock.pass_(399)
+    await reaper_of(server, sandbox).look()
+    assert sandbox.done == []
+    clock.pass_(1)
+    await reaper_of(server, sandbox).look()
+    assert sandbox.done == ["end with its background"]
 
 
 async def test_an_old_one_is_ended_with_its_background(server: Server, clock: SetClock) -> None:
@@ -165,21 +154,6 @@ async def test_one_that_fails_or_hangs_holds_up_no_other(
             assert well.done == ["end"]
             stuck.set()
     assert "could not be looked after" in caplog.text
-
-
-async def test_news_of_the_ledger_are_written_at_once(
-    tmp_path: Path, server: Server, clock: SetClock
-) -> None:
-    path = tmp_path / "data" / "sandbox" / "sessions.sqlite"
-    await server.workspaces.open(CHAT)
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as tasks, aclosing(SqliteStore(path)) as reading:
-            tasks.start_soon(reaper_of(server).run)
-            await anyio.wait_all_tasks_blocked()
-            server.ledger.note(CHAT, "running")
-            while [record.state for record in await reading.all()] != ["running"]:
-                await anyio.sleep(0.01)
-            tasks.cancel_scope.cancel()
 
 
 async def test_old_files_go_soon_after_the_start_and_then_on_schedule(

@@ -1,27 +1,33 @@
 """Who gets a slot, who makes room, and who waits how long."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
 from mcp_sandbox.errors import CapacityReached
+from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.slots import Slots
 
 
-class Sandbox:
-    """Something open of a user's, in use or not."""
+class Sandbox(Hold):
+    """A hold as the queue sees it, in use or not, without a sandbox."""
 
     def __init__(self, slots: Slots, name: str, *, busy: bool = False) -> None:
         self._slots = slots
         self.name = name
         self.user = name[0]
-        self.is_busy = busy
+        self.busy = busy
         self.in_background = False
         self.closing: Callable[[], Awaitable[None]] | None = None
 
-    async def yield_up(self, *, at_once: bool) -> bool:
+    @property
+    def is_busy(self) -> bool:
+        return self.busy
+
+    async def yield_up(self, *, background_too: bool = False, at_once: bool = False) -> bool:
         if self.in_background:
             return False
         await self.close()
@@ -33,7 +39,7 @@ class Sandbox:
         self._slots.release(self)
 
     def end_call(self) -> None:
-        self.is_busy = False
+        self.busy = False
         self._slots.rest(self)
 
 
@@ -227,6 +233,72 @@ async def test_who_gives_up_just_when_granted_takes_no_slot() -> None:
     assert slots.waiting == 0
     await opened(slots, "e")
     assert names(slots) == ["e"]
+
+
+async def test_a_place_that_is_free_is_given_at_once_while_another_user_makes_room() -> None:
+    slots = slots_for(16, per_user=1, wait_s=30)
+    (a,) = await opened(slots, "a1")
+    closing, go_on = anyio.Event(), anyio.Event()
+
+    async def close_slowly() -> None:
+        closing.set()
+        await go_on.wait()
+
+    a.closing = close_slowly
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(opened, slots, "a2")
+            await closing.wait()
+            began = anyio.current_time()
+            await opened(slots, "b1")
+            assert anyio.current_time() - began < 0.05
+            assert names(slots) == ["a1", "b1"]
+            go_on.set()
+    assert names(slots) == ["b1", "a2"]
+
+
+async def test_two_who_wait_close_one_each() -> None:
+    slots = slots_for(2, wait_s=30)
+    made = await opened(slots, "a1", "a2")
+    both, closing = anyio.Event(), set[str]()
+
+    async def close_together(name: str) -> None:
+        closing.add(name)
+        if len(closing) == 2:
+            both.set()
+        await both.wait()
+
+    for sandbox in made:
+        sandbox.closing = partial(close_together, sandbox.name)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(opened, slots, "b1")
+            tasks.start_soon(opened, slots, "c1")
+    assert sorted(names(slots)) == ["b1", "c1"]
+
+
+async def test_a_place_that_one_makes_goes_to_the_user_served_longest_ago() -> None:
+    slots = slots_for(1, wait_s=30)
+    (b,) = await opened(slots, "b0")
+    closing, go_on = anyio.Event(), anyio.Event()
+
+    async def close_slowly() -> None:
+        closing.set()
+        await go_on.wait()
+
+    b.closing = close_slowly
+    waiting = Sandbox(slots, "b1", busy=True), Sandbox(slots, "c1", busy=True)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(slots.take, waiting[0])
+            await closing.wait()
+            tasks.start_soon(slots.take, waiting[1])
+            await wait_all_tasks_blocked()
+            go_on.set()
+            await wait_all_tasks_blocked()
+            assert names(slots) == ["c1"]
+            waiting[1].end_call()
+    assert names(slots) == ["b1"]
 
 
 async def test_adopted_ones_count_but_are_never_refused() -> None:

@@ -34,7 +34,7 @@ async def session(config: Config) -> AsyncGenerator[Session]:
 async def learn(session: Session, name: str) -> None:
     """Activate a skill; from then on its files are where its text says."""
     activation = await session.skills.activate(name)
-    assert activation.path_in_sandbox == f"/workspace/.claude/skills/{name}"
+    assert activation.path_in_sandbox == f"/opt/skills/{name}"
 
 
 async def run(session: Session, command: str, code: int = 0) -> ExecResult:

@@ -15,7 +15,7 @@ from tests.shipped.conftest import learn, run
 from tests.shipped.texts import commands
 
 NAME = "code-review"
-REVIEW = f"python3 .claude/skills/{NAME}/scripts/review_diff.py"
+REVIEW = f"python3 /opt/skills/{NAME}/scripts/review_diff.py"
 REPOSITORY = """\
 set -e
 git init -q -b main repo && cd repo

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.skills.roots import shipped_folder
+from mcp_sandbox.skills.scan import shipped_folder
 from tests.shipped.texts import NAMES, SHIPPED
 
 

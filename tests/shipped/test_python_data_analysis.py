@@ -8,7 +8,7 @@ from tests.shipped.conftest import learn, run
 from tests.shipped.texts import commands
 
 NAME = "python-data-analysis"
-SCRIPTS = f"python3 .claude/skills/{NAME}/scripts"
+SCRIPTS = f"python3 /opt/skills/{NAME}/scripts"
 SALES = """\
 id,day,customer,amount
 1,2026-01-03,7,10.50

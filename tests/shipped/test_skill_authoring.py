@@ -3,13 +3,13 @@
 import base64
 
 from mcp_sandbox.sessions.session import Session
-from mcp_sandbox.skills.supply.archive import unpack
+from mcp_sandbox.skills.supply.tree import unpack
 from tests.shipped.conftest import learn, run
 from tests.shipped.texts import commands
 
 NAME = "skill-authoring"
-MAKE = f"python3 .claude/skills/{NAME}/scripts/new_skill.py"
-CHECK = f"python3 .claude/skills/{NAME}/scripts/validate_skill.py"
+MAKE = f"python3 /opt/skills/{NAME}/scripts/new_skill.py"
+CHECK = f"python3 /opt/skills/{NAME}/scripts/validate_skill.py"
 
 
 async def test_every_command_works_as_written(session: Session) -> None:

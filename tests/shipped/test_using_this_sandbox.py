@@ -11,7 +11,7 @@ from tests.shipped.texts import SHIPPED, commands
 from tests.test_readme import messages
 
 NAME = "using-this-sandbox"
-JOB = f"python3 .claude/skills/{NAME}/scripts/job.py"
+JOB = f"python3 /opt/skills/{NAME}/scripts/job.py"
 
 
 async def test_every_command_works_as_written(session: Session) -> None:

@@ -15,6 +15,8 @@ VALIDATE = SHIPPED / "skill-authoring/scripts/validate_skill.py"
 
 # Valid, but the script wants `key: value`.
 REFUSED_HERE_ALONE = "\n  ? a\n  : b"
+# The reference tool takes these words for what older YAML meant by them.
+REFUSED_BY_THE_TOOL_ALONE = ("=", "<<")
 VALUES = (
     "a", "'a'", '"a"', "a: b", "a:b", "a:", "a # b", "a#b", "# a", "[a]", "{a: b}", "&a b", "*a",
     "!a b", "!!str a", "|\n  a\n  b", ">-\n  a\n\n  b", "|2\n    a", "|x\n  a", ">\n a", "|-\nb",
@@ -62,6 +64,8 @@ def test_its_verdicts_on_the_corpus_are_the_strict_ones(tmp_path: Path) -> None:
 def test_its_verdicts_on_odd_yaml_are_the_strict_ones(tmp_path: Path, field: str) -> None:
     folders = dict[Path, str]()
     for number, value in enumerate(VALUES):
+        if value in REFUSED_BY_THE_TOOL_ALONE:
+            continue
         folder = tmp_path / f"s{number}"
         folder.mkdir()
         rest = "" if field == "description" else "description: Does it.\n"

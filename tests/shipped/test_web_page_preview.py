@@ -7,7 +7,7 @@ from tests.shipped.conftest import learn, run
 from tests.shipped.texts import SHIPPED, commands
 
 NAME = "web-page-preview"
-SCRIPTS = f"python3 .claude/skills/{NAME}/scripts"
+SCRIPTS = f"python3 /opt/skills/{NAME}/scripts"
 BAD = b"""\
 <html><head><link rel="stylesheet" href="style.css"><script src="app.js" defer></script></head>
 <body><h1>x<div><span>b</div></b><img src="p.png"><img src="q.png" alt="q">

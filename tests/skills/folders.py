@@ -7,9 +7,8 @@ import pytest
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.catalogue import Catalogue
-from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.library import Library, Pace
 from mcp_sandbox.skills.scan import Scanner
-from mcp_sandbox.skills.watch import Pace
 
 CHAT = ChatId("local", "chat")
 

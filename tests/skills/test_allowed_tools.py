@@ -6,7 +6,7 @@ from mcp_sandbox.skills.allowed_tools import Narrowing, refusal
 
 
 def allowed(entries: tuple[str, ...], tool: str, **arguments: object) -> bool:
-    folder = "/workspace/.claude/skills/x"
+    folder = "/opt/skills/x"
     return refusal([Narrowing("x", entries, folder)], tool, arguments) is None
 
 
@@ -92,7 +92,7 @@ def test_other_tools_are_not(entries: tuple[str, ...], tool: str) -> None:
         ("npm run test", "npm run test", True),
         ("npm run test", "npm run test:all", False),
         ("npm run *:unit", "npm run test:unit", True),
-        ("python3 ${CLAUDE_SKILL_DIR}/a.py:*", "python3 /workspace/.claude/skills/x/a.py 1", True),
+        ("python3 ${CLAUDE_SKILL_DIR}/a.py:*", "python3 /opt/skills/x/a.py 1", True),
         ("python3 {baseDir}/a.py:*", "python3 /workspace/b.py", False),
     ],
 )

@@ -136,7 +136,7 @@ def test_removed_skill_is_gone(run: Run, tmp_path: Path) -> None:
     assert run("add", str(source(tmp_path)), "--yes").exit_code == 0
     assert run("remove", "pdf").exit_code == 1
     assert run("remove", "pdf", "--yes").stdout == "removed pdf\n"
-    assert "there is none" in failure(run("remove", "pdf", "--yes"))
+    assert "there are: none" in failure(run("remove", "pdf", "--yes"))
 
 
 def test_users_have_skills_of_their_own(run: Run, tmp_path: Path) -> None:

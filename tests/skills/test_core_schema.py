@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from mcp_sandbox.skills.core_schema import as_json
-from mcp_sandbox.skills.front_matter import read
+from mcp_sandbox.skills.front_matter import as_json, read
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,15 @@
 """Dividing a document, and reading what is between the fences, whatever the bytes are."""
 
 import json
-import sys
 import time
-from collections.abc import Callable
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.skills import front_matter, quoting, rules
+from mcp_sandbox.skills import front_matter
 from mcp_sandbox.skills.front_matter import HEAD_BYTES, Refused, split
-from mcp_sandbox.skills.parse import parse
+from mcp_sandbox.skills.parse import of_body, parse
 
 PIECES = (b"---", b"...", b"--", b"-", b"\n", b"\r", b"\r\n", b" ", b"\t", b"\xef\xbb\xbf", b"\0")
 YAML = (b"a", b": ", b":", b"b: c\n", b"name: x\n", b"description: y\n", b"|\n", b">", b"'", b'"')
@@ -68,11 +65,11 @@ def test_the_beginning_is_enough_where_the_rest_is_body(data: bytes) -> None:
 
 @given(HOSTILE.map(lambda data: data.decode(errors="replace")))
 def test_quotes_add_no_line_and_are_put_once(source: str) -> None:
-    once, changed = quoting.quoted(source)
+    once, changed = front_matter.quoted(source)
     assert once.count("\n") == source.count("\n")
     assert once.count("\r") == source.count("\r")
     assert len(once) > len(source) or not changed
-    assert len(quoting.quoted(once)[1]) <= len(changed)
+    assert len(front_matter.quoted(once)[1]) <= len(changed)
 
 
 def test_front_matter_that_goes_on_after_the_beginning_is_too_long() -> None:
@@ -138,38 +135,13 @@ def test_no_document_keeps_the_reader_busy(data: bytes) -> None:
     assert time.thread_time() - began < 0.3
 
 
-@pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer takes most of the time")
-def test_an_ordinary_skill_is_read_in_little_more_time_than_its_yaml() -> None:
-    described = "Reads and writes what is usual, and is long enough to be told from others. " * 3
-    more = "license: MIT\nallowed-tools: Bash(git:*) Read\nmetadata:\n  author: me\n  version: 1\n"
-    data = f"---\nname: pdf\ndescription: {described}\n{more}---\n{'text ' * 1_500}".encode()
-
-    def bare() -> None:
-        yaml.load(data.split(b"---\n", 2)[1], Loader=yaml.CSafeLoader)
-
-    reading = best_of(lambda: parse(data, "pdf"))
-    assert reading < 0.0001
-    assert reading < 2 * best_of(bare)
-
-
-def best_of(run: Callable[[], object]) -> float:
-    """Seconds of this thread's own time for one run, where nothing else got in between."""
-    times: list[float] = []
-    for _ in range(30):
-        began = time.thread_time()
-        for _ in range(20):
-            run()
-        times.append((time.thread_time() - began) / 20)
-    return min(times)
-
-
 def test_a_body_is_judged_by_its_length_and_its_characters() -> None:
     body = b"text\n" * 501 + "hid\u200bden\n".encode() + b"\x1b[2J\n\xff"
-    found = {each.code: each.line for each in rules.of_body(body, first_line=5)}
+    found = {each.code: each.line for each in of_body(body, first_line=5)}
     assert found == {
         "body-too-long": None,
         "not-utf-8": 508,
         "control-character": 507,
         "hidden-character": 506,
     }
-    assert list(rules.of_body(b"# Title\n\n\ttext\r\n")) == []
+    assert list(of_body(b"# Title\n\n\ttext\r\n")) == []

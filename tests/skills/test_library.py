@@ -25,7 +25,6 @@ async def test_skills_of_all_roots_are_offered_and_earlier_roots_go_first(tmp_pa
         ("skill://assistant-2/pdf/SKILL.md", "skill://assistant/pdf/SKILL.md"),
         ("skill://user/pdf/SKILL.md", "skill://assistant/pdf/SKILL.md"),
     ]
-    assert [skill.name for skill in catalogue.offered()] == ["a", "pdf"]
     assert catalogue.problems == ()
 
 
@@ -104,12 +103,3 @@ async def test_an_edit_is_seen_at_the_next_call(tmp_path: Path) -> None:
         write_skill(tmp_path / "mine" / "one", description=f"Does {number}.")
         (skill,) = (await shelves.catalogue(CHAT)).skills
         assert skill.front.description == f"Does {number}."
-
-
-async def test_skills_are_offered_without_those_that_only_users_may_invoke(tmp_path: Path) -> None:
-    write_skill(tmp_path / "a", description="Does it.\ndisable-model-invocation: true")
-    write_skill(tmp_path / "b", description="Does it.\nuser-invocable: false")
-    catalogue = await library(tmp_path / "data", tmp_path).catalogue(CHAT)
-    assert [skill.name for skill in catalogue.offered()] == ["b"]
-    assert [skill.name for skill in catalogue.offered(for_model=False)] == ["a", "b"]
-    assert catalogue.find("a").name == "a"

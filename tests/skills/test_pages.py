@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.errors import InvalidArgument
+from mcp_sandbox.skills.finder import Match, Page, best_first, by_name, page_of
 from mcp_sandbox.skills.models import FrontMatter, Skill
-from mcp_sandbox.skills.pages import Page, all_by_name, best_first
-from mcp_sandbox.skills.search import Match
 
 
 def skill(name: str) -> Skill:
@@ -24,7 +23,7 @@ def test_pages_follow_each_other_without_gap() -> None:
     skills = [skill(f"s{n:02}") for n in range(25)]
     seen, cursor = list[str](), None
     while True:
-        page = all_by_name(skills[::-1], cursor, 10)
+        page = page_of(by_name(skills[::-1]), cursor, 10)
         seen += names(page)
         assert page.total == 25
         if not page.more:
@@ -35,10 +34,10 @@ def test_pages_follow_each_other_without_gap() -> None:
 
 def test_what_is_there_all_the_time_is_listed_once() -> None:
     skills = [skill(f"s{n}") for n in range(10)]
-    first = all_by_name(skills, None, 5)
+    first = page_of(by_name(skills), None, 5)
     # The last one shown has gone, one came before it and one after.
     later = [each for each in skills if each.name != "s4"] + [skill("s1b"), skill("s7b")]
-    second = all_by_name(later, first.skills[-1].cursor, 50)
+    second = page_of(by_name(later), first.skills[-1].cursor, 50)
     assert names(second) == ["s5", "s6", "s7", "s7b", "s8", "s9"]
     assert not second.more
 
@@ -78,7 +77,7 @@ def made(text: str) -> str:
 )
 def test_a_made_up_cursor_is_refused_with_what_to_do(cursor: str) -> None:
     with pytest.raises(InvalidArgument, match="leave it out"):
-        all_by_name([skill("a")], cursor, 5)
+        page_of(by_name([skill("a")]), cursor, 5)
 
 
 def test_a_cursor_of_another_query_is_refused() -> None:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,10 +15,9 @@ from mcp_sandbox.errors import TooLarge
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.contents import gather
 from mcp_sandbox.skills.models import Contents, FrontMatter, Skill, SkillFile
-from mcp_sandbox.skills.pins import MAX_PINNED_BYTES, Pins, drift, name_in_view
-from mcp_sandbox.skills.snapshots import Snapshots
+from mcp_sandbox.skills.pins import MAX_PINNED_BYTES, Pins, drift, name_in_view, path_of
 from mcp_sandbox.workspace.directory import Workspaces
-from mcp_sandbox.workspace.view import Showing
+from mcp_sandbox.workspace.layout import SHOWN
 
 CHAT = ChatId("ann", "c1")
 ME = (os.geteuid(), os.getegid())
@@ -33,17 +31,17 @@ def skill(name: str = "pdf", root: str = "assistant", shadowed_by: str | None = 
 class Place:
     """The pins of a chat, and versions to pin."""
 
-    def __init__(self, data: Path, showing: Showing) -> None:
+    def __init__(self, data: Path) -> None:
         self.data = data
-        self.workspaces = Workspaces(data, owner=ME, skills=showing)
-        self.snapshots = Snapshots(data, kept_s=0)
+        self.workspaces = Workspaces(data, owner=ME, skills=True)
+        self.files: dict[str, dict[str, bytes]] = {}
 
     def pins(self, chat: ChatId = CHAT) -> Pins:
         anyio.run(self.workspaces.open, chat)
-        view = self.workspaces.view_of(chat)
-        assert view
-        self.view = view
-        return Pins("tester", view, self.snapshots)
+        tree = self.workspaces.skills_of(chat)
+        assert tree
+        self.tree = tree
+        return Pins(tree)
 
     def version(self, text: str) -> Contents:
         source = self.data.parent / "source"
@@ -52,101 +50,156 @@ class Place:
         for path, data in files.items():
             (source / path).write_bytes(data)
         contents = gather(source).contents
-        self.snapshots.add("tester", contents.digest, files)
+        self.files[contents.digest] = files
         return contents
 
+    def pin(self, pins: Pins, which: Skill, contents: Contents) -> str:
+        return pins.pin(which, contents, self.files[contents.digest])
 
-@pytest.fixture(params=["mounted", "copied"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return Place(tmp_path / "data", request.param)
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "data")
+
+
+def digest_of(pins: Pins, which: Skill) -> str:
+    found = pins.find(which.uri)
+    assert found
+    return found[1].digest
 
 
 def test_a_version_is_there_whole_and_stays_until_another_is_pinned(place: Place) -> None:
     pins = place.pins()
-    assert pins.all() == {}
+    assert pins.names() == {}
     assert pins.last() is None
     one, two = place.version("one"), place.version("two")
-    pin = pins.pin(skill(), one)
-    pins.note_last(pin)
-    folder = pins.folder(pin)
+    name = place.pin(pins, skill(), one)
+    folder = pins.folder(name)
     assert (folder / "SKILL.md").read_text() == "one"
-    assert pins.last() == f"{place.view.shown}/pdf"
+    assert pins.last() == path_of("pdf") == "/opt/skills/pdf"
     again = place.pins()
-    assert again.all() == {skill().uri: pin}
-    found = again.contents(pin)
-    assert found
-    assert found.digest == one.digest
-    # Who works in the old version can go on.
+    assert again.find(skill().uri) == ("pdf", one)
+    # What works in the old version can go on.
     old = os.open(folder, os.O_RDONLY)
-    new = again.pin(skill(), two)
-    assert again.all() == {skill().uri: new}
+    assert place.pin(again, skill(), two) == "pdf"
+    assert again.find(skill().uri) == ("pdf", two)
     assert (folder / "SKILL.md").read_text() == "two"
     script = os.open("scripts/run.sh", os.O_RDONLY, dir_fd=old)
     assert os.read(script, 100) == b"#!/bin/sh\none"
     os.close(script)
     os.close(old)
-    contents = again.contents(new)
-    assert contents
-    assert drift(found, contents) == ("SKILL.md", "scripts/run.sh")
+    assert drift(one, two) == ("SKILL.md", "scripts/run.sh")
+
+
+def test_the_skill_that_was_activated_last_is_remembered(place: Place) -> None:
+    pins = place.pins()
+    for name in ("pdf", "doc"):
+        place.pin(pins, skill(name), place.version("one"))
+    assert place.pins().last() == path_of("doc")
+    pins.note_last(skill("pdf").uri)
+    assert place.pins().last() == path_of("pdf")
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xff\xfe", b"[1]", b'{"uri"', b"[" * 100_000])
+def test_a_note_that_is_unreadable_makes_the_chat_get_its_skills_anew(
+    place: Place, garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    pins = place.pins()
+    one = place.version("one")
+    place.pin(pins, skill(), one)
+    (place.tree / "active.json").write_bytes(garbage)
+    assert (pins.find(skill().uri), pins.last()) == (None, None)
+    assert "active.json is unreadable" in caplog.text
+    assert place.pin(pins, skill(), one) == "pdf"
+    assert pins.find(skill().uri) == ("pdf", one)
 
 
 def test_only_the_last_replaced_versions_are_kept(place: Place) -> None:
     pins = place.pins()
     for number in range(8):
-        pins.pin(skill(), place.version(str(number)))
-    tree = place.view.tree
-    assert len(list(tree.glob("new-*"))) == 3
-    assert len(list((tree / "pins").iterdir())) == 4
-    assert {path.name for path in tree.iterdir() if not path.name.startswith("new-")} <= {
-        "view",
-        "pins",
-        "last",
+        place.pin(pins, skill(), place.version(str(number)))
+    assert len(list(place.tree.glob("new-*"))) == 3
+    assert {path.name for path in place.tree.iterdir() if not path.name.startswith("new-")} == {
+        SHOWN,
+        "active.json",
+        "lock",
     }
-    assert len(list((place.data / "sandbox/snapshots/tester").iterdir())) == 4
-    assert len(list(place.snapshots.sweep())) == (4 if place.view.copied else 0)
 
 
 def test_two_chats_have_each_their_own_version(place: Place) -> None:
     one, two = place.version("one"), place.version("two")
     mine, theirs = place.pins(), place.pins(ChatId("bob", "c1"))
-    first, second = mine.pin(skill(), one), theirs.pin(skill(), two)
+    first, second = place.pin(mine, skill(), one), place.pin(theirs, skill(), two)
     assert (mine.folder(first) / "SKILL.md").read_text() == "one"
     assert (theirs.folder(second) / "SKILL.md").read_text() == "two"
     anyio.run(place.workspaces.remove, ChatId("bob", "c1"))
     anyio.run(partial(place.workspaces.empty_trash, is_due=lambda _: True))
-    assert mine.contents(first)
-    assert place.snapshots.has("tester", two.digest)
-    (file,) = (place.data / "sandbox/snapshots/tester").glob(
-        f"{two.digest.replace(':', '-')}/SKILL.md"
-    )
-    assert (file.read_text(), file.stat().st_mode & 0o777) == ("two", 0o444)
+    assert digest_of(mine, skill()) == one.digest
 
 
-def test_a_version_that_is_not_as_it_was_is_none(place: Place) -> None:
+def test_what_a_sandbox_sees_cannot_be_changed_and_is_run_by_its_first_line(place: Place) -> None:
     pins = place.pins()
-    pin = pins.pin(skill(), place.version("one"))
-    folder = pins.folder(pin)
+    folder = pins.folder(place.pin(pins, skill(), place.version("one")))
+    modes = {path: (folder / path).stat().st_mode & 0o777 for path in (".", "SKILL.md")}
+    assert modes == {".": 0o555, "SKILL.md": 0o444}
+    assert (folder / "scripts").stat().st_mode & 0o777 == 0o555
+    assert (folder / "scripts/run.sh").stat().st_mode & 0o777 == 0o555
+
+
+def test_a_version_gets_its_name_when_all_of_it_is_on_the_disk(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[str] = set()
+    unsynced: list[set[str]] = []
+    real_sync, real_rename = os.fsync, os.rename
+
+    def sync(descriptor: int) -> None:
+        real_sync(descriptor)
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def rename(source: Path, target: Path) -> None:
+        made = Path(source)
+        if made.is_dir():
+            unsynced.append({str(each) for each in (made, *made.rglob("*"))} - synced)
+        real_rename(source, target)
+
+    pins, one = place.pins(), place.version("one")
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "rename", rename)
+    place.pin(pins, skill(), one)
+    assert unsynced == [set()]
+    assert str(place.tree / SHOWN) in synced
+
+
+def test_what_could_not_be_written_leaves_nothing(place: Place) -> None:
+    pins, one = place.pins(), place.version("one")
+    with pytest.raises(OSError, match="File name too long"):
+        pins.pin(skill(), one, {"a": b"", "b" * 300: b""})
+    assert (list(place.tree.glob("new-*")), pins.names()) == ([], {})
+
+
+def test_a_version_that_is_gone_is_none_and_can_be_pinned_again(place: Place) -> None:
+    pins = place.pins()
+    folder = pins.folder(place.pin(pins, skill(), place.version("one")))
     folder.chmod(0o755)
-    (folder / "more").write_text("x")
-    assert pins.contents(pin) is None
     (folder / "scripts").chmod(0o755)
     shutil.rmtree(folder)
-    assert pins.all() == {}
-    assert pins.contents(pin) is None
-    assert pins.contents(pins.pin(skill(), place.version("one"))) is not None
+    assert (pins.find(skill().uri), pins.last()) == (None, None)
+    place.pin(pins, skill(), place.version("one"))
+    assert pins.find(skill().uri)
 
 
 def test_a_chat_has_only_so_much_of_skills(place: Place) -> None:
     pins = place.pins()
-    half = MAX_PINNED_BYTES // 2
     one = place.version("one")
-    large = Contents((SkillFile("SKILL.md", half, "", "", "text"),), one.digest)
-    pins.pin(skill("a"), large)
-    pins.pin(skill("b"), large)
-    pins.pin(skill("a"), large)
+    rest = MAX_PINNED_BYTES - sum(file.size for file in one.files)
+    large = Contents((SkillFile("SKILL.md", rest, "", "", "text"),), one.digest)
+    place.pin(pins, skill("a"), one)
+    place.pin(pins, skill("b"), large)
+    place.pin(pins, skill("a"), one)
     with pytest.raises(TooLarge, match="over 256 MiB of skills"):
-        pins.pin(skill("c"), one)
-    assert set(pins.all()) == {skill("a").uri, skill("b").uri}
+        place.pin(pins, skill("c"), replace(large, files=(*large.files, *one.files)))
+    assert set(pins.names()) == {skill("a").uri, skill("b").uri}
 
 
 def test_skills_of_one_name_do_not_take_each_others_place(place: Place) -> None:
@@ -154,22 +207,23 @@ def test_skills_of_one_name_do_not_take_each_others_place(place: Place) -> None:
     mine = skill()
     theirs = skill(root="shipped", shadowed_by=mine.uri)
     one, two = place.version("one"), place.version("two")
-    first, second = pins.pin(mine, one), pins.pin(theirs, two)
-    assert first.name == "pdf"
-    assert second.name.startswith("pdf@")
-    assert set(pins.all()) == {mine.uri, theirs.uri}
-    # What a chat has, it has under the same name, whoever comes before it by now.
-    assert pins.pin(replace(mine, shadowed_by="another"), two).name == "pdf"
+    first, second = place.pin(pins, mine, one), place.pin(pins, theirs, two)
+    assert first == "pdf"
+    assert second.startswith("pdf@")
+    assert pins.names() == {mine.uri: first, theirs.uri: second}
+    # What a chat has, it has under the same name, whichever comes before it by now.
+    assert place.pin(pins, replace(mine, shadowed_by="another"), two) == "pdf"
+    assert place.pin(pins, skill(root="user"), one).startswith("pdf@")
+    assert digest_of(pins, mine) == two.digest
 
 
 def test_no_name_leads_elsewhere_or_is_hidden(place: Place) -> None:
     pins = place.pins()
     version = place.version("one")
     names = ("..", ".", ".git", "a/b", "a\0b", "a\nb", "ü", "a b", "x" * 64, "%2E", "ä" * 300, "@")
-    found = {pins.pin(skill(name), version).name for name in names}
+    found = {place.pin(pins, skill(name), version) for name in names}
     assert len(found) == len(names)
-    folder = place.view.folder
-    assert {path.name for path in folder.iterdir()} - {".gitignore"} == found
+    assert {path.name for path in (place.tree / SHOWN).iterdir()} == found
     assert all("/" not in name and not name.startswith(".") for name in found)
     assert name_in_view(skill("ü")) == "ü"
 
@@ -177,56 +231,48 @@ def test_no_name_leads_elsewhere_or_is_hidden(place: Place) -> None:
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.skills.test_pins import Place, skill
-count = 0
-def step(event, args):
-    global count
-    if event in ("open", "os.mkdir", "os.chmod", "os.rename", "os.link", "ctypes.call_function"):
-        count += 1
-        if count == int(sys.argv[3]):
+from tests.skills.test_pins import Place, digest_of, skill
+
+# A kill loses nothing that was written, synced or not.
+os.fsync = lambda descriptor: None
+STEPS = ("open", "os.mkdir", "os.chmod", "os.rename", "os.link", "ctypes.call_function")
+
+def pin_until(step, contents):
+    left = step
+    def count(event, args):
+        nonlocal left
+        left -= event in STEPS
+        if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-place = Place(Path(sys.argv[1]), "mounted")
+    sys.addaudithook(count)
+    place.pin(pins, skill(), contents)
+    os._exit(0)
+
+place = Place(Path(sys.argv[1]))
 pins = place.pins()
-contents = place.version(sys.argv[2])
-sys.addaudithook(step)
-pins.pin(skill(), contents)
-sys.exit(3)
+versions = [place.version(text) for text in ("one", "two")]
+place.pin(pins, skill(), versions[0])
+for step in range(1, 300):
+    wanted = versions[step % 2]
+    again = place.version(("one", "two")[step % 2])
+    child = os.fork()
+    if child == 0:
+        pin_until(step, again)
+    ended = os.waitpid(child, 0)[1]
+    assert digest_of(pins, skill()) in {each.digest for each in versions}
+    if ended == 0:
+        break
+assert ended == 0 and step > 10, (ended, step)
+assert digest_of(pins, skill()) == wanted.digest
+for version in versions:
+    place.version(("one", "two")[versions.index(version)])
+    place.pin(pins, skill(), version)
+    assert digest_of(pins, skill()) == version.digest
+assert len(list(place.tree.glob("new-*"))) <= 3
 """
 
 
 def test_killed_at_any_step_the_sandbox_sees_one_whole_version(tmp_path: Path) -> None:
-    place = Place(tmp_path / "data", "mounted")
-    pins = place.pins()
-    texts = ("one", "two")
-    versions = [place.version(text).digest for text in texts]
-    pin = pins.pin(skill(), place.version("one"))
-    for step in range(1, 200):
-        command = [sys.executable, "-c", _KILLED, str(place.data), texts[step % 2], str(step)]
-        done = subprocess.run(command, check=False)
-        seen = gather(pins.folder(pin), anchor=place.view.anchor).contents.digest
-        assert seen in versions
-        known = pins.all()[skill().uri]
-        assert known.digest == seen
-        if done.returncode == 3:
-            assert step > 10
-            assert seen == versions[step % 2]
-            break
-        assert done.returncode == -signal.SIGKILL
-    for text in texts:
-        assert pins.contents(pins.pin(skill(), place.version(text)))
-    assert len(list(place.view.tree.glob("new-*"))) <= 3
-
-
-def test_the_chats_own_files_are_not_followed_or_replaced(tmp_path: Path) -> None:
-    place = Place(tmp_path / "data", "copied")
-    pins = place.pins()
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (place.view.workspace / ".claude").symlink_to(outside)
-    (place.view.workspace / ".agents").symlink_to(outside)
-    pins.pin(skill(), place.version("one"))
-    assert list(outside.iterdir()) == []
-    assert (place.view.workspace / ".claude/skills/pdf/SKILL.md").read_text() == "one"
-    (place.view.folder / "doc").write_text("mine")
-    pins.pin(skill("doc"), place.version("one"))
-    assert [path.read_text() for path in place.view.tree.glob("new-*")] == ["mine"]
+    command = [sys.executable, "-c", _KILLED, str(tmp_path / "data")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sandbox.skills import front_matter
-from mcp_sandbox.skills.parse import parse
+from mcp_sandbox.skills.parse import STANDARD, parse
 from mcp_sandbox.skills.repair import CLIENT_FIELDS, repair
-from mcp_sandbox.skills.rules import STANDARD
 from tests.skills.corpus import CASES, Case, good
 
 LEFT_TO_A_PERSON = {
@@ -72,15 +71,22 @@ def test_json_becomes_lines_and_keeps_its_types() -> None:
     )
 
 
-def test_unknown_fields_move_below_metadata_as_they_are_written() -> None:
+def test_unknown_fields_move_below_metadata_with_their_types_and_remarks() -> None:
     yaml = (
-        "name: pdf\nversion: 1.0 # semver?\ndescription: D.\nmetadata:\n    version: '2'\n"
+        "name: pdf\n# semver?\nversion: 1.0\ndescription: D.\n# more\nmetadata:\n    version: '2'\n"
         "triggers:\n- a: 1\n  b: 'x'\n- |\n  text\nhomepage: https://example.org\n"
     )
     assert repaired(yaml) == (
-        "name: pdf\ndescription: D.\nmetadata:\n    version: '2'\n    version-field: 1.0\n"
-        "    triggers:\n    - a: 1\n      b: 'x'\n    - |\n      text\n"
-        "    homepage: https://example.org\n"
+        "name: pdf\ndescription: D.\n# more\n# semver?\nmetadata:\n  version: '2'\n"
+        "  version-field: 1.0\n  triggers:\n    - a: 1\n      b: x\n    - |\n      text\n"
+        "  homepage: https://example.org\n"
+    )
+
+
+def test_fields_named_like_arguments_of_the_library_are_fields_like_others() -> None:
+    yaml = "name: pdf\ndescription: D.\ncontent: {a: b}\nhandler: c\nmetadata: {d: e}\n"
+    assert repaired(yaml) == (
+        "name: pdf\ndescription: D.\nmetadata:\n  d: e\n  content:\n    a: b\n  handler: c\n"
     )
 
 
@@ -107,7 +113,8 @@ def test_name_is_the_folders_where_that_can_be_a_name() -> None:
 
 def test_line_end_that_only_yaml_knows_does_not_hide_the_fence() -> None:
     text = repaired("name: pdf\nx: one\x85description: D.\n")
-    assert text == "name: pdf\ndescription: D.\nmetadata:\n  x: one\x85\n"
+    assert text == "name: pdf\ndescription: D.\nmetadata:\n  x: one\n"
+    assert repaired("description: D.\x85name: PDF\n") == "name: pdf\ndescription: D.\x85\n"
 
 
 def test_line_ends_of_several_kinds_do_not_melt_into_one() -> None:

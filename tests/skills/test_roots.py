@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_sandbox.skills import reading
+from mcp_sandbox.skills import scan
 from tests.skills.folders import CHAT, codes, library, write_skill
 
 
@@ -110,7 +110,7 @@ async def test_what_did_not_change_in_a_workspace_is_not_read_again(
     shelves = library(tmp_path, workspace=True)
     await anyio.sleep(0.1)
     before = await shelves.catalogue(CHAT)
-    monkeypatch.setattr(reading, "parse", None)
+    monkeypatch.setattr(scan, "parse", None)
     assert await shelves.catalogue(CHAT) is before
     os.rename(skills / "one", tmp_path / "one")
     (skills / "one").symlink_to(tmp_path / "one")

@@ -4,6 +4,7 @@ import random
 import string
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -12,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sandbox.config import SkillsConfig
+from mcp_sandbox.skills.finder import Index
 from mcp_sandbox.skills.library import Library
 from mcp_sandbox.skills.models import FrontMatter, Skill
-from mcp_sandbox.skills.outline import headings
-from mcp_sandbox.skills.search import Index
-from mcp_sandbox.skills.words import Vocabulary, edits
+from mcp_sandbox.skills.overview import near
 
 # What a skill is, how its author describes it, and how people ask for it in other words.
 KNOWN = {
@@ -103,7 +103,7 @@ def crowd(number: int) -> Iterator[Skill]:
 def five_thousand() -> Index:
     index = Index()
     known = [skill(name, said) for name, (said, _) in KNOWN.items()]
-    index.update([*crowd(5000 - len(known)), *known], {})
+    index.update([*crowd(5000 - len(known)), *known])
     return index
 
 
@@ -131,15 +131,15 @@ def test_a_query_among_five_thousand_takes_no_time(five_thousand: Index) -> None
 def test_a_name_counts_more_than_what_others_say() -> None:
     index = Index()
     talk = [skill(f"other-{n}", "Works well with docker and docker and docker.") for n in range(5)]
-    index.update([*talk, skill("docker", "Builds images.")], {})
+    index.update([*talk, skill("docker", "Builds images.")])
     assert found(index, "docker")[0] == "docker"
 
 
 def test_tags_and_headings_are_searched() -> None:
     index = Index()
     tagged = skill("one", "Something.", tags="astronomy, telescopes")
-    titled = skill("two", "Something else.")
-    index.update([tagged, titled], {titled.uri: ("Calibrating a spectrograph",)})
+    titled = replace(skill("two", "Something else."), outline="Calibrating a spectrograph")
+    index.update([tagged, titled])
     assert found(index, "telescope") == ["one"]
     assert found(index, "spectrographs") == ["two"]
     assert index.reasons("spectrographs", [tagged, titled]) == [(), ("headings: spectrograph",)]
@@ -148,7 +148,7 @@ def test_tags_and_headings_are_searched() -> None:
 def test_every_match_says_why() -> None:
     index = Index()
     forms = skill("pdf-forms", "Fills forms.")
-    index.update([forms], {})
+    index.update([forms])
     (reasons,) = index.reasons("fill in pdf fomrs", [forms])
     assert reasons == ("name: pdf, forms (for fomrs)", "description: fills, forms (for fomrs)")
 
@@ -186,7 +186,6 @@ FOR_NONE = (
     "ocr a scanned receipt",
     "recipe for bread",
     "regex to match dates",
-    "rust borrow checker error",
     "train a neural network",
     "transcribe audio",
     "translate text to french",
@@ -197,8 +196,7 @@ FOR_NONE = (
 def shipped() -> Index:
     index = Index()
     known = anyio.run(Library(SkillsConfig(), Path("/nowhere")).catalogue, "tester").skills
-    texts = {each.uri: (each.folder / "SKILL.md").read_bytes() for each in known}
-    index.update(known, {uri: headings(text) for uri, text in texts.items()})
+    index.update(known)
     return index
 
 
@@ -217,14 +215,14 @@ def test_a_task_that_no_shipped_skill_is_for_finds_none() -> None:
 
 def test_a_word_that_all_skills_have_finds_them_if_it_is_all_that_is_asked_for() -> None:
     index = Index()
-    index.update([skill("pdf-forms"), skill("pdf-pages"), skill("pdf-text")], {})
+    index.update([skill("pdf-forms"), skill("pdf-pages"), skill("pdf-text")])
     assert len(found(index, "pdf")) == 3
     assert found(index, "forms of a pdf")[0] == "pdf-forms"
 
 
 def test_short_and_empty_words_are_no_mistyped_ones() -> None:
-    known = Vocabulary(["to", "form", "audit", "there", "slides"])
-    assert [known.near(word) for word in ("two", "from", "three", "sldies", "aduit")] == [
+    known = ["to", "form", "audit", "there", "slides"]
+    assert [near(word, known) for word in ("two", "from", "three", "sldies", "aduit")] == [
         [],
         [],
         [],
@@ -244,8 +242,7 @@ def test_other_scripts_are_searched(asked: str, name: str) -> None:
             skill("shuju", "用于数据分析和报告"),
             skill("gurafu", "グラフを描く"),
             skill("cv", "Writes a résumé."),
-        ],
-        {},
+        ]
     )
     assert found(index, asked) == [name]
 
@@ -268,7 +265,7 @@ def test_other_scripts_are_searched(asked: str, name: str) -> None:
 )
 def test_no_query_is_syntax(query: str) -> None:
     index = Index()
-    index.update([skill("drop-table", "Drops a table, near a name.")], {})
+    index.update([skill("drop-table", "Drops a table, near a name.")])
     for match in index.search(query):
         assert match.skill.name == "drop-table"
     assert found(index, "table") == ["drop-table"]
@@ -277,20 +274,19 @@ def test_no_query_is_syntax(query: str) -> None:
 @given(st.text(max_size=40), st.text(max_size=60))
 def test_any_text_can_be_searched_for_any_other(text: str, query: str) -> None:
     index = Index()
-    one = skill("one", text)
-    index.update([one], {one.uri: (query,)})
+    one = replace(skill("one", text), outline=query)
+    index.update([one])
     index.search(text)
     index.search(query)
     index.reasons(query, [one])
 
 
-def test_only_what_changed_is_read_again() -> None:
+def test_what_changed_is_found_as_it_is_now() -> None:
     index = Index()
     one, two = skill("one", "First."), skill("two", "Second.")
-    index.update([one, two], {})
+    index.update([one, two])
     newer = skill("two", "Newest.")
-    assert index.unknown([one, newer]) == [newer]
-    index.update([newer], {})
+    index.update([newer])
     assert (found(index, "first"), found(index, "second"), found(index, "newest")) == (
         [],
         [],
@@ -298,23 +294,13 @@ def test_only_what_changed_is_read_again() -> None:
     )
 
 
-def test_mistakes_are_counted_as_people_make_them() -> None:
-    assert [edits("form", other) for other in ("form", "from", "forms", "fork", "or")] == [
-        0,
-        1,
-        1,
-        1,
-        2,
-    ]
-
-
 def test_words_made_of_the_same_letters_hold_up_no_search() -> None:
     letters = string.ascii_lowercase + string.ascii_lowercase[:14]
     chance = random.Random(1)
     alike = ["".join(chance.sample(letters, 40)) for _ in range(20_000)]
     asked = [word[::-1] for word in alike[:9]]
-    known = Vocabulary([*alike, f"{asked[0][:20]}{asked[0][21:]}"])
-    began = time.monotonic()
-    assert known.near(asked[0]) == [f"{asked[0][:20]}{asked[0][21:]}"]
-    assert all(not known.near(word) for word in asked[1:])
-    assert time.monotonic() - began < 5
+    known = sorted([*alike, f"{asked[0][:20]}{asked[0][21:]}"])
+    began = time.thread_time()
+    assert near(asked[0], known) == [f"{asked[0][:20]}{asked[0][21:]}"]
+    assert all(not near(word, known) for word in asked[1:])
+    assert time.thread_time() - began < 5

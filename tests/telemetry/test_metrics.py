@@ -2,11 +2,12 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from mcp_sandbox.telemetry.metrics import Metrics, ToolFigures, metrics_text
+from mcp_sandbox.telemetry.calls import CallRecord
+from mcp_sandbox.telemetry.metrics import Metrics, ToolFigures
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
-    text = metrics_text(metrics.registry).decode()
+    text = metrics.text().decode()
     return {
         (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
         for family in text_string_to_metric_families(text)
@@ -14,11 +15,15 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
     }
 
 
+def ended(outcome: str, duration_ms: float) -> CallRecord:
+    return CallRecord("exec", outcome=outcome, duration_ms=duration_ms)
+
+
 def test_calls_are_counted_by_tool_and_outcome() -> None:
     metrics = Metrics()
-    metrics.count_call("exec", "ok", 0.1)
-    metrics.count_call("exec", "ok", 0.2)
-    metrics.count_call("exec", "sandbox_gone", 3.0)
+    metrics.count(ended("ok", 100))
+    metrics.count(ended("ok", 200))
+    metrics.count(ended("sandbox_gone", 3000))
     read = samples(metrics)
     assert read["mcp_sandbox_calls_total", "ok", "exec"] == 2
     assert read["mcp_sandbox_calls_total", "sandbox_gone", "exec"] == 1
@@ -43,5 +48,5 @@ def test_figures_of_others_are_asked_at_each_reading() -> None:
 
 def test_two_servers_in_one_process_count_apart() -> None:
     first, second = Metrics(), Metrics()
-    first.count_call("exec", "ok", 0.1)
+    first.count(ended("ok", 100))
     assert second.snapshot() == []

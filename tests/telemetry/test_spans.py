@@ -17,7 +17,7 @@ from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.identity import one_chat, sessions_by
 from mcp_sandbox.server.server import build_server
-from mcp_sandbox.telemetry.spans import span
+from mcp_sandbox.telemetry.calls import span
 
 SECRET = "s3cret-words"
 
@@ -30,7 +30,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     # The API lets a provider be set once in a process; tests need their own each.
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
-    for module in ("mcp.shared._otel", "mcp_sandbox.telemetry.spans"):
+    for module in ("mcp.shared._otel", "mcp_sandbox.telemetry.calls"):
         monkeypatch.setattr(f"{module}._tracer", provider.get_tracer("test"))
     yield exporter
     provider.shutdown()
@@ -51,15 +51,21 @@ async def test_a_call_is_followed_from_the_client_into_the_sandbox(
                 await client.call_tool("exec", {"command": f"echo {SECRET}"})
     spans = exported.get_finished_spans()
     (run,) = (each for each in spans if each.name == "runtime run")
-    assert ancestors(run, spans)[:2] == ["session", "tools/call exec"]
+    assert ancestors(run, spans)[:2] == ["call", "tools/call exec"]
     (inside,) = (each for each in spans if each.name == "runner run")
-    assert ancestors(inside, spans)[:2] == ["session", "tools/call exec"]
+    assert ancestors(inside, spans)[:2] == ["call", "tools/call exec"]
     (opened,) = (each for each in spans if each.name == "session open")
-    assert ancestors(opened, spans)[0] == "session"
-    (session,) = (each for each in spans if each.name == "session")
-    assert dict(session.attributes or {}) == {
+    assert ancestors(opened, spans)[0] == "call"
+    (call,) = (each for each in spans if each.name == "call")
+    told = dict(call.attributes or {})
+    assert told.pop("mcp_sandbox.call")
+    assert told.pop("mcp_sandbox.duration_ms")
+    assert told == {
         "mcp_sandbox.chat": "me/traced",
         "mcp_sandbox.backend": "unsafe-local",
+        "mcp_sandbox.tool": "exec",
+        "mcp_sandbox.outcome": "ok",
+        "mcp_sandbox.exit_code": 0,
     }
 
 
@@ -75,8 +81,11 @@ async def test_spans_hold_no_contents_even_of_failures(
                 await client.call_tool("read_file", {"path": f"{SECRET}/absent"})
                 await client.call_tool("read_file", {"path": 5, SECRET: SECRET})
     spans = exported.get_finished_spans()
-    (failed,) = (each for each in spans if each.name == "session" and not each.status.is_ok)
-    assert (failed.attributes or {})["error.type"] == "NotFound"
+    failed = (each for each in spans if each.name == "call" and not each.status.is_ok)
+    assert [(each.attributes or {})["error.type"] for each in failed] == [
+        "NotFound",
+        "InvalidArgument",
+    ]
     assert SECRET not in json.dumps([json.loads(each.to_json()) for each in spans])
 
 

@@ -9,9 +9,8 @@ import pytest
 from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.errors import WorkspaceFull
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.workspace.census import UserTotals
-from mcp_sandbox.workspace.directory import Workspaces
-from mcp_sandbox.workspace.usage import Usage
+from mcp_sandbox.workspace.directory import UserTotals, Workspaces
+from mcp_sandbox.workspace.walk import Usage
 
 OWNER = (os.geteuid(), os.getegid())
 MIB = 1024**2
@@ -48,8 +47,9 @@ async def test_a_removed_chat_is_in_the_trash_and_makes_no_new_trees(tmp_path: P
     assert item.allocated_bytes >= 100_000
     kept = tmp_path / "data" / "sandbox" / "trash" / item.name
     assert (kept / "home" / "history").read_text() == "mine"
-    assert (await workspaces.empty_trash(is_due=lambda name: False)).kept == (item.name,)
-    assert (await workspaces.empty_trash(is_due=lambda name: True)).deleted == (item.name,)
+    assert await workspaces.empty_trash(is_due=lambda name: False) == ((), ())
+    assert kept.exists()
+    assert await workspaces.empty_trash(is_due=lambda name: True) == ((item.name,), ())
 
 
 async def test_the_chats_of_a_user_share_the_quota(tmp_path: Path) -> None:

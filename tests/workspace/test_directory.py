@@ -190,8 +190,9 @@ async def test_discarding_leaves_an_empty_tree_and_keeps_the_old_one_in_the_tras
     assert (found.home / "history").exists()
     (item,) = (tmp_path / "data" / "sandbox" / "trash").iterdir()
     assert (item / "workspace" / "file").read_text() == "old"
-    assert (await workspaces.empty_trash(is_due=lambda _name: False)).kept == (item.name,)
-    assert (await workspaces.empty_trash(is_due=lambda _name: True)).deleted == (item.name,)
+    assert await workspaces.empty_trash(is_due=lambda _name: False) == ((), ())
+    assert item.exists()
+    assert await workspaces.empty_trash(is_due=lambda _name: True) == ((item.name,), ())
     assert not item.exists()
 
 
@@ -205,7 +206,7 @@ async def test_emptying_the_trash_can_be_cancelled_and_resumed(tmp_path: Path) -
         with anyio.move_on_after(0.01) as scope:
             await workspaces.empty_trash(is_due=lambda _name: True)
         assert scope.cancelled_caught
-        assert len((await workspaces.empty_trash(is_due=lambda _name: True)).deleted) == 1
+        assert len((await workspaces.empty_trash(is_due=lambda _name: True))[0]) == 1
 
 
 async def test_the_meter_sees_workspace_and_home_and_refuses_at_the_limit(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.workspace.usage import Usage, free_space, measure
+from mcp_sandbox.workspace.walk import Usage, free_space, measure
 
 
 def usage(*trees: Path, **options: object) -> Usage:
@@ -213,8 +213,8 @@ def as_nobody(action: Callable[[], None]) -> int:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 def test_a_directory_closed_by_its_owner_hides_nothing_and_stays_closed(tmp_path: Path) -> None:
-    for parent in (tmp_path, *list(tmp_path.parents)[:2]):
-        parent.chmod(0o755)
+    for parent in (tmp_path, *list(tmp_path.parents)[:3]):
+        parent.chmod(parent.stat().st_mode | 0o055)
     closed = tmp_path / "tree" / "closed"
     (closed / "in").mkdir(parents=True)
     (closed / "in" / "file").write_bytes(b"x" * 100_000)

@@ -1,27 +1,67 @@
-"""The arguments of bwrap: a pure function of what the sandbox shall hold.
+"""The arguments of bwrap, and the /etc of a sandbox: names, keys and credentials stay outside.
 
-Nothing of the host is inside but /usr (read-only), the few directories named here, and the mounts
-of the spec. Order matters: what comes later lies over what came before.
+Nothing of the host is inside but /usr (read-only), what is named here, and the mounts of the spec;
+without walls, all of it. Order matters: what comes later lies over what came before.
 """
 
+import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mcp_sandbox.backends.runner_copy import GITCONFIG
 from mcp_sandbox.models import Limits, Mount, Network
 
+# Those of the host would show other processes than the sandbox's own; /dev holds devices.
+_OWN = ("/proc", "/dev")
+TMP = "/tmp"  # noqa: S108 - the host's
 # What Docker masks too, as far as a user without capabilities could read it.
 _MASKED = ("keys", "interrupts", "latency_stats", "timer_list", "sched_debug")
 _LINKED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_MOST_BYTES = 4 * 1024 * 1024
+_COPIED = (
+    *("ld.so.cache", "localtime", "mime.types", "protocols", "services"),
+    *("ssl/openssl.cnf", "debian_version"),
+)
+_BOUND = ("alternatives", "fonts")
+# Of use only with a network; each costs a start some time.
+_COPIED_OPEN = ("resolv.conf",)
+_BOUND_OPEN = ("ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
+
+
+def host_root(targets: Collection[str], tmp: str, root: Path = Path("/")) -> list[str]:
+    """Options that show what is on the host, its /tmp from `tmp`, but not `targets`. Blocks."""
+    own = ("--proc", "/proc", "--dev-bind", "/dev", "/dev")
+    return [*own, *_entries(root, targets, {TMP: tmp})]
+
+
+def _entries(folder: Path, targets: Collection[str], reach: dict[str, str]) -> list[str]:
+    words: list[str] = []
+    # What cannot be listed here cannot be listed inside.
+    for path in sorted(folder.iterdir()) if os.access(folder, os.R_OK) else ():
+        name = str(path)
+        below = [target for target in targets if target.startswith(name + "/")]
+        if name in (*_OWN, *targets) or (below and (path.is_symlink() or not path.is_dir())):
+            continue
+        if path.is_symlink():
+            words += ["--symlink", os.readlink(path), name]  # noqa: PTH115 - as it is written
+        elif all(map(_is_there, below)):
+            # It may be gone by then: /run changes all the time.
+            words += ["--bind-try", reach.get(name, name), name]
+        else:
+            words += ["--dir", name, *_entries(path, targets, reach)]
+    return words
+
+
+def _is_there(target: str) -> bool:
+    """Whether a directory has that path without any link."""
+    return os.path.isdir(target) and os.path.realpath(target) == target  # noqa: PTH112
 
 
 @dataclass(frozen=True)
 class System:
-    """What of the host's system is shown: `links` as they are there, `bound` read-only.
-
-    `masked` are files of /proc that are shown empty.
-    """
+    """What of the host's system is shown: `links` as there, `bound` read-only, `masked` empty."""
 
     links: Mapping[str, str]
     bound: tuple[str, ...]
@@ -41,7 +81,7 @@ class Descriptors:
 
 @dataclass(frozen=True)
 class Inside:
-    """What one sandbox holds. `reach` names a directory of the host by the path to bind it from."""
+    """What one sandbox holds; without `walls`, beside all that the host has."""
 
     uid: int
     gid: int
@@ -50,6 +90,7 @@ class Inside:
     mounts: tuple[Mount, ...]
     environment: Mapping[str, str]
     memory_group: tuple[str, str] | None = None
+    walls: bool = True
 
 
 def look_at_system(root: Path = Path("/")) -> System:
@@ -76,13 +117,15 @@ def arguments(
     descriptors: Descriptors,
     reach: Mapping[str, str],
 ) -> list[str]:
-    """All options of bwrap; the command is not among them."""
+    """All options of bwrap but the command; `reach` has the path to bind each directory from."""
+    ours = _ours(inside, reach)
+    shown = _shown(system, etc_bound, descriptors, inside.limits)
     return [
-        *_walls(inside),
-        *_system(system),
-        *_etc(etc_bound, descriptors),
-        *_memory(inside.limits),
-        *_ours(inside, reach),
+        *(_walls(inside) if inside.walls else ("--unshare-user", "--unshare-pid")),
+        *("--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"),
+        *("--uid", str(inside.uid), "--gid", str(inside.gid)),
+        *(shown if inside.walls else host_root(ours[2::3], reach["tmp"])),
+        *ours,
         *("--remount-ro", "/", "--chdir", "/workspace"),
         *("--seccomp", str(descriptors.seccomp)),
         *("--json-status-fd", str(descriptors.status), "--block-fd", str(descriptors.block)),
@@ -97,12 +140,13 @@ def _walls(inside: Inside) -> list[str]:
         *("--unshare-all", "--unshare-user", "--unshare-cgroup"),
         *(("--share-net",) if inside.network == "open" else ()),
         *("--disable-userns", "--assert-userns-disabled"),
-        *("--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"),
-        *("--uid", str(inside.uid), "--gid", str(inside.gid), "--hostname", "sandbox"),
+        *("--hostname", "sandbox"),
     ]
 
 
-def _system(system: System) -> list[str]:
+def _shown(
+    system: System, etc_bound: tuple[str, ...], descriptors: Descriptors, limits: Limits
+) -> list[str]:
     return [
         *(word for path in system.bound for word in ("--ro-bind", path, path)),
         *(word for path, to in system.links.items() for word in ("--symlink", to, path)),
@@ -112,22 +156,12 @@ def _system(system: System) -> list[str]:
         # whoever looks their own, also through the host's directory.
         *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"),
         *(word for path in system.masked for word in ("--ro-bind", "/dev/null", path)),
-    ]
-
-
-def _etc(bound: tuple[str, ...], descriptors: Descriptors) -> list[str]:
-    return [
         *(
             word
             for path, number in descriptors.etc.items()
             for word in ("--perms", "0444", "--file", str(number), path)
         ),
-        *(word for path in bound for word in ("--ro-bind", path, path)),
-    ]
-
-
-def _memory(limits: Limits) -> list[str]:
-    return [
+        *(word for path in etc_bound for word in ("--ro-bind", path, path)),
         *("--dev", "/dev", *_tmpfs("/dev/shm", limits.shm_mb), "--remount-ro", "/dev"),  # noqa: S108
         *(*_tmpfs("/tmp", limits.tmp_mb), "--dir", "/var", "--symlink", "/tmp", "/var/tmp"),  # noqa: S108
     ]
@@ -153,4 +187,45 @@ def _ours(inside: Inside, reach: Mapping[str, str]) -> list[str]:
 def sources(inside: Inside, runner: Path, sockets: Path) -> dict[str, Path]:
     """The host's directories that `arguments` wants reachable, by the names it uses."""
     named = {f"mount-{number}": mount.source for number, mount in enumerate(inside.mounts)}
-    return {"runner": runner, "sockets": sockets} | named
+    # Where bwrap is started as another user, the host's /tmp is hidden.
+    hidden = {} if inside.walls else {"tmp": Path(TMP).resolve()}
+    return {"runner": runner, "sockets": sockets} | named | hidden
+
+
+@dataclass(frozen=True)
+class Etc:
+    """`files` are made new, from their bytes; `bound` directories are the host's, read-only."""
+
+    files: dict[str, bytes]
+    bound: tuple[str, ...]
+
+
+def etc(uid: int, gid: int, network: Network, host: Path = Path("/etc")) -> Etc:
+    """What /etc holds for a user of that number. Blocks on the disk."""
+    is_open = network == "open"
+    copied = (*_COPIED, *_COPIED_OPEN) if is_open else _COPIED
+    binds = (*_BOUND, *_BOUND_OPEN) if is_open else _BOUND
+    text = {
+        "passwd": f"sandbox:x:{uid}:{gid}:sandbox:/home/sandbox:/bin/bash\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+        "group": f"sandbox:x:{gid}:\nnogroup:x:65534:\n",
+        "hosts": "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n",
+        "hostname": "sandbox\n",
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+    }
+    found = {name: content.encode() for name, content in text.items()} | {"gitconfig": GITCONFIG}
+    found |= {name: data for name in copied if (data := _public(host / name)) is not None}
+    bound = tuple(f"/etc/{name}" for name in binds if (host / name).is_dir())
+    return Etc({f"/etc/{name}": data for name, data in found.items()}, bound)
+
+
+def _public(path: Path) -> bytes | None:
+    """A small file that every user of the host may read, else None."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or not found.st_mode & stat.S_IROTH:
+            return None
+        return path.read_bytes() if found.st_size <= _MOST_BYTES else None
+    except OSError:
+        # What a host lacks, its sandboxes lack too.
+        return None

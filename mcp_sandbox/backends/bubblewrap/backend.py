@@ -1,66 +1,128 @@
 """The bubblewrap backend: a sandbox is a tree of unprivileged processes in its own namespaces."""
 
+import logging
 import os
 import socket
 import tempfile
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import anyio
 from anyio import to_thread
+from anyio.abc import ByteStream
 
+from mcp_sandbox.backends import local_socket
 from mcp_sandbox.backends.bubblewrap import cgroups, verify
-from mcp_sandbox.backends.bubblewrap.facts import facts
-from mcp_sandbox.backends.bubblewrap.host import Host
+from mcp_sandbox.backends.bubblewrap.host import Host, facts
 from mcp_sandbox.backends.bubblewrap.launch import NotStarted, Told, launch
-from mcp_sandbox.backends.bubblewrap.remedies import explain, look
-from mcp_sandbox.backends.process import end, identify, kill
-from mcp_sandbox.backends.records import Record, Records
-from mcp_sandbox.backends.resident import ProcessSandbox, Residents
-from mcp_sandbox.backends.runner_environment import beside_pid_1, environment
+from mcp_sandbox.backends.bubblewrap.program import explain, look
+from mcp_sandbox.backends.process import (
+    ProcessId,
+    end,
+    has_ended,
+    hold,
+    identify,
+    is_alive,
+    kill,
+    reap,
+)
+from mcp_sandbox.backends.records import Record, Records, gone, new_id, sandbox_user
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.models import (
     BackendName,
+    Ending,
     Mount,
+    SandboxFacts,
     SandboxId,
     SandboxInfo,
     SandboxSpec,
 )
 
-_HOME = "/home/sandbox"
-_PATH = f"{_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/opt/bin"
+_CONNECT_LIMIT_S = 10.0
 _LAUNCHER_LIMIT_S = 2.0
 _START_LIMIT_S = 30.0
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ProcessSandbox:
+    """A running sandbox whose runner is `process`."""
+
+    id: SandboxId
+    token: bytes
+    facts: SandboxFacts
+    labels: Mapping[str, str]
+    process: ProcessId
+    sockets: Path
+    cgroups: tuple[str, ...] = ()
+
+    async def open_channel(self) -> ByteStream:
+        watched = await to_thread.run_sync(hold, self.process)
+        try:
+            return await local_socket.connect(
+                self.sockets,
+                deadline_s=_CONNECT_LIMIT_S,
+                has_ended=lambda: watched is None or has_ended(watched),
+            )
+        finally:
+            if watched is not None:
+                os.close(watched)
+
+    async def pause(self) -> bool:
+        """Nothing is done: processes that wait use no processor, and a stop frees no memory."""
+        return False
+
+    async def resume(self) -> None:
+        """It is never paused."""
+
+    async def ending(self, *, within_s: float = 0.0) -> Ending | None:
+        await end(self.process, None, limit_s=within_s)
+
+        def look() -> Ending | None:
+            if is_alive(self.process):
+                return None
+            return "memory" if any(map(memory_kills, self.cgroups)) else "killed"
+
+        return await to_thread.run_sync(look)
+
+
+def memory_kills(group: str) -> int:
+    """How often the kernel has killed in a control group because its memory was used up."""
+    for name in ("memory.events", "memory.oom_control"):
+        try:
+            lines = (Path(group) / name).read_text().splitlines()
+        except OSError:
+            # Another hierarchy's group, or it has been removed.
+            continue
+        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return 0
 
 
 class BubblewrapBackend:
     """Makes sandboxes with bwrap; no engine, no root, no image.
 
-    A sandbox outlives the server that made it until it is idle, as a container would, and any
-    server of the same data root can attach to it.
+    A sandbox outlives its server until it is idle; any server of the data root can attach to it.
+    Without `walls` it is unsafe-local: the same paths, users, limits, and all that is on the host.
     """
 
-    def __init__(self, data_root: Path) -> None:
+    def __init__(self, data_root: Path, *, walls: bool = True) -> None:
         self._root = data_root
-        self._records = Records(data_root, "bubblewrap")
-        self._residents = Residents(self._records)
+        self._walls = walls
+        self._records = Records(data_root, self.name)
+        # Of this server; they are collected when they have ended, so that no zombies stay.
+        self._children: set[int] = set()
         self._host: Host | None = None
 
     @property
     def name(self) -> BackendName:
-        return "bubblewrap"
+        return "bubblewrap" if self._walls else "unsafe-local"
 
     async def probe(self) -> str:
-        """One line that says what works here, after a sandbox was really made and reached.
-
-        Raises:
-            BackendUnavailable: it cannot isolate here; the message names the failing step
-                and the remedy.
-        """
         host = await to_thread.run_sync(self._look)
-        async with _scratch_mounts(self._root / "sandbox", host.user) as mounts:
+        async with _scratch_mounts(self._root / "sandbox") as mounts:
             sandbox = await self.create(SandboxSpec(mounts, idle_s=30))
             try:
                 channel = await sandbox.open_channel()
@@ -69,65 +131,53 @@ class BubblewrapBackend:
                 with anyio.CancelScope(shield=True):
                     await self.destroy(sandbox.id)
         bounded = ", ".join(sorted(host.cgroups.controllers)) or "nothing"
-        return f"{host.program.version} works with {host.python}; control groups bound {bounded}"
+        works = f"{host.program.version} works with {host.python}; control groups bound {bounded}"
+        return works if self._walls else f"{works}; NO isolation: code runs on this host"
 
     async def origin(self) -> str:
-        """The runner with its Python, and bubblewrap.
-
-        Raises:
-            BackendUnavailable: one of them is missing.
-        """
+        """Return the runner with its Python, and bubblewrap."""
         host = await to_thread.run_sync(self._look)
         return f"{host.runner.name} {host.program.version}"
 
     async def create(self, spec: SandboxSpec) -> ProcessSandbox:
-        """Make and start a sandbox; returns once its runner has made its socket.
-
-        Raises:
-            BackendUnavailable: bubblewrap is missing or the kernel refuses.
-            InsecureSandbox: it came out weaker than asked for.
-            StorageUnavailable: the data root cannot be written.
-        """
-        host, spec, (sandbox_id, record, token) = await to_thread.run_sync(self._open, spec)
+        sandbox_id = new_id()
+        host, spec, record, token = await to_thread.run_sync(self._open, sandbox_id, spec)
         try:
-            record, told, line = await to_thread.run_sync(
-                self._launch, host, spec, sandbox_id, record, token
+            record, line, check = await to_thread.run_sync(
+                self._start, host, spec, sandbox_id, record, token
             )
-            await self._settle(host, spec, sandbox_id, record, told, line)
+            await self._settle(sandbox_id, line, check)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.destroy(sandbox_id)
             raise
-        return self._residents.sandbox(sandbox_id, record, token)
+        return self._sandbox(sandbox_id, record, token)
 
     async def attach(self, sandbox_id: SandboxId) -> ProcessSandbox:
-        """Find a running sandbox that this or another process made.
+        self._collect()
+        record, token = await to_thread.run_sync(self._records.known, sandbox_id)
+        if not await to_thread.run_sync(lambda: record.alive):
+            raise gone(sandbox_id)
+        return self._sandbox(sandbox_id, record, token)
 
-        Raises:
-            SandboxGone: it is not running.
-        """
-        return await self._residents.attach(sandbox_id)
+    def _sandbox(self, sandbox_id: SandboxId, record: Record, token: bytes) -> ProcessSandbox:
+        if record.process is None or record.facts is None:
+            raise gone(sandbox_id)
+        sockets, process = self._records.socket_directory(sandbox_id), record.process
+        return ProcessSandbox(
+            sandbox_id, token, record.facts, record.labels, process, sockets, record.cgroups
+        )
 
     async def relabel(self, sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:
-        """Give a sandbox other labels than those that it was made with.
-
-        Raises:
-            SandboxGone: nothing is known of it.
-            StorageUnavailable: the data root cannot be written.
-        """
         await to_thread.run_sync(self._records.relabel, sandbox_id, labels)
 
     async def running(self) -> Sequence[SandboxInfo]:
-        """The sandboxes of this data root; what dead ones left is removed."""
-        await self._sweep()
-        return await self._residents.running()
+        found = (await self._sweep()).items()
+        return await to_thread.run_sync(
+            lambda: [SandboxInfo(each, record.labels) for each, record in found if record.alive]
+        )
 
     async def destroy(self, sandbox_id: SandboxId) -> None:
-        """End a sandbox with everything that runs in it; gone already is not an error.
-
-        Raises:
-            BackendUnavailable: the kernel does not let go of a process.
-        """
         record = await to_thread.run_sync(self._records.find, sandbox_id)
         if record is not None:
             await self._remove(sandbox_id, record)
@@ -145,53 +195,63 @@ class BubblewrapBackend:
                 f"the kernel does not end the processes of sandbox {sandbox_id}: one waits for a "
                 "disk or a network file system; look at them with `ps`, then destroy it again"
             )
-        self._residents.collect()
+        self._collect()
         await to_thread.run_sync(cgroups.remove, record.cgroups)
         await to_thread.run_sync(self._records.forget, sandbox_id)
 
-    async def _sweep(self) -> None:
-        for sandbox_id in await self._residents.abandoned():
-            record = await to_thread.run_sync(self._records.find, sandbox_id)
-            if record is not None:
-                await self._remove(sandbox_id, record)
+    async def _sweep(self) -> dict[SandboxId, Record]:
+        """Remove what dead sandboxes left; returns what there was."""
+        self._collect()
+        found = await to_thread.run_sync(self._records.all)
+        for each in await to_thread.run_sync(lambda: [n for n in found if found[n].abandoned]):
+            await self._remove(each, found[each])
+        return found
+
+    def _collect(self) -> None:
+        self._children -= {pid for pid in self._children if reap(pid)}
 
     def _look(self) -> Host:
         if self._host is None or not self._host.runner.is_dir():
-            self._host = Host.look(self._root)
+            self._host = Host(self._root, walls=self._walls)
         return self._host
 
-    def _open(self, spec: SandboxSpec) -> tuple[Host, SandboxSpec, tuple[SandboxId, Record, bytes]]:
-        """What the sandbox can be here, and its new record with its id and its token."""
+    def _open(
+        self, sandbox_id: SandboxId, spec: SandboxSpec
+    ) -> tuple[Host, SandboxSpec, Record, bytes]:
+        """What the sandbox can be here, and its new record with its token."""
         host = self._look()
-        spec = replace(spec, limits=host.possible(spec.limits))
-        made = facts(host, spec)
-        opened = self._records.open(made, spec.labels, host.user, cgroups=host.cgroups.paths)
-        return host, spec, opened
+        spec = host.possible(spec)
+        if not self._walls:
+            _logger.warning("unsafe-local: code runs on this host with no isolation")
+        groups = host.cgroups.paths(sandbox_id)
+        record = Record(
+            self.name, labels=dict(spec.labels), facts=facts(host, spec), cgroups=groups
+        )
+        return host, spec, record, self._records.open(sandbox_id, record)
 
-    def _launch(
+    def _start(
         self, host: Host, spec: SandboxSpec, sandbox_id: SandboxId, record: Record, token: bytes
-    ) -> tuple[Record, Told, socket.socket]:
-        """Start it under its limits, and remember its process; the line on which it speaks."""
+    ) -> tuple[Record, socket.socket, Callable[[], None]]:
+        """Start it under its limits; with the line on which it speaks, and a look at its walls."""
         host.cgroups.create(sandbox_id, spec.limits)
 
         def admit(told: Told) -> tuple[Record, Told]:
-            self._residents.adopt(told.launcher)
+            self._children.add(told.launcher)
             host.cgroups.add(sandbox_id, told.pid, joined=order.joined)
             started = replace(record, process=identify(told.pid), launcher=identify(told.launcher))
             self._records.save(sandbox_id, started)
             return started, told
 
-        own = {"MCP_SANDBOX_IDLE_S": f"{spec.idle_s:g}"}
-        variables = beside_pid_1(environment(spec, _PATH, _HOME)) | own
-        inside = host.inside(spec, variables, sandbox_id)
         directory = self._records.directory(sandbox_id)
         try:
             with ExitStack() as opened:
                 line, starter = map(opened.enter_context, socket.socketpair())
                 line.sendall(token.hex().encode())
-                order = host.order(inside, sandbox_id, directory, starter.fileno())
+                order = host.order(spec, sandbox_id, directory, starter.fileno())
                 record, told = launch(order, admit)
-                return record, told, socket.socket(fileno=line.detach())
+                limits = host.resource_limits(spec.limits)
+                check = partial(verify.check, told, spec, record.cgroups, limits, walls=self._walls)
+                return record, socket.socket(fileno=line.detach()), check
         except NotStarted as exc:
             raise self._failed(sandbox_id) from exc
         except OSError as exc:
@@ -202,26 +262,16 @@ class BubblewrapBackend:
             ) from exc
 
     async def _settle(
-        self,
-        host: Host,
-        spec: SandboxSpec,
-        sandbox_id: SandboxId,
-        record: Record,
-        told: Told,
-        line: socket.socket,
+        self, sandbox_id: SandboxId, line: socket.socket, check: Callable[[], None]
     ) -> None:
         """Wait for the runner, look whether every wall stands, and take its directory away."""
         if not await _listens(line):
             raise await to_thread.run_sync(self._failed, sandbox_id)
 
         def look_and_close() -> None:
-            bounded = host.resource_limits(spec.limits)
-            verify.check(told.pid, spec, told.status, record.cgroups, bounded)
-            if os.geteuid() == 0:
-                sockets = self._records.socket_directory(sandbox_id)
-                # Code inside can reach the socket there, and no longer replace it or add files.
-                os.chown(sockets, 0, 0)
-                sockets.chmod(0o711)
+            check()
+            # Code inside can reach the socket there, and no longer replace it or add files.
+            self._records.close_sockets(sandbox_id)
 
         try:
             await to_thread.run_sync(look_and_close)
@@ -229,7 +279,9 @@ class BubblewrapBackend:
             raise await to_thread.run_sync(self._failed, sandbox_id) from exc
 
     def _failed(self, sandbox_id: SandboxId) -> BackendUnavailable:
-        return BackendUnavailable(explain(self._records.log(sandbox_id), look()))
+        log = self._records.directory(sandbox_id) / "log"
+        said = log.read_bytes()[-2000:].decode(errors="replace") if log.exists() else ""
+        return BackendUnavailable(explain(said, look()))
 
 
 async def _listens(line: socket.socket) -> bool:
@@ -243,7 +295,7 @@ async def _listens(line: socket.socket) -> bool:
 
 
 @asynccontextmanager
-async def _scratch_mounts(parent: Path, user: int | None) -> AsyncGenerator[tuple[Mount, ...]]:
+async def _scratch_mounts(parent: Path) -> AsyncGenerator[tuple[Mount, ...]]:
     """Empty directories for a sandbox that nobody will use."""
 
     def make() -> tempfile.TemporaryDirectory[str]:
@@ -252,8 +304,7 @@ async def _scratch_mounts(parent: Path, user: int | None) -> AsyncGenerator[tupl
         for name in ("workspace", "home"):
             folder = Path(scratch.name) / name
             folder.mkdir(mode=0o700)
-            if user is not None:
-                os.chown(folder, user, user)
+            os.chown(folder, *sandbox_user())
         return scratch
 
     scratch = await to_thread.run_sync(make)

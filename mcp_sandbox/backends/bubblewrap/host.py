@@ -1,93 +1,99 @@
 """What this host offers to bubblewrap sandboxes: looked at once, used by every start."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mcp_sandbox.backends import runner_copy
-from mcp_sandbox.backends.bubblewrap import rlimits, seccomp
-from mcp_sandbox.backends.bubblewrap.arguments import Inside, System, look_at_system, sources
+from mcp_sandbox.backends.bubblewrap import seccomp
+from mcp_sandbox.backends.bubblewrap.arguments import (
+    Etc,
+    Inside,
+    etc,
+    look_at_system,
+    sources,
+)
 from mcp_sandbox.backends.bubblewrap.cgroups import Cgroups
-from mcp_sandbox.backends.bubblewrap.etc import etc
 from mcp_sandbox.backends.bubblewrap.launch import Order
-from mcp_sandbox.backends.bubblewrap.program import Program, find_bwrap, find_python
-from mcp_sandbox.models import Limits, SandboxId, SandboxSpec
+from mcp_sandbox.backends.bubblewrap.program import find_bwrap, find_python
+from mcp_sandbox.backends.bubblewrap.verify import limit_settings, wanted_limits
+from mcp_sandbox.backends.records import sandbox_user
+from mcp_sandbox.backends.runner_copy import beside_pid_1, environment
+from mcp_sandbox.models import Limits, SandboxFacts, SandboxId, SandboxSpec
 
-_SANDBOX_USER = 10001
 _RUNNER = "/opt/mcp-sandbox"
+_HOME = "/home/sandbox"
+_PATH = f"{_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/opt/bin"
+_NETWORK = {
+    "none": "none: only its own loopback",
+    "open": (
+        "open: it shares the host's network, and reaches all that the host reaches, services on "
+        "the host's loopback and abstract sockets too"
+    ),
+}
 
 
-@dataclass(frozen=True)
 class Host:
-    """`user` is whom sandboxes run as when the server is root, else None: the server's own."""
+    """`user` is whom sandboxes run as when the server is root, else None: the server's own.
 
-    program: Program
-    python: Path
-    runner: Path
-    cgroups: Cgroups
-    system: System
-    filter: bytes
-    user: int | None
-    uid: int
-    gid: int
-    processors: int
+    Without `walls` a sandbox is open to all that this user may do on the host.
+    """
 
-    @classmethod
-    def look(cls, data_root: Path) -> "Host":
+    def __init__(self, data_root: Path, *, walls: bool = True) -> None:
         """Look at this host. Blocks, the first time for as long as it takes to copy the runner.
 
-        Raises:
-            BackendUnavailable: a program or a filter is missing; the message has the remedy.
-            StorageUnavailable: the data root cannot be written.
+        Raises BackendUnavailable for a program or filter that is missing, StorageUnavailable.
         """
-        program, python = find_bwrap(), find_python()
-        root = os.geteuid() == 0
-        return cls(
-            program=program,
-            python=python,
-            runner=runner_copy.install(data_root, python),
-            cgroups=Cgroups.here(),
-            system=look_at_system(),
-            filter=seccomp.program(os.uname().machine),
-            user=_SANDBOX_USER if root else None,
-            uid=_SANDBOX_USER if root else os.geteuid(),
-            gid=_SANDBOX_USER if root else os.getegid(),
-            processors=len(os.sched_getaffinity(0)),
-        )
+        self.program, self.python = find_bwrap(), find_python()
+        self.uid, self.gid = sandbox_user()
+        self.user = self.uid if os.geteuid() == 0 else None
+        self.runner = runner_copy.install(data_root, self.python)
+        self.cgroups = Cgroups.here()
+        self.system = look_at_system()
+        machine = os.uname().machine
+        self.filter = seccomp.program(machine) if walls else seccomp.refusing_nothing()
+        self.processors = len(os.sched_getaffinity(0))
+        self.walls = walls
 
-    def possible(self, limits: Limits) -> Limits:
-        """The same limits, with no more processors than there are here."""
-        return replace(limits, cpus=min(limits.cpus, self.processors))
+    def possible(self, spec: SandboxSpec) -> SandboxSpec:
+        """What of a spec can be had: the processors that are here, no own network without walls."""
+        limits = replace(spec.limits, cpus=min(spec.limits.cpus, self.processors))
+        return replace(spec, limits=limits, network=spec.network if self.walls else "open")
 
     def resource_limits(self, limits: Limits) -> dict[int, int]:
         """What bounds each process of a sandbox here."""
         bounded = "memory" in self.cgroups.controllers
-        return rlimits.wanted(limits, memory_by_process=not bounded)
+        return wanted_limits(limits, memory_by_process=not bounded)
 
-    def inside(
-        self, spec: SandboxSpec, environment: Mapping[str, str], sandbox_id: SandboxId
-    ) -> Inside:
+    def inside(self, spec: SandboxSpec, sandbox_id: SandboxId) -> Inside:
         """What a sandbox of that spec holds here."""
+        own = limit_settings(self.resource_limits(spec.limits))
+        own["MCP_SANDBOX_IDLE_S"] = f"{spec.idle_s:g}"
+        if "pids" in self.cgroups.controllers:
+            own["MCP_SANDBOX_PIDS"] = str(spec.limits.pids)
         return Inside(
             uid=self.uid,
             gid=self.gid,
             network=spec.network,
             limits=spec.limits,
             mounts=spec.mounts,
-            environment={**environment, **rlimits.settings(self.resource_limits(spec.limits))},
+            environment=beside_pid_1(environment(spec, _PATH, _HOME)) | own,
             memory_group=self.cgroups.memory_view(sandbox_id),
+            walls=self.walls,
         )
 
-    def order(self, inside: Inside, sandbox_id: SandboxId, directory: Path, starter: int) -> Order:
+    def order(
+        self, spec: SandboxSpec, sandbox_id: SandboxId, directory: Path, starter: int
+    ) -> Order:
         """How to start it, with its run directory. Blocks on the disk."""
+        inside = self.inside(spec, sandbox_id)
         return Order(
             program=self.program,
             # An ordinary Python, whose environment is ours alone: see the runner's __main__.
             command=(str(self.python), f"{_RUNNER}/{runner_copy.MAIN}"),
             inside=inside,
             system=self.system,
-            etc=etc(self.uid, self.gid, inside.network),
+            etc=etc(self.uid, self.gid, inside.network) if self.walls else Etc({}, ()),
             filter=self.filter,
             starter=starter,
             sources=sources(inside, self.runner, directory / "sock"),
@@ -95,3 +101,37 @@ class Host:
             joined=self.cgroups.joinable(sandbox_id) if self.user is not None else (),
             log=directory / "log",
         )
+
+
+def facts(host: Host, spec: SandboxSpec) -> SandboxFacts:
+    """What holds for a sandbox of that spec on that host."""
+    limits = limits_in_words(spec.limits, host.cgroups.controllers, host.processors)
+    if not host.walls:
+        isolation = f"no isolation: code does on the host what its user {host.uid} may do"
+        limits |= {"tmp": "not limited: the host's", "shm": "not limited: the host's"}
+        network = "open: the host's own network"
+        return SandboxFacts("unsafe-local", None, isolation, network, limits)
+    own = "process, mount, ipc" if spec.network == "open" else "process, mount, network, ipc"
+    isolation = (
+        f"{host.program.version}: own user, {own} and host name namespaces, uid {host.uid} without "
+        "capabilities, system call filter, read-only root; shared kernel"
+    )
+    return SandboxFacts("bubblewrap", None, isolation, _NETWORK[spec.network], limits)
+
+
+def limits_in_words(limits: Limits, controllers: frozenset[str], processors: int) -> dict[str, str]:
+    """Each limit's name, and what is enforced."""
+    nothing = "not limited: no writable cgroup"
+    whole = ", all that this machine gives" if limits.cpus == processors else ""
+    memory = f"{limits.memory_mb} MiB"
+    return {
+        "memory": f"{memory} with swap (cgroup)"
+        if "memory" in controllers
+        else f"{memory} of data for each process, no limit for all (rlimit): no writable cgroup",
+        "cpus": f"{limits.cpus:g} (cgroup){whole}" if "cpu" in controllers else nothing,
+        "pids": f"{limits.pids} (cgroup)" if "pids" in controllers else nothing,
+        "tmp": f"{limits.tmp_mb} MiB (tmpfs)",
+        "shm": f"{limits.shm_mb} MiB (tmpfs)",
+        "open_files": f"{limits.open_files} for each process (rlimit)",
+        "file_size": f"{limits.file_mb} MiB for each file (rlimit)",
+    }

@@ -1,30 +1,41 @@
-"""Starts bwrap, holds the new sandbox until its limits are set, and lets it go.
+"""Starts bwrap as the sandbox's user, holds the sandbox until its limits are set, lets it go.
 
 bwrap tells the process number of the sandbox's pid 1 and then waits for a byte from us: nothing
 of the sandbox runs before it is in its control groups.
+
+When the server is root, bwrap must not be, and then cannot walk into the server's private
+directories. So one thread joins the sandbox's control groups, moves into a mount namespace of its
+own, binds each directory to a short path that everybody can walk, gives up root, starts the
+program and ends. The kernel keeps groups, mounts and user for each thread apart, so the server
+notices nothing; nothing is mounted on the host, and nothing is left when the server is killed.
 """
 
+import ctypes
 import json
 import os
 import select
-import signal
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from mcp_sandbox.backends import process
-from mcp_sandbox.backends.bubblewrap import stage
-from mcp_sandbox.backends.bubblewrap.arguments import Descriptors, Inside, System, arguments
-from mcp_sandbox.backends.bubblewrap.etc import Etc
+from mcp_sandbox.backends.bubblewrap.arguments import Descriptors, Etc, Inside, System, arguments
 from mcp_sandbox.backends.bubblewrap.program import Program
-from mcp_sandbox.backends.bubblewrap.stage import Stage
+from mcp_sandbox.errors import BackendUnavailable
+from mcp_sandbox.runner.processes import kill_trees
 
 Result = TypeVar("Result")
 
 _STATUS_LIMIT_MS = 20_000
+_CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
+_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
+# In the thread's own namespace this hides the host's /tmp, which the program does not need.
+_STAGE = "/tmp"  # noqa: S108
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class NotStarted(Exception):
@@ -76,7 +87,7 @@ def launch(order: Order, admit: Callable[[Told], Result]) -> Result:
         # Opened here: where bwrap is started, the data root may be out of sight.
         log = opened.enter_context(order.log.open("ab"))
         sources = {"program": order.program.root, **order.sources}
-        launcher = stage.on(
+        launcher = on_stage(
             Stage(sources, order.user, order.joined),
             lambda reach: _start(order, reach, (told_to.fileno(), held_by.fileno(), log.fileno())),
         )
@@ -107,14 +118,19 @@ def _start(order: Order, reach: Mapping[str, str], ends: tuple[int, int, int]) -
         # The environment goes this way: arguments are public.
         given = _memory_file(opened, b"".join(os.fsencode(word) + b"\0" for word in words))
         program = f"{reach['program']}/{order.program.inner}"
-        return process.start(
-            process.Start(
-                (program, "--args", str(given), "--", *order.command),
-                env={},
-                descriptors=(given, filter_, status, block, order.starter, *etc.values()),
-                stderr=log,
-            )
-        )
+        with subprocess.Popen(  # noqa: S603 - a fixed program by its whole path, without a shell
+            (program, "--args", str(given), "--", *order.command),
+            env={},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            pass_fds=(given, filter_, status, block, order.starter, *etc.values()),
+            start_new_session=True,
+        ) as child:
+            # It is meant to outlive us: without an exit code the object would wait for it here.
+            child.returncode = 0
+            return child.pid
 
 
 def _memory_file(opened: ExitStack, data: bytes) -> int:
@@ -142,7 +158,105 @@ def _read_status(launcher: int, status: FileIO) -> Told:
 
 def _abort(launcher: int) -> None:
     """End bwrap and whatever it started; it is our child, so its number is still its own."""
-    for pid in (*process.descendants(launcher), launcher):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    kill_trees([launcher])
     os.waitpid(launcher, 0)
+
+
+class _Calls(NamedTuple):
+    setgroups: int
+    setresgid: int
+    setresuid: int
+
+
+_CALLS = {"x86_64": _Calls(116, 119, 117), "aarch64": _Calls(159, 149, 147)}
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a program is started in. `user` is None when the server is not root.
+
+    `joined` are control groups of version 1, which take a single thread.
+    """
+
+    sources: Mapping[str, Path]
+    user: int | None
+    joined: tuple[str, ...] = ()
+
+
+def on_stage(stage: Stage, action: Callable[[Mapping[str, str]], int]) -> int:
+    """Run `action` with a path for each source, at which the sandbox's user can reach it. Blocks.
+
+    Raises:
+        BackendUnavailable: root here may not make mount namespaces.
+        OSError: a source is missing or is a link, or `action` raised it.
+    """
+    user = stage.user
+    if user is None:
+        return action({name: str(path) for name, path in stage.sources.items()})
+
+    def run() -> int:
+        for group in stage.joined:
+            # Moving only the thread that asks spares the kernel a wait for all others.
+            Path(group, "tasks").write_text("0")
+        reach = _bind(stage.sources)
+        _become(user)
+        return action(reach)
+
+    # A thread of its own, new each time: what it gave up and where it moved is for good.
+    with ThreadPoolExecutor(1, "mcp-sandbox-stage") as thread:
+        return thread.submit(run).result()
+
+
+def _bind(sources: Mapping[str, Path]) -> dict[str, str]:
+    _own_namespace()
+    with ExitStack() as opened:
+        descriptors: dict[str, int] = {}
+        for name, path in sources.items():
+            descriptors[name] = os.open(path, _DIRECTORY)
+            opened.callback(os.close, descriptors[name])
+        _mount("stage", _STAGE, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0711,size=64k")
+        return {name: _show(name, sources[name], descriptors[name]) for name in sources}
+
+
+def _show(name: str, path: Path, descriptor: int) -> str:
+    target = f"{_STAGE}/{name}"
+    Path(target).mkdir(mode=0o755)
+    # What is mounted on the stage's own place is the stage.
+    deep = 0 if path == Path(_STAGE) else _MS_REC
+    _mount(f"/proc/thread-self/fd/{descriptor}", target, None, _MS_BIND | deep, None)
+    return target
+
+
+def _become(user: int) -> None:
+    """Give up root in this thread alone: the C library's own functions would do it in all."""
+    calls = _CALLS[os.uname().machine]
+    _check(_libc.syscall(calls.setgroups, 0, None))
+    _check(_libc.syscall(calls.setresgid, user, user, user))
+    _check(_libc.syscall(calls.setresuid, user, user, user))
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot become the sandbox's user: {os.strerror(number)}")
+
+
+def _own_namespace() -> None:
+    if _libc.unshare(_CLONE_FS | _CLONE_NEWNS) != 0:
+        number = ctypes.get_errno()
+        raise BackendUnavailable(
+            f"root may not make a mount namespace here ({os.strerror(number)}): a container "
+            "around this server forbids it. Start that container with --privileged, or run the "
+            "server as an ordinary user, or on the host"
+        )
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE, None)
+
+
+def _mount(
+    source: str | None, target: str, kind: str | None, flags: int, options: str | None
+) -> None:
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    if _libc.mount(*encoded, ctypes.c_ulong(flags), options and options.encode()) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot mount for the sandbox: {os.strerror(number)}", target)

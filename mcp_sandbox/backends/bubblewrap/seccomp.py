@@ -190,6 +190,11 @@ def program(machine: str) -> bytes:
     )
 
 
+def refusing_nothing() -> bytes:
+    """A filter for sandboxes without walls."""
+    return _return(_ALLOW)
+
+
 def _search(numbers: list[int]) -> tuple[bytes, ...]:
     """Refuse each of the sorted numbers; halving them keeps every allowed call cheap."""
     if len(numbers) <= 3:

@@ -1,40 +1,49 @@
-"""Looks at a running sandbox from outside and refuses it when a wall is missing."""
+"""Looks at a running sandbox from outside and refuses it when a wall or a limit is missing.
 
+Resource limits are set by its first process itself, before anything of the user runs: from outside
+they could be set only with a capability that root may lack. Here they are read back.
+"""
+
+import resource
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mcp_sandbox.backends.bubblewrap import rlimits
-from mcp_sandbox.backends.mount_table import wrong_mounts
+from mcp_sandbox.backends.bubblewrap.launch import Told
+from mcp_sandbox.backends.process import wrong_mounts
 from mcp_sandbox.errors import InsecureSandbox
-from mcp_sandbox.models import Network, SandboxSpec
+from mcp_sandbox.models import Limits, Network, SandboxSpec
 
+_WITHOUT_WALLS = ("mnt", "pid")
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
+_OOM_SCORE = 500
+_MEMLOCK = 64 << 10
+# The name of each in /proc/PID/limits.
+_KINDS = {
+    resource.RLIMIT_CORE: "Max core file size",
+    resource.RLIMIT_MEMLOCK: "Max locked memory",
+    resource.RLIMIT_NOFILE: "Max open files",
+    resource.RLIMIT_FSIZE: "Max file size",
+    resource.RLIMIT_DATA: "Max data size",
+}
 
 
 def weaknesses(
-    status: str, own: Mapping[str, int], told: Mapping[str, object], network: Network
+    status: str, own: Mapping[str, int], told: Mapping[str, object], apart: Iterable[str]
 ) -> list[str]:
-    """What is weaker than it must be.
+    """What is weaker than it must be; `apart` are the namespaces that it has of its own.
 
     `status` is the text of /proc/PID/status, `own` holds the numbers of the server's namespaces,
     `told` what bwrap said of the sandbox's.
     """
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    wanted = {
-        "NoNewPrivs": "1",
-        "Seccomp": "2",
-        "CapEff": "0" * 16,
-        "CapPrm": "0" * 16,
-        "CapBnd": "0" * 16,
-        "CapAmb": "0" * 16,
-    }
+    capabilities = ("CapEff", "CapPrm", "CapBnd", "CapAmb")
+    wanted = {"NoNewPrivs": "1", "Seccomp": "2", **dict.fromkeys(capabilities, "0" * 16)}
     found = ["it runs as root"] if "0" in fields.get("Uid", "0").split() else []
     found += [
         f"{name} is {fields.get(name, 'not shown')!r} instead of {value!r}"
         for name, value in wanted.items()
         if fields.get(name) != value
     ]
-    apart = [name for name in _NAMESPACES if name != "net" or network == "none"]
     return found + [
         f"the {name} namespace is the host's"
         for name in apart
@@ -42,9 +51,10 @@ def weaknesses(
     ]
 
 
-def own_namespaces() -> dict[str, int]:
-    """Numbers of the namespaces of this process. Blocks."""
-    return {name: Path(f"/proc/self/ns/{name}").stat().st_ino for name in _NAMESPACES}
+def namespaces(network: Network, *, walls: bool) -> list[str]:
+    """The namespaces that a sandbox must not share with the host."""
+    kinds = _NAMESPACES if walls else _WITHOUT_WALLS
+    return [name for name in kinds if name != "net" or network == "none"]
 
 
 def outside_groups(cgroup: str, paths: Iterable[str]) -> list[str]:
@@ -61,24 +71,20 @@ def writable_settings(mountinfo: str) -> list[str]:
 
 
 def check(
-    pid: int,
-    spec: SandboxSpec,
-    told: Mapping[str, object],
-    groups: Iterable[str],
-    resources: Mapping[int, int],
+    told: Told, spec: SandboxSpec, groups: Iterable[str], limits: Mapping[int, int], *, walls: bool
 ) -> None:
-    """Look at the sandbox whose pid 1 is `pid` on the host. Blocks.
+    """Look at the sandbox that bwrap told of. Blocks.
 
-    Raises:
-        InsecureSandbox: a wall or a limit is missing.
-        FileNotFoundError: the process has ended.
+    Raises InsecureSandbox for a missing wall or limit, FileNotFoundError if it has ended.
     """
-    proc = Path(f"/proc/{pid}")
-    found = weaknesses((proc / "status").read_text(), own_namespaces(), told, spec.network)
+    proc = Path(f"/proc/{told.pid}")
+    apart = namespaces(spec.network, walls=walls)
+    own = {name: Path(f"/proc/self/ns/{name}").stat().st_ino for name in _NAMESPACES}
+    found = weaknesses((proc / "status").read_text(), own, told.status, apart)
     mounts = (proc / "mountinfo").read_text()
-    found += writable_settings(mounts)
+    found += writable_settings(mounts) if walls else []
     found += wrong_mounts(mounts, {mount.target: mount.read_only for mount in spec.mounts})
-    found += rlimits.missing((proc / "limits").read_text(), resources)
+    found += missing_limits((proc / "limits").read_text(), limits)
     if groups:
         missing = outside_groups((proc / "cgroup").read_text(), groups)
         found += [f"it is not in the group {path}" for path in missing]
@@ -87,3 +93,46 @@ def check(
             f"bubblewrap made a weaker sandbox than asked for: {'; '.join(found)}. It was "
             "destroyed; update bubblewrap or use the docker backend"
         )
+
+
+def wanted_limits(limits: Limits, *, memory_by_process: bool) -> dict[int, int]:
+    """Each resource and its limit, as the kernel counts it.
+
+    `memory_by_process` limits the data of each process: for machines without a memory group.
+    """
+    found = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: _MEMLOCK,
+        resource.RLIMIT_NOFILE: limits.open_files,
+        resource.RLIMIT_FSIZE: limits.file_mb << 20,
+    }
+    if memory_by_process:
+        # Data, not address space: node reserves far more addresses than it ever uses.
+        found[resource.RLIMIT_DATA] = limits.memory_mb << 20
+    return {kind: _possible(kind, value) for kind, value in found.items()}
+
+
+def _possible(kind: int, value: int) -> int:
+    most = resource.getrlimit(kind)[1]
+    return value if most == resource.RLIM_INFINITY else min(value, most)
+
+
+def limit_settings(values: Mapping[int, int]) -> dict[str, str]:
+    """What the runner is told: the limits it puts on itself and on all it starts."""
+    limits = " ".join(f"{kind}:{value}" for kind, value in values.items())
+    # Our own score when it is higher: lowering it needs a capability.
+    score = max(_OOM_SCORE, int(Path("/proc/self/oom_score_adj").read_text()))
+    return {"MCP_SANDBOX_LIMITS": limits, "MCP_SANDBOX_OOM_SCORE": str(score)}
+
+
+def missing_limits(text: str, values: Mapping[int, int]) -> list[str]:
+    """What a /proc/PID/limits shows that is not as wanted."""
+    found = []
+    for kind, value in values.items():
+        name = _KINDS[kind]
+        line = next((line for line in text.splitlines() if line.startswith(name)), "")
+        shown = line.removeprefix(name).split()[:2]
+        if shown != [str(value)] * 2:
+            is_shown = " and ".join(shown) or "not shown"
+            found.append(f"{name.lower()} is {is_shown} instead of {value}")
+    return found

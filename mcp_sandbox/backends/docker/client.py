@@ -1,13 +1,13 @@
-"""Talks through Docker's library, alone but for life.py: in threads, errors translated once.
+"""Talks through Docker's library, alone: in threads, with time limits, errors translated once.
 
-Every call has a time limit. What an absent thing means is said per method; any other failure of
-the engine becomes an error of ours with a remedy.
+What an absent thing means is said per method; other failures become errors with a remedy.
 """
 
 import shutil
 import socket
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
@@ -19,15 +19,18 @@ from anyio import CapacityLimiter, to_thread
 from docker import errors as docker_errors
 from docker.tls import TLSConfig
 
-from mcp_sandbox.backends.docker.complaints import (
+from mcp_sandbox.backends.docker.engine import (
+    Engine,
+    Tls,
     build_again,
     explain_build,
     explain_refusal,
     explain_silence,
+    find_engine,
 )
-from mcp_sandbox.backends.docker.engine import Engine, Tls
-from mcp_sandbox.config import search_path
+from mcp_sandbox.config import DockerConfig, docker_variables, home, search_path
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, SandboxGone
+from mcp_sandbox.models import Ending
 
 T = TypeVar("T")
 _TIMEOUT_S = 60
@@ -35,9 +38,17 @@ _TIMEOUT_S = 60
 _OLDEST_API = "1.41"
 _BUILD_TIMEOUT_S = 1800
 _CHUNK = 1024 * 1024
+# The builder's own numbers of layers and containers.
+_TELLS_NOTHING = ("--->", "Removing intermediate")
 _CALLS_AT_ONCE = 16
 # The engine starts about five containers a second; more at once only wait longer for each other.
 _STARTS_AT_ONCE = 4
+# The engine tells of an end a moment after the connection has felt it.
+_TOLD_S = 2.0
+_ASK_AGAIN_S = 0.05
+_KILLED = 128 + 9
+# A process that the kernel ends for want of memory may be long in dying.
+_SHORTLY_NS = 10 * 10**9
 
 
 class Connection:
@@ -58,11 +69,7 @@ class Connection:
             await to_thread.run_sync(api.close)
 
     async def engine(self) -> Engine:
-        """The engine's address.
-
-        Raises:
-            ConfigError: the address or the context cannot be used.
-        """
+        """The engine's address; raises ConfigError."""
         if self._engine is None:
             self._engine = await to_thread.run_sync(self._find, limiter=self._limiter)
         return self._engine
@@ -75,13 +82,12 @@ class Connection:
         return info
 
     async def call(self, work: Callable[[docker.APIClient], T]) -> T:
-        """Run `work` in a thread.
-
-        Raises:
-            BackendUnavailable: the engine does not answer or refuses, and no error says it better.
-        """
+        """Run `work` in a thread; raises BackendUnavailable if no other error says it better."""
         engine = await self.engine()
-        api = await self._connected(engine)
+        async with self._connecting:
+            if self._api is None:
+                self._api = await to_thread.run_sync(_connect, engine, limiter=self._limiter)
+            api = self._api
 
         def job() -> T:
             with _translated(engine):
@@ -89,11 +95,10 @@ class Connection:
 
         return await to_thread.run_sync(job, limiter=self._limiter)
 
-    async def _connected(self, engine: Engine) -> docker.APIClient:
-        async with self._connecting:
-            if self._api is None:
-                self._api = await to_thread.run_sync(_connect, engine, limiter=self._limiter)
-            return self._api
+
+def connection_of(config: DockerConfig) -> Connection:
+    """A connection to the engine that the configuration or the environment names."""
+    return Connection(lambda: find_engine(config.host, docker_variables(), home()))
 
 
 class Containers:
@@ -104,12 +109,7 @@ class Containers:
         self._starts = CapacityLimiter(_STARTS_AT_ONCE)
 
     async def launch(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Create and start a container; returns its inspection.
-
-        Raises:
-            ImageMissing: the image has gone.
-            SandboxGone: it ended at once.
-        """
+        """Create, start and inspect a container; raises ImageMissing, SandboxGone."""
 
         def work(api: docker.APIClient) -> dict[str, Any]:
             container = _create(api, body, name)
@@ -120,24 +120,28 @@ class Containers:
             return await self._call(work)
 
     async def inspect(self, name: str) -> dict[str, Any]:
-        """The inspection of a container.
-
-        Raises:
-            SandboxGone: there is none of this name.
-        """
+        """The inspection of a container; raises SandboxGone if there is none of this name."""
         return await self._call(lambda api: _inspect(api, name))
 
     async def labelled(self, labels: Sequence[str]) -> list[dict[str, Any]]:
         """Summaries of the containers, running or not, that carry all of `labels`."""
-        return await self._call(
-            lambda api: cast(
-                "list[dict[str, Any]]", api.containers(all=True, filters={"label": list(labels)})
-            )
-        )
+        filters: dict[str, Any] = {"label": list(labels)}
+        return await self._call(lambda api: cast("Any", api).containers(all=True, filters=filters))
 
     async def remove(self, name: str) -> None:
         """Kill and remove a container; returns when it is gone, also if it was before."""
-        await self._call(lambda api: _remove(api, name))
+
+        def work(api: docker.APIClient) -> None:
+            with suppress(docker_errors.NotFound):
+                try:
+                    api.remove_container(name, force=True, v=True)
+                except docker_errors.APIError as exc:
+                    if exc.status_code != requests.codes.conflict:
+                        raise
+                    # It is being removed already.
+                    api.wait(name, timeout=_TIMEOUT_S, condition="removed")
+
+        await self._call(work)
 
     async def run(self, body: dict[str, Any], *, timeout_s: int) -> tuple[int, str]:
         """Run a container to its end and remove it; returns its exit code and what it printed."""
@@ -156,31 +160,20 @@ class Containers:
     async def prepare_exec(self, name: str, command: list[str], *, forget: str) -> str:
         """Prepare a program in a container; returns the API path that starts it.
 
-        It sees the container's environment except the variable `forget`.
-
-        Raises:
-            SandboxGone: the container does not run.
+        It sees the environment except the variable `forget`. Raises SandboxGone.
         """
 
         def work(api: docker.APIClient) -> str:
-            try:
+            with _gone_unless_running(name):
                 prepared = api.exec_create(
                     name, command, stdin=True, environment=[forget], workdir="/"
                 )
-            except docker_errors.APIError as exc:
-                if exc.status_code in (requests.codes.not_found, requests.codes.conflict):
-                    raise _gone(name) from exc
-                raise
             return f"/v{api.api_version}/exec/{prepared['Id']}/start"
 
         return await self._call(work)
 
     async def create_network(self, name: str, labels: dict[str, str]) -> None:
-        """Create a bridge network whose members do not reach each other.
-
-        Raises:
-            CapacityReached: the engine has no address range left.
-        """
+        """Create a bridge network whose members do not reach each other; raises CapacityReached."""
         await self._call(
             lambda api: api.create_network(
                 name,
@@ -197,12 +190,33 @@ class Containers:
         """Remove a network; absent is fine."""
 
         def work(api: docker.APIClient) -> None:
-            try:
+            with suppress(docker_errors.NotFound):
                 api.remove_network(name)
-            except docker_errors.NotFound:
-                return
 
         await self._call(work)
+
+    async def switch(self, name: str, *, paused: bool) -> None:
+        """Stop all that runs in a container, or let it go on; raises SandboxGone."""
+
+        def work(api: docker.APIClient) -> None:
+            with _gone_unless_running(name):
+                if bool(_inspect(api, name)["State"]["Paused"]) != paused:
+                    (api.pause if paused else api.unpause)(name)
+
+        await self._call(work)
+
+    async def ending(self, name: str, within_s: float) -> Ending | None:
+        """What a container ended of; None if it still runs after `within_s`."""
+        runs_until = anyio.current_time() + within_s
+        told_until = runs_until + _TOLD_S
+        while True:
+            running, ending = await self._call(lambda api: _look(api, name))
+            now = anyio.current_time()
+            if ending or (running and now >= runs_until):
+                return ending
+            if now >= told_until:
+                return "lost"
+            await anyio.sleep(_ASK_AGAIN_S)
 
 
 @dataclass(frozen=True)
@@ -223,11 +237,7 @@ class Images:
         self._call = connection.call
 
     async def find(self, name: str) -> Image:
-        """The image of that name.
-
-        Raises:
-            ImageMissing: the engine has none.
-        """
+        """The image of that name; raises ImageMissing."""
 
         def work(api: docker.APIClient) -> Image:
             try:
@@ -257,11 +267,7 @@ class Images:
     async def build(
         self, context: IO[bytes], tag: str, arguments: dict[str, str], say: Callable[[str], None]
     ) -> None:
-        """Build from a tar file; `say` gets each line of progress, in another thread.
-
-        Raises:
-            BackendUnavailable: a step failed.
-        """
+        """Build from a tar file; `say` gets each line, in another thread; raises OperatorError."""
 
         def work(api: docker.APIClient) -> None:
             for event in api.build(
@@ -275,7 +281,11 @@ class Images:
                 decode=True,
                 timeout=_BUILD_TIMEOUT_S,
             ):
-                _report(event, say)
+                if "error" in event:
+                    raise explain_build(event["error"])
+                for line in event.get("stream", event.get("status", "")).splitlines():
+                    if line.strip() and not line.strip().startswith(_TELLS_NOTHING):
+                        say(line.rstrip())
 
         await self._call(work)
 
@@ -306,9 +316,11 @@ class Images:
 def _connect(engine: Engine) -> docker.APIClient:
     with _translated(engine):
         if engine.is_local:
-            _knock(engine.url.removeprefix("unix://"))
-        first = _client(engine, _OLDEST_API)
-        with closing(first):
+            # The library leaks a socket that it cannot connect.
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(_TIMEOUT_S)
+                probe.connect(engine.url.removeprefix("unix://"))
+        with closing(_client(engine, _OLDEST_API)) as first:
             version = str(first.version(api_version=False)["ApiVersion"])
         if tuple(map(int, version.split("."))) < tuple(map(int, _OLDEST_API.split("."))):
             raise BackendUnavailable(
@@ -316,13 +328,6 @@ def _connect(engine: Engine) -> docker.APIClient:
                 f"install one with API {_OLDEST_API} (Docker 20.10) or newer"
             )
         return _client(engine, version)
-
-
-def _knock(path: str) -> None:
-    # The library leaks a socket that it cannot connect.
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(_TIMEOUT_S)
-        probe.connect(path)
 
 
 def _client(engine: Engine, version: str) -> docker.APIClient:
@@ -357,37 +362,49 @@ def _inspect(api: docker.APIClient, name: str) -> dict[str, Any]:
         raise _gone(name) from exc
 
 
-def _remove(api: docker.APIClient, name: str) -> None:
-    try:
-        api.remove_container(name, force=True, v=True)
-    except docker_errors.NotFound:
-        return
-    except docker_errors.APIError as exc:
-        if exc.status_code != requests.codes.conflict:
-            raise
-        _wait_until_removed(api, name)
+def _look(api: docker.APIClient, name: str) -> tuple[bool, Ending | None]:
+    """Whether it runs, and what it ended of as far as the engine says already."""
+    with suppress(SandboxGone):
+        if _inspect(api, name)["State"]["Running"]:
+            return True, None
+    filters = {"type": "container", "container": name, "event": ["oom", "kill", "die"]}
+    # Only what has been: it is not waited for. The library's types know whole seconds only.
+    until = cast("int", f"{time.time():.9f}")
+    with closing(api.events(since=1, until=until, filters=filters, decode=True)) as events:
+        return False, _ending(events)
 
 
-def _wait_until_removed(api: docker.APIClient, name: str) -> None:
-    try:
-        api.wait(name, timeout=_TIMEOUT_S, condition="removed")
-    except docker_errors.NotFound:
-        return
-
-
-def _report(event: dict[str, Any], say: Callable[[str], None]) -> None:
-    if "error" in event:
-        raise explain_build(event["error"])
-    for line in event.get("stream", event.get("status", "")).splitlines():
-        # The builder's own numbers of layers and containers tell a reader nothing.
-        if line.strip() and not line.strip().startswith(("--->", "Removing intermediate")):
-            say(line.rstrip())
+def _ending(events: Iterable[dict[str, Any]]) -> Ending | None:
+    """From a container's own events; None when its end is not among them."""
+    out_of_memory_at, killed = 0, False
+    for event in events:
+        if event["Action"] == "oom":
+            out_of_memory_at = event["timeNano"]
+        elif event["Action"] == "kill":
+            killed = True
+        elif event["Action"] == "die":
+            code = int(event["Actor"]["Attributes"].get("exitCode", -1))
+            starved = event["timeNano"] - out_of_memory_at < _SHORTLY_NS
+            if code == _KILLED:
+                return "memory" if starved and not killed else "killed"
+            return "failed" if code else "ended"
+    return None
 
 
 def _gone(name: str) -> SandboxGone:
     return SandboxGone(
         f"sandbox {name} no longer runs; the next call starts a new one on the same files"
     )
+
+
+@contextmanager
+def _gone_unless_running(name: str) -> Generator[None]:
+    try:
+        yield
+    except docker_errors.APIError as exc:
+        if exc.status_code in (requests.codes.not_found, requests.codes.conflict):
+            raise _gone(name) from exc
+        raise
 
 
 @contextmanager

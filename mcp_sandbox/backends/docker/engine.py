@@ -1,7 +1,7 @@
-"""Which engine to talk to, chosen as the docker command line chooses it.
+"""Which engine to talk to, what its account of itself means, and what its complaints mean.
 
-The configured address, else DOCKER_HOST, else DOCKER_CONTEXT, else the current context, else the
-default socket. An unknown context is an error, never a silent default. Nothing is connected here.
+It is chosen as the docker command line chooses it: the configured address, else DOCKER_HOST, else
+DOCKER_CONTEXT, else the current context, else the default socket. Nothing is connected here.
 """
 
 import hashlib
@@ -11,11 +11,59 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from mcp_sandbox.errors import ConfigError
+from mcp_sandbox.errors import (
+    BackendUnavailable,
+    CapacityReached,
+    ConfigError,
+    ImageMissing,
+    OperatorError,
+    StorageUnavailable,
+)
+from mcp_sandbox.models import SandboxFacts
 
-DEFAULT_URL = "unix:///var/run/docker.sock"
+# Runtimes whose containers share the host's kernel, so that a socket made inside is a socket here.
+SHARED_KERNEL = ("", "runc", "crun", "io.containerd.runc.v2")
+_MIB = 1024 * 1024
+_NETWORK = {
+    "none": "none: loopback only",
+    "open": (
+        "open: the internet, private networks that the host reaches, and services of the host "
+        "that listen on all interfaces; not other sandboxes"
+    ),
+}
+BUILD = "run: mcp-sandbox images build"
+_OURS = "mcp-sandbox/base:latest"
+_REFUSALS: tuple[tuple[str, type[OperatorError], str], ...] = (
+    ("no such image", ImageMissing, BUILD),
+    (
+        "bind source path does not exist",
+        BackendUnavailable,
+        "a remote engine needs the data directory under the same path on its own machine",
+    ),
+    ("unknown runtime", BackendUnavailable, "register it in the engine's daemon.json, or unset it"),
+    ("unknown or invalid runtime", BackendUnavailable, "register it in the engine's daemon.json"),
+    ("address pool", CapacityReached, "close sandboxes, or add default-address-pools to it"),
+    ("no space left", StorageUnavailable, "free disk space on the engine's machine"),
+    ("pull access denied", ImageMissing, "no registry has it: add --from-packages"),
+    ("invalid reference format", ConfigError, "write it as name:tag, in lower-case letters"),
+    ("seccomp", BackendUnavailable, "the engine must support seccomp profiles"),
+)
+# What the engine says when it cannot pull.
+_UNREACHABLE = (
+    *("no such host", "i/o timeout", "connection refused", "network is unreachable"),
+    *("no route to host", "server misbehaving", "tls handshake timeout", "client.timeout exceeded"),
+    *("certificate signed by unknown authority", "request canceled while waiting"),
+)
+_SILENCES = (
+    ("permission denied", "permission denied; add this user to the docker group, and log in again"),
+    ("no such file", "its socket does not exist; install and start Docker, or set DOCKER_HOST"),
+    ("filenotfound", "its socket does not exist; install and start Docker, or set DOCKER_HOST"),
+    ("connection refused", "nothing listens there; start it (`systemctl start docker`)"),
+    ("timed out", "it did not answer in time; check the machine's load, then restart the engine"),
+    ("paramiko", "ssh needs one more package; run: pip install 'mcp-sandbox[ssh]'"),
+    ("certificate", "its TLS certificate is not accepted; check DOCKER_CERT_PATH"),
+)
 
 
 @dataclass(frozen=True)
@@ -46,28 +94,24 @@ class Engine:
     tls: Tls | None = None
 
     @property
-    def scheme(self) -> str:
-        return urlsplit(self.url).scheme
-
-    @property
     def is_local(self) -> bool:
         """Whether it shares this machine's directories: only a unix socket says so."""
-        return self.scheme == "unix"
+        return self.url.startswith("unix:")
 
 
 def find_engine(host: str | None, variables: Mapping[str, str], home: Path) -> Engine:
-    """The engine that the configuration or the environment names.
-
-    Raises:
-        ConfigError: the address or the context cannot be used.
-    """
+    """The engine that the configuration or the environment names; raises ConfigError."""
     folder = Path(variables.get("DOCKER_CONFIG") or home / ".docker")
     address = host or variables.get("DOCKER_HOST")
     if address:
-        return _checked(Engine(address, _tls_from_variables(address, variables, folder)))
-    name = variables.get("DOCKER_CONTEXT") or _current_context(folder)
-    if name == "default":
-        return Engine(DEFAULT_URL)
+        given, verify = variables.get("DOCKER_CERT_PATH"), bool(variables.get("DOCKER_TLS_VERIFY"))
+        encrypted = (given or verify) and not address.startswith(("unix:", "ssh:"))
+        tls = _tls(Path(given or folder), verify=verify) if encrypted else None
+        return _checked(Engine(address, tls))
+    name = variables.get("DOCKER_CONTEXT")
+    name = name or _read_json(folder / "config.json").get("currentContext")
+    if not isinstance(name, str) or name in ("", "default"):
+        return Engine("unix:///var/run/docker.sock")
     return _checked(_context(name, folder))
 
 
@@ -83,29 +127,12 @@ def _checked(engine: Engine) -> Engine:
     return Engine(url, engine.tls)
 
 
-def _tls_from_variables(address: str, variables: Mapping[str, str], folder: Path) -> Tls | None:
-    folder_given = variables.get("DOCKER_CERT_PATH")
-    verify = bool(variables.get("DOCKER_TLS_VERIFY"))
-    if address.startswith(("unix:", "ssh:")) or not (folder_given or verify):
-        return None
-    return _tls(Path(folder_given) if folder_given else folder, verify=verify)
-
-
 def _tls(folder: Path, *, verify: bool) -> Tls:
-    ca, certificate, key = (folder / name for name in ("ca.pem", "cert.pem", "key.pem"))
-    if certificate.exists() != key.exists():
+    names = ("ca.pem", "cert.pem", "key.pem")
+    ca, certificate, key = (path if (path := folder / name).exists() else None for name in names)
+    if (certificate is None) != (key is None):
         raise ConfigError(f"{folder} needs both cert.pem and key.pem: add the missing file")
-    return Tls(
-        ca=ca if ca.exists() else None,
-        certificate=certificate if certificate.exists() else None,
-        key=key if key.exists() else None,
-        verify=verify,
-    )
-
-
-def _current_context(folder: Path) -> str:
-    name = _read_json(folder / "config.json").get("currentContext")
-    return name if isinstance(name, str) and name else "default"
+    return Tls(ca, certificate, key, verify)
 
 
 def _context(name: str, folder: Path) -> Engine:
@@ -132,3 +159,132 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{path} cannot be read: {exc}; repair or remove it") from exc
     return value if isinstance(value, dict) else {}
+
+
+def security_options(info: Mapping[str, Any]) -> list[str]:
+    """Names such as seccomp, out of entries such as `name=seccomp,profile=default`."""
+    entries = info.get("SecurityOptions") or []
+    return [str(entry).partition(",")[0].removeprefix("name=") for entry in entries]
+
+
+def refuse_unusable(info: dict[str, Any]) -> None:
+    """Raise BackendUnavailable for an engine that cannot keep what a sandbox needs."""
+    options = security_options(info)
+    if info.get("OSType") != "linux":
+        raise BackendUnavailable("the Docker engine runs Windows containers: switch it to Linux")
+    if "seccomp" not in options:
+        raise BackendUnavailable(
+            "the Docker engine's kernel has no seccomp filters: use a kernel with "
+            "CONFIG_SECCOMP_FILTER"
+        )
+    if "rootless" in options or "userns" in options:
+        raise BackendUnavailable(
+            "the Docker engine maps user ids (rootless or userns-remap), so the sandbox user could "
+            "not use its workspace: use an engine without, or the bubblewrap backend"
+        )
+    for limit, controller in (("MemoryLimit", "memory"), ("PidsLimit", "pids")):
+        # Older engines do not tell of PidsLimit; the inspection of the container does.
+        if info.get(limit, True) is False:
+            raise BackendUnavailable(
+                f"the Docker engine's kernel has no {controller} cgroup: enable it "
+                f"(for memory: boot with cgroup_enable=memory)"
+            )
+
+
+def shares_sockets(engine: Engine, info: dict[str, Any], runtime: str) -> bool:
+    """Whether a socket made in a mounted directory can be connected to from here."""
+    in_virtual_machine = "Docker Desktop" in str(info.get("OperatingSystem"))
+    chosen = runtime or info.get("DefaultRuntime", "")
+    return engine.is_local and not in_virtual_machine and chosen in SHARED_KERNEL
+
+
+def is_gvisor(info: dict[str, Any], runtime: str) -> bool:
+    """Whether containers of a runtime ("" is the engine's default) run on gVisor's kernel."""
+    chosen = runtime or str(info.get("DefaultRuntime", ""))
+    entry = (info.get("Runtimes") or {}).get(chosen) or {}
+    program = str(entry.get("path") or entry.get("runtimeType") or "").rpartition("/")[2]
+    return any(word in name for name in (chosen, program) for word in ("runsc", "gvisor"))
+
+
+def processors(info: dict[str, Any]) -> int | None:
+    """How many processors the engine can give to a container; None when it does not tell."""
+    return int(info.get("NCPU") or 0) or None
+
+
+def facts_of(image: str, inspected: dict[str, Any], info: dict[str, Any]) -> SandboxFacts:
+    """The facts of a container of the image called `image`, on the engine that `info` describes."""
+    host_config = inspected["HostConfig"]
+    network = "none" if host_config["NetworkMode"] == "none" else "open"
+    runtime = host_config.get("Runtime") or "default runtime"
+    # Another kernel, such as gVisor's, does its own filtering and takes no profile.
+    filtered = ", own seccomp profile" if runtime in SHARED_KERNEL else ", a kernel of its own"
+    return SandboxFacts(
+        backend="docker",
+        image=image,
+        isolation=f"container ({runtime}), uid {inspected['Config']['User']}, no capabilities"
+        f"{filtered}, read-only root",
+        network=_NETWORK[network],
+        limits=_limits(host_config, info),
+    )
+
+
+def _limits(host_config: dict[str, Any], info: dict[str, Any]) -> dict[str, str]:
+    memory = host_config["Memory"]
+    swap = "swap included" if host_config["MemorySwap"] == memory else "swap is not limited"
+    cpus = host_config["NanoCpus"] / 1e9
+    whole = ", all that the engine has" if cpus == processors(info) else ""
+    gvisor = is_gvisor(info, host_config.get("Runtime") or "")
+    threads = ", gVisor's own threads among them" if gvisor else ""
+    ulimits = {limit["Name"]: limit["Hard"] for limit in host_config["Ulimits"]}
+    tmp = host_config["Tmpfs"]["/tmp"].split(",")  # noqa: S108 - inside the sandbox
+    tmp_size = next(option for option in tmp if option.startswith("size="))
+    return {
+        "memory": f"{memory // _MIB} MiB, {swap} (cgroup)",
+        "cpus": f"{cpus:g} (cgroup){whole}",
+        "pids": f"{host_config['PidsLimit']} (cgroup){threads}",
+        "shm": f"{host_config['ShmSize'] // _MIB} MiB",
+        "tmp": f"{tmp_size.removeprefix('size=').removesuffix('m')} MiB, counted as memory",
+        "open_files": f"{ulimits['nofile']} a process",
+        "file_size": f"{ulimits['fsize'] // _MIB} MiB a file",
+    }
+
+
+def build_again(image: str) -> str:
+    """What to do about an image that is absent, outdated or broken."""
+    return BUILD if image == _OURS else f"{BUILD}, and then build {image} on top of it"
+
+
+def explain_refusal(status: int, text: str) -> OperatorError:
+    """The error for a request that the engine answered with an HTTP error."""
+    lowered = text.lower()
+    for sign, error, remedy in _REFUSALS:
+        if sign in lowered:
+            return error(f"the Docker engine says: {text}; {remedy}")
+    return BackendUnavailable(
+        f"the Docker engine refused ({status}): {text or 'no reason given'}; "
+        "see its log (`journalctl -u docker`), and `mcp-sandbox doctor`"
+    )
+
+
+def explain_build(text: str) -> OperatorError:
+    """The error for a build that failed at a step, or before the first for want of its base."""
+    lowered = text.lower()
+    failed_command = "returned a non-zero code" in lowered
+    if not failed_command and any(sign in lowered for sign in _UNREACHABLE):
+        return BackendUnavailable(
+            f"building the image failed: {text}; the engine cannot reach the image registry: "
+            "repair its network, proxy or certificates, or make the Debian below the image on "
+            "this machine: mcp-sandbox images build --from-packages"
+        )
+    return explain_refusal(0, f"building the image failed: {text}")
+
+
+def explain_silence(url: str, reason: str) -> BackendUnavailable:
+    """The error for an engine that could not be reached or did not answer."""
+    lowered = reason.lower()
+    for sign, remedy in _SILENCES:
+        if sign in lowered:
+            return BackendUnavailable(f"no Docker engine at {url}: {remedy}")
+    return BackendUnavailable(
+        f"the Docker engine at {url} does not answer ({reason}): check it with `docker info`"
+    )

@@ -1,65 +1,202 @@
 """Builds, lists and checks the images that sandboxes start from: what `mcp-sandbox images` does."""
 
-import secrets
+import hashlib
+import io
+import shutil
+import tarfile
 import tempfile
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import anyio
 from anyio import to_thread
+from anyio.streams.text import TextReceiveStream
 
-from mcp_sandbox.backends.docker.client import Connection, Containers, Images
-from mcp_sandbox.backends.docker.complaints import build_again
-from mcp_sandbox.backends.docker.engine import find_engine
-from mcp_sandbox.backends.docker.image_context import context_tar, image_folder
-from mcp_sandbox.backends.docker.machine import has_apparmor, is_gvisor, processors
-from mcp_sandbox.backends.docker.packages import BASE_NAME, BASE_TAG, make_base, packages_digest
-from mcp_sandbox.backends.docker.record import sandbox_user
+from mcp_sandbox.backends.docker.client import Containers, Image, Images, connection_of
+from mcp_sandbox.backends.docker.engine import (
+    build_again,
+    is_gvisor,
+    processors,
+    security_options,
+)
 from mcp_sandbox.backends.docker.spec import PYTHON, RUNNER_LABEL, Placement, container_body
-from mcp_sandbox.backends.runner_sources import runner_digest
-from mcp_sandbox.config import DockerConfig, docker_variables, home, proxy_variables
-from mcp_sandbox.errors import BackendUnavailable, ImageMissing
+from mcp_sandbox.backends.records import sandbox_user
+from mcp_sandbox.backends.runner_copy import GITCONFIG, PACKAGE, runner_digest, runner_sources
+from mcp_sandbox.config import DockerConfig, proxy_variables, search_path
+from mcp_sandbox.errors import BackendUnavailable, ConfigError, ImageMissing
 from mcp_sandbox.models import SandboxId, SandboxSpec
 
+BASE_NAME = "mcp-sandbox/debian"
+BASE_TAG = "trixie"
+_NODE = "node.sh"
+_LIMIT_S = 1200
+_REACHED = ("Acquire::http::Proxy", "Acquire::https::")
+_SKIPPED = ("/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
+_FOLDERS = (PACKAGE / "_images", PACKAGE.parent / "images")
 Progress = Callable[[str], None]
-
+_CONTEXT_LABEL = "mcp-sandbox.context"
 _PACKAGES_LABEL = "mcp-sandbox.packages"
 _STAGE_LABEL = "mcp-sandbox.stage"
-_CHECK_S = 60
+_RUN_S = 60
 _TOOLS = (
-    ("python3", "python3 --version"),
-    ("pip", "pip --version"),
-    ("venv", "python3 -m venv --help | head -1"),
-    ("node", "node --version"),
-    ("bash", "bash --version"),
-    ("git", "git --version"),
-    ("curl", "curl --version"),
-    ("wget", "wget --version"),
-    ("jq", "jq --version"),
-    ("ripgrep", "rg --version"),
-    ("sqlite3", "sqlite3 --version"),
-    ("less", "less --version"),
-    ("vim", "vi --version"),
-    ("tree", "tree --version"),
-    ("file", "file --version"),
-    ("zip", "zip -h"),
-    ("unzip", "unzip -v"),
-    ("tar", "tar --version"),
-    ("xz", "xz --version"),
-    ("ps", "ps --version"),
-    ("htop", "htop --version"),
-    ("ping", "ping -V"),
-    ("netstat", "netstat --version"),
-    ("nslookup", "nslookup -version"),
-    ("nc", "command -v nc"),
-    ("telnet", "command -v telnet"),
+    *("python3", "python", "pip", "venv", "node", "npm", "bash", "git", "curl", "wget", "jq"),
+    *("ripgrep", "sqlite3", "less", "vim", "tree", "file", "zip", "unzip", "tar", "gzip", "xz"),
+    *("ps", "htop", "sed", "awk", "grep", "ping", "netstat", "nslookup", "nc", "telnet"),
+    *("claude", "ccr"),
 )
-_OPTIONAL = ("node",)
+# How to ask those that are not asked by NAME --version.
+_QUESTIONS = {
+    "venv": "python3 -m venv --help | head -1",
+    "ripgrep": "rg --version",
+    "zip": "zip -h",
+    "unzip": "unzip -v",
+    "awk": "awk -W version",
+    "ping": "ping -V",
+    "nslookup": "nslookup -version",
+    "nc": "command -v nc",
+    "telnet": "command -v telnet",
+    "ccr": "ccr version",
+}
+# Agents that run inside are of an image of the operator's own.
+_OPTIONAL = ("claude", "ccr")
+# One line for each command: the first line of what it says, or nothing when it fails.
+_CHECK = """
+import subprocess, sys
+for command in sys.argv[1:]:
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], text=True, errors="replace",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    print(lines[0][:100] if done.returncode == 0 and lines else "")
+"""
+
+
+def packages_of(folder: Path) -> list[str]:
+    """The Debian packages that an image names."""
+    lines = (folder / "packages.txt").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def packages_digest(folder: Path) -> str:
+    """Tells whether a base was made of the same packages."""
+    parts = [BASE_TAG, *packages_of(folder), (folder / _NODE).read_text()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+async def make_base(folder: Path, tar: Path, progress: Progress) -> None:
+    """Write a root directory with an image's packages to a tar file; raises BackendUnavailable."""
+    for program in ("mmdebstrap", "npm"):
+        if not shutil.which(program, path=search_path()):
+            raise BackendUnavailable(
+                f"an image from packages needs {program}: run: apt-get install mmdebstrap npm"
+            )
+    packages = ",".join(await to_thread.run_sync(packages_of, folder))
+    with tempfile.TemporaryDirectory(prefix="mcp-sandbox-") as scratch, anyio.fail_after(_LIMIT_S):
+        # Its mode becomes that of /usr/local, so it is not the private folder itself.
+        node = f"{scratch}/node"
+        await _run(["sh", str(folder / _NODE), node], progress)
+        settings = await _output("apt-config", "dump")
+        form = "$(ORIGIN) $(REPO_URI) $(CODENAME)"
+        listing = await _output("apt-get", "indextargets", "--format", form, "Created-By: Packages")
+        options = [
+            "--variant=minbase",
+            f"--include={packages}",
+            *(f"--dpkgopt=path-exclude={pattern}" for pattern in _SKIPPED),
+            # How this machine's apt reaches its mirrors: proxies and certificate authorities.
+            *(
+                f"--aptopt={line}"
+                for line in settings
+                if line.startswith(_REACHED) and '""' not in line
+            ),
+            f"--customize-hook=sync-in {node} /usr/local",
+            # Settings of this machine are no business of the image.
+            '--customize-hook=rm -f "$1"/etc/apt/apt.conf.d/99mmdebstrap',
+            '--customize-hook=rm -f "$1"/etc/dpkg/dpkg.cfg.d/99mmdebstrap',
+        ]
+        await _run(["mmdebstrap", *options, BASE_TAG, str(tar), *_mirrors(listing)], progress)
+
+
+def _mirrors(listing: list[str]) -> list[str]:
+    """The Debian mirrors of this machine as lines of sources.list; none means Debian's own."""
+    rows = {tuple(line.split(" ")) for line in listing if line.startswith("Debian ")}
+    return [
+        f"deb {uri} {codename} main"
+        for _, uri, codename in sorted(row for row in rows if len(row) == 3)
+        if codename.removesuffix("-security").removesuffix("-updates") == BASE_TAG
+    ]
+
+
+async def _output(*command: str) -> list[str]:
+    """The lines that a program of the package manager says; none where there is no such."""
+    if not shutil.which(command[0], path=search_path()):
+        return []
+    done = await anyio.run_process(command, check=False)
+    return done.stdout.decode(errors="replace").splitlines() if done.returncode == 0 else []
+
+
+async def _run(command: list[str], progress: Progress) -> None:
+    last = ""
+    async with await anyio.open_process(command, stdin=None, stdout=None) as process:
+        assert process.stderr is not None  # noqa: S101 - a pipe is the default
+        async for text in TextReceiveStream(process.stderr, errors="replace"):
+            for line in filter(None, map(str.strip, text.replace("\r", "\n").splitlines())):
+                last = line
+                progress(line)
+    if process.returncode != 0:
+        raise BackendUnavailable(
+            f"{command[0]} failed: {last}; see that apt-get and npm reach their packages here"
+        )
+
+
+def image_folder(name: str) -> Path:
+    """The folder of an image that can be built; raises ConfigError if there is none."""
+    # Of two of one name the first one is taken.
+    files = [file for root in reversed(_FOLDERS) for file in root.glob("*/Dockerfile")]
+    known = {file.parent.name: file.parent for file in files}
+    if name not in known:
+        raise ConfigError(f"there is no image {name!r}: choose one of {', '.join(sorted(known))}")
+    return known[name]
+
+
+def context_tar(folder: Path, ca_bundle: Path | None) -> io.BytesIO:
+    """The build context; raises ConfigError if the CA bundle cannot be read. Blocks."""
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as tar:
+        for path in sorted(folder.iterdir()):
+            _add(tar, path.name, path.read_bytes())
+        _add(tar, "gitconfig", GITCONFIG)
+        for source in runner_sources():
+            _add(tar, f"mcp_sandbox/{source.relative_to(PACKAGE)}", source.read_bytes())
+        if ca_bundle:
+            try:
+                _add(tar, "ca-bundle.crt", ca_bundle.read_bytes())
+            except OSError as exc:
+                raise ConfigError(
+                    f"the CA bundle {ca_bundle} cannot be read ({exc.strerror}): "
+                    "give a file of certificates"
+                ) from exc
+    target.seek(0)
+    return target
+
+
+def context_digest(folder: Path) -> str:
+    """Tells whether an image was built from the same files. Blocks."""
+    return hashlib.sha256(context_tar(folder, None).getbuffer()).hexdigest()
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    # Root-owned and dated zero: the same sources give the same layer.
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    entry.mode = 0o644
+    tar.addfile(entry, io.BytesIO(data))
 
 
 @dataclass(frozen=True)
 class ImageRow:
-    """An image of ours on the engine; `current` says that it holds this version's runner."""
+    """An image of ours on the engine; `current`: it was built from this version's files."""
 
     name: str
     id: str
@@ -83,85 +220,60 @@ async def build(
     ca_bundle: Path | None = None,
     from_packages: bool = False,
     progress: Progress,
-    config: DockerConfig | None = None,
+    config: DockerConfig,
 ) -> str:
     """Build an image; returns its name. `progress` gets each line, from another thread.
 
-    It is named `tag`, else as ours: never as the image of the configuration, which may be the
-    operator's own.
+    It is named `tag`, else as ours: never as the operator's own image of the configuration.
     `from_packages` makes the Debian below it on this machine, where no registry can be reached.
     `ca_bundle` is used during the build alone and is in no layer of the image.
 
-    Raises:
-        ConfigError: no such image, or the CA bundle cannot be read.
-        BackendUnavailable: the engine does not answer, or a step of the build failed.
+    Raises ConfigError for an unknown image or an unreadable CA bundle, else BackendUnavailable.
     """
-    config = config or DockerConfig()
     folder = await to_thread.run_sync(image_folder, name)
-    connection = _connection(config)
-    images = Images(connection)
     tag = tag or f"mcp-sandbox/{name}:latest"
-    arguments = {**proxy_variables(), "RUNNER_DIGEST": await to_thread.run_sync(runner_digest)}
-    try:
+    arguments = {
+        **proxy_variables(),
+        "RUNNER_DIGEST": await to_thread.run_sync(runner_digest),
+        "CONTEXT_DIGEST": await to_thread.run_sync(context_digest, folder),
+    }
+    async with aclosing(connection_of(config)) as connection:
+        images = Images(connection)
         if from_packages:
             arguments["BASE"] = await _base_from_packages(images, folder, progress)
         context = await to_thread.run_sync(context_tar, folder, ca_bundle)
         await images.build(context, tag, arguments, progress)
-        await _remove_leftovers(images, stages=ca_bundle is not None)
-    finally:
-        await connection.aclose()
+        # What the new image replaced, and the stage that saw the certificates.
+        for label in (RUNNER_LABEL, *((_STAGE_LABEL,) if ca_bundle else ())):
+            for image in await images.labelled(label, dangling=True):
+                await images.remove(image.id)
     return tag
 
 
-async def list_images(config: DockerConfig | None = None) -> list[ImageRow]:
-    """The images of ours that the engine has.
-
-    Raises:
-        BackendUnavailable: the engine does not answer.
-    """
-    connection = _connection(config or DockerConfig())
-    digest = await to_thread.run_sync(runner_digest)
-    try:
+async def list_images(config: DockerConfig) -> list[ImageRow]:
+    """The images of ours that the engine has; raises BackendUnavailable."""
+    folder = await to_thread.run_sync(image_folder, "base")
+    digest = await to_thread.run_sync(context_digest, folder)
+    async with aclosing(connection_of(config)) as connection:
         found = await Images(connection).labelled(RUNNER_LABEL)
-    finally:
-        await connection.aclose()
-    return [
-        ImageRow(name, image.id, image.size // 1_000_000, image.labels[RUNNER_LABEL] == digest)
-        for image in found
-        for name in image.names
-    ]
+
+    def row(name: str, image: Image) -> ImageRow:
+        current = image.labels.get(_CONTEXT_LABEL) == digest
+        return ImageRow(name, image.id, image.size // 1_000_000, current)
+
+    return [row(name, image) for image in found for name in image.names]
 
 
-async def check(config: DockerConfig | None = None) -> list[Tool]:
+async def check(config: DockerConfig) -> list[Tool]:
     """Run the image once, as hardened as a sandbox, and ask each tool for its version.
 
-    Raises:
-        ImageMissing: the engine does not have it.
-        BackendUnavailable: it does not answer, or the image does not run.
+    Raises ImageMissing, and BackendUnavailable if the image does not run.
     """
-    config = config or DockerConfig()
-    connection = _connection(config)
-    try:
+    questions = [_QUESTIONS.get(name, f"{name} --version") for name in _TOOLS]
+    async with aclosing(connection_of(config)) as connection:
         image = await Images(connection).find(config.image)
-        info = await connection.info()
-        place = Placement(
-            name=SandboxId("check"),
-            image=image.id,
-            instance="check",
-            token=secrets.token_hex(4),
-            user=":".join(map(str, sandbox_user())),
-            socket_directory=None,
-            runtime=config.runtime,
-            apparmor=has_apparmor(info),
-            gvisor=is_gvisor(info, config.runtime),
-            processors=processors(info),
-        )
-        body = container_body(SandboxSpec(mounts=()), place)
-        body["Entrypoint"] = [PYTHON, "-I", "-S", "-c", _CHECK, *(line for _, line in _TOOLS)]
-        body["HostConfig"] |= {"AutoRemove": False, "LogConfig": {"Type": "json-file"}}
-        code, said = await Containers(connection).run(body, timeout_s=_CHECK_S)
-    finally:
-        await connection.aclose()
+        place = somewhere(image, "check", config.runtime, await connection.info())
+        code, said = await run_once(Containers(connection), place, _CHECK, *questions)
     versions = said.splitlines()
     if code != 0 or len(versions) != len(_TOOLS):
         raise BackendUnavailable(
@@ -169,19 +281,32 @@ async def check(config: DockerConfig | None = None) -> list[Tool]:
         )
     return [
         Tool(name, version.strip() or None, name not in _OPTIONAL)
-        for (name, _), version in zip(_TOOLS, versions, strict=True)
+        for name, version in zip(_TOOLS, versions, strict=True)
     ]
 
 
-# One line for each command: the first line of what it says, or nothing when it fails.
-_CHECK = """
-import subprocess, sys
-for command in sys.argv[1:]:
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], text=True, errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
-    print(lines[0][:100] if done.returncode == 0 and lines else "")
-"""
+def somewhere(image: Image, instance: str, runtime: str, info: dict[str, Any]) -> Placement:
+    """Where a container of an image can be on the engine that `info` describes, with no network."""
+    return Placement(
+        name=SandboxId("unnamed"),
+        image=image.id,
+        instance=instance,
+        token="",
+        user=":".join(map(str, sandbox_user())),
+        socket_directory=None,
+        runtime=runtime,
+        apparmor="apparmor" in security_options(info),
+        gvisor=is_gvisor(info, runtime),
+        processors=processors(info),
+    )
+
+
+async def run_once(containers: Containers, place: Placement, *program: str) -> tuple[int, str]:
+    """Run a Python program, as hardened as a sandbox; returns exit code and what it printed."""
+    body = container_body(SandboxSpec(mounts=()), place)
+    body["Entrypoint"] = [PYTHON, "-I", "-S", "-c", *program]
+    body["HostConfig"] |= {"AutoRemove": False, "LogConfig": {"Type": "json-file"}}
+    return await containers.run(body, timeout_s=_RUN_S)
 
 
 async def _base_from_packages(images: Images, folder: Path, progress: Progress) -> str:
@@ -200,14 +325,3 @@ async def _base_from_packages(images: Images, folder: Path, progress: Progress) 
         progress("importing it into the engine")
         await images.load(tar, BASE_NAME, BASE_TAG, [f"LABEL {_PACKAGES_LABEL}={digest}"])
     return name
-
-
-async def _remove_leftovers(images: Images, *, stages: bool) -> None:
-    """Remove what the new image replaced, and on request the stage that it was made in."""
-    for label in (RUNNER_LABEL, *((_STAGE_LABEL,) if stages else ())):
-        for image in await images.labelled(label, dangling=True):
-            await images.remove(image.id)
-
-
-def _connection(config: DockerConfig) -> Connection:
-    return Connection(lambda: find_engine(config.host, docker_variables(), home()))

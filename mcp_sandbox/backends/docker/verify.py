@@ -1,10 +1,14 @@
 """Whether a container came out as asked: its inspection against the request, field by field.
 
 Old engines drop fields they do not know, kernels lack controllers, and an operator's defaults
-may add to a request. Pure functions; the backend destroys what they complain about.
+may add to a request. Its first process is looked at from the host: what the kernel says, not the
+engine. The backend destroys what they complain about.
 """
 
+from pathlib import Path
 from typing import Any
+
+from mcp_sandbox.backends.process import wrong_mounts
 
 # Where the kernel cannot account for swap, the engine drops MemorySwap and says so; the
 # memory limit itself holds. `limits_of` tells the difference, so it is not compared here.
@@ -97,3 +101,19 @@ def _difference(name: str, wanted: object, found: object) -> str:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + "…"
+
+
+def first_process_problems(inspected: dict[str, Any]) -> list[str]:
+    """What is weaker than asked; nothing where the process cannot be seen from here. Blocks."""
+    folder = Path("/proc") / str(inspected["State"]["Pid"])
+    try:
+        status = (folder / "status").read_text()
+        groups = (folder / "cgroup").read_text()
+        mounts = (folder / "mountinfo").read_text()
+    except OSError:
+        return []
+    # An engine that counts processes elsewhere would give the number of a process of somebody else.
+    if inspected["Id"] not in groups:
+        return []
+    wanted = {mount["Destination"]: not mount["RW"] for mount in inspected["Mounts"]}
+    return process_problems(status, inspected["Config"]["User"]) + wrong_mounts(mounts, wanted)

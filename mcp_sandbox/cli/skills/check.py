@@ -1,22 +1,53 @@
-"""`skills validate` and `skills doctor`: what is wrong with skills, and what to do about it."""
+"""`skills list`, `show`, `validate`, `doctor`, `fix`, `test`: what there is, and what is wrong."""
 
 import json
-from collections.abc import Iterator
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
+import anyio
 import typer
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from mcp_sandbox import __version__
-from mcp_sandbox.cli.options import AsJson, BackendOption, ConfigFile, Data, console, load
+from mcp_sandbox.cli.options import (
+    AsJson,
+    BackendOption,
+    ConfigFile,
+    Data,
+    chat_id,
+    console,
+    flag,
+    load,
+    printable,
+    show_bytes,
+    table,
+    tell,
+)
 from mcp_sandbox.cli.skills import tables
-from mcp_sandbox.cli.skills.lacking import lacking_for
-from mcp_sandbox.cli.skills.options import NoSandbox, Paths, User, catalogue
+from mcp_sandbox.cli.skills.tables import NoSandbox, Paths, Skill, User, catalogue, find
 from mcp_sandbox.config import Config
-from mcp_sandbox.skills.models import Diagnostic
-from mcp_sandbox.skills.uris import is_document
+from mcp_sandbox.durable import write_file
+from mcp_sandbox.errors import Busy, TooLarge, UnusableSkill
+from mcp_sandbox.skills import models
+from mcp_sandbox.skills.contents import opened, read_whole
+from mcp_sandbox.skills.models import Diagnostic, Json
+from mcp_sandbox.skills.uris import DOCUMENT, document_among, is_document
 
+if TYPE_CHECKING:
+    from mcp_sandbox.trial import Trial
+
+_DESCRIPTION_SHOWN = 200
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_STYLES = {"passed": "green", "failed": "red", "skipped": "dim"}
 Row = tuple[str, Path, Diagnostic]
 
 
@@ -28,10 +59,105 @@ class Format(StrEnum):
     SARIF = "sarif"
 
 
+def list_skills(
+    query: Annotated[
+        str | None, typer.Argument(metavar="QUERY", help="Words to look for.", show_default=False)
+    ] = None,
+    user: User = "local",
+    as_json: AsJson = False,
+    data: Data = None,
+    config: ConfigFile = None,
+) -> None:
+    """List the skills that chats are offered, those first that a QUERY means."""
+    from mcp_sandbox.skills.finder import Index
+
+    found = catalogue(load(config, data).config, user)
+    skills = found.skills
+    if query is not None:
+        index = Index()
+        index.update(skills)
+        skills = tuple(match.skill for match in index.search(query))
+    nothing = "no skill is about that" if query else "no skills yet: `mcp-sandbox skills add`"
+    shown = _table(skills) if skills else nothing
+    tell([_facts(skill) for skill in skills], shown, as_json=as_json)
+    if found.unusable:
+        count = tables.counted(len(found.unusable), "folder")
+        hint = f"{count} cannot be used: `mcp-sandbox skills doctor` says why"
+        print(hint, file=sys.stderr)
+
+
+def show(
+    name: Skill,
+    user: User = "local",
+    as_json: AsJson = False,
+    data: Data = None,
+    config: ConfigFile = None,
+) -> None:
+    """Show one skill: what it says of itself, its files, where it came from, what is wrong."""
+    from mcp_sandbox.skills.examine import examine
+    from mcp_sandbox.skills.findings import scan
+    from mcp_sandbox.skills.library import Library
+    from mcp_sandbox.skills.supply.installed import Installed
+
+    settings = load(config, data).config
+    skill = find(catalogue(settings, user), name)
+    contents = anyio.run(Library(settings.skills, settings.data_dir).contents, skill)
+    installed = Installed(settings.data_dir, chat_id(user).user)
+    entry = installed.entries().get(skill.folder.name) if skill.root == "user" else None
+    examined = examine(skill.folder)
+    findings, _ = scan(examined.files)
+    facts = {
+        **_facts(skill),
+        "license": skill.front.license,
+        "compatibility": skill.front.compatibility,
+        "allowed_tools": list(skill.front.allowed_tools),
+        "digest": contents.digest,
+        "source": entry.source if entry else "",
+        "commit": entry.commit if entry else "",
+        "installed_at": entry.installed_at if entry else "",
+    }
+    if as_json:
+        facts["files"] = [asdict(file) for file in contents.files]
+        facts["findings"] = asdict(findings)
+        facts["diagnostics"] = [asdict(each) for each in examined.diagnostics]
+        print(json.dumps(facts))
+        return
+    shown = console()
+    shown.print(tables.facts_table({**facts, **tables.uses(findings)}))
+    files = ((tables.safe(each.path), show_bytes(each.size), each.mime) for each in contents.files)
+    shown.print(table("file", "size", "type", rows=files))
+    if examined.diagnostics:
+        shown.print()
+        shown.print(tables.diagnostics_table((skill.name, each) for each in examined.diagnostics))
+
+
+def _facts(skill: models.Skill) -> dict[str, object]:
+    return {
+        "name": skill.name,
+        "description": skill.front.description,
+        "uri": skill.uri,
+        "root": skill.root,
+        "folder": str(skill.folder),
+        "shadowed_by": skill.shadowed_by,
+    }
+
+
+def _table(skills: tuple[models.Skill, ...]) -> Table:
+    rows = []
+    for skill in skills:
+        about = skill.front.description
+        about = about if len(about) <= _DESCRIPTION_SHOWN else f"{about[:_DESCRIPTION_SHOWN]}…"
+        name = tables.safe(skill.name)
+        if skill.shadowed_by is not None:
+            name = Text.assemble((f"{skill.root}/", "dim"), name, (" (shadowed)", "dim"))
+        rows.append((name, skill.root, tables.safe(about)))
+    return table("skill", "root", "description", rows=rows)
+
+
 def validate(
     paths: Paths,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse what the reference tool refuses.")
+        bool, flag("Refuse what the reference tool does (extra `strict`).", "--strict")
     ] = False,
     format_: Annotated[
         Format, typer.Option("--format", help="table, json, or sarif for code hosts.")
@@ -43,14 +169,11 @@ def validate(
     examined = [examine(folder, strictly=strict) for folder in skill_folders(paths)]
     rows = [(each.name, each.folder, one) for each in examined for one in each.diagnostics]
     faulty = sum(each.faulty for each in examined)
-    if format_ is Format.JSON:
-        print(json.dumps([tables.as_row(*row) for row in rows]))
-    elif format_ is Format.SARIF:
-        from mcp_sandbox.skills.sarif import sarif
-
+    if format_ is Format.SARIF:
         print(json.dumps(sarif(((row[1], row[2]) for row in rows), __version__, Path.cwd())))
     else:
-        _print(rows)
+        _print(rows, as_json=format_ is Format.JSON)
+    if format_ is Format.TABLE:
         count = tables.counted(len(examined), "skill")
         bad = "not strictly valid" if strict else "cannot be used"
         print(f"{count}: {f'{faulty} {bad}' if faulty else 'fine' if not rows else 'usable'}")
@@ -68,10 +191,8 @@ def doctor(
     """Look at all skills that chats are offered, and at what could not be offered."""
     settings = load(config, data, backend).config
     rows = list(_all_rows(settings, user, ask=not no_sandbox))
-    if as_json:
-        print(json.dumps([tables.as_row(*row) for row in rows]))
-    else:
-        _print(rows)
+    _print(rows, as_json=as_json)
+    if not as_json:
         print(f"{tables.counted(len(rows), 'remark')} in all" if rows else "all skills are fine")
     raise typer.Exit(1 if any(each.level == "error" for _, _, each in rows) else 0)
 
@@ -97,17 +218,194 @@ def _all_rows(settings: Config, user: str, *, ask: bool) -> Iterator[Row]:
         for each in problem.diagnostics:
             yield problem.folder.name, problem.folder, each
     examined = {skill.uri: examine(skill.folder) for skill in found.skills}
-    lacks = (
-        lacking_for({uri: each.files for uri, each in examined.items()}, settings) if ask else {}
-    )
+    files = {uri: each.files for uri, each in examined.items()}
+    lacks = tables.lacking_for(files, settings) if ask else {}
     for uri, one in examined.items():
         for each in (*one.diagnostics, *lacks.get(uri, ())):
             yield one.name, one.folder, each
 
 
-def _print(rows: list[Row]) -> None:
-    if rows:
+def _print(rows: list[Row], *, as_json: bool) -> None:
+    if as_json:
+        found = [{"skill": name, "folder": str(at), **asdict(each)} for name, at, each in rows]
+        print(json.dumps(found))
+    elif rows:
         order = {"error": 0, "warning": 1, "note": 2}
         ordered = sorted(rows, key=lambda row: order[row[2].level])
         console().print(tables.diagnostics_table((name, each) for name, _, each in ordered))
         print()
+
+
+def fix(
+    paths: Paths,
+    dry_run: Annotated[bool, flag("Only show what would change.", "--dry-run")] = False,
+    everything: Annotated[
+        bool,
+        flag("Also move fields into metadata that only some clients know and act on.", "--all"),
+    ] = False,
+) -> None:
+    """Repair the front matter of skills and nothing else; it fails if something is left to do."""
+    left = 0
+    for folder in skill_folders(paths):
+        try:
+            left += _fix(folder.absolute(), dry_run=dry_run, everything=everything)
+        except (UnusableSkill, TooLarge, Busy) as exc:
+            print(tables.safe(f"{folder.name}: {exc}").plain, file=sys.stderr)
+            left += 1
+    raise typer.Exit(1 if left else 0)
+
+
+def _fix(folder: Path, *, dry_run: bool, everything: bool) -> int:
+    from mcp_sandbox.skills.parse import REFUSED, parse
+    from mcp_sandbox.skills.repair import repair
+
+    shown = console()
+    document, data = _read(folder)
+    done = repair(data, folder.name, everything=everything)
+    if done.problem is not None:
+        shown.print(tables.diagnostics_table([(folder.name, done.problem)]))
+        return 1
+    changes = list(done.changes)
+    if document != DOCUMENT:
+        changes.append(f"renamed {document} to {DOCUMENT}")
+    tables.print_change(f"{folder.name}/{document}", data, done.data, whole=True)
+    if changes and not dry_run:
+        _write(folder, document, done.data)
+    would = "would have " if dry_run and changes else ""
+    said = f"{folder.name}: {would}{'; '.join(changes) or 'nothing to repair'}"
+    shown.print(tables.safe(said), soft_wrap=True)
+    if done.kept:
+        kept = ", ".join(done.kept)
+        print(f"  kept {kept}, which some clients act on: --all moves it into metadata")
+    found = parse(done.data, folder.name).diagnostics
+    remaining = [each for each in found if each.level == "error" or each.code in REFUSED]
+    if remaining:
+        shown.print(tables.diagnostics_table((folder.name, each) for each in remaining))
+    return len(remaining) + (len(changes) if dry_run else 0)
+
+
+def _read(folder: Path) -> tuple[str, bytes]:
+    document = document_among(place.name for place in folder.iterdir())
+    try:
+        with opened(folder, None) as directory:
+            return document, read_whole(directory, document).data
+    except OSError as exc:
+        raise UnusableSkill(f"{folder / document} is no plain file: put one there") from exc
+
+
+def _write(folder: Path, document: str, data: bytes) -> None:
+    mode = stat.S_IMODE((folder / document).stat().st_mode)
+    write_file(folder / DOCUMENT, data, mode=mode)
+    if document != DOCUMENT and not (folder / DOCUMENT).samefile(folder / document):
+        (folder / document).unlink()
+
+
+def try_out(
+    what: Annotated[
+        str, typer.Argument(metavar="NAME|PATH", help="A skill's name, or its folder.")
+    ],
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="How long one example may take.")
+    ] = 60.0,
+    user: User = "local",
+    as_json: AsJson = False,
+    backend: BackendOption = None,
+    data: Data = None,
+    config: ConfigFile = None,
+) -> None:
+    """Run a skill's tests, evals and scripts' syntax in a throw-away sandbox without network.
+
+    Tests lie in tests/ and pass with exit code 0; entries of evals/evals.json need a `command`.
+    """
+    from mcp_sandbox import trial
+
+    settings = load(config, data, backend).config
+    folder = _folder(settings, user, what)
+    trials = anyio.run(partial(trial.try_out, folder, settings, timeout_s=timeout))
+    failed = sum(each.verdict == "failed" for each in trials)
+    found = [
+        {
+            "name": each.example.name,
+            "kind": each.example.kind,
+            "verdict": each.verdict,
+            "why": each.why,
+            "duration_ms": each.duration_ms,
+        }
+        for each in trials
+    ]
+    nothing = "nothing to run: put tests into tests/, such as tests/test_it.py or tests/it.sh"
+    columns = ("", "kind", "example", "ms", "why")
+    shown = table(*columns, rows=map(_shown, trials)) if trials else nothing
+    tell(found, shown, as_json=as_json)
+    if trials and not as_json:
+        passed = sum(each.verdict == "passed" for each in trials)
+        print(f"{passed} passed, {failed} failed, {len(trials) - passed - failed} skipped")
+    raise typer.Exit(1 if failed else 0)
+
+
+def _folder(settings: Config, user: str, what: str) -> Path:
+    path = Path(what)
+    if path.exists():
+        folders = skill_folders([path])
+        if len(folders) > 1:
+            names = printable(", ".join(folder.name for folder in folders[:10]))
+            raise typer.BadParameter(f"{what} has several skills: name one of {names}")
+        return folders[0]
+    return find(catalogue(settings, user), what).folder
+
+
+def _shown(trial: "Trial") -> tuple[RenderableType, ...]:
+    verdict = Text(trial.verdict, style=_STYLES[trial.verdict])
+    why = Text("\n").join(tables.safe(line) for line in trial.why.splitlines())
+    name = tables.safe(trial.example.name)
+    return verdict, trial.example.kind, name, str(trial.duration_ms or ""), why
+
+
+def sarif(found: Iterable[tuple[Path, Diagnostic]], version: str, here: Path) -> dict[str, Json]:
+    """Return a log of one run; each diagnostic comes with its skill's folder.
+
+    Paths are given in relation to `here` where they lie in it, which is the repository's top as a
+    rule.
+    """
+    pairs = list(found)
+    ids = list(dict.fromkeys(each.code for _, each in pairs))
+    # The first of each code is its example.
+    examples = {each.code: each for _, each in reversed(pairs)}
+    rules: list[Json] = [
+        {
+            "id": code,
+            "name": "".join(word.capitalize() for word in code.split("-")),
+            "shortDescription": {"text": code.replace("-", " ").capitalize() + "."},
+            "help": {"text": examples[code].fix},
+            "defaultConfiguration": {"level": examples[code].level},
+        }
+        for code in ids
+    ]
+    driver: dict[str, Json] = {
+        "name": "mcp-sandbox skills",
+        "semanticVersion": version,
+        "informationUri": "https://agentskills.io/specification",
+        "rules": rules,
+    }
+    results: list[Json] = [
+        _result(folder, each, ids.index(each.code), here) for folder, each in pairs
+    ]
+    tool: dict[str, Json] = {"driver": driver}
+    run: Json = {"tool": tool, "columnKind": "unicodeCodePoints", "results": results}
+    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _result(folder: Path, each: Diagnostic, rule: int, here: Path) -> dict[str, Json]:
+    path = folder / each.file
+    inside = path.is_relative_to(here)
+    uri = quote(path.relative_to(here).as_posix()) if inside else path.as_uri()
+    physical: dict[str, Json] = {"artifactLocation": {"uri": uri}}
+    if each.line is not None:
+        physical["region"] = {"startLine": each.line}
+    return {
+        "ruleId": each.code,
+        "ruleIndex": rule,
+        "level": each.level,
+        "message": {"text": f"{each.reason} {each.fix}"},
+        "locations": [{"physicalLocation": physical}],
+    }

@@ -1,25 +1,28 @@
 """What a person sees before a skill is installed or updated, and decides by."""
 
-from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mcp_sandbox.cli.options import show_bytes
 from mcp_sandbox.cli.skills import tables
-from mcp_sandbox.cli.skills.lacking import lacking_for
-from mcp_sandbox.cli.words import show_bytes
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import UnusableSkill
 from mcp_sandbox.skills.contents import set_digest
 from mcp_sandbox.skills.examine import Examined, examine_files
 from mcp_sandbox.skills.findings import scan
 from mcp_sandbox.skills.parse import parse
-from mcp_sandbox.skills.supply.changes import changes, is_script
 from mcp_sandbox.skills.supply.fetch import Incoming
-from mcp_sandbox.skills.supply.lock import file_digests
-from mcp_sandbox.skills.supply.tree import Tree
+from mcp_sandbox.skills.supply.installed import file_digests
+from mcp_sandbox.skills.supply.tree import File, Tree
 from mcp_sandbox.skills.uris import DOCUMENT
+
+_SCRIPT_ENDINGS = frozenset(
+    {".bash", ".bat", ".cjs", ".cmd", ".go", ".js", ".lua", ".mjs", ".php", ".pl", ".ps1", ".py"}
+    | {".r", ".rb", ".sh", ".ts", ".zsh"}
+)
 
 
 def offer(shown: Console, incoming: Incoming, settings: Config | None) -> str:
@@ -33,7 +36,8 @@ def offer(shown: Console, incoming: Incoming, settings: Config | None) -> str:
     found = _examined(incoming)
     if found.front is not None:
         shown.print(_facts(found, incoming))
-    lacks = lacking_for({"": found.files}, settings).get("", ()) if settings and found.front else ()
+    asked = tables.lacking_for({"": found.files}, settings) if settings and found.front else {}
+    lacks = asked.get("", ())
     if found.diagnostics or lacks:
         rows = ((found.name, each) for each in (*found.diagnostics, *lacks))
         shown.print(tables.diagnostics_table(rows))
@@ -58,25 +62,44 @@ def print_changes(shown: Console, name: str, old: Tree, incoming: Incoming) -> N
             f"{name} stays as it is: what its source has now {what}. Look at {incoming.source}, or "
             f"`mcp-sandbox skills remove {name}`"
         )
-    for line in _new_uses(old, incoming.tree):
-        shown.print(Text(line, style="bold red"))
-    differing = changes(old, incoming.tree)
-    shown.print(Text(f"{name}: {tables.counted(len(differing), 'file')} changed", style="bold"))
-    for change in differing:
-        style = "bold red" if change.is_script else "bold"
-        shown.print(tables.safe(f"{change.kind}: {change.path}"), style=style)
-        tables.print_diff(shown, change.lines)
+    used = tables.uses(scan(_files(old))[0])
+    for what, names in tables.uses(scan(found.files)[0]).items():
+        if fresh := [name for name in names if name not in used[what]]:
+            line = tables.safe(f"new: {what} {', '.join(fresh)}")
+            shown.print(Text(line.plain, style="bold red"))
+    _print_files(shown, name, old, incoming.tree)
     before = examine_files(_files(old), name)
-    fresh = [each for each in found.diagnostics if each not in before.diagnostics]
-    if fresh:
-        shown.print(tables.diagnostics_table((name, each) for each in fresh))
+    if more := [each for each in found.diagnostics if each not in before.diagnostics]:
+        shown.print(tables.diagnostics_table((name, each) for each in more))
 
 
-def _new_uses(old: Tree, new: Tree) -> Iterator[str]:
-    before = tables.uses(scan(_files(old))[0])
-    for what, names in tables.uses(scan(_files(new))[0]).items():
-        if fresh := [name for name in names if name not in before[what]]:
-            yield tables.safe(f"new: {what} {', '.join(fresh)}").plain
+def _print_files(shown: Console, name: str, old: Tree, new: Tree) -> None:
+    differing = [path for path in {*old, *new} if old.get(path) != new.get(path)]
+    scripts = {path for tree in (old, new) for path in differing if _is_script(path, tree)}
+    shown.print(Text(f"{name}: {tables.counted(len(differing), 'file')} changed", style="bold"))
+    for path in sorted(differing, key=lambda path: (path not in scripts, path != DOCUMENT, path)):
+        before, after = old.get(path), new.get(path)
+        style = "bold red" if path in scripts else "bold"
+        shown.print(tables.safe(f"{_change(before, after)}: {path}"), style=style)
+        data = [file.data if file else b"" for file in (before, after)]
+        if data[0] != data[1]:
+            tables.print_change(path, *data)
+
+
+def _change(old: File | None, new: File | None) -> str:
+    if old is None or new is None:
+        return "added" if old is None else "removed"
+    if old.data != new.data:
+        return "changed"
+    return "now a program" if new.executable else "no program any more"
+
+
+def _is_script(path: str, tree: Tree) -> bool:
+    """Whether a file is meant to be run."""
+    file, ending = tree.get(path), PurePosixPath(path).suffix.lower()
+    return file is not None and (
+        file.executable or ending in _SCRIPT_ENDINGS or file.data.startswith(b"#!")
+    )
 
 
 def _examined(incoming: Incoming) -> Examined:
@@ -89,7 +112,7 @@ def _examined(incoming: Incoming) -> Examined:
 def _facts(found: Examined, incoming: Incoming) -> Table:
     tree = incoming.tree
     size = show_bytes(sum(len(file.data) for file in tree.values()))
-    scripts = [path for path, file in tree.items() if is_script(path, file)]
+    scripts = [path for path in tree if _is_script(path, tree)]
     facts = {
         "skill": found.name,
         "description": found.front.description if found.front else "",

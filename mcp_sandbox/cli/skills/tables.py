@@ -1,15 +1,32 @@
-"""How skills and what is wrong with them look on a terminal and as JSON."""
+"""Options that the commands for skills share, and how skills look on a terminal."""
 
-from collections.abc import Iterable, Mapping
+import difflib
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
+import anyio
+import typer
 from rich.table import Table
 from rich.text import Text
 
+from mcp_sandbox.cli.options import chat_id, flag, print_diff, printable, table
+from mcp_sandbox.config import Config
+from mcp_sandbox.errors import SandboxError, UnknownSkill
+from mcp_sandbox.skills import models
+from mcp_sandbox.skills.catalogue import Catalogue
+from mcp_sandbox.skills.contents import digest_of, kind_of
 from mcp_sandbox.skills.models import Diagnostic, Findings, Level
 
+User = Annotated[str, typer.Option("--user", metavar="USER", help="Whose skills.")]
+Skill = Annotated[str, typer.Argument(metavar="NAME", help="A skill: its name, or ROOT/NAME.")]
+NoSandbox = Annotated[bool, flag("Do not ask a sandbox what it lacks.", "--no-sandbox")]
+Paths = Annotated[
+    list[Path],
+    typer.Argument(metavar="PATH…", help="A skill's folder, its SKILL.md, or a folder of skills."),
+]
 STYLES: dict[Level, str] = {"error": "red", "warning": "yellow", "note": "dim"}
 _USES = {
     "hosts": "reaches",
@@ -20,38 +37,63 @@ _USES = {
     "unread": "too large to read",
     "inline": "declare packages (PEP 723)",
 }
-_DIFF = {"+": "green", "-": "red", "@": "cyan"}
+_BYTES_COMPARED = 256 << 10
+_LINES_SHOWN = 400
+
+
+def find(known: Catalogue, name: str) -> models.Skill:
+    """Return the skill of that name.
+
+    Raises:
+        UnknownSkill: there is none; the message names the nearest.
+    """
+    try:
+        return known.find(name)
+    except UnknownSkill as exc:
+        near = difflib.get_close_matches(name[:64], [skill.name for skill in known.skills], n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UnknownSkill(
+            f"there is no skill {name[:100]!r}: {hint}`mcp-sandbox skills list` shows all"
+        ) from exc
+
+
+def catalogue(config: Config, user: str) -> Catalogue:
+    """Return what is offered to all chats of a user; what one has in its own files is not."""
+    from mcp_sandbox.skills.library import Library
+
+    return anyio.run(Library(config.skills, config.data_dir).catalogue, chat_id(user).user)
 
 
 def safe(text: str) -> Text:
     """Return a text of a skill as it can be shown: nothing in it moves the cursor."""
-    return Text("".join(c if c.isprintable() else "\ufffd" for c in text.replace("\n", " ")))
-
-
-def where(each: Diagnostic) -> str:
-    """Return the file and line that a diagnostic is about."""
-    return each.file if each.line is None else f"{each.file}:{each.line}"
+    return Text(printable(text.replace("\n", " "), ""))
 
 
 def diagnostics_table(rows: Iterable[tuple[str, Diagnostic]]) -> Table:
     """Return a table of diagnostics, each with the name of its skill and what to do."""
-    table = Table("skill", "level", "code", "where", "what, and what to do", box=None)
-    for name, each in rows:
-        fix = Text("\n→ ", style="bold").append_text(safe(each.fix))
-        text = safe(each.reason).append_text(fix)
-        level = Text(each.level, style=STYLES[each.level])
-        table.add_row(safe(name), level, each.code, safe(where(each)), text)
-    return table
+    shown = (
+        (
+            safe(name),
+            Text(each.level, style=STYLES[each.level]),
+            each.code,
+            safe(each.file if each.line is None else f"{each.file}:{each.line}"),
+            safe(each.reason).append(f"\n→ {safe(each.fix).plain}", style="bold"),
+        )
+        for name, each in rows
+    )
+    return table("skill", "level", "code", "where", "what, and what to do", rows=shown)
 
 
 def facts_table(facts: Mapping[str, object]) -> Table:
     """Return a table of what is known; what is empty is left out."""
-    table = Table(box=None, show_header=False)
-    for name, value in facts.items():
-        if value:
-            text = ", ".join(value) if isinstance(value, list | tuple) else str(value)
-            table.add_row(Text(name.replace("_", " "), style="bold"), safe(text))
-    return table
+    texts = {
+        name: ", ".join(value) if isinstance(value, list | tuple) else str(value)
+        for name, value in facts.items()
+        if value
+    }
+    return table(
+        rows=((Text(n.replace("_", " "), style="bold"), safe(text)) for n, text in texts.items())
+    )
 
 
 def uses(findings: Findings) -> dict[str, tuple[str, ...]]:
@@ -59,17 +101,38 @@ def uses(findings: Findings) -> dict[str, tuple[str, ...]]:
     return {_USES[what]: names for what, names in asdict(findings).items()}
 
 
-def as_row(name: str, folder: Path, each: Diagnostic) -> dict[str, object]:
-    """Return a diagnostic in types that JSON has."""
-    return {"skill": name, "folder": str(folder), **asdict(each)}
+def print_change(path: str, old: bytes, new: bytes, *, whole: bool = False) -> None:
+    """Print what changes in a file, in colours; unless `whole`, little where it is very long."""
+    print_diff(_diff(path, old, new, whole=whole))
 
 
-def print_diff(shown: Console, lines: Iterable[str]) -> None:
-    """Print lines of a diff in their colours."""
-    for line in lines:
-        shown.print(Text(line, style=_DIFF.get(line[:1], "")), soft_wrap=True)
+def _diff(path: str, old: bytes, new: bytes, *, whole: bool) -> Iterator[str]:
+    # Comparing lines takes the square of their number.
+    long = len(old) + len(new) > _BYTES_COMPARED
+    if not whole and (long or "binary" in (kind_of(old), kind_of(new))):
+        yield from (f"{mark} {digest_of(data)}" for mark, data in (("-", old), ("+", new)) if data)
+        return
+    before, after = (data.decode("utf-8", "replace").splitlines() for data in (old, new))
+    lines = [*difflib.unified_diff(before, after, f"a/{path}", f"b/{path}", lineterm="")]
+    most = len(lines) if whole else _LINES_SHOWN
+    yield from lines[:most]
+    if len(lines) > most:
+        yield f"… {len(lines) - most} more lines"
 
 
 def counted(number: int, what: str) -> str:
     """Return "1 file" or "2 files"."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def lacking_for(
+    skills: Mapping[str, Mapping[str, bytes]], config: Config
+) -> Mapping[str, Sequence[Diagnostic]]:
+    """Return what a sandbox lacks of what scripts need; where there is none, say why not."""
+    from mcp_sandbox.trial import lacking
+
+    try:
+        return anyio.run(lacking, skills, config)
+    except SandboxError as exc:
+        print(f"what a sandbox lacks was not looked at: {exc}", file=sys.stderr)
+        return {}

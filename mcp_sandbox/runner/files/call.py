@@ -1,17 +1,135 @@
-"""One file operation's call: its checked arguments and the pipes for what goes in and out."""
+"""What every operation needs: checked arguments, its pipes, and words for the kernel's refusals.
+
+Bytes move with memory bounded by one chunk. Operations let OSError pass: `explained` answers.
+"""
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import os.path
 from typing import TYPE_CHECKING, Any
 
-from mcp_sandbox.runner.files import pipes
+from mcp_sandbox.runner.files.paths import show, workspace
 from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import NoReturn
 
+    Op = Callable[..., dict[str, Any]]
+
+CHUNK = 256 * 1024
+MAX_ROWS = 8 * 1024 * 1024
 BIGGEST = 2**62
+# How many names of a directory are compared with a missing one.
+_LOOKED_AT = 2000
+_FULL = ("no_space", "no space is left there: delete files that are no longer needed, then retry")
+_DENIED = (
+    "permission",
+    "the sandbox user may not do this: check owner and mode with 'ls -la', or use another place",
+)
+_ANSWERS: dict[int, tuple[str, str]] = {
+    errno.ENOENT: ("not_found", "no such file or directory: look with list_files or glob"),
+    errno.EEXIST: ("exists", "it exists already: choose another name or delete it first"),
+    errno.ENOTDIR: ("wrong_kind", "a file is where a directory is needed: check the path"),
+    errno.EISDIR: ("wrong_kind", "it is a directory: name a file"),
+    errno.ENOTEMPTY: ("wrong_kind", "the directory is not empty: delete its content first"),
+    errno.EACCES: _DENIED,
+    errno.EPERM: _DENIED,
+    errno.EROFS: (
+        "permission",
+        "that place is read-only: use the workspace, the home directory or /tmp",
+    ),
+    errno.ETXTBSY: ("permission", "the program is running: stop it first"),
+    errno.EBUSY: ("permission", "it is in use or a mount point: choose another path"),
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: ("too_large", "the file would pass the size limit: write less or split it"),
+    errno.ELOOP: ("invalid", "its symbolic links form a loop: name the real file"),
+    errno.ENAMETOOLONG: ("invalid", "the name is too long: use at most 255 bytes for each part"),
+    errno.EINVAL: ("invalid", "the system does not accept this: check the arguments"),
+    errno.ENXIO: ("wrong_kind", "it is not a regular file: use exec to talk to it"),
+    errno.EOPNOTSUPP: ("unsupported", "the file system there cannot do this: use the workspace"),
+}
+
+
+def chunks(source: int) -> Iterator[bytes]:
+    """What `source` holds, until its end."""
+    while data := os.read(source, CHUNK):
+        yield data
+
+
+def until(source: int, end: bytes) -> Iterator[bytes]:
+    """What `source` holds before `end`, its last bytes; OpError if it was closed without them."""
+    kept = b""
+    for data in chunks(source):
+        kept += data
+        # What is shorter is used when it is whole, not before: so an append happens at once.
+        if len(kept) > CHUNK + len(end):
+            yield kept[: len(kept) - len(end)]
+            kept = kept[len(kept) - len(end) :]
+    if not kept.endswith(end):
+        raise OpError("cancelled", "the body did not come whole")
+    if rest := kept[: len(kept) - len(end)]:
+        yield rest
+
+
+def take(source: Iterable[bytes], limit: int) -> bytes:
+    """Everything in `source`; OpError if that is over `limit` bytes."""
+    parts, size = [], 0
+    for data in source:
+        parts.append(data)
+        size += len(data)
+        if size > limit:
+            raise OpError("too_large", f"more than {limit} bytes were given: send less at once")
+    return b"".join(parts)
+
+
+def put(target: int, data: bytes) -> int:
+    """Write all of `data`; returns its size."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(target, rest) :]
+    return len(data)
+
+
+def copy(source: Iterable[bytes], target: int) -> int:
+    """Write all of `source` to `target`; returns the size."""
+    return sum(put(target, data) for data in source)
+
+
+def send(source: int, target: int, start: int, length: int) -> int:
+    """Write `length` bytes of a file from `start`, or fewer if it ends; returns how many."""
+    sent = 0
+    try:
+        while sent < length:
+            step = os.sendfile(target, source, start + sent, min(length - sent, 64 * CHUNK))
+            if step == 0:
+                break
+            sent += step
+    except BrokenPipeError:
+        raise
+    except OSError:
+        # Files of /proc and some file systems cannot feed a pipe directly.
+        while sent < length and (data := os.pread(source, min(length - sent, CHUNK), start + sent)):
+            sent += put(target, data)
+    return sent
+
+
+def put_rows(target: int, rows: Iterable[object], limit: int) -> int:
+    """Write rows as a JSON array, at most `limit` and 8 MiB; returns how many."""
+    texts: list[str] = []
+    size = 0
+    for row in rows:
+        text = json.dumps(row)
+        size += len(text)
+        if len(texts) == limit or size > MAX_ROWS:
+            break
+        texts.append(text)
+    put(target, f"[{','.join(texts)}]".encode())
+    return len(texts)
 
 
 class Call:
@@ -27,12 +145,8 @@ class Call:
         self.stdout = stdout
 
     def body(self) -> Iterator[bytes]:
-        """The body that comes in, piece by piece.
-
-        Raises:
-            OpError: it did not come whole; nothing may be done with what came.
-        """
-        return pipes.until(self._stdin, self._end)
+        """The body that comes in, piece by piece; OpError if it did not come whole."""
+        return until(self._stdin, self._end)
 
     def text(self, name: str, default: str | None = None) -> str:
         """A string argument; without a default it must be given."""
@@ -56,7 +170,6 @@ class Call:
         return None if self._args.get(name) is None else self.number(name, 0, high=high)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """A true or false argument."""
         value = self._args.get(name)
         if value is None:
             return default
@@ -65,3 +178,63 @@ class Call:
 
 def _refuse(name: str, wanted: str) -> NoReturn:
     raise OpError("invalid", f"argument {name!r} must be {wanted}: correct it and call again")
+
+
+def explain(error: OSError, path: str) -> OpError:
+    """The answer for a refusal; `path` is used when the error names no path of its own."""
+    own = error.filename
+    name = own if isinstance(own, str) and own.startswith("/") else path
+    if isinstance(error, FileNotFoundError) and name.startswith("/"):
+        return OpError("not_found", f"{show(name)}: no such file or directory: {_nearby(name)}")
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    code, sentence = _ANSWERS.get(
+        error.errno or 0, ("invalid", f"{reason}: check the path and try again")
+    )
+    return OpError(code, f"{show(name)}: {sentence}")
+
+
+def _nearby(path: str) -> str:
+    parent, name = os.path.split(path)
+    if os.path.lexists(path):
+        return "it is a link whose target does not exist"
+    if "*" in path or "?" in path:
+        return "a path is one name, no pattern: find names with glob, or use exec (rm, mv, cat)"
+    ends = (path.split("/", at)[at] for at in range(1, path.count("/") + 1))
+    known = [end for end in ends if os.path.exists(os.path.join(workspace(), end))]
+    if likely := known[:1] or _similar(parent, name):
+        return f"did you mean {' or '.join(map(show, likely))}?"
+    if os.path.isdir(parent):
+        return "look with list_files or glob"
+    while parent != "/" and not os.path.lexists(parent):
+        name = os.path.basename(parent)
+        parent = os.path.dirname(parent)
+    return f"{show(parent)} is there, but has no {show(name)}. Look with list_files or glob"
+
+
+def _similar(directory: str, name: str) -> list[str]:
+    # Only a missing file needs it, and it takes some milliseconds to import.
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    try:
+        with os.scandir(directory) as found:
+            names = [entry.name for entry, _ in zip(found, range(_LOOKED_AT))]
+    except OSError:
+        return []
+    same = [other for other in names if other.lower() == name.lower()]
+    return same or get_close_matches(name, names, 3, 0.7)
+
+
+def explained(operation: Callable[[Call], dict[str, Any]]) -> Op:
+    """The operation, with refusals of the kernel as OpError."""
+
+    def run(args: dict[str, Any], stdin: int, stdout: int, end: bytes = b"") -> dict[str, Any]:
+        try:
+            return operation(Call(args, stdin, stdout, end))
+        except BrokenPipeError:
+            # Nobody takes the body any more: nothing about the file.
+            raise
+        except OSError as exc:
+            named = args.get("path", args.get("source"))
+            raise explain(exc, named if isinstance(named, str) else "?") from exc
+
+    return run

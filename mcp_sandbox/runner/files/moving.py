@@ -1,4 +1,4 @@
-"""Moves files and trees, over mounts too, and never onto something by accident."""
+"""Moves and deletes files and trees of any depth: follows no link, replaces nothing by accident."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ import os.path
 import stat
 from typing import TYPE_CHECKING, Any
 
-from mcp_sandbox.runner import libc
-from mcp_sandbox.runner.files.copying import copy_tree
+from mcp_sandbox.runner import processes
+from mcp_sandbox.runner.files.call import send
 from mcp_sandbox.runner.files.paths import TEMPORARY, protect, relative, resolve, show
-from mcp_sandbox.runner.files.removal import remove_tree
+from mcp_sandbox.runner.files.walk import Descent, kind_of
 from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mcp_sandbox.runner.files.call import Call
 
+# How often a directory that others keep filling is emptied again before giving up.
+_ROUNDS = 20
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _NOREPLACE = 1
 _AT_FDCWD = -100
 _NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
@@ -30,20 +36,6 @@ def move(call: Call) -> dict[str, Any]:
     os.lstat(source)
     protect(source, "moved")
     protect(destination, "replaced")
-    _refuse_nonsense(source, destination)
-    os.makedirs(os.path.dirname(destination), exist_ok=True)
-    replaced = os.path.lexists(destination)
-    if replaced and not overwrite:
-        raise _taken(destination)
-    _rename(source, destination, overwrite=overwrite)
-    return {
-        "source": relative(source),
-        "destination": relative(destination),
-        "replaced": replaced,
-    }
-
-
-def _refuse_nonsense(source: str, destination: str) -> None:
     if source == destination:
         raise OpError("invalid", "source and destination are the same: give a new name")
     real = os.path.realpath(source)
@@ -52,6 +44,13 @@ def _refuse_nonsense(source: str, destination: str) -> None:
         raise OpError(
             "invalid", f"{show(destination)} is inside {show(source)}: choose a place outside it"
         )
+    os.makedirs(os.path.dirname(destination), exist_ok=True)
+    replaced = os.path.lexists(destination)
+    if replaced and not overwrite:
+        raise _taken(destination)
+    _rename(source, destination, overwrite=overwrite)
+    shown = {"source": relative(source), "destination": relative(destination)}
+    return {**shown, "replaced": replaced}
 
 
 def _taken(destination: str) -> OpError:
@@ -93,8 +92,10 @@ def _rename_here(source: str, destination: str, *, overwrite: bool) -> None:
 
 def _rename_new(source: str, destination: str) -> None:
     """Rename, failing when the destination exists by then."""
+    names = _AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(destination)
     try:
-        failed = _renameat2(os.fsencode(source), os.fsencode(destination))
+        done = processes.function("renameat2")(*names, _NOREPLACE)
+        failed = 0 if done == 0 else processes.last_error()
     except AttributeError:
         failed = errno.ENOSYS
     if failed in _NOT_OFFERED:
@@ -105,17 +106,9 @@ def _rename_new(source: str, destination: str) -> None:
         raise OSError(failed, os.strerror(failed))
 
 
-def _renameat2(source: bytes, destination: bytes) -> int:
-    """The kernel's rename that refuses to replace; returns 0 or its error number."""
-    rename = libc.function("renameat2")
-    done = rename(_AT_FDCWD, source, _AT_FDCWD, destination, _NOREPLACE)
-    return 0 if done == 0 else libc.last_error()
-
-
 def _move_across(source: str, destination: str, *, overwrite: bool) -> None:
     """Copy beside the destination, put the copy in place in one step, then delete the source."""
-    name = TEMPORARY + os.urandom(8).hex()
-    draft = os.path.join(os.path.dirname(destination), name)
+    draft = os.path.join(os.path.dirname(destination), TEMPORARY + os.urandom(8).hex())
     try:
         copy_tree(source, draft)
         _rename_here(draft, destination, overwrite=overwrite)
@@ -132,3 +125,209 @@ def _remove(path: str) -> None:
         remove_tree(path)
     else:
         os.unlink(path)
+
+
+def copy_tree(source: str, target: str) -> None:
+    """Copy `source` to a new name; OpError for a socket or device. A failed copy stays there."""
+    copying = _Copying(Descent(_open_above(source)), Descent(_open_above(target)))
+    try:
+        copying.copy(os.path.basename(source), os.path.basename(target))
+        while copying.levels:
+            copying.step()
+    finally:
+        copying.source.close()
+        copying.target.close()
+
+
+def _open_above(path: str) -> int:
+    return os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+class _Copying:
+    """Two descents side by side. `levels` hold the entries still to be copied at each depth."""
+
+    def __init__(self, source: Descent, target: Descent) -> None:
+        self.source = source
+        self.target = target
+        self.levels: list[list[str]] = []
+
+    def step(self) -> None:
+        """Copy the next entry, or leave the directory where we are."""
+        if self.levels[-1]:
+            name = self.levels[-1].pop()
+            self.copy(name, name)
+            return
+        # Only now: entries made in it would change its time, and a read-only mode forbid them.
+        found = os.fstat(self.source.fd)
+        os.fchmod(self.target.fd, stat.S_IMODE(found.st_mode))
+        os.utime(self.target.fd, ns=(found.st_atime_ns, found.st_mtime_ns))
+        self.source.up()
+        self.target.up()
+        self.levels.pop()
+
+    def copy(self, name: str, new: str) -> None:
+        """Copy an entry; of a directory, itself and then by further steps what it holds."""
+        found = os.stat(name, dir_fd=self.source.fd, follow_symlinks=False)
+        if stat.S_ISDIR(found.st_mode):
+            os.mkdir(new, 0o700, dir_fd=self.target.fd)
+            self.source.down(name)
+            self.target.down(new)
+            self.levels.append(os.listdir(self.source.fd))
+        elif stat.S_ISREG(found.st_mode):
+            self._copy_file(name, new)
+        elif stat.S_ISLNK(found.st_mode):
+            text = os.readlink(name, dir_fd=self.source.fd)
+            os.symlink(text, new, dir_fd=self.target.fd)
+        elif stat.S_ISFIFO(found.st_mode):
+            os.mkfifo(new, stat.S_IMODE(found.st_mode), dir_fd=self.target.fd)
+        else:
+            raise OpError(
+                "unsupported",
+                f"{show(name)} is a {kind_of(found.st_mode)}, which cannot be moved to another "
+                "file system: delete it first",
+            )
+        if not stat.S_ISDIR(found.st_mode):
+            times = (found.st_atime_ns, found.st_mtime_ns)
+            os.utime(new, ns=times, dir_fd=self.target.fd, follow_symlinks=False)
+
+    def _copy_file(self, name: str, new: str) -> None:
+        source = os.open(name, _READ, dir_fd=self.source.fd)
+        try:
+            mode = stat.S_IMODE(os.fstat(source).st_mode)
+            target = os.open(new, _WRITE, 0o600, dir_fd=self.target.fd)
+            try:
+                copy_data(source, target)
+                os.fchmod(target, mode & 0o777)
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+
+
+def copy_data(source: int, target: int) -> None:
+    """Copy a file's content, leaving out its holes."""
+    size = os.fstat(source).st_size
+    start = 0
+    while start < size:
+        start, end = _next_data(source, start, size)
+        os.lseek(target, start, os.SEEK_SET)
+        sent = send(source, target, start, end - start)
+        if sent == 0:
+            break
+        start += sent
+    os.ftruncate(target, size)
+
+
+def _next_data(fd: int, start: int, size: int) -> tuple[int, int]:
+    """Where the next data from `start` on begins and ends."""
+    try:
+        begin = os.lseek(fd, start, os.SEEK_DATA)
+        return begin, os.lseek(fd, begin, os.SEEK_HOLE)
+    except OSError as exc:
+        if exc.errno == errno.ENXIO:
+            return size, size
+        if exc.errno != errno.EINVAL:
+            raise
+        return start, size
+
+
+def delete(call: Call) -> dict[str, Any]:
+    """Remove a file, a link itself, an empty directory, or with `recursive` a whole tree."""
+    path = resolve(call.text("path"))
+    protect(path, "deleted")
+    found = os.lstat(path)
+    shown = relative(path)
+    entries = 1
+    if not stat.S_ISDIR(found.st_mode):
+        os.unlink(path)
+    elif call.flag("recursive"):
+        entries = remove_tree(path)
+    else:
+        with os.scandir(path) as content:
+            if next(content, None) is not None:
+                raise OpError(
+                    "wrong_kind",
+                    f"{show(path)} is a directory that is not empty: pass recursive=true to "
+                    "delete it with everything in it",
+                )
+        os.rmdir(path)
+    return {"path": shown, "kind": kind_of(found.st_mode), "entries": entries}
+
+
+def remove_tree(path: str) -> int:
+    """Remove a directory with everything in it; returns how many entries that were."""
+    removal = _Removal(Descent(_open_above(path)))
+    try:
+        removal.enter(os.path.basename(path))
+        while removal.levels:
+            removal.step()
+    except OSError as exc:
+        where = "/".join(level.name for level in removal.levels)
+        exc.filename = os.path.join(os.path.dirname(path), where)
+        raise
+    finally:
+        removal.descent.close()
+    return removal.removed
+
+
+class _Level:
+    """A directory that is being emptied: its name and the directories still in it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.directories: list[str] = []
+        self.rounds = 0
+
+
+class _Removal:
+    def __init__(self, descent: Descent) -> None:
+        self.descent = descent
+        self.levels: list[_Level] = []
+        self.removed = 0
+
+    def enter(self, name: str) -> None:
+        """Go into a directory and remove what is no directory there."""
+        try:
+            self.descent.down(name)
+        except OSError as exc:
+            # Gone or replaced by now: the check of the directory above sees what is left.
+            if self.levels and exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return
+            raise
+        self.levels.append(_Level(name))
+        self._sweep()
+
+    def step(self) -> None:
+        """Go into the next directory, or leave and remove the one where we are."""
+        level = self.levels[-1]
+        if level.directories:
+            self.enter(level.directories.pop())
+            return
+        self.descent.up()
+        try:
+            self.removed += _gone(os.rmdir, level.name, self.descent.fd)
+            self.levels.pop()
+        except OSError as exc:
+            level.rounds += 1
+            if exc.errno != errno.ENOTEMPTY or level.rounds > _ROUNDS:
+                raise
+            self.descent.down(level.name)
+            self._sweep()
+
+    def _sweep(self) -> None:
+        with os.scandir(self.descent.fd) as found:
+            entries = list(found)
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                self.levels[-1].directories.append(entry.name)
+            else:
+                self.removed += _gone(os.unlink, entry.name, self.descent.fd)
+
+
+def _gone(remove: Callable[..., None], name: str, directory: int) -> int:
+    """Remove a name; returns 0 when it was gone already or became a directory meanwhile."""
+    try:
+        remove(name, dir_fd=directory)
+    except (FileNotFoundError, IsADirectoryError):
+        return 0
+    return 1

@@ -57,11 +57,7 @@ def relative(path: str) -> str:
 
 
 def resolve(given: str) -> str:
-    """The absolute path that a caller means. Links are left for the kernel to follow.
-
-    Raises:
-        OpError: empty, too long, holding NUL, or a user's home other than ours.
-    """
+    """The absolute path that a caller means, or OpError. Links are left for the kernel."""
     path = _absolute(_checked(given))
     if not os.path.lexists(path):
         path = _absolute(_checked(meant(given)))
@@ -126,11 +122,7 @@ def _unshow(path: str) -> str:
 
 
 def protect(path: str, doing: str) -> None:
-    """Refuse to touch the workspace, the home, the root or a directory that holds one of them.
-
-    Raises:
-        OpError: `path` is one of them.
-    """
+    """Refuse, by OpError, what is or holds the workspace, the home or the root."""
     mine = _identity(path)
     head, tail = os.path.split(path)
     holds = os.path.join(os.path.realpath(head), tail) + "/"

@@ -1,35 +1,44 @@
-"""Reads files: as bytes, or as numbered lines in bounded memory whatever the file's size."""
+"""Reads files of any size: as bytes, or as numbered lines of any length, in bounded memory."""
 
 from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mcp_sandbox.runner.files import lines, pipes
-from mcp_sandbox.runner.files.call import BIGGEST
+from mcp_sandbox.runner.files.call import BIGGEST, put, send
 from mcp_sandbox.runner.files.paths import relative, resolve, show
 from mcp_sandbox.runner.files.walk import kind_of
 from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mcp_sandbox.runner.files.call import Call
 
 MAX_IMAGE = 3_500_000
 MAX_SIZELESS = 16 * 1024 * 1024
 FIRST_BYTES = 256
 _HEAD = 8192
+_CHUNK = 1024 * 1024
+# How much of the rest is read only to tell how many lines there are.
+_CHEAP = 32 * 1024 * 1024
 # PDF and UTF-16 can look like text.
 _NO_TEXT = (b"%PDF-", b"\xff\xfe", b"\xfe\xff")
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-def open_regular(path: str) -> tuple[int, os.stat_result]:
-    """An open regular file and what it is.
+class Line(NamedTuple):
+    """The first bytes of a line, its whole length, and where the next one starts."""
 
-    Raises:
-        OpError: it is a directory, fifo, socket or device.
-    """
+    head: bytes
+    length: int
+    ended: bool
+    next: int
+
+
+def open_regular(path: str) -> tuple[int, os.stat_result]:
+    """An open file and what it is; OpError unless it is a regular one."""
     _require_regular(path, os.stat(path))
     fd = os.open(path, _OPEN)
     found = os.fstat(fd)
@@ -66,7 +75,7 @@ def read(call: Call) -> dict[str, Any]:
                 f"{show(path)} has {found.st_size} bytes, of which at most {most} can be read at "
                 "once: read it in parts with offset and length",
             )
-        sent = pipes.send(fd, call.stdout, offset, wanted)
+        sent = send(fd, call.stdout, offset, wanted)
     finally:
         os.close(fd)
     return {"size": found.st_size, "sent": sent}
@@ -75,48 +84,26 @@ def read(call: Call) -> dict[str, Any]:
 def read_lines(call: Call) -> dict[str, Any]:
     """Send some lines of a text file, a whole image, or the first bytes of anything else."""
     path = resolve(call.text("path"))
-    cut = lines.Cut(
-        offset=call.number("offset", 1, low=1),
-        limit=call.number("limit", 2000, low=1, high=1_000_000),
-        max_bytes=call.number("max_bytes", 30_000, low=1, high=16 * 1024 * 1024),
-        max_line=call.number("max_line", 2000, low=1, high=1_000_000),
-    )
+    offset = call.number("offset", 1, low=1)
+    limit = call.number("limit", 2000, low=1, high=1_000_000)
+    max_bytes = call.number("max_bytes", 30_000, low=1, high=16 * 1024 * 1024)
+    max_line = call.number("max_line", 2000, low=1, high=1_000_000)
     fd, found = open_regular(path)
     try:
         head = os.pread(fd, _HEAD, 0)
         facts = {"path": relative(path), "size": found.st_size}
         mime = image_type(head)
         if mime and found.st_size <= MAX_IMAGE:
-            pipes.send(fd, call.stdout, 0, found.st_size)
+            send(fd, call.stdout, 0, found.st_size)
             return {**facts, "kind": "image", "mime": mime}
         if mime or not is_text(head):
-            pipes.put(call.stdout, head[:FIRST_BYTES])
+            put(call.stdout, head[:FIRST_BYTES])
             return {**facts, "kind": "binary", "mime": mime or "application/octet-stream"}
-        part = _lines(fd, cut, path)
-        pipes.put(call.stdout, part.data)
+        data, told = _read_part(fd, path, offset, limit, max_bytes, max_line)
+        put(call.stdout, data)
     finally:
         os.close(fd)
-    return {**facts, "kind": "text", "mime": "text/plain", **_facts(part, cut)}
-
-
-def _lines(fd: int, cut: lines.Cut, path: str) -> lines.Part:
-    part = lines.read_part(fd, cut)
-    if part.lines or cut.offset == 1:
-        return part
-    has = f"has {part.total} lines" if part.total else "is empty"
-    raise OpError(
-        "invalid", f"{show(path)} {has}, so line {cut.offset} is past its end: start earlier"
-    )
-
-
-def _facts(part: lines.Part, cut: lines.Cut) -> dict[str, Any]:
-    return {
-        "first_line": cut.offset,
-        "lines": part.lines,
-        "total_lines": part.total,
-        "more": part.more,
-        "long_lines_cut": part.long_lines_cut,
-    }
+    return {**facts, "kind": "text", "mime": "text/plain", **told}
 
 
 def image_type(head: bytes) -> str | None:
@@ -136,3 +123,90 @@ def is_text(head: bytes) -> bool:
         return False
     decoded = head.decode("utf-8", "replace")
     return decoded.count("\ufffd") <= max(len(decoded) * 3 // 10, 1)
+
+
+def _read_part(
+    fd: int, path: str, offset: int, limit: int, max_bytes: int, max_line: int
+) -> tuple[bytes, dict[str, Any]]:
+    """At most `limit` lines from the 1-based `offset` on, and facts of them.
+
+    They have at most `max_bytes` in all, but always one line, and `max_line` characters each.
+    """
+    start, before = _skip(fd, offset - 1)
+    shown: list[bytes] = []
+    size = long_lines = 0
+    for line in split(fd, start, max_line * 4 + 2):
+        text, was_cut = _tidy(line, max_line, first=start == 0)
+        if len(shown) >= limit or (shown and size + len(text) > max_bytes):
+            break
+        shown.append(text)
+        size += len(text)
+        long_lines += was_cut
+        start = line.next
+    if not shown and offset > 1:
+        has = f"has {before} lines" if before else "is empty"
+        raise OpError(
+            "invalid", f"{show(path)} {has}, so line {offset} is past its end: start earlier"
+        )
+    more, rest = _rest(fd, start)
+    return b"".join(shown), {
+        "first_line": offset,
+        "lines": len(shown),
+        "total_lines": None if rest is None else offset - 1 + len(shown) + rest,
+        "more": more,
+        "long_lines_cut": long_lines,
+    }
+
+
+def _tidy(line: Line, max_line: int, *, first: bool) -> tuple[bytes, bool]:
+    """The line as valid UTF-8 without carriage return and byte order mark; whether it was cut."""
+    text = line.head.decode("utf-8", "replace")
+    if line.length == len(line.head):
+        text = text.removesuffix("\r")
+    if first:
+        text = text.removeprefix("\ufeff")
+    was_cut = len(text) > max_line
+    return text[:max_line].encode() + (b"\n" if line.ended else b""), was_cut
+
+
+def split(fd: int, start: int, keep: int) -> Iterator[Line]:
+    """The lines from the byte `start` on, holding at most `keep` bytes of each."""
+    head, length, where = b"", 0, start
+    while chunk := os.pread(fd, _CHUNK, where):
+        pos = 0
+        while (end := chunk.find(b"\n", pos)) >= 0:
+            head += chunk[pos : min(end, pos + keep - len(head))]
+            yield Line(head, length + end - pos, True, where + end + 1)
+            head, length, pos = b"", 0, end + 1
+        head += chunk[pos : pos + keep - len(head)]
+        length += len(chunk) - pos
+        where += len(chunk)
+    if length:
+        yield Line(head, length, False, where)
+
+
+def _skip(fd: int, count: int) -> tuple[int, int]:
+    """Where the line after the first `count` lines starts; how many lines there were."""
+    where = passed = 0
+    last = b"\n"
+    while passed < count and (chunk := os.pread(fd, _CHUNK, where)):
+        here = chunk.count(b"\n")
+        if passed + here >= count:
+            return where + len(chunk) - len(chunk.split(b"\n", count - passed)[-1]), count
+        passed += here
+        where += len(chunk)
+        last = chunk[-1:]
+    return where, passed + (last != b"\n")
+
+
+def _rest(fd: int, start: int) -> tuple[bool, int | None]:
+    """Whether anything follows `start`; how many lines, None when that takes long to tell."""
+    where, newlines = start, 0
+    last = b"\n"
+    while chunk := os.pread(fd, _CHUNK, where):
+        newlines += chunk.count(b"\n")
+        last = chunk[-1:]
+        where += len(chunk)
+        if where - start > _CHEAP:
+            return True, None
+    return where > start, newlines + (last != b"\n")

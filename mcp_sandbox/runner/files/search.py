@@ -1,76 +1,105 @@
 """Finds files by glob and lines by regular expression.
 
-Both skip `.git` and the skills that the chat is shown unless the glob names them, look at hidden
-files, follow no links and heed no ignore file. Lines are found by ripgrep where there is one, else
-by Python, with equal results.
+Both skip `.git` unless the glob names it, look at hidden files, follow no links and heed no ignore
+file. Lines are found by ripgrep where there is one, else by Python, with equal results.
+
+A glob has the rules of .gitignore lines and ripgrep's --glob: `*` and `?` stay within a name, `**`
+as a whole name is any number of directories, `[a-z]` and `[!a-z]` are sets, `{a,b}` alternatives,
+a backslash takes the next character as it is. A pattern without a slash is for the name alone, at
+any depth; with one it is for the whole path. A slash at its end means all that is in that
+directory; `!` at its start turns it round.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+import os.path
+import re
+import signal
+from contextlib import contextmanager, suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mcp_sandbox.runner.files import pipes
-from mcp_sandbox.runner.files.alarm import TimeLimit, TimeUp
-from mcp_sandbox.runner.files.listing import MAX_LIMIT, join, open_directory
-from mcp_sandbox.runner.files.matches import Found, Query, shown_skills, usable, wanted
-from mcp_sandbox.runner.files.paths import meant, relative, resolve
+from mcp_sandbox.runner.files.call import put, put_rows
+from mcp_sandbox.runner.files.paths import TEMPORARY, meant, relative, resolve, show
 from mcp_sandbox.runner.files.reading import open_regular
-from mcp_sandbox.runner.files.walk import Budget, walk
+from mcp_sandbox.runner.files.walk import MAX_LIMIT, Budget, join, open_directory, walk
+from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from types import FrameType
 
     from mcp_sandbox.runner.files.call import Call
 
 SECONDS = 10.0
+MAX_TEXT = 500
+MAX_BYTES = 8 * 1024 * 1024
+MAX_GLOB = 1000
+_MAX_STARS = 32
+_MAX_NESTING = 8
+# A "]" right after the beginning of a set does not close it.
+_TOKEN = (
+    r"(?P<folders>(?<![^/])\*{2,}/(?:\*\*/)*)|(?P<all>(?<![^/])\*{2,}\Z)|(?P<some>\*+)|(?P<one>\?)"
+    r"|\[(?:(?P<other>[!^])|(?![!^]))(?P<set>.[^\]]*)\]|\\?(?P<char>.)"
+)
+_MEANING = {"folders": "(?:.*/)?", "all": ".+", "some": "[^/]*", "one": "[^/]"}
 
 
 def glob(call: Call) -> dict[str, Any]:
     """Send the paths of the files whose path matches a glob, newest first."""
-    # Only searches need regular expressions, and they take some milliseconds to import.
-    from mcp_sandbox.runner.files import globs  # noqa: PLC0415
-
-    base, pattern = globs.placed(meant(call.text("pattern")), resolve(call.text("path", ".")))
-    pattern = globs.normalize(pattern, base)
+    base, pattern = _placed(meant(call.text("pattern")), resolve(call.text("path", ".")))
+    pattern = normalize(pattern, base)
     limit = call.number("limit", 500, low=1, high=MAX_LIMIT)
     budget = Budget(seconds=SECONDS)
-    names = wanted(git=globs.names_git(pattern), skills=shown_skills(base, pattern))
-    found = _matching(base, globs.compile_glob(pattern), budget, names)
+    names, matches = wanted(pattern), compile_glob(pattern)
+    found: list[tuple[int, str]] = []
+    try:
+        with _time_limit(SECONDS):
+            for path, entry, _ in walk(open_directory(base), 100_000, budget, names):
+                if not entry.is_dir(follow_symlinks=False) and matches(path):
+                    with suppress(OSError):
+                        found.append((entry.stat(follow_symlinks=False).st_mtime_ns, path))
+    except TimeUp:
+        budget.spend()
     found.sort(key=lambda row: (-row[0], row[1]))
-    sent = pipes.put_rows(call.stdout, (relative(join(base, path)) for _, path in found), limit)
+    sent = put_rows(call.stdout, (relative(join(base, path)) for _, path in found), limit)
     return {"total": len(found), "truncated": budget.cut or len(found) > sent}
 
 
 def grep(call: Call) -> dict[str, Any]:
     """Send `file:line:text` of the lines that a regular expression matches, by path and line."""
-    from mcp_sandbox.runner.files import ripgrep, scan  # noqa: PLC0415
+    # What only this needs is loaded when it is needed.
+    from mcp_sandbox.runner.files import engines  # noqa: PLC0415
 
     query = _query(call)
     found = Found(query.limit, query.context)
     try:
-        with TimeLimit(SECONDS):
-            if not ripgrep.search(query, found):
-                scan.search(query, found)
+        with _time_limit(SECONDS):
+            if not engines.by_ripgrep(query, found):
+                engines.by_python(query, found)
     except TimeUp:
         found.truncated = True
-    pipes.put(call.stdout, found.body())
+    put(call.stdout, found.body())
     return {"matches": found.matches, "files": found.files, "truncated": found.truncated}
 
 
 def _query(call: Call) -> Query:
-    from mcp_sandbox.runner.files.globs import normalize, placed  # noqa: PLC0415
-
     path = resolve(call.text("path", "."))
     base, only = (path, "") if os.path.isdir(path) else os.path.split(os.path.realpath(path))
     if only:
         os.close(open_regular(path)[0])
     glob_text = meant(call.text("glob", ""))
     if not only:
-        path, glob_text = placed(glob_text, path)
-        base = path
+        base, glob_text = _placed(glob_text, path)
+        path = base
+    pattern = call.text("pattern")
+    if not pattern or "\n" in pattern or "\0" in pattern:
+        raise OpError(
+            "invalid", "the pattern is empty or holds a line break: patterns match within one line"
+        )
     return Query(
-        pattern=usable(call.text("pattern")),
+        pattern=pattern,
         shown=path,
         base=base,
         only=only,
@@ -81,23 +110,202 @@ def _query(call: Call) -> Query:
     )
 
 
-def _matching(
-    base: str, matches: Callable[[str], bool], budget: Budget, names: Callable[[str], bool]
-) -> list[tuple[int, str]]:
-    """Time of change and path of what is no directory and matches."""
-    found: list[tuple[int, str]] = []
-    try:
-        with TimeLimit(SECONDS):
-            for path, entry, _ in walk(open_directory(base), 100_000, budget, names):
-                if not entry.is_dir(follow_symlinks=False) and matches(path):
-                    found += _dated(path, entry)
-    except TimeUp:
-        budget.spend()
-    return found
+class TimeUp(BaseException):
+    """The time limit is reached. No error: whoever sets a limit also catches this."""
 
 
-def _dated(path: str, entry: os.DirEntry[str]) -> list[tuple[int, str]]:
+def _ring(_signum: int, _frame: FrameType | None) -> None:
+    raise TimeUp
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeUp inside its `with` block when that takes longer. For the main thread only."""
+    started = monotonic()
+    before = signal.signal(signal.SIGALRM, _ring)
+    left, every = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        return [(entry.stat(follow_symlinks=False).st_mtime_ns, path)]
-    except OSError:
-        return []
+        yield
+    finally:
+        # The timer goes back to whoever used it before.
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if left:
+            rest = max(left - (monotonic() - started), 0.001)
+            signal.setitimer(signal.ITIMER_REAL, rest, every)
+
+
+class Query(NamedTuple):
+    """Look for `pattern` below the directory `base`, or in its file `only`.
+
+    `shown` is the path as the caller meant it; `glob` is normalized, or empty for all files.
+    """
+
+    pattern: str
+    shown: str
+    base: str
+    only: str
+    glob: str
+    ignore_case: bool
+    context: int
+    limit: int
+
+    def name(self, path: str) -> str:
+        """How results name a path relative to `base`."""
+        return relative(self.shown if self.only else f"{self.shown.rstrip('/')}/{path}")
+
+
+class Found:
+    """Matching lines, with the lines around them, up to a limit of matches."""
+
+    def __init__(self, limit: int, context: int) -> None:
+        self.matches = 0
+        self.files = 0
+        self.truncated = False
+        self._limit = limit
+        self._context = context
+        self._lines: list[str] = []
+        self._size = 0
+        self._kept = 0
+        self._path = ""
+        self._last_line = 0
+        self._last_match = 0
+        self._before_file = (0, 0, 0)
+
+    def add(self, path: str, number: int, text: str, column: int) -> bool:
+        """Take the next line, which matches from `column` on if not 0; False when that is all."""
+        if (column and self.matches >= self._limit) or self._size > MAX_BYTES:
+            self.truncated = True
+            return False
+        self._separate(path, number)
+        sign = ":" if column else "-"
+        line = f"{path}{sign}{number}{sign}{_window(text.rstrip(chr(13)), column)}"
+        self._lines.append(line)
+        self._size += len(line)
+        if column:
+            self.files += path != self._path or not self._last_match
+            self.matches += 1
+            self._last_match = number
+        if column or (self._last_match and number <= self._last_match + self._context):
+            self._kept = len(self._lines)
+        self._path, self._last_line = path, number
+        return True
+
+    def _separate(self, path: str, number: int) -> None:
+        if path != self._path:
+            self._before_file = (len(self._lines), self.matches, self.files)
+            self._last_match = 0
+        elif number == self._last_line + 1:
+            return
+        if self._context and self._lines:
+            self._lines.append("--")
+
+    def drop(self, path: str) -> None:
+        """Forget what was found in this file, the last one: it is binary after all."""
+        if path == self._path:
+            kept, self.matches, self.files = self._before_file
+            del self._lines[kept:]
+            self._kept = kept
+            self._path = ""
+
+    def body(self) -> bytes:
+        """The lines as UTF-8, each with its newline; broken characters are replaced.
+
+        A cut result ends with its last match's context.
+        """
+        lines = self._lines[: self._kept] if self.truncated else self._lines
+        raw = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
+        return raw.decode("utf-8", "replace").encode()
+
+
+def _window(text: str, column: int) -> str:
+    if len(text) <= MAX_TEXT:
+        return text
+    start = max(0, min(column - MAX_TEXT // 2, len(text) - MAX_TEXT))
+    at, before = f"[column {column}] " if column else "", "[...] " if start else ""
+    after = " [...]" if start + MAX_TEXT < len(text) else ""
+    return f"{at}{before}{text[start : start + MAX_TEXT]}{after}"
+
+
+def wanted(glob: str) -> Callable[[str], bool]:
+    """Whether a path is looked at: no unfinished files of ours; .git only if the glob names it."""
+    git = names_git(glob)
+
+    def is_wanted(path: str) -> bool:
+        name = path.rpartition("/")[2]
+        return (git or name != ".git") and not name.startswith(TEMPORARY)
+
+    return is_wanted
+
+
+def _placed(pattern: str, base: str) -> tuple[str, str]:
+    """The directory that a glob is for, and the glob below it: `~/*.py` is for the home."""
+    beginning = re.split(r"[*?\[{\\]", pattern)[0] if pattern.startswith(("/", "~")) else ""
+    folder = beginning.rpartition("/")[0]
+    place = resolve(folder) if folder and not os.path.exists(f"{base}/{folder}") else ""
+    return (place, pattern[len(folder) :]) if os.path.isdir(place) else (base, pattern)
+
+
+def normalize(pattern: str, base: str) -> str:
+    """The glob relative to the directory `base`; OpError if it cannot be, or is too costly."""
+    glob = pattern[2:] if pattern.startswith("./") else pattern
+    inside = base.rstrip("/") + "/"
+    if glob.startswith(inside):
+        glob = "/" + glob[len(inside) :]
+    if glob.endswith("/") and glob != "/":
+        glob += "**"
+    stars = len(re.findall(r"\*+", glob))
+    if not glob.strip("/!") or "\0" in glob or len(glob) > MAX_GLOB or stars > _MAX_STARS:
+        raise _bad(pattern, f"it must have 1 to {MAX_GLOB} characters, not only slashes, few stars")
+    if ".." in glob.split("/"):
+        raise _bad(pattern, "'..' matches nothing: give the directory as path instead")
+    return glob
+
+
+def names_git(glob: str) -> bool:
+    """Whether the glob asks for what is in .git itself."""
+    return ".git" in glob.lstrip("!").split("/")
+
+
+def compile_glob(glob: str) -> Callable[[str], bool]:
+    """A test for paths relative to the base of a normalized glob; OpError if it is malformed."""
+    turned = glob.startswith("!")
+    body = glob[1:] if turned else glob
+    anchored = "/" in body
+    expression = _translated(body.lstrip("/") if anchored else f"**/{body}")
+    try:
+        matches = re.compile(expression, re.DOTALL).fullmatch
+    except (re.error, OverflowError, RecursionError) as exc:
+        raise _bad(glob, str(exc)) from exc
+    if turned:
+        return lambda path: matches(path) is None
+    return lambda path: matches(path) is not None
+
+
+def _bad(glob: str, why: str) -> OpError:
+    return OpError("invalid", f"the glob {show(glob[:200])!r} cannot be used: {why}")
+
+
+def _translated(glob: str) -> str:
+    out, nesting = [], 0
+    for token in re.finditer(_TOKEN, glob, re.DOTALL):
+        kind, text = token.lastgroup or "", token[0]
+        if kind in _MEANING:
+            out.append(_MEANING[kind])
+        elif kind == "set":
+            inner = re.sub(r"([\\\[\]^&~|])", r"\\\1", token["set"]).replace("--", r"-\-")
+            out.append(f"(?!/)[{'^' if token['other'] else ''}{inner}]")
+        elif text == "[":
+            raise _bad(glob, "a '[' has no ']'")
+        elif text in ("{", "}"):
+            nesting += 1 if text == "{" else -1
+            if nesting > _MAX_NESTING:
+                raise _bad(glob, f"'{{' is nested more than {_MAX_NESTING} deep")
+            if nesting < 0:
+                raise _bad(glob, "a '}' has no '{'")
+            out.append("(?:" if text == "{" else ")")
+        else:
+            out.append("|" if text == "," and nesting else re.escape(token["char"]))
+    if nesting:
+        raise _bad(glob, "a '{' has no '}'")
+    return "".join(out)

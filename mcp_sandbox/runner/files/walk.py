@@ -1,4 +1,4 @@
-"""Walks directory trees by file descriptor: no link is followed, no depth is too deep.
+"""Walks directory trees by file descriptor, and lists them. No link is followed.
 
 Nothing recurses and no path is built for the kernel, so trees deeper than PATH_MAX work.
 """
@@ -8,11 +8,18 @@ from __future__ import annotations
 import os
 import stat
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from mcp_sandbox.runner.files.call import put_rows
+from mcp_sandbox.runner.files.paths import relative, resolve, show
+from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from mcp_sandbox.runner.files.call import Call
+
+MAX_LIMIT = 100_000
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEEP_OPEN = 128
 # Far more than a path may have that the kernel takes, and little enough for each level to keep.
@@ -32,10 +39,6 @@ def kind_of(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "device")
 
 
-class Moved(OSError):
-    """A directory was moved away while we were in it."""
-
-
 class Descent:
     """The directories from a root to where we are. Deep ones are closed and found again by "..".
 
@@ -48,20 +51,10 @@ class Descent:
 
     @property
     def fd(self) -> int:
-        """The directory where we are."""
         return self._fds[-1]
 
-    @property
-    def depth(self) -> int:
-        """How many levels below the root we are."""
-        return len(self._fds) - 1
-
     def down(self, name: str) -> None:
-        """Enter a directory of this one.
-
-        Raises:
-            OSError: it is no directory (any more) or may not be read.
-        """
+        """Enter a directory of this one; OSError if it is none (any more) or may not be read."""
         fd = os.open(name, OPEN_DIRECTORY, dir_fd=self.fd)
         self._fds.append(fd)
         self._identities.append(_identity(fd))
@@ -71,22 +64,19 @@ class Descent:
             self._fds[stale] = -1
 
     def up(self) -> None:
-        """Go back to the directory above.
-
-        Raises:
-            Moved: it is not where it was.
-        """
+        """Go back to the directory above; OSError if it is not where it was."""
         if self._fds[-2] < 0:
             above = os.open("..", OPEN_DIRECTORY, dir_fd=self.fd)
             if _identity(above) != self._identities[-2]:
                 os.close(above)
-                raise Moved(f"a directory moved while it was read: {self.depth} levels down")
+                raise OSError(
+                    f"a directory moved while it was read: {len(self._fds) - 1} levels down"
+                )
             self._fds[-2] = above
         os.close(self._fds.pop())
         self._identities.pop()
 
     def close(self) -> None:
-        """Close every directory."""
         while self._fds:
             fd = self._fds.pop()
             if fd >= 0:
@@ -108,7 +98,6 @@ class Budget:
         self.cut = False
 
     def spend(self) -> None:
-        """End the walk here."""
         self.spent = self.cut = True
 
     def take(self) -> bool:
@@ -178,15 +167,56 @@ def _next_directory(
             return f"{prefix}{name}/"
         else:
             pending.pop()
-            if pending and not _go_up(descent, budget):
-                return None
+            try:
+                if pending:
+                    descent.up()
+            except OSError:
+                budget.spend()
     return None
 
 
-def _go_up(descent: Descent, budget: Budget) -> bool:
+def list_directory(call: Call) -> dict[str, Any]:
+    """Send [path, kind, size, modified, target] of what a directory holds, sorted by path."""
+    path = resolve(call.text("path", "."))
+    depth = call.number("depth", 1, low=1, high=10_000)
+    limit = call.number("limit", 500, low=1, high=MAX_LIMIT)
+    hidden = call.flag("hidden", default=True)
+    budget = Budget()
+    found = walk(
+        open_directory(path),
+        depth,
+        budget,
+        lambda found: hidden or not found.rpartition("/")[2].startswith("."),
+    )
+    rows = [row for row in map(_describe, found) if row]
+    rows.sort(key=lambda row: row[0])
+    named = ([relative(join(path, row[0])), *row[1:]] for row in rows)
+    sent = put_rows(call.stdout, named, limit)
+    truncated = budget.cut or len(rows) > sent
+    return {"path": relative(path), "total": len(rows), "truncated": truncated}
+
+
+def open_directory(path: str) -> int:
+    """An open directory, which a link may lead to; OpError if it is a file."""
     try:
-        descent.up()
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except NotADirectoryError as exc:
+        raise OpError(
+            "wrong_kind", f"{show(path)} is not a directory: use read_file to see a file"
+        ) from exc
+
+
+def join(base: str, name: str) -> str:
+    """`name` beneath `base`, which may be "/"."""
+    return f"{base.rstrip('/')}/{name}"
+
+
+def _describe(found: tuple[str, os.DirEntry[str], int]) -> list[Any] | None:
+    """A row of the listing, None when the entry vanished or may not be looked at."""
+    name, entry, directory = found
+    try:
+        facts = entry.stat(follow_symlinks=False)
+        target = show(os.readlink(entry.name, dir_fd=directory)) if entry.is_symlink() else None
     except OSError:
-        budget.spend()
-        return False
-    return True
+        return None
+    return [name, kind_of(facts.st_mode), facts.st_size, facts.st_mtime, target]

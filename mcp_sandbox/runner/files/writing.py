@@ -1,23 +1,48 @@
-"""Writes files: all or nothing, and nothing left behind when it fails."""
+"""Writes and edits files: all or nothing, and nothing left behind when it fails.
+
+An edit replaces text byte by byte, so that line endings, marks and odd bytes stay.
+"""
 
 from __future__ import annotations
 
 import os
 import os.path
+import re
 import stat
-from typing import TYPE_CHECKING, Any
+from bisect import bisect
+from contextlib import suppress
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mcp_sandbox.runner.files import pipes
+from mcp_sandbox.runner.files.call import chunks, copy, put, take
 from mcp_sandbox.runner.files.paths import TEMPORARY, relative, resolve, show
+from mcp_sandbox.runner.files.reading import open_regular
 from mcp_sandbox.runner.files.walk import kind_of
 from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mcp_sandbox.runner.files.call import Call
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+MAX_FILE = 32 * 1024 * 1024
+MAX_BODY = 64 * 1024 * 1024
+MAX_DIFF = 64 * 1024
+MAX_CHANGES = 100_000
+_SHOWN_LINES = 20
+_CONTEXT = 3
+# Larger parts are shown as all old lines, then all new ones: comparing them would take seconds.
+_COMPARABLE = 2000
+_WINDOW = 256 * 1024
+
+
+class Change(NamedTuple):
+    """The bytes from `start` to `end` become `new`."""
+
+    start: int
+    end: int
+    new: bytes
 
 
 def write(call: Call) -> dict[str, Any]:
@@ -32,7 +57,7 @@ def write(call: Call) -> dict[str, Any]:
             written = _append(target, found, call.body(), mode)
         else:
             keep = stat.S_IMODE(found.st_mode) & 0o777 if found and mode is None else mode
-            written = replace(target, lambda fd: pipes.copy(call.body(), fd), keep)
+            written = replace(target, lambda fd: copy(call.body(), fd), keep)
     except BaseException:
         _remove_empty(parents)
         raise
@@ -40,11 +65,7 @@ def write(call: Call) -> dict[str, Any]:
 
 
 def destination(path: str) -> tuple[str, os.stat_result | None]:
-    """The file that writing to `path` changes (a link's target), and what is there.
-
-    Raises:
-        OpError: something that is not a regular file, or a read-only one.
-    """
+    """The writable regular file that `path` means, and what is there; OpError if it is another."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -138,12 +159,10 @@ class _Draft:
         """Forget it, unless it is published; right after any step, for a stop can come there."""
         if self.fd >= 0:
             os.close(self.fd)
-        try:
+        # It may have been stopped before it had the name, or after it gave it up.
+        with suppress(FileNotFoundError):
             if self._name:
                 os.unlink(self._name, dir_fd=self._parent)
-        except FileNotFoundError:
-            # Stopped before it had the name, or after it gave it up.
-            return
 
 
 def _temporary() -> str:
@@ -158,7 +177,7 @@ def _append(
     try:
         before = os.fstat(fd).st_size
         try:
-            written = pipes.copy(body, fd)
+            written = copy(body, fd)
             if mode is not None:
                 os.fchmod(fd, mode)
             os.fsync(fd)
@@ -185,9 +204,252 @@ def _make_parents(path: str) -> list[str]:
 
 
 def _remove_empty(directories: list[str]) -> None:
-    try:
+    # Somebody else may use one by now; the first failure is the one worth telling.
+    with suppress(OSError):
         for directory in reversed(directories):
             os.rmdir(directory)
-    except OSError:
-        # Somebody else uses it by now; the first failure is the one worth telling.
-        return
+
+
+def edit(call: Call) -> dict[str, Any]:
+    """Replace `old` by `new` (the two halves of the body) in a file; sends the diff."""
+    path = resolve(call.text("path"))
+    body = take(call.body(), MAX_BODY)
+    old_bytes = call.number("old_bytes", 0, high=len(body))
+    content, before = _load(path)
+    old, new = body[:old_bytes], body[old_bytes:]
+    _require_difference(old, new)
+    changes = _changes(content, old, new, path, every=call.flag("replace_all"))
+    diff = _shorten(unified(content, changes, relative(path), MAX_DIFF))
+    if not call.flag("dry_run"):
+        _store(path, before, apply(content, changes, 0, len(content)))
+    put(call.stdout, diff)
+    return {"path": relative(path), "replacements": len(changes), "diff_bytes": len(diff)}
+
+
+def _load(path: str) -> tuple[bytes, os.stat_result]:
+    fd, found = open_regular(path)
+    try:
+        if found.st_size > MAX_FILE:
+            raise OpError(
+                "too_large",
+                f"{show(path)} has {found.st_size} bytes, more than the {MAX_FILE} that can be "
+                "edited so: change it with a program, such as sed through exec",
+            )
+        return take(chunks(fd), MAX_FILE), found
+    finally:
+        os.close(fd)
+
+
+def _changes(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) -> list[Change]:
+    """What becomes of each place; line ends stay as the file has them."""
+    pairs = content.count(b"\r\n")
+    throughout = 0 < pairs == content.count(b"\n")
+    given = old + (new.replace(b"\r\n", b"") if throughout else new)
+    if old not in content or (pairs and b"\n" in old and b"\r" not in given):
+        return _bridged(content, old, new, path, every=every)
+    if throughout:
+        new = new.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
+        _require_difference(old, new)
+    return [Change(at, at + len(old), new) for at in _find(content, old, path, every=every)]
+
+
+def _bridged(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) -> list[Change]:
+    """The same where line ends differ, or where the last line lacks the newline that `old` has."""
+    plain, old, new = (each.replace(b"\r\n", b"\n") for each in (content, old, new))
+    if len(old) > 1 and plain[-1:] != b"\n" and old not in plain and (plain + b"\n").endswith(old):
+        old, new = old[:-1], new.removesuffix(b"\n")
+        starts = [len(plain) - len(old)]
+    else:
+        starts = _find(plain, old, path, every=every)
+    _require_difference(old, new)
+    # Where in the plain text each CR LF ends: from there on the content is one more byte ahead.
+    pairs = list(accumulate(len(part) + 1 for part in content.split(b"\r\n")[:-1]))
+    spans = [(at + bisect(pairs, at), at + len(old)) for at in starts]
+    spans = [(start, end + bisect(pairs, end)) for start, end in spans]
+    usual = b"\r\n" if pairs else b"\n"
+    return [Change(a, b, _fitted(content[a:b], old, new, usual)) for a, b in spans]
+
+
+def _fitted(found: bytes, old: bytes, new: bytes, usual: bytes) -> bytes:
+    """`new` with the line ends of what was found for `old`; lines that stay keep theirs."""
+    ends = re.findall(rb"\r?\n", found) or [usual]
+    first, *lines = new.split(b"\n")
+    both = [each.split(b"\n")[::-1] for each in (old, new)]
+    same = len(os.path.commonprefix(both))  # noqa: RUF071 - of lines, not paths
+    parts = [first]
+    for index, line in enumerate(lines):
+        below = index - len(lines)
+        parts += [ends[below if -below < same else min(index, len(ends) - 1)], line]
+    return b"".join(parts)
+
+
+def _require_difference(old: bytes, new: bytes) -> None:
+    if not old:
+        raise OpError(
+            "invalid", "old is empty: give the text to replace, or use write_file for a new file"
+        )
+    if old == new:
+        raise OpError("invalid", "old and new are the same: there is nothing to change")
+
+
+def _find(content: bytes, old: bytes, path: str, *, every: bool) -> list[int]:
+    """Where `old` is: once, or with `every` everywhere without overlap; else OpError."""
+    most = MAX_CHANGES if every else _SHOWN_LINES
+    starts = list(islice(_starts(content, old, len(old) if every else 1), most + 1))
+    if not starts:
+        # Only a failed edit needs difflib, and that takes some milliseconds to import.
+        from mcp_sandbox.runner.files.nearest import describe_nearest  # noqa: PLC0415
+
+        raise OpError("no_match", describe_nearest(content, old, show(path)))
+    if every and len(starts) > most:
+        raise OpError(
+            "too_large",
+            f"old is there more than {MAX_CHANGES} times: change the file with a program, "
+            "such as sed through exec",
+        )
+    if not every and len(starts) > 1:
+        lines = ", ".join(str(content.count(b"\n", 0, at) + 1) for at in starts[:most])
+        raise OpError(
+            "ambiguous",
+            f"old is in {show(path)} more than once, beginning in lines {lines}"
+            f"{' and further ones' if len(starts) > most else ''}: give more of the text around "
+            "the place you mean, or pass replace_all=true",
+        )
+    return starts
+
+
+def _starts(content: bytes, old: bytes, step: int) -> Iterator[int]:
+    at = content.find(old)
+    while at >= 0:
+        yield at
+        at = content.find(old, at + step)
+
+
+def _store(path: str, before: os.stat_result, content: bytes) -> None:
+    target, found = destination(path)
+
+    def version(of: os.stat_result) -> tuple[int, ...]:
+        return of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns
+
+    def unchanged() -> None:
+        if version(os.stat(target)) != version(before):
+            raise OpError(
+                "no_match",
+                f"{show(path)} was changed by something else meanwhile and was left so: read it "
+                "again, then repeat the edit",
+            )
+
+    mode = (found or before).st_mode & 0o777
+    replace(target, lambda fd: put(fd, content), mode, check=unchanged)
+
+
+def _shorten(diff: bytes) -> bytes:
+    if len(diff) <= MAX_DIFF:
+        return diff
+    note = b"... the rest of the diff is left out; the edit itself is whole\n"
+    whole = diff[: MAX_DIFF - len(note)]
+    return whole[: whole.rfind(b"\n") + 1] + note
+
+
+def apply(content: bytes, changes: Iterable[Change], start: int, end: int) -> bytes:
+    """The part of `content` from `start` to `end` with the changes, which are in order."""
+    parts = []
+    for change in changes:
+        parts += [content[start : change.start], change.new]
+        start = change.end
+    return b"".join([*parts, content[start:end]])
+
+
+def unified(content: bytes, changes: Sequence[Change], name: str, limit: int) -> bytes:
+    """The diff as UTF-8. It is not carried on far once it is over `limit` bytes."""
+    out = f"--- {name}\n+++ {name}\n".encode()
+    line, where, shift = 1, 0, 0
+    for start, end, within in _windows(content, changes):
+        line += content.count(b"\n", where, start)
+        where = start
+        old = _lines(content[start:end])
+        new = _lines(apply(content, within, start, end))
+        for hunk in _hunks(old, new, line, line + shift):
+            out += hunk
+            if len(out) > limit:
+                return out
+        shift += len(new) - len(old)
+    return out
+
+
+def _windows(content: bytes, changes: Sequence[Change]) -> Iterator[tuple[int, int, list[Change]]]:
+    """Whole lines around neighbouring changes; those whose lines meet share a window."""
+    first = last = 0
+    within: list[Change] = []
+    for change in changes:
+        start, end = _above(content, change.start), _below(content, change.end)
+        if within:
+            if start <= last and (last - first < _WINDOW or change.start < last):
+                within.append(change)
+                last = end
+                continue
+            yield first, last, within
+            start = max(start, last)
+        first, last, within = start, end, [change]
+    if within:
+        yield first, last, within
+
+
+def _above(content: bytes, start: int) -> int:
+    """Where the context above the line of `start` begins."""
+    start = content.rfind(b"\n", 0, start) + 1
+    for _ in range(_CONTEXT):
+        start = content.rfind(b"\n", 0, max(start - 1, 0)) + 1
+    return start
+
+
+def _below(content: bytes, end: int) -> int:
+    """Where the context below the line of `end` ends."""
+    for _ in range(_CONTEXT + 1):
+        found = content.find(b"\n", end)
+        if found < 0:
+            return len(content)
+        end = found + 1
+    return end
+
+
+def _lines(content: bytes) -> list[bytes]:
+    """The lines with their newlines; a carriage return is no end of a line here."""
+    lines = [line + b"\n" for line in content.split(b"\n")]
+    last = lines.pop()[:-1]
+    return [*lines, last] if last else lines
+
+
+def _hunks(old: list[bytes], new: list[bytes], line: int, new_line: int) -> Iterator[bytes]:
+    groups: Iterable[list[tuple[str, int, int, int, int]]]
+    if len(old) > _COMPARABLE or len(new) > _COMPARABLE:
+        groups = [[("replace", 0, len(old), 0, len(new))]]
+    else:
+        # Only edits need it, and it takes some milliseconds to import.
+        from difflib import SequenceMatcher  # noqa: PLC0415
+
+        matcher = SequenceMatcher(None, old, new, autojunk=False)
+        groups = matcher.get_grouped_opcodes(_CONTEXT)
+    for group in groups:
+        first, last = group[0], group[-1]
+        before = _range(line + first[1], last[2] - first[1])
+        after = _range(new_line + first[3], last[4] - first[3])
+        yield f"@@ -{before} +{after} @@\n".encode()
+        for tag, a, b, c, d in group:
+            yield b"".join(_marked(b" " if tag == "equal" else b"-", old[a:b]))
+            if tag != "equal":
+                yield b"".join(_marked(b"+", new[c:d]))
+
+
+def _range(line: int, count: int) -> str:
+    """A range as diffs write it: without lines it names the line before."""
+    return str(line) if count == 1 else f"{line - 1 if count == 0 else line},{count}"
+
+
+def _marked(sign: bytes, lines: Iterable[bytes]) -> Iterator[bytes]:
+    for line in lines:
+        text = line.decode("utf-8", "replace")
+        if text.endswith("\n"):
+            yield sign + text[:-1].removesuffix("\r").encode() + b"\n"
+        else:
+            yield sign + text.encode() + b"\n\\ No newline at end of file\n"

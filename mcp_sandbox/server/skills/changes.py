@@ -5,21 +5,21 @@ of single resources if they subscribed. Nothing watches for a client that has go
 """
 
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Set
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import anyio
-from mcp.server.connection import Connection
-from mcp.server.context import CallNext, HandlerResult
+from anyio.abc import TaskStatus
 from mcp.server.session import ServerSession
 from mcp.server.subscriptions import (
     InMemorySubscriptionBus,
     ListenHandler,
     PromptsListChanged,
     ResourcesListChanged,
+    ResourceUpdated,
     ServerEvent,
     ToolsListChanged,
 )
@@ -34,24 +34,70 @@ from mcp.types import (
     UnsubscribeRequestParams,
 )
 
-from mcp_sandbox.errors import SandboxError
-from mcp_sandbox.server.errors import protocol_errors, sole_error
-from mcp_sandbox.server.skills.events import Follower, follow
+from mcp_sandbox.errors import CallerError, SandboxError
+from mcp_sandbox.server.errors import sole_error
 from mcp_sandbox.server.skills.visible import Asked, Visible, canonical
+from mcp_sandbox.skills.scan import Whose
 
 logger = logging.getLogger(__name__)
 
-_TASKS = "mcp_sandbox.tasks"
+_LOOK_S = 2.0
 _MOST_SUBSCRIBED = 1000
-_KEY = "mcp_sandbox.skills"
+_TASKS = "mcp_sandbox.tasks"
+# What is known of a connection of the older protocol.
+_FOLLOWS = "mcp_sandbox.follows"
+_SUBSCRIBED = "mcp_sandbox.subscribed"
 
 
-@dataclass
-class _Older:
-    """What is known of a connection of the older protocol: the resources that it subscribed."""
+@dataclass(frozen=True)
+class Follower:
+    """Somebody who wants to hear of changes: of which resources, and how."""
 
-    begun: bool = False
-    subscribed: set[str] = field(default_factory=set[str])
+    visible: Visible
+    whose: Whose
+    uris: Set[str]
+    tell: Callable[[ServerEvent], Awaitable[None]]
+
+    async def follow(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Tell of every change from the moment that this has started; it never returns."""
+        library = self.visible.library
+        async with library.changes(self.whose) as changes, anyio.create_task_group() as tasks:
+            had = await self.visible.has_tools(self.whose)
+            await tasks.start(self._follow_files)
+            task_status.started()
+            async for change in changes:
+                has = await self.visible.has_tools(self.whose)
+                if has != had:
+                    await self.tell(ToolsListChanged())
+                had = has
+                await self.tell(PromptsListChanged())
+                await self.tell(ResourcesListChanged())
+                for uri in sorted(change.uris & self.uris):
+                    await self.tell(ResourceUpdated(uri=uri))
+
+    async def _follow_files(self, *, task_status: TaskStatus[None]) -> None:
+        before = await self._digests()
+        task_status.started()
+        while True:
+            await anyio.sleep(_LOOK_S)
+            now = await self._digests()
+            for uri in sorted(before.keys() & now.keys()):
+                if before[uri] != now[uri]:
+                    await self.tell(ResourceUpdated(uri=uri))
+            before = now
+
+    async def _digests(self) -> Mapping[str, str | None]:
+        """Of each wanted file that is no skill's document: what tells its content from another."""
+        found: dict[str, str | None] = {}
+        if not self.uris:
+            return found
+        catalogue = await self.visible.library.catalogue(self.whose, max_age_s=_LOOK_S)
+        for uri in self.uris - catalogue.by_uri.keys():
+            # Without a digest it is gone, or just being written.
+            found[uri] = None
+            with suppress(CallerError):
+                found[uri] = (await self.visible.file(catalogue, uri))[1].digest
+        return found
 
 
 @asynccontextmanager
@@ -63,23 +109,12 @@ async def with_tasks(_server: object) -> AsyncGenerator[dict[str, Any]]:
             tasks.cancel_scope.cancel()
 
 
-async def declared(ctx: Asked, call_next: CallNext) -> HandlerResult:
-    """Let clients of the older protocol know that they will be told; newer ones ask for it."""
-    result = await call_next(ctx)
-    if ctx.method == "initialize" and isinstance(result, dict):
-        capabilities = result["capabilities"]
-        for kind in ("prompts", "resources", "tools"):
-            capabilities[kind] = {**capabilities.get(kind, {}), "listChanged": True}
-    return result
-
-
 class SkillChanges:
     """Tells clients of changes for as long as they are there."""
 
     def __init__(self, visible: Visible) -> None:
         self._visible = visible
 
-    @protocol_errors
     async def listen(
         self, asked: Asked, params: SubscriptionsListenRequestParams
     ) -> SubscriptionsListenResult:
@@ -88,46 +123,46 @@ class SkillChanges:
         if len(uris) > _MOST_SUBSCRIBED:
             raise _too_many()
         bus = InMemorySubscriptionBus()
-        follower = Follower(self._visible.whose(asked), lambda: uris, bus.publish)
+        follower = Follower(self._visible, self._visible.whose(asked), uris, bus.publish)
         async with anyio.create_task_group() as tasks:
-            await tasks.start(follow, self._visible, follower)
+            await tasks.start(follower.follow)
             result = await ListenHandler(bus)(asked, params)
             tasks.cancel_scope.cancel()
         return result
 
     async def begin(self, asked: Asked, _params: NotificationParams) -> None:
         """Tell an older client of changes from now on, until its connection ends."""
-        connection, older = _connection(asked), _older(asked)
-        if not older.begun:
-            older.begun = True
+        # The SDK has no other way to what a connection keeps and undoes at its end.
+        connection = asked.session._connection  # noqa: SLF001
+        if _FOLLOWS not in connection.state:
+            connection.state[_FOLLOWS] = True
             scope = anyio.CancelScope()
             connection.exit_stack.callback(scope.cancel)
-            tell = partial(_tell, asked.session)
-            follower = Follower(self._visible.whose(asked), lambda: older.subscribed, tell)
-            asked.lifespan_context[_TASKS].start_soon(self._follow, follower, scope)
+            tell, whose = partial(_tell, asked.session), self._visible.whose(asked)
+            follower = Follower(self._visible, whose, _subscribed(asked), tell)
+            asked.lifespan_context[_TASKS].start_soon(_follow, follower, scope)
 
-    @protocol_errors
     async def subscribe(self, asked: Asked, params: SubscribeRequestParams) -> EmptyResult:
         """Tell an older client of changes of this resource too."""
-        subscribed = _older(asked).subscribed
+        subscribed = _subscribed(asked)
         if len(subscribed) >= _MOST_SUBSCRIBED:
             raise _too_many()
         subscribed.add(canonical(params.uri))
         return EmptyResult()
 
-    @protocol_errors
     async def unsubscribe(self, asked: Asked, params: UnsubscribeRequestParams) -> EmptyResult:
         """Tell an older client of this resource no more."""
-        _older(asked).subscribed.discard(canonical(params.uri))
+        _subscribed(asked).discard(canonical(params.uri))
         return EmptyResult()
 
-    async def _follow(self, follower: Follower, until: anyio.CancelScope) -> None:
-        try:
-            with until:
-                await follow(self._visible, follower)
-        except (SandboxError, OSError):
-            # It runs beside all that is served, which must not end with it.
-            logger.exception("%s is told of no more changes of skills", follower.whose)
+
+async def _follow(follower: Follower, until: anyio.CancelScope) -> None:
+    try:
+        with until:
+            await follower.follow()
+    except (SandboxError, OSError):
+        # It runs beside all that is served, which must not end with it.
+        logger.exception("%s is told of no more changes of skills", follower.whose)
 
 
 async def _tell(session: ServerSession, event: ServerEvent) -> None:
@@ -146,11 +181,8 @@ def _too_many() -> MCPError:
     return MCPError(code=INVALID_REQUEST, message=problem)
 
 
-def _older(asked: Asked) -> _Older:
-    found: _Older = _connection(asked).state.setdefault(_KEY, _Older())
+def _subscribed(asked: Asked) -> set[str]:
+    """The resources that a connection of the older protocol subscribed."""
+    state = asked.session._connection.state  # noqa: SLF001
+    found: set[str] = state.setdefault(_SUBSCRIBED, set[str]())
     return found
-
-
-def _connection(asked: Asked) -> Connection:
-    # The SDK has no other way to what a connection keeps and undoes at its end.
-    return asked.session._connection  # noqa: SLF001

@@ -19,7 +19,6 @@ from mcp_sandbox.skills.models import Skill
 from mcp_sandbox.skills.overview import Overview, overview
 
 SKILL_TOOLS = frozenset({"skills_list", "skill_activate"})
-_GREETINGS = ("initialize", "server/discover")
 ACCOUNT_KEY = "mcp-sandbox/skills"
 """Where `_meta` of the answer keeps how many skills are shown, cut and hidden, and the size."""
 _USE_THEM = (
@@ -38,20 +37,21 @@ class Disclosure:
 
     def __init__(self, visible: Visible) -> None:
         self._visible = visible
-        self._settings = visible.settings
 
     async def __call__(self, ctx: Asked, call_next: CallNext) -> HandlerResult:
         result = await call_next(ctx)
         if not isinstance(result, dict):
             return result
-        if ctx.method in _GREETINGS:
+        if ctx.method == "initialize":
+            # Older clients are told of changes; newer ones ask for it.
+            capabilities = result["capabilities"]
+            for kind in ("prompts", "resources", "tools"):
+                capabilities[kind] = {**capabilities.get(kind, {}), "listChanged": True}
+        if ctx.method in ("initialize", "server/discover"):
             return await self._greeting(ctx, result)
-        if ctx.method == "tools/list" and not await self._visible.has_tools(
-            self._visible.whose(ctx)
-        ):
-            kept = [tool for tool in result["tools"] if tool["name"] not in SKILL_TOOLS]
-            return {**result, "tools": kept}
-        return result
+        if ctx.method != "tools/list" or await self._visible.has_tools(self._visible.whose(ctx)):
+            return result
+        return {**result, "tools": [t for t in result["tools"] if t["name"] not in SKILL_TOOLS]}
 
     async def _greeting(self, ctx: Asked, result: dict[str, Any]) -> dict[str, Any]:
         """The answer with the catalogue, and with the account of it for programs."""
@@ -61,7 +61,7 @@ class Disclosure:
         offered = await self._visible.skills.offered(whose)
         if not offered:
             return result
-        said, budget = result["instructions"], self._settings.catalogue
+        said, budget = result["instructions"], self._visible.settings.catalogue
         if cut_after := _CUT_AFTER.get(_client(ctx)):
             budget = min(budget, cut_after - len(said))
         # Of thousands it takes long enough for others to notice.

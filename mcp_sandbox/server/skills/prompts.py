@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from anyio import to_thread
@@ -10,6 +10,9 @@ from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
 from mcp.types import (
     INVALID_PARAMS,
+    CompleteRequestParams,
+    CompleteResult,
+    Completion,
     GetPromptRequestParams,
     GetPromptResult,
     ListPromptsResult,
@@ -17,51 +20,51 @@ from mcp.types import (
     Prompt,
     PromptArgument,
     PromptMessage,
+    PromptReference,
     TextContent,
 )
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.errors import protocol_errors
 from mcp_sandbox.server.identity import SessionFor
-from mcp_sandbox.server.skills.pages import page
+from mcp_sandbox.server.skills.resources import TEMPLATE
 from mcp_sandbox.server.skills.results import wrapped
-from mcp_sandbox.server.skills.visible import Asked, Visible, folder_uri, shown
+from mcp_sandbox.server.skills.visible import Asked, Visible, folder_uri, page, shown
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.models import FrontMatter, Skill
-from mcp_sandbox.skills.rules import ARGUMENTS
+from mcp_sandbox.skills.parse import ARGUMENTS
 from mcp_sandbox.skills.uris import DOCUMENT, SCHEME
 
-ALL = "arguments"
-"""The argument of a skill that names none: everything that the user says, in one."""
+# The argument of a skill that names none: everything that the user says, in one.
+_ALL = "arguments"
 _MOST_LISTED = 500
 _MOST_SAID = 100_000
 _MOST_FILLED = 1_000_000
+_MOST = 100
+# Of an argument hint such as "[add|remove] FILE", the words that stand to choose from.
+_CHOICE = re.compile(r"[\w.:-]+(?:\s*\|\s*[\w.:-]+)+")
 
 
 class SkillPrompts:
-    """Answers the protocol's requests about prompts."""
+    """Answers requests about prompts, and about the arguments of prompts and templates."""
 
     def __init__(self, visible: Visible, session_for: SessionFor) -> None:
         self._visible = visible
         self._session_for = session_for
 
-    @protocol_errors
     async def list(self, asked: Asked, params: PaginatedRequestParams) -> ListPromptsResult:
         """Those that users may invoke, though a model may not."""
         known = invocable(await self._visible.catalogue(asked))
-        found = page(known, lambda name: name, params.cursor, _MOST_LISTED)
-        prompts = [_prompt(name, known[name]) for name in found.items]
-        return ListPromptsResult(prompts=prompts, next_cursor=found.next_cursor)
+        found, cursor = page(known, str, params.cursor, _MOST_LISTED)
+        prompts = [_prompt(name, known[name]) for name in found]
+        return ListPromptsResult(prompts=prompts, next_cursor=cursor)
 
-    @protocol_errors
     async def get(self, asked: Asked, params: GetPromptRequestParams) -> GetPromptResult:
         """The text of a skill, with the arguments where it wants them."""
         known = invocable(await self._visible.catalogue(asked))
         skill = known.get(params.name)
         if skill is None:
-            problem = f"there is no prompt {shown(params.name)!r}: prompts/list shows all"
-            raise MCPError(code=INVALID_PARAMS, message=problem)
+            raise _refused(f"there is no prompt {shown(params.name)!r}: prompts/list shows all")
         said = params.arguments or {}
         if sum(map(len, said.values())) > _MOST_SAID:
             raise _too_long()
@@ -71,18 +74,48 @@ class SkillPrompts:
 
     async def _text(self, asked: Asked, skill: Skill, said: Mapping[str, str]) -> str:
         """The filled text; a chat also gets the skill's files into its sandbox."""
-        if not isinstance(self._visible.whose(asked), ChatId):
+        if isinstance(self._visible.whose(asked), ChatId):
+            session = await self._session_for(Context(request_context=asked))
+            got = await session.skills.activate(skill.uri, by_user=True)
+            body = got.body
+        else:
             document = await self._visible.library.read(skill, DOCUMENT)
-            return await _filled(document[skill.body_at :], skill.front, said)
-        session = await self._session_for(Context(request_context=asked))
-        got = await session.skills.activate(skill.uri, by_user=True)
-        body = await _filled(got.body, skill.front, said)
-        return wrapped(replace(got, body=body.encode(), repeated=False))
+            got, body = None, document[skill.body_at :]
+        # Up to a megabyte is searched for what the author chose.
+        text = await to_thread.run_sync(filled, body.decode(errors="replace"), skill.front, said)
+        return wrapped(replace(got, body=text.encode(), repeated=False)) if got else text
 
+    async def complete(self, asked: Asked, params: CompleteRequestParams) -> CompleteResult:
+        """What arguments may be: values that go on from what was typed, then others with it."""
+        catalogue = await self._visible.catalogue(asked)
+        sought = params.argument.value.casefold()
+        ranked = sorted(
+            (not value.casefold().startswith(sought), value)
+            for value in await self._values(catalogue, params)
+            if sought in value.casefold()
+        )
+        values = [value for _, value in ranked]
+        total = len(values)
+        found = Completion(values=values[:_MOST], total=total, has_more=total > _MOST)
+        return CompleteResult(completion=found)
 
-async def _filled(body: bytes, front: FrontMatter, said: Mapping[str, str]) -> str:
-    # Up to a megabyte is searched for what the author chose.
-    return await to_thread.run_sync(filled, body.decode(errors="replace"), front, said)
+    async def _values(self, catalogue: Catalogue, params: CompleteRequestParams) -> Iterable[str]:
+        if isinstance(params.ref, PromptReference):
+            skill = invocable(catalogue).get(params.ref.name)
+            if skill is None:
+                raise _refused(f"there is no prompt {shown(params.ref.name)!r}")
+            found = _CHOICE.search(skill.front.argument_hint)
+            return map(str.strip, found[0].split("|")) if found else ()
+        if params.ref.uri != TEMPLATE:
+            raise _refused(f"there is no template {shown(params.ref.uri)!r}: use {TEMPLATE}")
+        paths = {folder_uri(skill).removeprefix(SCHEME): skill for skill in catalogue.skills}
+        if params.argument.name == "skill":
+            return paths
+        chosen = (params.context and params.context.arguments) or {}
+        skill = paths.get(chosen.get("skill", ""))
+        if skill is None or params.argument.name != "path":
+            return ()
+        return [file.path for file in (await self._visible.library.contents(skill)).files]
 
 
 def invocable(catalogue: Catalogue) -> Mapping[str, Skill]:
@@ -107,8 +140,14 @@ def filled(body: str, front: FrontMatter, given: Mapping[str, str]) -> str:
         InvalidArgument: there is more than a prompt can hold.
     """
     names = front.arguments[:ARGUMENTS]
-    values = _values(names, given)
-    everything = " ".join(values) if names else given.get(ALL, "")
+    values = [given.get(name, "") for name in names]
+    everything = " ".join(values) if names else given.get(_ALL, "")
+    if not names:
+        try:
+            values = shlex.split(everything)
+        except ValueError:
+            # A quotation mark that is one of its own, as in "don't".
+            values = everything.split()
     declared = bool(front.arguments or front.argument_hint)
     used = False
 
@@ -123,7 +162,10 @@ def filled(body: str, front: FrontMatter, given: Mapping[str, str]) -> str:
         name = match["name"]
         return everything if name == "ARGUMENTS" else values[names.index(name)]
 
-    placeholders = _placeholders(names)
+    known = "|".join(map(re.escape, sorted(("ARGUMENTS", *names), key=len, reverse=True)))
+    placeholders = re.compile(
+        rf"\$(?:ARGUMENTS\[(?P<index>\d{{1,3}})\]|(?P<number>\d{{1,3}})\b|(?P<name>{known})\b)"
+    )
     longest = max(map(len, (everything, *values)), default=0)
     if longest > _MOST_SAID or longest * len(placeholders.findall(body)) > _MOST_FILLED:
         raise _too_long()
@@ -135,29 +177,14 @@ def _too_long() -> InvalidArgument:
     return InvalidArgument("the arguments are too long for this prompt: say it in a message")
 
 
-def _values(names: Sequence[str], given: Mapping[str, str]) -> Sequence[str]:
-    if names:
-        return [given.get(name, "") for name in names]
-    try:
-        return shlex.split(given.get(ALL, ""))
-    except ValueError:
-        # A quotation mark that is one of its own, as in "don't".
-        return given.get(ALL, "").split()
-
-
-def _placeholders(names: Sequence[str]) -> re.Pattern[str]:
-    known = "|".join(map(re.escape, sorted(("ARGUMENTS", *names), key=len, reverse=True)))
-    return re.compile(
-        rf"\$(?:ARGUMENTS\[(?P<index>\d{{1,3}})\]|(?P<number>\d{{1,3}})\b|(?P<name>{known})\b)"
-    )
-
-
 def _prompt(name: str, skill: Skill) -> Prompt:
     front = skill.front
-    if front.arguments:
-        names = front.arguments[:ARGUMENTS]
-        arguments = [PromptArgument(name=each, required=False) for each in names]
-    else:
-        hint = front.argument_hint or "what to do, in your own words"
-        arguments = [PromptArgument(name=ALL, description=hint, required=False)]
+    names = front.arguments[:ARGUMENTS]
+    hint = front.argument_hint or "what to do, in your own words"
+    all_in_one = PromptArgument(name=_ALL, description=hint, required=False)
+    arguments = [PromptArgument(name=each, required=False) for each in names] or [all_in_one]
     return Prompt(name=name, description=front.description, arguments=arguments)
+
+
+def _refused(problem: str) -> MCPError:
+    return MCPError(code=INVALID_PARAMS, message=problem)

@@ -1,15 +1,20 @@
-"""Skills as resources: every SKILL.md is listed, every file can be read, as the bytes it has.
+"""Skills as resources, and the extension io.modelcontextprotocol/skills (SEP-2640).
 
-Beside them lies what is wrong with skills (`skills://diagnostics`), and which ones the chat has
-activated (`skills://active`).
+Every SKILL.md is listed, every file can be read, as the bytes it has. Beside them lies what is
+wrong with skills (`skills://diagnostics`), and which ones the chat has activated
+(`skills://active`). `skills/list` has the skills that every host of the extension takes. Those
+that we read more leniently than hosts do are answered by `skills/get` and read like the others.
 """
 
 import base64
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
 from typing import Any
 
+from mcp.server.extension import Extension, MethodBinding
 from mcp.shared.exceptions import MCPError
 from mcp.types import (
     INVALID_PARAMS,
@@ -24,29 +29,42 @@ from mcp.types import (
     TextResourceContents,
 )
 
-from mcp_sandbox.errors import UnknownSkill
+from mcp_sandbox.errors import CallerError, UnknownSkill
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.errors import protocol_errors
-from mcp_sandbox.server.skills.pages import page
-from mcp_sandbox.server.skills.problems import problems_as_json
 from mcp_sandbox.server.skills.visible import (
     Asked,
     Visible,
     around,
+    canonical,
+    cursor_after,
     folder_uri,
+    page,
+    shown,
 )
+from mcp_sandbox.server.text import fitting
 from mcp_sandbox.skills.catalogue import Catalogue
-from mcp_sandbox.skills.models import Skill, SkillFile
-from mcp_sandbox.skills.roots import Whose
+from mcp_sandbox.skills.front_matter import as_json
+from mcp_sandbox.skills.models import Diagnostic, Json, Skill, SkillFile
+from mcp_sandbox.skills.parse import DESCRIPTION_CHARACTERS, NAME_CHARACTERS
 from mcp_sandbox.skills.uris import SCHEME, file_uri
 
-FRESH: Mapping[str, Any] = {"ttlMs": 0, "cacheScope": "private"}
-"""Each user has a catalogue of its own, which may have changed since."""
-TEMPLATE = "skill://{+skill}/{+path}"
-DIAGNOSTICS = "skills://diagnostics"
-ACTIVE = "skills://active"
+_MOST_CHARACTERS = 64_000
 _MOST_LISTED = 500
-_FOLDER = "inode/directory"
+_MOST_ENTRIES = 200
+_ENOUGH_BYTES = 512 << 10
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+# Where the YAML that hosts find in the file is none, or other than ours.
+_REFUSED = {"byte-order-mark", "blank-first-line", "dots", "unquoted", "no-name"}
+_REFUSAL = Diagnostic(
+    "refused-by-hosts",
+    "note",
+    "Hosts of skills over MCP refuse it, so skills/list leaves it out; all else has it.",
+    "Mend what is said of its name, its description and the form of its front matter.",
+)
+TEMPLATE = "skill://{+skill}/{+path}"
+_DIAGNOSTICS = "skills://diagnostics"
+_ACTIVE = "skills://active"
 _TEMPLATES = [
     ResourceTemplate(
         uri_template=TEMPLATE,
@@ -58,7 +76,7 @@ _TEMPLATES = [
 ]
 _OWN = [
     Resource(
-        uri=ACTIVE,
+        uri=_ACTIVE,
         name="skill-active",
         title="Skills that this chat uses",
         description="Which skills this chat has activated, and which version of each: what to "
@@ -66,7 +84,7 @@ _OWN = [
         mime_type="application/json",
     ),
     Resource(
-        uri=DIAGNOSTICS,
+        uri=_DIAGNOSTICS,
         name="skill-diagnostics",
         title="What is wrong with skills",
         description="Folders with a SKILL.md that are not offered, and skills that have a flaw: "
@@ -76,108 +94,194 @@ _OWN = [
 ]
 
 
-class SkillResources:
-    """Answers the protocol's requests about resources."""
+class UriParams(PaginatedRequestParams):
+    """Parameters that name a skill or a directory."""
+
+    uri: str
+
+
+class SkillResources(Extension):
+    """Answers requests about resources, and tells hosts of skills down to each file's digest."""
+
+    identifier = "io.modelcontextprotocol/skills"
 
     def __init__(self, visible: Visible) -> None:
         self._visible = visible
 
-    @protocol_errors
+    def settings(self) -> dict[str, Any]:
+        return {"directoryRead": True}
+
+    def methods(self) -> Sequence[MethodBinding]:
+        directory = protocol_errors(self._directory)
+        return (
+            MethodBinding("skills/list", PaginatedRequestParams, protocol_errors(self._entries)),
+            MethodBinding("skills/get", UriParams, protocol_errors(self._get)),
+            MethodBinding("resources/directory/read", UriParams, directory),
+        )
+
     async def list(self, asked: Asked, params: PaginatedRequestParams) -> ListResourcesResult:
         """Our own, and the SKILL.md of what a model may use; clients show models this list."""
         catalogue = await self._visible.catalogue(asked)
         documents = (skill for skill in catalogue.skills if skill.front.model_invocable)
         known: list[Resource | Skill] = [*_OWN, *documents]
-        found = page(known, lambda each: each.uri, params.cursor, _MOST_LISTED)
-        listed = [of_document(each) if isinstance(each, Skill) else each for each in found.items]
-        return ListResourcesResult(resources=listed, next_cursor=found.next_cursor)
+        found, cursor = page(known, lambda each: each.uri, params.cursor, _MOST_LISTED)
+        listed = [_of_document(each) if isinstance(each, Skill) else each for each in found]
+        return ListResourcesResult(resources=listed, next_cursor=cursor)
 
     async def templates(
-        self, _asked: Asked, _params: PaginatedRequestParams
+        self,
+        _asked: Asked,
+        params: PaginatedRequestParams,  # noqa: ARG002
     ) -> ListResourceTemplatesResult:
-        """The one for all files."""
         return ListResourceTemplatesResult(resource_templates=_TEMPLATES)
 
-    @protocol_errors
     async def read(self, asked: Asked, params: ReadResourceRequestParams) -> ReadResourceResult:
         """A file's bytes; text is text and everything else base64."""
         uri = params.uri
         catalogue = await self._visible.catalogue(asked)
-        if uri == DIAGNOSTICS:
-            return _text(uri, "application/json", problems_as_json(catalogue))
-        if uri == ACTIVE:
-            return _text(uri, "application/json", self._active(self._visible.whose(asked)))
+        if uri == _DIAGNOSTICS:
+            return _text(uri, "application/json", _problems_as_json(catalogue))
+        if uri == _ACTIVE:
+            whose = self._visible.whose(asked)
+            # What names no chat has activated nothing.
+            known = self._visible.skills.learned(whose).active if isinstance(whose, ChatId) else {}
+            again = "Its text once more: skill_activate with this name and refresh=true."
+            active = [{**asdict(each), "again": again} for each in known.values()]
+            return _text(uri, "application/json", json.dumps({"active": active}, indent=1))
         try:
             skill, file = await self._visible.file(catalogue, uri)
             data = await self._visible.library.read(skill, file.path)
         except UnknownSkill as exc:
             raise MCPError(code=INVALID_PARAMS, message=str(exc), data={"uri": uri}) from exc
-        return _contents(uri, file, data)
+        # It may have changed since its kind was found out.
+        with suppress(UnicodeDecodeError):
+            if file.kind == "text":
+                return _text(uri, file.mime, data.decode())
+        blob = base64.b64encode(data).decode()
+        found = BlobResourceContents(uri=uri, mime_type=file.mime, blob=blob)
+        return ReadResourceResult(contents=[found])
 
-    def _active(self, whose: Whose) -> str:
-        # What names no chat has activated nothing.
-        known = self._visible.skills.learned(whose).active if isinstance(whose, ChatId) else {}
-        again = "Its text once more: skill_activate with this name and refresh=true."
-        active = [{**asdict(each), "again": again} for each in known.values()]
-        return json.dumps({"active": active}, indent=1)
+    async def _entries(self, asked: Asked, params: PaginatedRequestParams) -> dict[str, Any]:
+        catalogue = await self._visible.catalogue(asked)
+        listed = filter(_suits_hosts, catalogue.skills)
+        found, cursor = page(listed, lambda skill: skill.uri, params.cursor, _MOST_ENTRIES)
+        entries: list[dict[str, Any]] = []
+        size = 0
+        for skill in found:
+            # One that went meanwhile, or is just being written, is left out.
+            with suppress(CallerError):
+                entries.append(await self._entry(skill))
+                size += len(json.dumps(entries[-1]))
+            if size > _ENOUGH_BYTES and skill is not found[-1]:
+                return _fresh(skills=entries, nextCursor=cursor_after(skill.uri))
+        return _fresh(skills=entries, nextCursor=cursor)
+
+    async def _get(self, asked: Asked, params: UriParams) -> dict[str, Any]:
+        catalogue = await self._visible.catalogue(asked)
+        skill = catalogue.by_uri.get(canonical(params.uri))
+        if skill is None:
+            raise UnknownSkill(f"no skill is served at {shown(params.uri)}: skills/list has some")
+        return _fresh(skill=await self._entry(skill))
+
+    async def _entry(self, skill: Skill) -> dict[str, Any]:
+        """The uri, the front matter, and the digest and size of each file."""
+        files = [
+            {"uri": file_uri(skill.uri, file.path), "digest": file.digest, "size": file.size}
+            for file in (await self._visible.library.contents(skill)).files
+        ]
+        return {"uri": skill.uri, "frontmatter": _front_matter(skill), "resources": files}
+
+    async def _directory(self, asked: Asked, params: UriParams) -> dict[str, Any]:
+        catalogue = await self._visible.catalogue(asked)
+        inside = await self._children(catalogue, canonical(params.uri))
+        if not inside:
+            problem = f"{shown(params.uri)} is no directory resource: skill:// has them all"
+            raise UnknownSkill(problem)
+        found, cursor = page(inside, lambda child: child.uri, params.cursor, _MOST_ENTRIES)
+        told = [child.model_dump(by_alias=True, mode="json", exclude_none=True) for child in found]
+        return _fresh(resources=told, nextCursor=cursor)
+
+    async def _children(self, catalogue: Catalogue, uri: str) -> Sequence[Resource]:
+        """What lies directly in a directory; nothing if there is no such directory."""
+        prefix = uri if uri == SCHEME else f"{uri}/"
+        places: dict[str, SkillFile | None] = {f"{folder_uri(s)}/": None for s in catalogue.skills}
+        for skill in around(catalogue, uri):
+            files = (await self._visible.library.contents(skill)).files
+            places |= {file_uri(skill.uri, file.path): file for file in files}
+        inside: dict[str, Resource] = {}
+        for place, file in places.items():
+            name, deeper, _ = place.removeprefix(prefix).partition("/")
+            here = prefix + name
+            if not place.startswith(prefix) or place == prefix:
+                continue
+            if file is None or deeper:
+                folder = Resource(uri=here, name=name, mime_type="inode/directory")
+                inside.setdefault(here, folder)
+            elif place in catalogue.by_uri:
+                inside[place] = _of_document(catalogue.by_uri[place])
+            else:
+                name = file.path.rpartition("/")[2]
+                inside[place] = Resource(uri=place, name=name, mime_type=file.mime, size=file.size)
+        return [*inside.values()]
 
 
-async def children(visible: Visible, catalogue: Catalogue, uri: str) -> list[Resource]:
-    """What lies directly in a directory; nothing if there is no such directory."""
-    prefix = uri if uri == SCHEME else f"{uri}/"
-    inside: dict[str, Resource] = {}
+def _fresh(**result: object) -> dict[str, Any]:
+    """A result that holds for its user alone and until something changes; None is left out."""
+    told = {key: value for key, value in result.items() if value is not None}
+    return {**told, "ttlMs": 0, "cacheScope": "private"}
+
+
+def _problems_as_json(catalogue: Catalogue) -> str:
+    """First what is not offered at all, then the flaws of what is; `omitted` counts the rest."""
+    problems = [
+        {**about, **{k: v for k, v in asdict(diagnostic).items() if v is not None}}
+        for about, diagnostic in _problems(catalogue)
+    ]
+    told = fitting(problems, _MOST_CHARACTERS, json.dumps)
+    return json.dumps({"problems": told, "omitted": len(problems) - len(told)}, indent=1)
+
+
+def _problems(catalogue: Catalogue) -> Iterator[tuple[dict[str, Any], Diagnostic]]:
+    for problem in catalogue.problems:
+        # Where the root lies on the host is no business of a client.
+        place = "/".join(problem.folder.parts[-2:])
+        for each in problem.diagnostics:
+            reason = each.reason.replace(str(problem.folder), place)
+            about = {"folder": place, "root": problem.root, "offered": False}
+            yield about, replace(each, reason=reason)
     for skill in catalogue.skills:
-        _add_folder(inside, prefix, f"{folder_uri(skill)}/")
-    for skill in around(catalogue, uri):
-        for file in (await visible.library.contents(skill)).files:
-            _add_file(inside, prefix, file_uri(skill.uri, file.path), file)
-    for document in inside.keys() & catalogue.by_uri.keys():
-        inside[document] = of_document(catalogue.by_uri[document])
-    return [*inside.values()]
+        refusal = [] if _suits_hosts(skill) else [_REFUSAL]
+        for each in (*skill.diagnostics, *refusal):
+            yield {"uri": skill.uri, "offered": True}, each
 
 
-def of_document(skill: Skill) -> Resource:
-    """A skill's SKILL.md as the resource that stands for the skill."""
-    return Resource(
-        uri=skill.uri,
-        name=skill.name,
-        description=skill.front.description,
-        mime_type="text/markdown",
+def _suits_hosts(skill: Skill) -> bool:
+    """Whether every host of the extension takes the skill: most refuse what is not exact."""
+    name, description = (as_json(skill.front.fields.get(key)) for key in ("name", "description"))
+    return (
+        name == skill.name
+        and len(name) <= NAME_CHARACTERS
+        and _NAME.fullmatch(name) is not None
+        and isinstance(description, str)
+        and len(description) <= DESCRIPTION_CHARACTERS
+        and not any(each.code in _REFUSED for each in skill.diagnostics)
     )
 
 
-def described(resource: Resource) -> dict[str, Any]:
-    """A resource as it goes over the wire."""
-    return resource.model_dump(by_alias=True, mode="json", exclude_none=True)
+def _front_matter(skill: Skill) -> Json:
+    """The front matter as a host reads it; name and description are always there, and text."""
+    fields = as_json(dict(skill.front.fields))
+    assert isinstance(fields, dict)  # noqa: S101
+    for key, value in (("name", skill.name), ("description", skill.front.description)):
+        if not isinstance(fields.get(key), str):
+            fields[key] = value
+    return fields
 
 
-def _add_folder(inside: dict[str, Resource], prefix: str, deeper: str) -> None:
-    """Note the folder directly in `prefix` through which the way to a deeper place leads."""
-    if deeper.startswith(prefix) and deeper != prefix:
-        name = deeper.removeprefix(prefix).partition("/")[0]
-        uri = prefix + name
-        inside.setdefault(uri, Resource(uri=uri, name=name, mime_type=_FOLDER))
-
-
-def _add_file(inside: dict[str, Resource], prefix: str, uri: str, file: SkillFile) -> None:
-    rest = uri.removeprefix(prefix)
-    if not uri.startswith(prefix) or "/" in rest:
-        _add_folder(inside, prefix, uri)
-        return
-    name = file.path.rpartition("/")[2]
-    inside[uri] = Resource(uri=uri, name=name, mime_type=file.mime, size=file.size)
-
-
-def _contents(uri: str, file: SkillFile, data: bytes) -> ReadResourceResult:
-    if file.kind == "text":
-        try:
-            return _text(uri, file.mime, data.decode())
-        except UnicodeDecodeError:
-            # It was changed since its kind was found out.
-            pass
-    blob = base64.b64encode(data).decode()
-    found = BlobResourceContents(uri=uri, mime_type=file.mime, blob=blob)
-    return ReadResourceResult(contents=[found])
+def _of_document(skill: Skill) -> Resource:
+    """A skill's SKILL.md as the resource that stands for the skill."""
+    about = skill.front.description
+    return Resource(uri=skill.uri, name=skill.name, description=about, mime_type="text/markdown")
 
 
 def _text(uri: str, mime: str, text: str) -> ReadResourceResult:

@@ -6,24 +6,31 @@ wrapper early. All that we say of a skill stands before its text.
 """
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from html import escape
 
 from mcp.types import CallToolResult
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from mcp_sandbox.errors import InvalidArgument
-from mcp_sandbox.server.results import texts
-from mcp_sandbox.server.skills.lacking import missing
-from mcp_sandbox.server.structured import structured
-from mcp_sandbox.server.text import MAX_TEXT_BYTES, byte_length, show_name
-from mcp_sandbox.sessions.skills import Activation
-from mcp_sandbox.skills.models import Findings, SkillFile
+from mcp_sandbox.server.results import as_json, structured, texts
+from mcp_sandbox.server.text import MAX_TEXT_BYTES, fitting, show_name
+from mcp_sandbox.sessions.pinning import Activation
+from mcp_sandbox.skills.finder import Listed, Page
+from mcp_sandbox.skills.models import Findings, Need, SkillFile, Unmet
 from mcp_sandbox.skills.overview import MOST_OF_A_DESCRIPTION, call_name, cut_short, one_line
-from mcp_sandbox.skills.pages import Listed, Page
 from mcp_sandbox.skills.uris import DOCUMENT
 
+_WHAT: dict[Need, str] = {
+    "command": "command",
+    "interpreter": "program",
+    "python": "Python module",
+    "node": "Node.js package",
+    "network": "network for",
+}
+_MOST_LINES = 15
+_MOST_NEEDED_BY = 2
 # A structured result holds everything twice, for clients of either kind.
 _LIST_BYTES = 15_000
 _PAGE_BYTES = MAX_TEXT_BYTES - 2_000
@@ -33,13 +40,43 @@ _MOST_BODY_BYTES = 450_000
 _LONG_BODY_BYTES = 20_000
 _MOST_FILES = 60
 _SCRIPTS = (".py", ".sh", ".bash", ".js", ".mjs", ".cjs", ".ts", ".rb", ".pl", ".ps1")
+_IN_META = ("uri", "name", "digest", "repeated", "unchecked", "drift")
 _OWN_FOLDER = ("{baseDir}", "${CLAUDE_SKILL_DIR}", "${CLAUDE_PLUGIN_ROOT}")
 
 
-class ListedSkill(BaseModel):
-    """A skill; `name` is what skill_activate takes, `match` says what fits the query."""
+def missing(unmet: Sequence[Unmet]) -> Iterable[str]:
+    """A line for each thing, what every use needs first; and one for all that is out of reach."""
+    local = [lack for lack in unmet if lack.need != "network"]
+    for lack in local[:_MOST_LINES]:
+        yield _line(lack)
+    if len(local) > _MOST_LINES:
+        yield f"Missing besides: {', '.join(show_name(each.name) for each in local[_MOST_LINES:])}."
+    remote = [show_name(lack.name) for lack in unmet if lack.need == "network"]
+    if remote:
+        yield (
+            f"This sandbox has no network; the skill seems to want it for {', '.join(remote)}. "
+            "Nothing can be installed from here: do without what is missing, or tell the user."
+        )
+    elif local:
+        yield "Do without what is missing, install it if that works, or tell the user."
+    layers = dict.fromkeys(lack.layer for lack in local if lack.layer)
+    if layers:
+        made = f"mcp-sandbox images recipe {' '.join(layers)}"
+        yield f"The operator can make an image that has more of it: `{made}` prints how."
 
-    model_config = ConfigDict(frozen=True)
+
+def _line(lack: Unmet) -> str:
+    files = cut_short(", ".join(map(show_name, lack.needed_by[:_MOST_NEEDED_BY])), 200)
+    if len(lack.needed_by) > _MOST_NEEDED_BY:
+        files += f" and {len(lack.needed_by) - _MOST_NEEDED_BY} more"
+    when = "" if lack.always else ", for some of its uses"
+    fix = f" ({show_name(lack.fix)})" if lack.fix else ""
+    what = f"{_WHAT[lack.need]} {show_name(lack.name)}"
+    return f"Missing in this sandbox{when}: {what}, for {files}{fix}."
+
+
+class ListedSkill(BaseModel, frozen=True):
+    """A skill; `name` is what skill_activate takes, `match` says what fits the query."""
 
     name: str
     description: str
@@ -48,10 +85,8 @@ class ListedSkill(BaseModel):
     match: list[str] | None = None
 
 
-class SkillsListed(BaseModel):
+class SkillsListed(BaseModel, frozen=True):
     """What skills_list answers; `omitted` says what is not here, and why."""
-
-    model_config = ConfigDict(frozen=True)
 
     skills: list[ListedSkill]
     next_cursor: str | None = None
@@ -61,20 +96,14 @@ class SkillsListed(BaseModel):
 
 def listed_skills(page: Page) -> CallToolResult:
     """The skills of a page that fit in one result."""
-    shown: list[ListedSkill] = []
-    used = 0
-    for each in map(_listed, page.skills):
-        used += byte_length(each.model_dump_json(exclude_none=True)) + 1
-        if used > _LIST_BYTES and shown:
-            break
-        shown.append(each)
+    shown = fitting(map(_listed, page.skills), _LIST_BYTES, as_json)
     more = page.more or len(shown) < len(page.skills)
     return structured(
         SkillsListed(
             skills=shown,
             next_cursor=page.skills[len(shown) - 1].cursor if more and shown else None,
             total=page.total,
-            omitted=[*page.notes, *_omitted(page, shown, more=more)],
+            omitted=[*page.notes, *_omitted(page, len(shown), more=more)],
         )
     )
 
@@ -90,16 +119,13 @@ def _listed(each: Listed) -> ListedSkill:
     )
 
 
-def _omitted(page: Page, shown: list[ListedSkill], *, more: bool) -> Iterable[str]:
-    cut = sum(
-        len(one_line(each.skill.front.description)) > MOST_OF_A_DESCRIPTION
-        for each in page.skills[: len(shown)]
-    )
-    if cut:
+def _omitted(page: Page, shown: int, *, more: bool) -> Iterable[str]:
+    said = (one_line(each.skill.front.description) for each in page.skills[:shown])
+    if cut := sum(len(each) > MOST_OF_A_DESCRIPTION for each in said):
         what = "1 description ends" if cut == 1 else f"{cut} descriptions end"
         yield f"{what} with … after {MOST_OF_A_DESCRIPTION:,} characters"
     if more:
-        yield f"{len(shown)} of {page.total:,} are on this page: next_cursor leads to the next"
+        yield f"{shown} of {page.total:,} are on this page: next_cursor leads to the next"
 
 
 def activation(got: Activation) -> CallToolResult:
@@ -127,8 +153,7 @@ def _notes(got: Activation, body: str) -> Iterable[str]:
     """What the text does not say itself, a line each."""
     where = got.path_in_sandbox
     if where:
-        how = "a copy that code can change: nothing isolates here" if got.copied else "read-only"
-        yield f"In the sandbox this skill lies at {where}, {how}; its paths begin there."
+        yield f"In the sandbox this skill lies at {where}, read-only; its paths begin there."
     home = f"~/.claude/skills/{got.name}"
     used = [name for name in (*_OWN_FOLDER, home) if name in body]
     if used and where:
@@ -168,13 +193,12 @@ def _file_notes(got: Activation) -> Iterable[str]:
         "Its files, read with skill_activate and path: "
         f"{', '.join(cut_short(row, 200) for row in rows[:_MOST_FILES])}{more}."
     )
-    if got.path_in_sandbox and any(map(_is_script, others)):
+    scripts = (
+        file.path.endswith(_SCRIPTS) or (file.path.startswith("scripts/") and file.kind == "text")
+        for file in others
+    )
+    if got.path_in_sandbox and any(scripts):
         yield "Run its scripts with exec by their interpreter (python3 F, bash F, node F), not ./F."
-
-
-def _is_script(file: SkillFile) -> bool:
-    in_folder = file.path.startswith("scripts/") and file.kind == "text"
-    return in_folder or file.path.endswith(_SCRIPTS)
 
 
 def _finding_notes(findings: Findings) -> Iterable[str]:
@@ -184,22 +208,19 @@ def _finding_notes(findings: Findings) -> Iterable[str]:
             f"These declare their packages (PEP 723): {names}. Run them by `uv run --offline F` "
             "where uv has the packages, else by python3 F where they are installed."
         )
-    if seen := _seems_to_use(findings):
-        yield f"Its scripts seem to use {seen}."
-
-
-def _seems_to_use(findings: Findings) -> str:
-    seen = {
+    kinds = {
         "the network": findings.hosts,
         "variables": findings.variables,
         "commands": findings.commands,
         "packages": findings.packages,
     }
-    return "; ".join(
+    seen = [
         f"{what}: {cut_short(one_line(', '.join(names)), 200)}"
-        for what, names in seen.items()
+        for what, names in kinds.items()
         if names
-    )
+    ]
+    if seen:
+        yield f"Its scripts seem to use {'; '.join(seen)}."
 
 
 def _text_notes(got: Activation) -> Iterable[str]:
@@ -213,50 +234,27 @@ def _text_notes(got: Activation) -> Iterable[str]:
         )
     elif size > _LONG_BODY_BYTES:
         yield f"A long text: {size:,} bytes, about {size // 4:,} tokens, given as a whole."
-    if not _is_utf8(got.body):
+    if got.body.decode(errors="ignore").encode() != got.body:
         yield "Bytes that are not UTF-8 are shown as \N{REPLACEMENT CHARACTER}."
     yield "The text of its author follows, up to the line with the same digest."
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _meta(got: Activation) -> dict[str, object]:
     """What programs go by; `receipt` is a line to keep where there is no room for the text."""
     place = f", at {got.path_in_sandbox}" if got.path_in_sandbox else ""
     return {
+        **{name: getattr(got, name) for name in _IN_META},
         "durable": not got.repeated,
         "receipt": f"The skill {one_line(got.name)} ({got.digest[:19]}…) is active{place}; "
         f"skill_activate with refresh=true gives its text again.",
-        "uri": got.uri,
-        "name": got.name,
-        "digest": got.digest,
         "path": got.path_in_sandbox,
         "bytes": len(got.body),
-        "repeated": got.repeated,
         "files": [
             {"path": file.path, "size": file.size, "kind": file.kind, "digest": file.digest}
             for file in got.contents.files
         ],
-        "unmet": [
-            {
-                "need": lack.need,
-                "name": lack.name,
-                "files": lack.needed_by,
-                "layer": lack.layer,
-                "fix": lack.fix,
-                "always": lack.always,
-            }
-            for lack in got.unmet
-        ],
-        "unchecked": got.unchecked,
+        "unmet": [{"files": each.pop("needed_by"), **each} for each in map(asdict, got.unmet)],
         "findings": got.findings and asdict(got.findings),
-        "drift": got.drift,
         "compatibility": got.skill.front.compatibility,
         "allowed_tools": got.skill.front.allowed_tools,
     }

@@ -1,11 +1,18 @@
-"""What the caller of a request may see: its own catalogue, and files by their uris."""
+"""What the caller of a request may see: its own catalogue, files by their uris, lists in pages.
 
+A cursor says after what to go on, so changes between do not shift it.
+"""
+
+import base64
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 from mcp.server.context import ServerRequestContext
 from mcp.server.mcpserver import Context
+from mcp.shared.exceptions import MCPError
+from mcp.types import INVALID_PARAMS
 
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.errors import UnknownSkill
@@ -15,13 +22,39 @@ from mcp_sandbox.sessions.skills import Skills
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.library import Library
 from mcp_sandbox.skills.models import Skill, SkillFile
-from mcp_sandbox.skills.roots import Whose
+from mcp_sandbox.skills.scan import Whose
 from mcp_sandbox.skills.uris import DOCUMENT, SCHEME, file_uri
 
+T = TypeVar("T")
+
+_MOST_CURSOR = 16_000
 Asked = ServerRequestContext[Any, Any]
 _SHOWN_URI = 200
 _MOST_URI = 32_000
 _MOST_PARTS = 64
+
+
+def page(
+    items: Iterable[T], key: Callable[[T], str], cursor: str | None, most: int
+) -> tuple[list[T], str | None]:
+    """The items after a cursor, in the order of their keys, and the cursor to more.
+
+    Raises:
+        MCPError: the cursor is none of ours.
+    """
+    try:
+        sent = base64.b64decode((cursor or "")[:_MOST_CURSOR], altchars=b"-_", validate=True)
+        begun_after = sent.decode()
+    except ValueError as exc:
+        problem = "that is no cursor of this list: begin again without one"
+        raise MCPError(code=INVALID_PARAMS, message=problem) from exc
+    rest = sorted((item for item in items if key(item) > begun_after), key=key)
+    return rest[:most], cursor_after(key(rest[most - 1])) if len(rest) > most else None
+
+
+def cursor_after(key: str) -> str:
+    """What leads to the items after this one."""
+    return base64.urlsafe_b64encode(key.encode()).decode()
 
 
 @dataclass(frozen=True)
@@ -34,7 +67,6 @@ class Visible:
 
     @property
     def library(self) -> Library:
-        """Where they are."""
         return self.skills.library
 
     def whose(self, asked: Asked) -> Whose:

@@ -1,20 +1,122 @@
 """Tools that run something."""
 
+import codecs
+import re
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Annotated
 
-from mcp.types import CallToolResult, ToolAnnotations
+import anyio
+from anyio import to_thread
+from mcp.types import CallToolResult
 from pydantic import Field
 
-from mcp_sandbox.server.hints import hints
+from mcp_sandbox.models import ExecResult, Language
+from mcp_sandbox.runtime.runtime import OnOutput
+from mcp_sandbox.server.errors import sole_error
 from mcp_sandbox.server.identity import Request, SessionFor
-from mcp_sandbox.server.progress import live_progress
 from mcp_sandbox.server.results import exec_result, with_news
-from mcp_sandbox.server.tool import SandboxTool, build_tool
+from mcp_sandbox.server.text import clip, printed
+from mcp_sandbox.server.tool import CHANGES, SandboxTool, build_tool
 from mcp_sandbox.server.tools.parameters import Code, Env, LanguageName, Path, Text
 from mcp_sandbox.sessions.session import Session
+from mcp_sandbox.skills.preflight import Inventory, unmet
+from mcp_sandbox.skills.scripts.uses import Required
 
+INTERVAL_S = 0.2
+"""At most five messages a second."""
+SILENCE_S = 10.0
+"""Clients give up on a call they hear nothing of, so a silent one says that it is alive."""
+_MAX_KEPT = 8_000
+_DECODER = codecs.getincrementaldecoder("utf-8")
+# How programs say that there is no network, and what pip and apt say instead.
+_UNREACHED = re.compile(
+    r"Temporary failure (?:in name resolution|resolving)|Could(?: not|n't) resolve host|EAI_AGAIN"
+    r"|ENETUNREACH|Network is unreachable|no servers could be reached|dial tcp: lookup "
+    r"|Failed to connect to (?!localhost|127\.|0\.0\.0\.0|::1)|UnknownHostException"
+    r"|No matching distribution found for|TLS CA certificate bundle|/var/lib/(?:apt/|dpkg/lock)"
+)
+_OFFLINE = (
+    "this computer has no network: nothing can be downloaded; sandbox_info lists what is installed"
+)
+_MODULE = re.compile(r"No module named '?(\w{1,100})\b(?!\.)", re.ASCII)
+# What belongs to a prompt or a notebook, and how interpreters refuse it.
+_FOREIGN = re.compile(r"^(?:\$ |>>> |!\w+|%%?[a-z]{2,})", re.MULTILINE)
+_REFUSED = re.compile("SyntaxError|syntax error|command not found|no job control|no such job")
+_FOR_PROMPTS = "{!r} is for prompts and notebooks: leave it out, and run shell commands with exec"
+_PRINTS = {"python": "print()", "javascript": "console.log()"}
 CodeTimeout = Annotated[float, Field(ge=1, le=300, description="Seconds until it is killed.")]
 ExecTimeout = Annotated[float, Field(ge=1, le=3600, description="Seconds until it is killed.")]
+
+
+@asynccontextmanager
+async def live_progress(request: Request) -> AsyncGenerator[OnOutput | None]:
+    """Report what is fed to the yielded function while the body runs; None if nobody listens."""
+    meta = request.request_context.meta
+    if not meta or meta.get("progress_token") is None:
+        yield None
+        return
+    progress = _Progress(request)
+    with sole_error():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(progress.report)
+            yield progress.take
+            tasks.cancel_scope.cancel()
+
+
+class _Progress:
+    """The last output of a call, and the loop that sends it."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._recent = b""
+        self._arrived = anyio.Event()
+
+    async def take(self, _stream: str, data: bytes) -> None:
+        self._recent = (self._recent + data)[-_MAX_KEPT:]
+        self._arrived.set()
+
+    async def report(self) -> None:
+        started = time.monotonic()
+        while True:
+            with anyio.move_on_after(SILENCE_S):
+                await self._arrived.wait()
+            elapsed_s = time.monotonic() - started
+            message = f"running for {elapsed_s:.0f} s"
+            if self._arrived.is_set():
+                self._arrived = anyio.Event()
+                # The last character may have come in part only.
+                text = _DECODER("replace").decode(self._recent)
+                lines = [line for line in printed(text).splitlines() if line.strip()]
+                message = clip("\n".join(lines[-3:]), 500) or message
+            await self._request.report_progress(elapsed_s, message=message)
+            await anyio.sleep(INTERVAL_S)
+
+
+async def hints(result: ExecResult, code: str, language: Language) -> list[str]:
+    """Sentences for an agent about a piece of code that failed, or that showed nothing."""
+    if not result.success:
+        return await to_thread.run_sync(_hints, result, code)
+    shown = result.stdout or result.stderr or result.changed_files or language == "bash"
+    return [] if shown else [f"nothing was printed: show values with {_PRINTS[language]}"]
+
+
+def _hints(result: ExecResult, code: str) -> list[str]:
+    said = f"{result.stderr}\n{result.stdout}"
+    found = _FOREIGN.search(code) if _REFUSED.search(result.stderr) else None
+    lines = [_FOR_PROMPTS.format(found[0])] if found else []
+    lines += [_OFFLINE] if result.offline and _UNREACHED.search(said) else []
+    module = _MODULE.search(said)
+    for lack in unmet([Required("python", module[1], ())], Inventory()) if module else ():
+        if lack.layer:
+            fix = "" if result.offline else f"`{lack.fix}` may help, or "
+            plain = "; the skill python-data-analysis does without" if lack.layer == "data" else ""
+            lines.append(
+                f"{lack.name} is not installed: {fix}the operator can make an image for the docker "
+                f"backend that has it, `mcp-sandbox images recipe {lack.layer}` prints how{plain}"
+            )
+    return lines
 
 
 async def run_code(
@@ -31,8 +133,8 @@ async def run_code(
     values. JavaScript takes import, require and top-level await. Answers stdout, stderr, a
     non-zero exit code and the files created or changed.
     """
-    async with live_progress(request):
-        result = await session.run_code(code, language, timeout_s=timeout_s)
+    async with live_progress(request) as on_output:
+        result = await session.run_code(code, language, timeout_s=timeout_s, on_output=on_output)
     said = await hints(result, code, language)
     return with_news(exec_result(result, timeout_s=timeout_s), said)
 
@@ -63,10 +165,8 @@ async def exec_(
 
 def code_tools(session_for: SessionFor, *, note: str) -> list[SandboxTool]:
     """run_code and exec; `note` is added to their descriptions."""
-    runs_anything = ToolAnnotations(
-        read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True
-    )
+    anything = CHANGES.model_copy(update={"open_world_hint": True})
     return [
-        build_tool(run_code, session_for, title="Run code", annotations=runs_anything, note=note),
-        build_tool(exec_, session_for, title="Run a command", annotations=runs_anything, note=note),
+        build_tool(run_code, session_for, title="Run code", annotations=anything, note=note),
+        build_tool(exec_, session_for, title="Run a command", annotations=anything, note=note),
     ]

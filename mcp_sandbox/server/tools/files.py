@@ -1,17 +1,16 @@
 """Tools that read, find and change files inside the sandbox."""
 
 import base64
-import binascii
+from functools import partial
 from typing import Annotated, Literal
 
-from mcp.types import CallToolResult, ToolAnnotations
+from mcp.types import CallToolResult
 from pydantic import Field
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.server import results
 from mcp_sandbox.server.identity import SessionFor
-from mcp_sandbox.server.structured import ListedFiles, listed_files
-from mcp_sandbox.server.tool import SandboxTool, build_tool
+from mcp_sandbox.server.tool import CHANGES, READS, SandboxTool, build_tool
 from mcp_sandbox.server.tools.parameters import (
     ContextLines,
     Depth,
@@ -67,7 +66,9 @@ async def list_files(
     hidden: bool = True,
 ) -> CallToolResult:
     """List a directory: name, type, size, time and link target of every entry."""
-    return listed_files(await session.list_files(path, depth=depth, limit=limit, hidden=hidden))
+    return results.listed_files(
+        await session.list_files(path, depth=depth, limit=limit, hidden=hidden)
+    )
 
 
 async def glob(
@@ -110,14 +111,13 @@ async def move_file(
     session: Session, source: Path, destination: Path, overwrite: bool = False
 ) -> CallToolResult:
     """Move or rename a file or directory."""
-    moved = await session.move_file(source, destination, overwrite=overwrite)
-    return results.move_result(moved)
+    return results.move_result(await session.move_file(source, destination, overwrite=overwrite))
 
 
 def _decoded(content: str) -> bytes:
     try:
         return base64.b64decode("".join(content.split()), validate=True)
-    except (binascii.Error, ValueError) as exc:
+    except ValueError as exc:
         raise InvalidArgument(
             f"content is not base64 ({exc}): encode it again, or give text with encoding=utf-8"
         ) from exc
@@ -125,31 +125,15 @@ def _decoded(content: str) -> bytes:
 
 def file_tools(session_for: SessionFor) -> list[SandboxTool]:
     """The eight tools on files."""
-    read, add, change = _reads(), _writes(destructive=False), _writes(destructive=True)
+    tool = partial(build_tool, session_for=session_for)
+    add = CHANGES.model_copy(update={"destructive_hint": False})
     return [
-        build_tool(read_file, session_for, title="Read a file", annotations=read),
-        build_tool(write_file, session_for, title="Write a file", annotations=change),
-        build_tool(edit_file, session_for, title="Edit a file", annotations=change),
-        build_tool(
-            list_files, session_for, title="List files", annotations=read, output=ListedFiles
-        ),
-        build_tool(glob, session_for, title="Find files by name", annotations=read),
-        build_tool(grep, session_for, title="Search in files", annotations=read),
-        build_tool(delete_file, session_for, title="Delete a file", annotations=change),
-        build_tool(move_file, session_for, title="Move a file", annotations=add),
+        tool(read_file, title="Read a file", annotations=READS),
+        tool(write_file, title="Write a file", annotations=CHANGES),
+        tool(edit_file, title="Edit a file", annotations=CHANGES),
+        tool(list_files, title="List files", annotations=READS, output=results.ListedFiles),
+        tool(glob, title="Find files by name", annotations=READS),
+        tool(grep, title="Search in files", annotations=READS),
+        tool(delete_file, title="Delete a file", annotations=CHANGES),
+        tool(move_file, title="Move a file", annotations=add),
     ]
-
-
-def _reads() -> ToolAnnotations:
-    return ToolAnnotations(
-        read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
-    )
-
-
-def _writes(*, destructive: bool) -> ToolAnnotations:
-    return ToolAnnotations(
-        read_only_hint=False,
-        destructive_hint=destructive,
-        idempotent_hint=False,
-        open_world_hint=False,
-    )

@@ -52,13 +52,9 @@ def _settable(env: Mapping[str, str] | None) -> Mapping[str, str] | None:
 
 
 Path = Annotated[
-    str,
-    StringConstraints(min_length=1, max_length=4096),
-    AfterValidator(_without_nul),
-]
-Pattern = Annotated[
     str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_without_nul)
 ]
+Pattern = Path
 Text = Annotated[str, StringConstraints(max_length=MAX_CONTENT_CHARS)]
 Code = Annotated[
     str,

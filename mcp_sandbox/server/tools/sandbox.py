@@ -1,14 +1,15 @@
 """Tools about the sandbox itself."""
 
+from functools import partial
 from typing import Annotated
 
-from mcp.types import CallToolResult, ToolAnnotations
+from mcp.types import CallToolResult
 from pydantic import Field
 
 from mcp_sandbox.server.identity import SessionFor
-from mcp_sandbox.server.results import plain
-from mcp_sandbox.server.structured import SandboxInfoReport, sandbox_report
-from mcp_sandbox.server.tool import SandboxTool, build_tool
+from mcp_sandbox.server.results import SandboxInfoReport, sandbox_report, texts
+from mcp_sandbox.server.text import show
+from mcp_sandbox.server.tool import CHANGES, READS, SandboxTool, build_tool
 from mcp_sandbox.sessions.session import Session
 
 
@@ -22,24 +23,14 @@ async def sandbox_reset(
     keep_files: Annotated[bool, Field(description="false: also empty /workspace.")] = True,
 ) -> CallToolResult:
     """Start this computer anew: kills every process and clears /tmp. Files are kept by default."""
-    return plain(await session.reset(keep_files=keep_files))
+    return texts([show(await session.reset(keep_files=keep_files))], {})
 
 
 def sandbox_tools(session_for: SessionFor) -> list[SandboxTool]:
     """sandbox_info and sandbox_reset."""
-    info = ToolAnnotations(
-        read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
-    )
-    reset = ToolAnnotations(
-        read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
-    )
+    tool = partial(build_tool, session_for=session_for)
+    reset, output = CHANGES.model_copy(update={"idempotent_hint": True}), SandboxInfoReport
     return [
-        build_tool(
-            sandbox_info,
-            session_for,
-            title="Describe the sandbox",
-            annotations=info,
-            output=SandboxInfoReport,
-        ),
-        build_tool(sandbox_reset, session_for, title="Reset the sandbox", annotations=reset),
+        tool(sandbox_info, title="Describe the sandbox", annotations=READS, output=output),
+        tool(sandbox_reset, title="Reset the sandbox", annotations=reset),
     ]

@@ -1,14 +1,15 @@
 """Tools that teach the agent: finding skills, and reading one."""
 
+from functools import partial
 from typing import Annotated
 
-from mcp.types import CallToolResult, ToolAnnotations
+from mcp.types import CallToolResult
 from pydantic import Field, StringConstraints
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.server.identity import SessionFor
 from mcp_sandbox.server.skills.results import SkillsListed, activation, listed_skills, skill_file
-from mcp_sandbox.server.tool import SandboxTool, build_tool
+from mcp_sandbox.server.tool import READS, SandboxTool, build_tool
 from mcp_sandbox.server.tools.parameters import Path
 from mcp_sandbox.sessions.session import Session
 
@@ -58,14 +59,9 @@ async def skill_activate(
 
 def skill_tools(session_for: SessionFor) -> list[SandboxTool]:
     """skills_list and skill_activate."""
-    reads = ToolAnnotations(
-        read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
-    )
+    tool = partial(build_tool, session_for=session_for, annotations=READS)
+    activate = tool(skill_activate, title="Activate a skill")
     return [
-        build_tool(
-            skills_list, session_for, title="List skills", annotations=reads, output=SkillsListed
-        ),
-        build_tool(
-            skill_activate, session_for, title="Activate a skill", annotations=reads
-        ).model_copy(update={"meta": _WHOLE}),
+        tool(skills_list, title="List skills", output=SkillsListed),
+        activate.model_copy(update={"meta": _WHOLE}),
     ]

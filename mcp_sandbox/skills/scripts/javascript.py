@@ -2,8 +2,7 @@
 
 import re
 
-from mcp_sandbox.skills.scripts.command import read_command
-from mcp_sandbox.skills.scripts.uses import DYNAMIC, Uses, names
+from mcp_sandbox.skills.scripts.uses import DYNAMIC, Uses, names, read_command
 
 _TOKEN = re.compile(
     r"""
@@ -44,7 +43,9 @@ def read_javascript(text: str) -> Uses:
         if kind == "string":
             _string(tokens, at, _value(piece), uses)
         elif kind == "name" and piece == "env":
-            _variable(tokens, at, uses)
+            around = [text for _, text in tokens[max(0, at - 2) : at + 2]]
+            if around == ["process", ".", "env", "."] and at + 2 < len(tokens):
+                uses.variable(tokens[at + 2][1])
     return uses
 
 
@@ -104,11 +105,3 @@ def _call(tokens: list[tuple[str, str]], at: int, name: str, text: str, uses: Us
             if kind == "string":
                 words.append(_value(piece))
         read_command(words, uses)
-
-
-def _variable(tokens: list[tuple[str, str]], at: int, uses: Uses) -> None:
-    """`process.env.NAME`."""
-    before = [piece for _, piece in tokens[max(0, at - 2) : at]]
-    after = tokens[at + 1 : at + 3]
-    if before == ["process", "."] and len(after) == 2 and after[0][1] == ".":
-        uses.variable(after[1][1])

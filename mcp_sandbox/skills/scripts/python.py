@@ -6,16 +6,66 @@ the program.
 """
 
 import re
-from dataclasses import dataclass, field
+import string
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
-from mcp_sandbox.skills.scripts.calls import Calls
-from mcp_sandbox.skills.scripts.python_lines import Statement, Token, statements
-from mcp_sandbox.skills.scripts.uses import DYNAMIC, Uses, Weight
+from mcp_sandbox.skills.scripts.uses import DYNAMIC, Uses, Weight, names, read_command
 
+Kind = Literal["name", "string", "other"]
+
+_TAB = 8
+_MOST_TOKENS = 20_000
+_TOKEN = re.compile(
+    r"""
+    (?P<blank>(?:[ \t\f]|\\\r?\n)+|\#[^\n]*+)
+  | (?P<newline>\r?\n|\r)
+  | (?P<string>[rRbBuUfFtT]{0,3}(?:
+        \"{3}[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*(?:\"{3}|\Z|(?=\\\Z))
+      | '{3}[^'\\]*(?:(?:\\.|'(?!''))[^'\\]*)*(?:'{3}|\Z|(?=\\\Z))
+      | "[^"\\\n]*(?:\\.[^"\\\n]*)*"?
+      | '[^'\\\n]*(?:\\.[^'\\\n]*)*'?
+    ))
+  | (?P<name>[^\W\d]\w*+)
+  | (?P<other>\d[\w.]*+|.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_FIELD = re.compile(r"\{[^{}]*\}")
+_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
+_COMPOUND = names("if elif else try except finally for while with def class async match case")
+_ARGV = frozenset(
+    {"run", "call", "check_call", "check_output", "Popen", "create_subprocess_exec", "execvp",
+     "execv", "execlp", "spawnlp", "run_process", "open_process"}
+)  # fmt: skip
+_SHELL = frozenset({"system", "popen", "getoutput", "getstatusoutput", "create_subprocess_shell"})
+_OF = frozenset({"subprocess", "sp", "os", "asyncio", "anyio", "commands", "shutil"})
+_ENVIRONMENT = re.compile(r"(?:os\.)?(?:environ\.(?:get|pop|setdefault)\(|environ\[|getenv\()$")
+_MODE = re.compile(r"[rbtU+]*[wax][rbtU+]*")
 _CATCHES = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 _ENDS = frozenset({"exit", "_exit", "quit", "SystemExit", "raise", "abort", "die", "fatal"})
 # Their parts come from different distributions.
 NAMESPACES = frozenset({"google", "azure", "ruamel", "zope", "opentelemetry", "sphinxcontrib"})
+
+
+class Token(NamedTuple):
+    """A piece of a statement; of a string `text` is what is between its quotes."""
+
+    kind: Kind
+    text: str
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The tokens of a statement, and the column at which its line begins.
+
+    `follows` says that it stands behind another one, or its colon, on the same line.
+    """
+
+    indent: int
+    tokens: tuple[Token, ...]
+    follows: bool = False
 
 
 @dataclass(eq=False)
@@ -45,7 +95,7 @@ class _Import:
 def read_python(text: str) -> Uses:
     """What the script uses; its own modules and the standard library are among the imports."""
     reader = _Reader()
-    for statement in statements(text, DYNAMIC):
+    for statement in _statements(text):
         reader.take(statement)
     return reader.done()
 
@@ -53,7 +103,7 @@ def read_python(text: str) -> Uses:
 class _Reader:
     def __init__(self) -> None:
         self._uses = Uses()
-        self._calls = Calls(self._uses)
+        self._calls = _Calls(self._uses)
         self._blocks: list[_Block] = []
         self._imports: list[_Import] = []
         self._last_try: _Try | None = None
@@ -92,8 +142,8 @@ class _Reader:
             attempt = _Try()
         elif word == "except":
             attempt = self._last_try
-            names = {token.text for token in tokens[1:]}
-            if attempt and (names & _CATCHES or len(tokens) == 2):
+            caught = {token.text for token in tokens[1:]}
+            if attempt and (caught & _CATCHES or len(tokens) == 2):
                 attempt.catches = True
             else:
                 attempt = None
@@ -128,19 +178,182 @@ class _Reader:
 
 
 def _imported(word: str, tokens: tuple[Token, ...]) -> list[str]:
-    """The modules of an import statement, each as the part that a distribution is found by."""
     if word == "from":
         end = next((i for i, t in enumerate(tokens) if t.text == "import"), 0)
-        names = ["".join(t.text for t in tokens[1:end])]
+        found = ["".join(t.text for t in tokens[1:end])]
         after = [t.text for t in tokens[end + 1 :] if t.kind == "name"]
-        if names[0] in NAMESPACES and after:
-            names = [f"{names[0]}.{after[0]}"]
+        if found[0] in NAMESPACES and after:
+            found = [f"{found[0]}.{after[0]}"]
     else:
         text = "".join(f" {t.text} " if t.text == "as" else t.text for t in tokens[1:])
-        names = [each.split(" ")[0] for each in text.split(",")]
-    return [_root(name) for name in names if re.fullmatch(r"[^\W\d][\w.]*", name)]
+        found = [each.split(" ")[0] for each in text.split(",")]
+    return [_root(name) for name in found if re.fullmatch(r"[^\W\d][\w.]*", name)]
 
 
 def _root(name: str) -> str:
     first, *rest = name.split(".")
     return f"{first}.{rest[0]}" if first in NAMESPACES and rest else first
+
+
+def _statements(text: str) -> Iterator[Statement]:
+    """Every statement, of any version of the language; linear, and never fails."""
+    reader = _Lines()
+    for found in _TOKEN.finditer(text):
+        yield from reader.take(found.lastgroup or "other", found.group())
+    yield from reader.end_line()
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._tokens: list[Token] = []
+        self._depth = 0
+        self._indent = 0
+        self._begins = True
+        self._follows = False
+
+    def take(self, kind: str, piece: str) -> Iterator[Statement]:
+        if kind == "blank":
+            if self._begins and piece[0] != "#":
+                self._indent = len(piece.expandtabs(_TAB).rsplit("\n", 1)[-1])
+        elif kind == "newline":
+            if self._depth == 0:
+                yield from self.end_line()
+        elif piece == ";" and self._depth == 0:
+            yield from self._end()
+        else:
+            self._begins = False
+            token = Token("name" if kind == "name" else "other", piece)
+            if kind == "string":
+                token = Token("string", _value(piece))
+            else:
+                self._depth += (piece in _OPENING) - (piece in _CLOSING and self._depth > 0)
+            if len(self._tokens) < _MOST_TOKENS:
+                self._tokens.append(token)
+            at_its_end = kind != "string" and piece == ":" and self._depth == 0
+            if at_its_end and self._tokens[0].text in _COMPOUND:
+                yield from self._end()
+
+    def _end(self) -> Iterator[Statement]:
+        if self._tokens:
+            yield Statement(self._indent, tuple(self._tokens), self._follows)
+            self._follows = True
+        self._tokens = []
+
+    def end_line(self) -> Iterator[Statement]:
+        yield from self._end()
+        self._indent, self._begins, self._follows, self._depth = 0, True, False, 0
+
+
+def _value(literal: str) -> str:
+    """What is between the quotes; what an f-string puts in is DYNAMIC."""
+    body = literal.lstrip(string.ascii_letters)
+    head = literal[: len(literal) - len(body)].lower()
+    quote = body[:3] if body[:3] in ('"""', "'''") else body[:1]
+    inner = body[len(quote) :].removesuffix(quote)
+    return _FIELD.sub(DYNAMIC, inner) if "f" in head or "t" in head else inner
+
+
+class _Calls:
+    """Reads the calls of one file, a statement at a time."""
+
+    def __init__(self, uses: Uses) -> None:
+        self._uses = uses
+        self._lists: dict[str, list[tuple[list[str], Weight]]] = {}
+        self._run: list[tuple[list[str], Weight]] = []
+        self._lines: list[str] = []
+        self._weight: Weight = "always"
+        self._asked: set[str] = set()
+        self._readers: dict[str, Callable[[tuple[Token, ...], int], None]] = {
+            **dict.fromkeys(_ARGV, self._argv),
+            **dict.fromkeys(_SHELL, self._shell),
+            **dict.fromkeys(("import_module", "__import__"), self._import),
+            "which": self._which,
+            "open": self._open,
+        }
+
+    def take(self, tokens: tuple[Token, ...], weight: Weight) -> None:
+        """Note what a statement, of which runs need `weight`, calls and which texts it has."""
+        self._weight = weight
+        if len(tokens) > 3 and tokens[1].text == "=" and tokens[2].text in "[(":
+            words = _strings(tokens, 3)
+            known = self._lists.setdefault(tokens[0].text, [])
+            if words and len(self._lists) < 200 and len(known) < 20:
+                known.append((words, self._weight))
+        for at, token in enumerate(tokens):
+            if token.kind == "string":
+                self._uses.text(token.text)
+                before = "".join(each.text for each in tokens[max(0, at - 5) : at])
+                if _ENVIRONMENT.search(before):
+                    self._uses.variable(token.text)
+            elif token.text == "(" and at and tokens[at - 1].kind == "name":
+                name, dotted = tokens[at - 1].text, at > 2 and tokens[at - 2].text == "."
+                if name in self._readers and not (dotted and tokens[at - 3].text not in _OF):
+                    self._readers[name](tokens, at + 1)
+
+    def done(self) -> None:
+        """Note the programs; one that the script looks for first is not always needed."""
+        for words, weight in self._run:
+            read_command(words, self._uses, weight)
+        for line in self._lines:
+            self._uses.embed("shell", line)
+        self._uses.needs = [
+            replace(use, weight="sometimes") if use.name in self._asked else use
+            for use in self._uses.needs
+        ]
+
+    def _argv(self, tokens: tuple[Token, ...], at: int) -> None:
+        rest = tokens[at : at + 400]
+        if not rest:
+            return
+        first = rest[0]
+        if first.kind == "name" and first.text in self._lists:
+            self._run.extend(self._lists.pop(first.text)[: 200 - len(self._run)])
+        elif first.text == "[":
+            self._keep(_strings(tokens, at + 1))
+        elif first.kind == "string":
+            texts = [token.text for token in rest]
+            if any(texts[i : i + 3] == ["shell", "=", "True"] for i in range(len(texts))):
+                self._shell(tokens, at)
+            elif tokens[at - 3].text == ".":
+                self._keep(_strings(tokens, at))
+
+    def _keep(self, words: list[str]) -> None:
+        if words and len(self._run) < 200:
+            self._run.append((words, self._weight))
+
+    def _shell(self, tokens: tuple[Token, ...], at: int) -> None:
+        if at < len(tokens) and tokens[at].kind == "string" and len(self._lines) < 200:
+            self._lines.append(tokens[at].text)
+
+    def _which(self, tokens: tuple[Token, ...], at: int) -> None:
+        if at < len(tokens) and tokens[at].kind == "string":
+            self._asked.add(tokens[at].text)
+
+    def _import(self, tokens: tuple[Token, ...], at: int) -> None:
+        literal = at < len(tokens) and tokens[at].kind == "string"
+        if literal and re.fullmatch(r"[A-Za-z_]\w*", tokens[at].text):
+            self._uses.need("python", tokens[at].text, "sometimes")
+
+    def _open(self, tokens: tuple[Token, ...], at: int) -> None:
+        texts = tokens[at : at + 3]
+        kinds = [token.kind for token in texts]
+        if kinds == ["string", "other", "string"] and _MODE.fullmatch(texts[2].text):
+            self._uses.write(texts[0].text)
+
+
+def _strings(tokens: tuple[Token, ...], at: int) -> list[str]:
+    """The words of a list from `at` on, DYNAMIC where one is no literal."""
+    words: list[str] = []
+    expected = True
+    for token in tokens[at : at + 200]:
+        if token.text in ("]", ")") and token.kind == "other":
+            break
+        if token.text == "," and token.kind == "other":
+            expected = True
+        elif token.kind == "string" and expected:
+            words.append(token.text)
+            expected = False
+        elif expected:
+            words.append(DYNAMIC)
+            expected = False
+    return words

@@ -1,8 +1,18 @@
-"""What the readers of the languages write down."""
+"""What the readers of the languages write down, and what commands and declarations tell. Pure."""
 
+import json
 import re
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
+
+
+def names(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
 
 Kind = Literal["command", "python", "distribution", "node", "npx", "interpreter", "network"]
 """A `distribution` is what pip installs, under its own name; `npx` runs a command of a package."""
@@ -24,13 +34,62 @@ _NO_HOSTS = re.compile(
     r"openxmlformats\.org|openoffice\.org|example\.(?:com|org|net)|example|gnu\.org|json-schema\.org))"
 )
 # What npm takes for a package: anything else would be words of its author among ours.
-_PACKAGE = re.compile(r"@?[A-Za-z0-9][\w./-]{0,99}")
+_PACKAGE_NAME = re.compile(r"@?[A-Za-z0-9][\w./-]{0,99}")
 _LOCAL = re.compile(r"localhost|127\..*|0\.0\.0\.0|\[?::1\]?|host\.docker\.internal")
-
-
-def names(text: str) -> frozenset[str]:
-    """The words of a text."""
-    return frozenset(text.split())
+_PROGRAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}")
+_BUILTINS = names(
+    ". : [ [[ alias bg bind break builtin caller case cd command compgen complete compopt continue "
+    "coproc declare dirs disown do done echo elif else enable esac eval exec exit export false fc "
+    "fg fi for function getopts hash help history if in jobs kill let local logout mapfile popd "
+    "printf pushd pwd read readarray readonly return select set shift shopt source suspend test "
+    "then time times trap true type typeset ulimit umask unalias unset until wait while"
+)
+# Programs that run the rest of their line; the number of own arguments after the options.
+_WRAPPERS = {
+    "sudo": 0, "env": 0, "nohup": 0, "exec": 0, "command": 0, "builtin": 0, "time": 0, "nice": 0,
+    "xargs": 0, "timeout": 1, "stdbuf": 0, "setsid": 0, "watch": 0, "doas": 0, "ionice": 0,
+    "then": 0, "do": 0, "else": 0,
+}  # fmt: skip
+_NEEDED_THEMSELVES = frozenset(
+    {"sudo", "env", "nohup", "nice", "xargs", "timeout", "stdbuf", "setsid", "watch", "doas"}
+)
+# Options of the wrappers that take the next word.
+_TAKES_WORD = {
+    "sudo": {"-u", "-g", "-C", "-D", "-h", "-p"}, "env": {"-u", "-C", "--unset", "--chdir"},
+    "nice": {"-n"}, "timeout": {"-s", "-k", "--signal", "--kill-after"}, "watch": {"-n"},
+    "xargs": {"-n", "-I", "-P", "-L", "-d", "-E", "-s", "-a"}, "stdbuf": {"-i", "-o", "-e"},
+    "ionice": {"-c", "-n", "-p"},
+}  # fmt: skip
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
+_PYTHONS = re.compile(r"python(?:[23](?:\.\d+)?)?")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
+_MODULE = re.compile(r"[A-Za-z_][\w.]*")
+_INSTALLS = {
+    ("pip", "install"), ("pip3", "install"), ("npm", "install"), ("npm", "i"), ("npm", "ci"),
+    ("npm", "add"), ("yarn", "add"), ("pnpm", "add"), ("pnpm", "install"), ("yarn", "install"),
+    ("bun", "add"), ("bun", "install"), ("uv", "add"), ("uv", "sync"), ("apt-get", "install"),
+    ("apt", "install"), ("apk", "add"), ("dnf", "install"), ("yum", "install"),
+    ("cargo", "install"), ("go", "install"), ("gem", "install"), ("conda", "install"),
+    ("git", "clone"), ("git", "fetch"), ("git", "pull"), ("git", "push"), ("docker", "pull"),
+}  # fmt: skip
+_PACKAGES_OF = frozenset({"pip", "pip3", "npm", "yarn", "pnpm", "bun"})
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
+_BLOCK = re.compile(r"^# /// script\r?\n((?:#(?: [^\n]*)?\r?\n)*?)# ///\r?$", re.MULTILINE)
+_FENCE = re.compile(
+    r"^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+-]*)[^\n]*\n"
+    r"(?P<code>(?:(?!^[ \t]*(?P=fence))[^\n]*\n)*)"
+    r"(?:^[ \t]*(?P=fence)[^\n]*)?",
+    re.MULTILINE,
+)
+_FENCED: dict[str, Language] = {
+    "bash": "shell", "sh": "shell", "shell": "shell", "zsh": "shell", "console": "shell",
+    "shell-session": "shell", "python": "python", "py": "python", "python3": "python",
+    "javascript": "javascript", "js": "javascript", "typescript": "javascript", "ts": "javascript",
+}  # fmt: skip
+_PLACEHOLDER = re.compile(r"<[A-Za-z][\w .|-]*>")
+_SET = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=", re.MULTILINE)
+_MOST_TOML = 16_384
+_MOST_BLOCKS = 100
 
 
 @dataclass(frozen=True)
@@ -39,6 +98,17 @@ class Use:
 
     kind: Kind
     name: str
+    weight: Weight = "always"
+    unless: str = ""
+
+
+@dataclass(frozen=True)
+class Required:
+    """Something that files of a skill need; they do without where `unless` is importable."""
+
+    kind: Kind
+    name: str
+    files: tuple[str, ...]
     weight: Weight = "always"
     unless: str = ""
 
@@ -61,7 +131,7 @@ class Uses:
 
     def need(self, kind: Kind, name: str, weight: Weight = "always", unless: str = "") -> None:
         """Note a need, unless there are too many, or no package can have the name."""
-        if kind in ("node", "npx") and not _PACKAGE.fullmatch(name):
+        if kind in ("node", "npx") and not _PACKAGE_NAME.fullmatch(name):
             return
         if len(self.needs) < _MOST and 0 < len(name) <= 100:
             self.needs.append(Use(kind, name, weight, unless))
@@ -70,7 +140,9 @@ class Uses:
         """Note the hosts of the addresses in a text."""
         for found in _HOST.finditer(text):
             host = found[1].lower()
-            if len(self.hosts) < _MOST and _is_host(host):
+            is_one = "." in host and ".." not in host and len(host) <= 253
+            nobody = _NO_HOSTS.fullmatch(host) or _LOCAL.fullmatch(host)
+            if is_one and not nobody and len(self.hosts) < _MOST:
                 self.hosts.add(host)
 
     def variable(self, name: str) -> None:
@@ -80,7 +152,7 @@ class Uses:
 
     def package(self, name: str) -> None:
         """Note a package that a script or a list of requirements names."""
-        if len(self.packages) < _MOST and _PACKAGE.fullmatch(name):
+        if len(self.packages) < _MOST and _PACKAGE_NAME.fullmatch(name):
             self.packages.add(name)
 
     def write(self, path: str) -> None:
@@ -106,7 +178,206 @@ class Uses:
         self.inline |= other.inline
 
 
-def _is_host(host: str) -> bool:
-    if _NO_HOSTS.fullmatch(host) or _LOCAL.fullmatch(host):
-        return False
-    return "." in host and ".." not in host and len(host) <= 253
+def read_command(words: Sequence[str], uses: Uses, weight: Weight = "always") -> None:
+    """Note what a command needs; `words` have DYNAMIC where they are not known."""
+    for word in words:
+        uses.text(word)
+    rest = list(words)
+    for _ in range(10):
+        rest = _without_assignments(rest)
+        if not rest or DYNAMIC in rest[0]:
+            return
+        name = rest[0]
+        if name not in _WRAPPERS:
+            _program(name, rest[1:], uses, weight)
+            return
+        if name == "command" and rest[1:2] and rest[1][:2] in ("-v", "-V"):
+            return
+        if name in _NEEDED_THEMSELVES:
+            uses.need("command", name, weight)
+        rest = _behind(name, rest[1:])
+
+
+def _without_assignments(words: list[str]) -> list[str]:
+    at = 0
+    while at < len(words) and _ASSIGNMENT.fullmatch(words[at]):
+        at += 1
+    return words[at:]
+
+
+def _behind(wrapper: str, words: list[str]) -> list[str]:
+    at, takes = 0, _TAKES_WORD.get(wrapper, set())
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at] in takes else 1
+    return _without_assignments(words[at:])[_WRAPPERS[wrapper] :]
+
+
+def _program(name: str, words: list[str], uses: Uses, weight: Weight) -> None:
+    if name.startswith(("/usr/", "/bin/", "/sbin/", "/opt/")):
+        name = name.rsplit("/", 1)[-1]
+    if name in ("eval", "trap") and words and DYNAMIC not in words[0]:
+        uses.embed("shell", words[0])
+    if name in _BUILTINS or not _PROGRAM.fullmatch(name) or name.isdecimal():
+        return
+    uses.need("command", name, weight)
+    _network(name, words, uses)
+    if name in _SHELLS:
+        _shell(words, uses)
+    elif _PYTHONS.fullmatch(name):
+        _python(words, uses, weight)
+    elif name in ("node", "bun") and words[:1] in (["-e"], ["--eval"], ["-p"]) and words[1:]:
+        uses.embed("javascript", words[1])
+    elif name in ("npx", "bunx", "pnpx"):
+        _npx(words, uses, weight)
+    elif name in ("uv", "uvx", "pipx"):
+        _uv(name, words, uses, weight)
+    elif name == "find":
+        _find(words, uses, weight)
+
+
+def _shell(words: list[str], uses: Uses) -> None:
+    texts = (after for word, after in pairwise(words[:6]) if re.fullmatch(r"-[a-z]*c", word))
+    if text := next(texts, ""):
+        uses.embed("shell", text)
+
+
+def _find(words: list[str], uses: Uses, weight: Weight) -> None:
+    at = next((at for at, word in enumerate(words) if word in ("-exec", "-execdir")), len(words))
+    if words[at + 1 :]:
+        read_command(words[at + 1 : at + 30], uses, weight)
+
+
+def _python(words: list[str], uses: Uses, weight: Weight) -> None:
+    for at, word in enumerate(words[:8]):
+        if not word.startswith("-"):
+            return
+        after = words[at + 1] if at + 1 < len(words) else ""
+        if word == "-c":
+            uses.embed("python", after)
+            return
+        if word == "-m" and _MODULE.fullmatch(after):
+            uses.need("python", after.partition(".")[0], weight)
+            _network(after, words[at + 2 :], uses)
+            return
+
+
+def _npx(words: list[str], uses: Uses, weight: Weight) -> None:
+    package = next((word for word in words if not word.startswith("-")), "")
+    name = re.sub(r"(?<=.)@[^/]*$", "", package)
+    if name and DYNAMIC not in name:
+        uses.package(name)
+        uses.need("npx", name, weight)
+
+
+def _uv(name: str, words: list[str], uses: Uses, weight: Weight) -> None:
+    if name == "uv" and words[:1] == ["run"]:
+        rest = words[1:]
+        while rest and rest[0].startswith("-"):
+            if rest[0] == "--with" and rest[1:]:
+                uses.package(re.split(r"[<>=~!\[]", rest[1])[0])
+            rest = rest[2 if rest[0] in ("--with", "--python", "-p", "--from") else 1 :]
+        if rest and not rest[0].endswith(".py"):
+            read_command(rest, uses, weight)
+    elif name == "uv" and words[:2] == ["pip", "install"]:
+        _network("pip", words[1:], uses)
+
+
+def _network(name: str, words: list[str], uses: Uses) -> None:
+    plain = [word for word in words if not word.startswith("-")]
+    if not plain or (name, plain[0]) not in _INSTALLS:
+        return
+    uses.need("network", f"{name} {plain[0]}", "sometimes")
+    if name in _PACKAGES_OF:
+        for word in plain[1:20]:
+            uses.package(re.split(r"[<>=~!\[;\s]|(?<=.)@", word)[0])
+
+
+def distribution(name: str) -> str:
+    """A distribution's name in the one spelling that all others are compared by."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def read_requirements(text: str) -> Uses:
+    """A `requirements.txt`."""
+    uses = Uses()
+    for line in text.splitlines():
+        if not line.lstrip().startswith(("#", "-", "http:", "https:", "git+", ".", "/")):
+            _requirement(line, uses)
+    return uses
+
+
+def _requirement(line: str, uses: Uses) -> None:
+    if found := _REQUIREMENT.match(line):
+        uses.package(found[1])
+        uses.need("distribution", distribution(found[1]))
+
+
+def read_package_json(text: str) -> Uses:
+    """A `package.json`: what its scripts need when they run, not what building them needs."""
+    uses = Uses()
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return uses
+    found = document.get("dependencies") if isinstance(document, dict) else None
+    for name in found if isinstance(found, dict) else ():
+        uses.package(name)
+        uses.need("node", name)
+    return uses
+
+
+def read_inline_metadata(text: str) -> Uses:
+    """The `# /// script` block of a Python script (PEP 723)."""
+    uses = Uses()
+    found = _BLOCK.search(text[:_MOST_TOML])
+    if not found:
+        return uses
+    uses.inline = True
+    lines = found[1].replace("\r\n", "\n").splitlines(keepends=True)
+    body = "".join(line[2:] if line.startswith("# ") else "\n" for line in lines)
+    try:
+        dependencies = tomllib.loads(body).get("dependencies")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return uses
+    for each in dependencies if isinstance(dependencies, list) else ():
+        if isinstance(each, str):
+            _requirement(each, uses)
+    return uses
+
+
+def read_shebang(text: str) -> tuple[str, Uses]:
+    """The program that runs the file, by its first line; empty without one."""
+    if not text.startswith("#!"):
+        return "", Uses()
+    words = text[2:300].partition("\n")[0].split()
+    if words and words[0].rsplit("/", 1)[-1] == "env":
+        words = [word for word in words[1:] if word not in ("-S", "--split-string", "-i")]
+    uses = Uses()
+    words = [word for word in words if "=" not in word.split("/")[0]]
+    if not words:
+        return "", uses
+    program = words[0].rsplit("/", 1)[-1]
+    read_command([program, *words[1:], "this.py"], uses)
+    return program, uses
+
+
+def code_blocks(text: str) -> Iterator[tuple[Language, str]]:
+    """The fenced blocks of a Markdown text that are in a language known here."""
+    for number, found in enumerate(_FENCE.finditer(text + "\n")):
+        language = _FENCED.get(found["language"].lower())
+        if language and number < _MOST_BLOCKS:
+            code = found["code"]
+            is_shell = language == "shell"
+            yield language, _unprompted(_PLACEHOLDER.sub(DYNAMIC, code)) if is_shell else code
+
+
+def set_in_blocks(text: str) -> frozenset[str]:
+    """The variables that blocks of a Markdown text set, for each other, too."""
+    return frozenset(_SET.findall(text))
+
+
+def _unprompted(code: str) -> str:
+    """Without the prompts of a console, and then without what the programs said."""
+    lines = [line.lstrip() for line in code.splitlines()]
+    prompted = [line[2:] for line in lines if line.startswith("$ ")]
+    return "\n".join(prompted or code.splitlines())

@@ -1,29 +1,104 @@
-"""The installed skills of a user, and how they differ from what was installed."""
+"""The installed skills of a user: put in place, replaced and taken away as a whole. Blocking.
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+    {data}/skills/{user}/{name}/            a skill
+    {data}/skills/{user}/skills-lock.json   where each comes from, and the digests of its files
+    {data}/skills/.former/{user}/{name}/    the version before, for `update --undo`
+    {data}/skills/.staged/                  the change that is being made
+    {data}/skills/.lock                     locked while something changes
+
+A skill that was put there by hand has no entry until `lock` gives it one.
+
+A change lies whole in `.staged` before the one rename that does it. After a crash the next program
+finishes it if that rename has happened, and drops it otherwise.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
-from mcp_sandbox.errors import AlreadyExists, SourceUnavailable, UnknownSkill, UnusableSkill
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mcp_sandbox import durable
+from mcp_sandbox.errors import (
+    AlreadyExists,
+    ConfigError,
+    SourceUnavailable,
+    UnknownSkill,
+    UnusableSkill,
+)
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.skills.contents import set_digest
-from mcp_sandbox.skills.supply import lock
-from mcp_sandbox.skills.supply.folder import read_folder
-from mcp_sandbox.skills.supply.lock import Drift, Entry, Version
-from mcp_sandbox.skills.supply.staging import Plan, Staging
-from mcp_sandbox.skills.supply.tree import Tree, documents, show
+from mcp_sandbox.skills.contents import digest_of, set_digest
+from mcp_sandbox.skills.supply.tree import Tree, documents, read_folder, show
+from mcp_sandbox.workspace import beneath
+from mcp_sandbox.workspace.layout import open_data_root, storage_errors
+
+LOCK_FILE = "skills-lock.json"
+_LARGEST_LOCK_FILE = 64 << 20
+_AT_CWD = -100
+_Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Version(_Model):
+    """One state of an installed skill. `commit` is empty unless it came from git.
+
+    `source` is what `update` asks for again; empty for what was put there by hand. `installed_at`
+    is in UTC, as ISO 8601 writes it.
+    """
+
+    source: str
+    commit: str = ""
+    digest: _Digest
+    files: dict[str, _Digest]
+    installed_at: str
+
+
+class Entry(Version):
+    """An installed skill, and the version before it, which `update --undo` brings back."""
+
+    former: Version | None = None
+
+
+class _LockFile(_Model):
+    version: int = Field(default=1, ge=1, le=1)
+    skills: dict[str, Entry] = {}
+
+
+class _Plan(_Model):
+    """A change; without an entry the skill goes away. `inode`: that of its folder afterwards."""
+
+    user: str
+    name: str
+    entry: Entry | None
+    inode: int | None
 
 
 @dataclass(frozen=True)
 class State:
-    """A skill's folder against its entry. `problem`: the folder cannot be read, and why."""
+    """A skill as it is now against its entry; `problem` says why there is no `tree`."""
 
     name: str
     entry: Entry | None
-    drift: Drift = field(default_factory=Drift)
+    tree: Tree | None = None
+    changed: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     problem: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is not what the lock file says."""
+        differences = self.changed or self.added or self.missing or self.problem
+        return self.entry is None or bool(differences)
 
 
 class Installed:
@@ -34,148 +109,227 @@ class Installed:
     """
 
     def __init__(self, data_root: Path, user: str) -> None:
-        ChatId(user, "any")
-        self._user = user
-        self._staging = Staging(data_root)
-        self.folder = self._staging.folder(user)
+        self._user = ChatId(user, "any").user
+        self._data_root = data_root
+        self._skills = data_root / "skills"
+        self._stage = self._skills / ".staged"
+        self.folder = self._skills / user
 
     def entries(self) -> Mapping[str, Entry]:
         """Return what the lock file says, by the skills' names."""
         with self._changing():
-            return lock.read(self.folder)
-
-    def tree(self, name: str) -> Tree:
-        """Return the files of a skill as they are now.
-
-        Raises:
-            UnknownSkill: there is none of that name.
-            UnusableSkill: it holds links or special files.
-        """
-        with self._changing():
-            return self._tree(name)
+            return _read_lock(self.folder)
 
     def states(self) -> Sequence[State]:
         """Compare every skill with the lock file, by name."""
         with self._changing():
-            entries = lock.read(self.folder)
-            return [
-                self._state(name, entries.get(name)) for name in sorted({*entries, *self._names()})
-            ]
+            entries = _read_lock(self.folder)
+            names = sorted({*entries, *self._names()})
+            return [self._state(name, entries.get(name)) for name in names]
 
-    def put(self, name: str, tree: Tree, version: Version, *, instead_of: Tree | None) -> None:
+    def state(self, name: str) -> State:
+        """Compare one skill with the lock file. Raises UnknownSkill: there is none of that name."""
+        with self._changing():
+            return self._state(name, self._known(name))
+
+    def put(
+        self, name: str, tree: Tree, source: str, commit: str = "", *, instead_of: Tree | None
+    ) -> None:
         """Put a skill in place, whole or not at all; what was there is kept as its former version.
 
         Raises:
             AlreadyExists: something else than `instead_of` is there by now.
             UnusableSkill: no skill can have that name here.
         """
-        if name == lock.NAME or name.startswith(".") or "/" in name:
+        if name == LOCK_FILE or name.startswith(".") or "/" in name:
             raise UnusableSkill(f"no skill can be called {show(name)} here: change its name")
         with self._changing():
-            old = self._tree(name) if self._is_there(name) else None
+            old = read_folder(self.folder / name) if self._is_there(name) else None
             if old != instead_of:
                 raise AlreadyExists(
                     f"the skill {name} was changed by somebody else just now: look at it, and try "
                     "again"
                 )
-            former = None if old is None else self._version(name, old)
-            self._replace(name, tree, version, former)
+            former = None if old is None else self._present(name, old)
+            self._carry_out(name, tree, _entry(_version(tree, source, commit), former))
 
     def undo(self, name: str) -> Version:
         """Bring the former version of a skill back; the present one becomes the former.
 
-        Raises:
-            UnknownSkill: the skill is not installed, or has no former version.
+        Raises UnknownSkill: the skill is not installed, or has no former version.
         """
         with self._changing():
-            entry = lock.read(self.folder).get(name)
-            place = self._staging.former(self._user, name)
+            entry = _read_lock(self.folder).get(name)
+            place = self._skills / ".former" / self._user / name
             if entry is None or entry.former is None or not place.is_dir():
                 raise UnknownSkill(
                     f"there is no former version of {name}: only an update keeps one"
                 )
-            present = self._version(name, self._tree(name))
-            self._replace(name, read_folder(place), entry.former, present)
+            present = self._present(name, read_folder(self.folder / name))
+            self._carry_out(name, read_folder(place), _entry(entry.former, present))
             return entry.former
 
     def remove(self, name: str) -> None:
         """Take a skill away, with its former version.
 
-        Raises:
-            UnknownSkill: there is none of that name.
+        Raises UnknownSkill: there is none of that name.
         """
         with self._changing():
-            if not self._is_there(name) and name not in lock.read(self.folder):
-                raise self._unknown(name)
-            self._staging.change(Plan(user=self._user, name=name, entry=None), None)
+            self._known(name)
+            self._carry_out(name, None, None)
 
     def relock(self) -> Sequence[str]:
         """Accept the files as they are into the lock file; returns the names that this changed."""
         with self._changing():
-            old = lock.read(self.folder)
-            new = {name: self._relocked(name, old.get(name)) for name in self._names()}
-            lock.write(self.folder, new)
+            old = _read_lock(self.folder)
+            new = dict[str, Entry]()
+            for name in self._names():
+                present = self._present(name, read_folder(self.folder / name))
+                new[name] = _entry(present, old[name].former if name in old else None)
+            _write_lock(self.folder, new)
         return sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
 
-    def _relocked(self, name: str, entry: Entry | None) -> Entry:
-        found = self._version(name, self._tree(name))
-        if entry is not None and entry.digest == found.digest:
-            return entry
-        return Entry(**found.model_dump(), former=entry.former if entry else None)
-
-    def _version(self, name: str, tree: Tree) -> Version:
-        """What is there now, with the source that it once came from."""
-        entry = lock.read(self.folder).get(name)
-        files = lock.file_digests(tree)
-        if entry is not None and entry.files == files:
+    def _present(self, name: str, tree: Tree) -> Version:
+        """Return what is there now, with the source that it once came from."""
+        entry = _read_lock(self.folder).get(name)
+        if entry is not None and entry.files == file_digests(tree):
             return Version(**entry.model_dump(exclude={"former"}))
-        return version_of(tree, entry.source if entry else "", entry.commit if entry else "")
+        return _version(tree, entry.source if entry else "", entry.commit if entry else "")
 
     def _state(self, name: str, entry: Entry | None) -> State:
         if not self._is_there(name):
-            return State(name, entry, Drift(missing_skill=True))
+            return State(name, entry, problem="its folder is gone")
         try:
-            files = lock.file_digests(self._tree(name))
+            tree = read_folder(self.folder / name)
         except (UnusableSkill, SourceUnavailable) as exc:
             return State(name, entry, problem=str(exc))
-        return State(name, entry, lock.drift(entry, files) if entry else Drift())
+        now = file_digests(tree)
+        then = now if entry is None else entry.files
+        changed = tuple(path for path in then if path in now and now[path] != then[path])
+        added = tuple(path for path in now if path not in then)
+        missing = tuple(path for path in then if path not in now)
+        return State(name, entry, tree, changed, added, missing)
 
-    def _names(self) -> list[str]:
-        return [
-            place.name
-            for place in self.folder.iterdir()
-            if place.is_dir() and documents(child.name for child in place.iterdir())
-        ]
+    def _names(self) -> Iterable[str]:
+        for place in self.folder.iterdir():
+            if place.is_dir() and documents(child.name for child in place.iterdir()):
+                yield place.name
 
     def _is_there(self, name: str) -> bool:
         return "/" not in name and name not in ("", ".", "..") and (self.folder / name).is_dir()
 
-    def _tree(self, name: str) -> Tree:
-        if not self._is_there(name):
-            raise self._unknown(name)
-        return read_folder(self.folder / name)
+    def _known(self, name: str) -> Entry | None:
+        entry = _read_lock(self.folder).get(name)
+        if entry is None and not self._is_there(name):
+            known = ", ".join(sorted(self._names())[:20]) or "none"
+            raise UnknownSkill(
+                f"the user {self._user} has no skill {name[:100]!r} installed; there are: {known}"
+            )
+        return entry
 
-    def _unknown(self, name: str) -> UnknownSkill:
-        known = ", ".join(sorted(self._names())[:20]) or "none"
-        return UnknownSkill(
-            f"the user {self._user} has no skill {name[:100]!r} installed; there are: {known}"
-        )
+    @contextmanager
+    def _changing(self) -> Generator[None]:
+        """Keep others from changing skills, and end what was interrupted."""
+        with storage_errors(self._data_root):
+            os.close(open_data_root(self._data_root))
+            for folder in (self._skills, self.folder):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            with durable.locked(self._skills / ".lock"):
+                plan = None
+                with suppress(OSError, ValidationError):
+                    plan = _Plan.model_validate_json((self._stage / "plan.json").read_bytes())
+                if plan and _inode(self._skills / plan.user / plan.name) == plan.inode:
+                    # The rename has happened.
+                    self._finish(plan)
+                _discard(self._stage)
+                yield
 
-    def _replace(self, name: str, tree: Tree, version: Version, former: Version | None) -> None:
-        entry = Entry(**version.model_dump(), former=former)
-        self._staging.change(Plan(user=self._user, name=name, entry=entry), tree)
+    def _carry_out(self, name: str, tree: Tree | None, entry: Entry | None) -> None:
+        """Put a tree in place, or take away what is there."""
+        new, place = self._stage / "skill", self.folder / name
+        self._stage.mkdir(mode=0o700)
+        if tree is not None:
+            write_tree(self._stage / "draft", tree)
+            durable.publish_folder(self._stage / "draft", new)
+        plan = _Plan(user=self._user, name=name, entry=entry, inode=_inode(new))
+        durable.write_file(self._stage / "plan.json", plan.model_dump_json().encode())
+        staged, target = os.fsencode(new), os.fsencode(place)
+        if not os.path.lexists(place):
+            if tree is not None:
+                beneath.rename_new(_AT_CWD, staged, _AT_CWD, target)
+        elif tree is not None:
+            beneath.exchange(_AT_CWD, staged, _AT_CWD, target)
+        else:
+            beneath.rename_new(_AT_CWD, target, _AT_CWD, staged)
+        durable.sync(self.folder)
+        self._finish(plan)
 
-    def _changing(self) -> AbstractContextManager[None]:
-        return self._staging.changing(self._user)
+    def _finish(self, plan: _Plan) -> None:
+        """Do what follows the rename; may be done twice."""
+        folder = self._skills / plan.user
+        entries = {name: each for name, each in _read_lock(folder).items() if name != plan.name}
+        _write_lock(folder, {**entries, plan.name: plan.entry} if plan.entry else entries)
+        former, old = self._skills / ".former" / plan.user / plan.name, self._stage / "skill"
+        if plan.entry is None or old.is_dir():
+            _discard(former)
+        if plan.entry is not None and old.is_dir():
+            former.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            old.rename(former)
+        _discard(self._stage)
 
 
-def version_of(tree: Tree, source: str, commit: str = "") -> Version:
-    """Return what a lock file keeps of these files, installed now."""
-    files = lock.file_digests(tree)
-    return Version(
-        source=source,
-        commit=commit,
-        digest=set_digest(files),
-        files=files,
-        installed_at=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+def write_tree(folder: Path, tree: Tree) -> None:
+    """Write all files into a new folder. Raises OSError."""
+    folder.mkdir(mode=0o755)
+    for path, file in tree.items():
+        place = folder / path
+        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        place.write_bytes(file.data)
+        place.chmod(0o755 if file.executable else 0o644)
+
+
+def file_digests(tree: Tree) -> dict[str, str]:
+    """Each file's digest by its path."""
+    return {path: digest_of(file.data) for path, file in tree.items()}
+
+
+def _entry(version: Version, former: Version | None) -> Entry:
+    return Entry(**version.model_dump(), former=former)
+
+
+def _version(tree: Tree, source: str, commit: str) -> Version:
+    files, now = file_digests(tree), datetime.now(UTC).isoformat(timespec="seconds")
+    digest = set_digest(files)
+    return Version(source=source, commit=commit, digest=digest, files=files, installed_at=now)
+
+
+def _read_lock(folder: Path) -> Mapping[str, Entry]:
+    path = folder / LOCK_FILE
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_LARGEST_LOCK_FILE)
+        return _LockFile.model_validate_json(data).skills
+    except FileNotFoundError:
+        return {}
+    except ValidationError as exc:
+        raise ConfigError(
+            f"{path} is damaged: move it away; `mcp-sandbox skills lock` writes it anew from the "
+            "files that are there, but not where they came from"
+        ) from exc
+
+
+def _write_lock(folder: Path, entries: Mapping[str, Entry]) -> None:
+    content = _LockFile(skills=dict(sorted(entries.items()))).model_dump(mode="json")
+    data = json.dumps(content, indent=1, ensure_ascii=False).encode()
+    durable.write_file(folder / LOCK_FILE, data + b"\n")
+
+
+def _inode(place: Path) -> int | None:
+    return place.lstat().st_ino if os.path.lexists(place) else None
+
+
+def _discard(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    elif os.path.lexists(place):
+        place.unlink()

@@ -13,7 +13,7 @@ import docker
 from docker.errors import APIError, NotFound
 
 from mcp_sandbox.backends.docker.spec import INSTANCE_LABEL, instance_of
-from mcp_sandbox.backends.process import stat
+from mcp_sandbox.backends.process import identify
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -89,8 +89,8 @@ class Place:
     def _chat_of(self, container: Any) -> str:
         """An engine never changes labels: those of one that a chat took over are in its record."""
         own = {"chat": container.labels.get("mcp-sandbox.label.chat", "")}
-        record = self.data / "sandbox" / "run" / container.name
-        return str((_json(record / "labels") or own).get("chat", ""))
+        record = _json(self.data / "sandbox" / "run" / container.name / "container") or {}
+        return str((record.get("labels") or own).get("chat", ""))
 
     def _containers(self, engine: Any) -> list[Any]:
         wanted = [f"{INSTANCE_LABEL}={instance_of(self.data)}"]
@@ -162,8 +162,8 @@ def _json(path: Path) -> Any:
 
 
 def _is_alive(process: Any) -> bool:
-    found = stat(process["pid"])
-    return found is not None and found.started == process["started"] and found.state not in "ZX"
+    found = identify(process["pid"])
+    return found is not None and found.started == process["started"]
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -25,6 +25,7 @@ CROWD = 20
 _WORKERS = 5
 _GONE_S = 60.0
 _NOTE_EVERY_S = 0.5
+_KINDS = ("runner", "container", "server")
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ async def _one_of_many(chat: Chat, nonce: str, number: int) -> None:
 
 async def _many_chats(plan: Plan, tally: Tally) -> None:
     """So many chats at once in one process, several calls at once in each."""
-    sessions = SessionsConfig(idle=IDLE_S, max_open=CROWD)
+    sessions = SessionsConfig(max_open=CROWD)
     config = (await _config(plan)).model_copy(update={"sessions": sessions})
     async with open_manager(config) as manager:
         async with anyio.create_task_group() as tasks:
@@ -166,7 +167,8 @@ async def _kill_at_random(plan: Plan, place: Place, chat: Chat, end: float) -> N
         await anyio.sleep(random.uniform(0.05, 2 * plan.mean_kill_s))
         if anyio.current_time() >= end:
             return
-        what = random.choice(("runner", "container", "server"))
+        # What was struck least is next, so that a short run strikes each.
+        what = min(random.sample(_KINDS, 3), key=lambda kind: chat.tally.counts[f"killed: {kind}"])
         if what == "server":
             hit = chat.kill_server()
         else:

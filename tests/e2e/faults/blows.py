@@ -20,7 +20,6 @@ HUNG_UP = (OSError, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.EndOf
 """What a client of a daemon meets that ends before it answers."""
 
 _DECIDED_S = 60.0
-_STORE = ("sessions.sqlite", "sessions.sqlite-wal", "sessions.sqlite-shm")
 
 
 async def kill_relay(world: World) -> str:
@@ -77,7 +76,7 @@ async def _decided(world: World, started: list[subprocess.Popen[bytes]], left: i
 
 
 async def ruin_store(world: World) -> str:
-    """The store is deleted, cut short or filled with garbage, under the daemon or without one."""
+    """Records are deleted, cut short or filled with garbage, under the daemon or without one."""
     how = world.random.choice(tuple(_RUINS))
     paths = await to_thread.run_sync(_some_of_store, world)
     if world.random.random() < 0.5:
@@ -85,22 +84,13 @@ async def ruin_store(world: World) -> str:
             await world.kill_daemons()
             await to_thread.run_sync(_ruin, world, how, paths)
         return f"{how} without a daemon"
-    if how == "truncated" and any(path.name.endswith("-shm") for path in paths):
-        # The kernel ends whoever looks at memory that is a file no more; at the latest, we do.
-        with world.everybody_in_trouble():
-            await to_thread.run_sync(_ruin, world, how, paths)
-            with suppress(*HUNG_UP):
-                await control(world.place, "list")
-            await world.kill_daemons()
-        return "truncated under the daemon, with what it has in memory"
     await to_thread.run_sync(_ruin, world, how, paths)
     return f"{how} under the daemon"
 
 
 def _some_of_store(world: World) -> list[Path]:
-    """Often only a part of it: a log without its database, or the other way round."""
     folder = world.place.data / "sandbox"
-    here = [folder / name for name in _STORE if (folder / name).exists()]
+    here = [*folder.glob("records/*/*.json"), *folder.glob("clock")]
     return world.random.sample(here, world.random.randint(1, len(here))) if here else []
 
 

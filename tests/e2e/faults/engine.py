@@ -13,7 +13,7 @@ from random import Random
 from subprocess import DEVNULL
 from typing import IO
 
-IMAGES = ("mcp-sandbox/debian:bookworm", "mcp-sandbox/base:latest")
+IMAGE = "mcp-sandbox/base:latest"
 _UP_S = 60.0
 _ENDED_S = 30.0
 
@@ -64,7 +64,7 @@ class Engine:
 
     def load(self) -> None:
         """Take the images over from the usual engine."""
-        with subprocess.Popen(["docker", "save", *IMAGES], stdout=subprocess.PIPE) as images:
+        with subprocess.Popen(["docker", "save", IMAGE], stdout=subprocess.PIPE) as images:
             done = self._client("load", "--quiet", stdin=images.stdout)
         if images.returncode or done.returncode:
             raise RuntimeError(f"the images could not be taken over: {done.stderr!r}")

@@ -29,7 +29,7 @@ _TOML = (
 
 PACKAGE = (
     Step("sandbox_info", {}, ["python3", "none: "]),
-    Step("list_files", {}, [r"empty|no entries|\.claude|\(no"]),
+    Step("list_files", {}, [r'"total": ?0']),
     Step("write_file", {"path": "pyproject.toml", "content": _TOML}, ["pyproject.toml"]),
     Step("write_file", {"path": "src/shapes.py", "content": _SHAPES}, ["src/shapes.py"]),
     Step("write_file", {"path": "tests/test_shapes.py", "content": _TESTS}, ["test_shapes"]),
@@ -68,8 +68,6 @@ GIT = (
         "git add -A .gitignore src tests pyproject.toml && git status -s",
         "A  src",
     ),
-    fails("git commit -m 'Add shapes'", "tell me who you are", "git config"),
-    run("git config --global user.email a@example.org && git config --global user.name Agent"),
     run("git commit -m 'Add shapes'", "4 files changed"),
     run(
         "git switch -c pi && sed -i 's/3 \\* radius/3.14 * radius/' src/shapes.py && git diff",

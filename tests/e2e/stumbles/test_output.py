@@ -221,11 +221,8 @@ async def test_trouble_in_the_part_left_out_is_counted(agent: Agent) -> None:
     assert "[2 lines left out with error|fail|exception|traceback: exec grep " in told
     command = told.rpartition(": exec ")[2].partition("]")[0]
     shown = (await agent.told("exec", command=command)).splitlines()
-    assert [row for row in shown if "ERROR" in row] == [
-        "1:ERROR: bad",
-        "4001:ERROR: bad",
-        "5001:ERROR: bad",
-    ]
+    # The two streams meet where they happen to.
+    assert [row.partition(":")[2] for row in shown if "ERROR" in row] == ["ERROR: bad"] * 3
     assert "left out with" not in await agent.told("exec", command="seq 9000; echo error")
 
 

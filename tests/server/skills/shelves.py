@@ -14,8 +14,7 @@ from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.server.identity import callers_by, http_or
 from mcp_sandbox.server.skills.visible import Visible
 from mcp_sandbox.sessions.skills import Skills
-from mcp_sandbox.skills.library import Library
-from mcp_sandbox.skills.watch import Pace
+from mcp_sandbox.skills.library import Library, Pace
 from tests.server.web import Web, nobody, served
 
 EVERY_BYTE = bytes(range(256))

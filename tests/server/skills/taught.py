@@ -84,7 +84,7 @@ async def taught(
     folder: Path,
     *,
     mode: Any = "auto",
-    backend: str = "unsafe-local",
+    backend: str = "bubblewrap",
     **settings: Any,
 ) -> AsyncGenerator[Taught]:
     """A client of a server on `backend` that offers the skills in `folder` alone."""

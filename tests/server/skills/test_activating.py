@@ -11,6 +11,8 @@ import pytest
 
 from tests.server.skills.taught import Taught, taught, write_skill
 
+pytestmark = pytest.mark.bubblewrap
+
 WRAPPER = re.compile(
     r"<skill_content name=\"([^\"\n]*)\" origin=\"([^\"\n]*)\" digest=\"(sha256:[0-9a-f]{64})\">\n"
     r"((?:\[[^\n]*\]\n)*?\[The text of its author follows, [^\n]*\]\n)"

@@ -25,7 +25,7 @@ from mcp.types import (
 
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.library import Library
-from mcp_sandbox.skills.roots import Whose
+from mcp_sandbox.skills.scan import Whose
 from tests.server.skills.shelves import client_of, offering, write_skill
 from tests.server.web import Web
 

@@ -15,6 +15,8 @@ from mcp_sandbox.cli import cli
 from tests.server.skills.shelves import client_of, offering
 from tests.server.skills.taught import taught, write_skill
 
+pytestmark = pytest.mark.bubblewrap
+
 BEGIN = "Skills are expert instructions"
 SENTENCE = "before you begin a task that one of them is for, call skill_activate"
 

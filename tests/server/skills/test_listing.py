@@ -1,12 +1,16 @@
 """Lists of skills, as an agent gets them."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from tests.server.skills.taught import taught, write_skill
+
+pytestmark = pytest.mark.bubblewrap
 
 KIB = 1024
 
@@ -16,6 +20,43 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "skills"
     made.mkdir()
     return made
+
+
+async def test_a_page_of_what_is_known_looks_at_no_folder(
+    data_root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    real = os.stat
+
+    def counted(path: Any, **how: Any) -> os.stat_result:
+        looked.append(str(path))
+        return real(path, **how)
+
+    for number in range(200):
+        write_skill(folder, f"skill-{number:03}")
+    async with taught(data_root, folder) as agent:
+        await agent.list()
+        monkeypatch.setattr(os, "stat", counted)
+        await agent.list()
+        await agent.list(cursor=(await agent.list(limit=5))["next_cursor"])
+        monkeypatch.undo()
+    assert [path for path in looked if "skill-" in path] == []
+
+
+async def test_a_change_is_listed_within_two_seconds(data_root: Path, folder: Path) -> None:
+    write_skill(folder, "one")
+    write_skill(folder, "two")
+    async with taught(data_root, folder) as agent:
+        await agent.list()
+        write_skill(folder, "one", body=b"Otherwise.\n")
+        write_skill(folder, "three")
+        (folder / "two" / "SKILL.md").unlink()
+        assert "Otherwise." in await agent.activate("one")
+        before = anyio.current_time()
+        while [each["name"] for each in (await agent.list())["skills"]] != ["one", "three"]:
+            await anyio.sleep(0.05)
+        assert anyio.current_time() - before < 2
+        assert "no skill 'two'" in await agent.refused("skill_activate", name="two")
 
 
 @pytest.mark.parametrize("description", ["Does it.", "Tut, was zu tun wäre. " * 50, "数" * 1024])
@@ -54,6 +95,7 @@ async def test_what_changes_between_pages_neither_hides_nor_repeats(
         write_skill(folder, "skill-0b")
         write_skill(folder, "skill-4b")
         (folder / "skill-2" / "SKILL.md").unlink()
+        await agent.activate("skill-4b")
         second = await agent.list(limit=50, cursor=first["next_cursor"])
         assert [s["name"] for s in second["skills"]] == [
             "skill-3",
@@ -91,13 +133,10 @@ async def test_a_search_says_why_and_forgives_a_mistyped_word(
     write_skill(folder, "workbooks", description="Edits Excel files.", body=b"\n# Pivot tables\n")
     write_skill(folder, "letters", description="Writes letters.")
     async with taught(data_root, folder) as agent:
-        (by_word,) = (await agent.list(query="change my spreadsheet"))["skills"]
-        assert by_word["match"] == [
-            "name: workbooks (for spreadsheet)",
-            "description: excel (for spreadsheet)",
-        ]
+        (by_word,) = (await agent.list(query="editing a workbook"))["skills"]
+        assert by_word["match"] == ["name: workbooks", "description: edits"]
         (by_typo,) = (await agent.list(query="ecxel"))["skills"]
-        assert by_typo["match"][1] == "description: excel (for ecxel)"
+        assert by_typo["match"] == ["description: excel (for ecxel)"]
         (by_heading,) = (await agent.list(query="pivot"))["skills"]
         assert by_heading["match"] == ["headings: pivot"]
         nothing = await agent.list(query="zzzz")
@@ -105,11 +144,12 @@ async def test_a_search_says_why_and_forgives_a_mistyped_word(
         assert "none of 2 skills fits this" in nothing["omitted"][0]
 
 
-async def test_an_edit_is_found_by_its_new_words_at_once(data_root: Path, folder: Path) -> None:
+async def test_an_edit_is_found_by_its_new_words(data_root: Path, folder: Path) -> None:
     write_skill(folder, "one", description="About rivers.")
     async with taught(data_root, folder) as agent:
         assert (await agent.list(query="rivers"))["total"] == 1
         write_skill(folder, "one", description="About mountains.", body=b"\n# Glaciers here\n")
+        await agent.activate("one")
         assert (await agent.list(query="rivers"))["total"] == 0
         assert (await agent.list(query="glacier"))["total"] == 1
 
@@ -180,9 +220,9 @@ async def test_what_a_chat_teaches_itself_no_other_chat_finds(
     async with taught(data_root, folder, backend="bubblewrap", workspace=True) as agent:
         written = {"path": "skills/own/SKILL.md", "content": own}
         await agent.client.call_tool("write_file", written)
+        assert "Look up." in await agent.activate("own")
         (found,) = (await agent.list(query="telescope"))["skills"]
         assert (found["name"], found["root"]) == ("own", "workspace")
-        assert "Look up." in await agent.activate("own")
         async with agent.in_chat("other") as other:
             assert (await other.list(query="telescope"))["total"] == 0
             assert "own:" not in other.instructions

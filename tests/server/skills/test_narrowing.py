@@ -7,6 +7,8 @@ import pytest
 from tests.server.scripted import text_of
 from tests.server.skills.taught import Taught, taught, write_skill
 
+pytestmark = pytest.mark.bubblewrap
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

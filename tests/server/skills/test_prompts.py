@@ -18,6 +18,8 @@ from tests.server.scripted import text_of
 from tests.server.skills.shelves import client_of, offering, write_skill
 from tests.server.skills.taught import taught
 
+pytestmark = pytest.mark.bubblewrap
+
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 TEMPLATE = "skill://{+skill}/{+path}"
 
@@ -64,15 +66,15 @@ async def test_a_prompt_puts_the_skill_into_the_sandbox_and_is_active_from_then_
     write_skill(tmp_path / "a", "other")
     async with taught(data_root, tmp_path / "a", mode=mode, backend="bubblewrap") as agent:
         said = await text(agent.client, "fix", arguments="7")
-        assert "lies at /workspace/.claude/skills/fix, read-only" in said
+        assert "lies at /opt/skills/fix, read-only" in said
         assert "\nRun fix.sh for 7.\n\n</skill_content digest=" in said
-        run = {"command": "bash .claude/skills/fix/fix.sh"}
+        run = {"command": "bash /opt/skills/fix/fix.sh"}
         assert text_of(await agent.client.call_tool("exec", run)) == "fixed\n"
         (found,) = (await agent.client.read_resource("skills://active")).contents
         assert isinstance(found, TextResourceContents)
         (active,) = json.loads(found.text)["active"]
     assert active["uri"] == "skill://assistant/fix/SKILL.md"
-    assert active["path_in_sandbox"] == "/workspace/.claude/skills/fix"
+    assert active["path_in_sandbox"] == "/opt/skills/fix"
     assert f'digest="{active["digest"]}"' in said
 
 

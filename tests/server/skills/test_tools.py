@@ -6,6 +6,8 @@ import pytest
 
 from tests.server.skills.taught import taught, write_skill
 
+pytestmark = pytest.mark.bubblewrap
+
 BOTH_ERAS = pytest.mark.parametrize("mode", ["auto", "legacy"])
 SKILL_TOOLS = {"skills_list", "skill_activate"}
 

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from mcp_sandbox.skills.supply.installed import Installed, version_of
+from mcp_sandbox.skills.supply.installed import Installed
 from mcp_sandbox.skills.supply.tree import File, Tree
 
 USER = "local"
@@ -18,9 +18,9 @@ def version(number: int) -> Tree:
 
 
 def put(installed: Installed, number: int) -> None:
-    before = installed.tree(NAME) if NAME in installed.entries() else None
+    before = installed.state(NAME).tree if NAME in installed.entries() else None
     tree = version(number)
-    installed.put(NAME, tree, version_of(tree, f"./{number}"), instead_of=before)
+    installed.put(NAME, tree, f"./{number}", instead_of=before)
 
 
 def change(installed: Installed, what: str) -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.errors import SourceUnavailable, UnusableSkill
-from mcp_sandbox.skills.contents import MAX_FILES
-from mcp_sandbox.skills.files import MAX_BYTES
-from mcp_sandbox.skills.supply.archive import MAX_ARCHIVE_BYTES, read_archive, unpack
+from mcp_sandbox.skills.contents import MAX_BYTES, MAX_FILES
+from mcp_sandbox.skills.supply.tree import MAX_ARCHIVE_BYTES, read_archive, unpack
 from tests.skills.supply import archives
 from tests.skills.supply.archives import DOCUMENT, packed
 

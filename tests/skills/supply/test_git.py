@@ -10,8 +10,7 @@ import pytest
 
 from mcp_sandbox.errors import SourceUnavailable, UnusableSkill
 from mcp_sandbox.skills.supply.fetch import fetch
-from mcp_sandbox.skills.supply.git import Fetched
-from mcp_sandbox.skills.supply.source import GitSource
+from mcp_sandbox.skills.supply.git import GitSource, fetched
 
 Git = Callable[..., str]
 
@@ -60,10 +59,10 @@ def test_folder_of_a_commit_comes_as_it_was_committed(repository: Path, run: Git
     (repository / "skills" / "pdf" / "new").touch()
     second = commit(run)
     for ref, commit_id, count in (("", second, 3), (first, first, 2), ("main", second, 3)):
-        with Fetched(GitSource(url(repository), ref)) as fetched:
-            assert fetched.commit == commit_id
-            tree = fetched.tree("skills/pdf")
-            assert len(tree) == count == len(fetched.paths("skills"))
+        with fetched(GitSource(url(repository), ref)) as at_hand:
+            assert at_hand.commit == commit_id
+            tree = at_hand.tree("skills/pdf")
+            assert len(tree) == count == len(at_hand.paths("skills"))
     assert tree["scripts/run.sh"].data == b"#!/bin/sh\r\necho hi\r\n"
     assert [path for path, file in tree.items() if file.executable] == ["scripts/run.sh"]
 
@@ -84,39 +83,39 @@ def test_nothing_of_the_repository_is_run(repository: Path, run: Git) -> None:
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"#!/bin/sh\ntouch {witness}\n")
         file.chmod(0o755)
-    with Fetched(GitSource(url(repository))) as fetched:
-        assert fetched.tree("skills/pdf")["SKILL.md"].data == b"---\nname: pdf\n---\n"
+    with fetched(GitSource(url(repository))) as at_hand:
+        assert at_hand.tree("skills/pdf")["SKILL.md"].data == b"---\nname: pdf\n---\n"
     assert not witness.exists()
 
 
 def test_link_in_the_skill_is_refused_and_one_beside_it_is_not(repository: Path, run: Git) -> None:
     (repository / "outside").symlink_to("/etc")
     commit(run)
-    with Fetched(GitSource(url(repository))) as fetched:
-        assert len(fetched.tree("skills/pdf")) == 2
+    with fetched(GitSource(url(repository))) as at_hand:
+        assert len(at_hand.tree("skills/pdf")) == 2
     (repository / "skills" / "pdf" / "passwd").symlink_to("/etc/passwd")
     commit(run)
-    with Fetched(GitSource(url(repository))) as fetched:
+    with fetched(GitSource(url(repository))) as at_hand:
         with pytest.raises(UnusableSkill, match="'passwd' is a link or a submodule"):
-            fetched.tree("skills/pdf")
+            at_hand.tree("skills/pdf")
 
 
 def test_submodule_in_the_skill_is_refused(repository: Path, run: Git) -> None:
     head = commit(run)
     run("update-index", "--add", "--cacheinfo", f"160000,{head},skills/pdf/sub")
     run("commit", "-q", "-m", "x")
-    with Fetched(GitSource(url(repository))) as fetched:
+    with fetched(GitSource(url(repository))) as at_hand:
         with pytest.raises(UnusableSkill, match="submodule"):
-            fetched.tree("skills/pdf")
+            at_hand.tree("skills/pdf")
 
 
 def test_too_many_bytes_are_refused_before_they_are_read(repository: Path, run: Git) -> None:
     with (repository / "skills" / "pdf" / "large").open("wb") as stream:
         stream.truncate((16 << 20) + 1)
     commit(run)
-    with Fetched(GitSource(url(repository))) as fetched:
+    with fetched(GitSource(url(repository))) as at_hand:
         with pytest.raises(UnusableSkill, match="larger than 16 MiB"):
-            fetched.tree("skills/pdf")
+            at_hand.tree("skills/pdf")
 
 
 def test_tree_that_is_endless_when_listed_is_refused(repository: Path, run: Git) -> None:
@@ -132,9 +131,9 @@ def test_tree_that_is_endless_when_listed_is_refused(repository: Path, run: Git)
         tree = done.stdout.strip()
     bomb = run("commit-tree", tree, "-m", "bomb")
     run("update-ref", "refs/heads/bomb", bomb)
-    with Fetched(GitSource(url(repository), "bomb")) as fetched:
+    with fetched(GitSource(url(repository), "bomb")) as at_hand:
         with pytest.raises(UnusableSkill, match="larger than any repository of skills"):
-            fetched.paths("")
+            at_hand.paths("")
 
 
 def test_names_in_a_repository_cannot_move_the_cursor(repository: Path, run: Git) -> None:
@@ -165,8 +164,8 @@ def test_what_is_not_there_is_named(
 ) -> None:
     commit(run)
     with pytest.raises(SourceUnavailable, match=says):
-        with Fetched(GitSource(url(repository), ref)) as fetched:
-            fetched.tree(path)
+        with fetched(GitSource(url(repository), ref)) as at_hand:
+            at_hand.tree(path)
 
 
 def test_nobody_is_asked_and_nothing_is_left(
@@ -174,11 +173,22 @@ def test_nobody_is_asked_and_nothing_is_left(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(SourceUnavailable, match="Look at the address"):
-        Fetched(GitSource(f"file://{tmp_path}/none")).__enter__()
+        with fetched(GitSource(f"file://{tmp_path}/none")):
+            pass
     assert list(tmp_path.iterdir()) == []
 
 
 def test_git_that_takes_too_long_is_ended(repository: Path, run: Git) -> None:
     commit(run)
     with pytest.raises(SourceUnavailable, match="in time: look at the network"):
-        Fetched(GitSource(url(repository)), time_limit_s=0).__enter__()
+        with fetched(GitSource(url(repository)), time_limit_s=0):
+            pass
+
+
+def test_missing_git_is_named_as_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SourceUnavailable, match="git is not installed: install it"):
+        with fetched(GitSource(f"file://{tmp_path}")):
+            pass

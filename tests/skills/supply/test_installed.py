@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.errors import AlreadyExists, ConfigError, InvalidArgument, UnknownSkill
-from mcp_sandbox.skills.supply import lock
-from mcp_sandbox.skills.supply.folder import read_folder
-from mcp_sandbox.skills.supply.installed import Installed, version_of
-from mcp_sandbox.skills.supply.tree import Tree
+from mcp_sandbox.skills.supply.installed import LOCK_FILE, Installed
+from mcp_sandbox.skills.supply.tree import Tree, read_folder
 from tests.skills.supply import killed
 from tests.skills.supply.killed import NAME, USER, put, version
 
@@ -24,21 +22,21 @@ def installed(data_root: Path) -> Installed:
 
 def test_installed_skill_is_there_with_its_entry(installed: Installed) -> None:
     put(installed, 1)
-    assert installed.tree(NAME) == version(1)
+    assert installed.state(NAME).tree == version(1)
     entry = installed.entries()[NAME]
     assert (entry.source, entry.former) == ("./1", None)
     assert set(entry.files) == set(version(1))
-    assert [bool(state.drift) for state in installed.states()] == [False]
+    assert [state.differs for state in installed.states()] == [False]
     assert oct((installed.folder / NAME / "scripts" / "1.sh").stat().st_mode)[-3:] == "755"
 
 
 def test_update_keeps_the_former_version_and_undo_brings_it_back(installed: Installed) -> None:
     put(installed, 1)
     put(installed, 2)
-    assert installed.tree(NAME) == version(2)
+    assert installed.state(NAME).tree == version(2)
     for number in (1, 2, 1):
         assert installed.undo(NAME).source == f"./{number}"
-        assert installed.tree(NAME) == version(number)
+        assert installed.state(NAME).tree == version(number)
         entry = installed.entries()[NAME]
         assert entry.former is not None
         assert (entry.source, entry.former.source) == (f"./{number}", f"./{3 - number}")
@@ -63,12 +61,12 @@ def test_removed_skill_leaves_nothing(installed: Installed, data_root: Path) -> 
 
 def test_what_was_changed_meanwhile_is_not_overwritten(installed: Installed) -> None:
     put(installed, 1)
-    seen = installed.tree(NAME)
+    seen = installed.state(NAME).tree
     (installed.folder / NAME / "mine.txt").write_text("work")
     with pytest.raises(AlreadyExists, match="changed by somebody else"):
-        installed.put(NAME, version(2), version_of(version(2), "x"), instead_of=seen)
+        installed.put(NAME, version(2), "x", instead_of=seen)
     with pytest.raises(AlreadyExists):
-        installed.put(NAME, version(2), version_of(version(2), "x"), instead_of=None)
+        installed.put(NAME, version(2), "x", instead_of=None)
     assert (installed.folder / NAME / "mine.txt").read_text() == "work"
 
 
@@ -79,7 +77,7 @@ def test_of_two_who_install_the_same_at_once_one_is_told(data_root: Path) -> Non
                 Installed(data_root, USER).put,
                 NAME,
                 version(number),
-                version_of(version(number), f"./{number}"),
+                f"./{number}",
                 instead_of=None,
             )
             for number in range(8)
@@ -87,7 +85,7 @@ def test_of_two_who_install_the_same_at_once_one_is_told(data_root: Path) -> Non
         failures = [each.exception(timeout=30) for each in waiting]
     assert [type(failure) for failure in failures if failure] == [AlreadyExists] * 7
     winner = failures.index(None)
-    assert Installed(data_root, USER).tree(NAME) == version(winner)
+    assert Installed(data_root, USER).state(NAME).tree == version(winner)
     assert Installed(data_root, USER).entries()[NAME].source == f"./{winner}"
 
 
@@ -97,11 +95,12 @@ def test_local_changes_are_told_and_kept_as_former_version(installed: Installed)
     (installed.folder / NAME / "SKILL.md").write_text("changed")
     (installed.folder / NAME / "scripts" / "1.sh").unlink()
     (state,) = installed.states()
-    assert state.drift == lock.Drift(("SKILL.md",), ("mine.txt",), ("scripts/1.sh",))
+    assert (state.changed, state.added) == (("SKILL.md",), ("mine.txt",))
+    assert state.missing == ("scripts/1.sh",)
     put(installed, 2)
     installed.undo(NAME)
-    assert installed.tree(NAME)["mine.txt"].data == b"work"
-    assert not any(state.drift for state in installed.states())
+    assert read_folder(installed.folder / NAME)["mine.txt"].data == b"work"
+    assert not any(state.differs for state in installed.states())
 
 
 def test_lock_takes_what_is_there_as_it_is(installed: Installed) -> None:
@@ -121,15 +120,30 @@ def test_folder_that_is_gone_and_one_with_a_link_are_told(installed: Installed) 
     (installed.folder / "moved" / "link").symlink_to("/etc/passwd")
     moved, gone = installed.states()
     assert "link or a special file" in moved.problem
-    assert gone.drift.missing_skill
+    assert gone.problem == "its folder is gone"
 
 
 def test_damaged_lock_file_is_reported_and_left_alone(installed: Installed) -> None:
     put(installed, 1)
-    (installed.folder / lock.NAME).write_text("{")
+    (installed.folder / LOCK_FILE).write_text("{")
     with pytest.raises(ConfigError, match=r"skills-lock\.json is damaged"):
         put(installed, 2)
     assert read_folder(installed.folder / NAME) == version(1)
+
+
+@pytest.mark.parametrize("plan", [b"", b"{", b"\xff\xfe", b'{"user": "local"}'])
+def test_damaged_rest_of_a_change_is_dropped(
+    plan: bytes, installed: Installed, data_root: Path
+) -> None:
+    put(installed, 1)
+    stage = data_root / "skills" / ".staged"
+    (stage / "skill").mkdir(parents=True)
+    (stage / "plan.json").write_bytes(plan)
+    assert not installed.state(NAME).differs
+    assert not stage.exists()
+    stage.write_text("no folder")
+    put(installed, 2)
+    assert installed.state(NAME).tree == version(2)
 
 
 def test_user_is_never_a_path(data_root: Path) -> None:
@@ -175,12 +189,12 @@ def test_killed_at_any_point_a_change_is_whole_or_not_at_all(
         seen = read_folder(place) if place.exists() else None
         assert seen == after or (dead and seen == before), at
         states = installed.states()
-        assert not any(state.drift or state.problem for state in states), at
+        assert not any(state.differs for state in states), at
         assert [state.name for state in states] == ([NAME] if seen else []), at
-        assert list((root / "skills" / ".staged").iterdir()) == [], at
+        assert not (root / "skills" / ".staged").exists(), at
         if seen is not None and before is not None and at % 4 == 0:
             installed.undo(NAME)
-            assert installed.tree(NAME) == (version(1) if seen == before else before), at
+            assert installed.state(NAME).tree == (version(1) if seen == before else before), at
         if not dead:
             return
     pytest.fail("the change never came to its end")

@@ -5,12 +5,8 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.errors import InvalidArgument, UnusableSkill
-from mcp_sandbox.skills.supply.source import (
-    ArchiveSource,
-    FolderSource,
-    GitSource,
-    parse_source,
-)
+from mcp_sandbox.skills.supply.fetch import is_archive, parse_source
+from mcp_sandbox.skills.supply.git import GitSource
 
 HUB = "https://github.com/owner/repo.git"
 
@@ -42,12 +38,14 @@ def test_git_address_is_a_url_a_ref_and_a_path(
 def test_what_exists_here_is_a_folder_or_an_archive(tmp_path: Path) -> None:
     (tmp_path / "owner" / "repo").mkdir(parents=True)
     (tmp_path / "owner" / "repo" / "SKILL.md").touch()
-    folder = FolderSource(tmp_path / "owner" / "repo")
+    folder = tmp_path / "owner" / "repo"
+    assert not is_archive(folder)
     assert parse_source("owner/repo", tmp_path) == folder
     assert parse_source("owner/repo/SKILL.md", tmp_path) == folder
-    assert parse_source("./none", tmp_path) == FolderSource(tmp_path / "none")
+    assert parse_source("./none", tmp_path) == tmp_path / "none"
     for name in ("pdf.zip", "pdf.skill", "/srv/PDF.ZIP"):
-        assert parse_source(name, tmp_path) == ArchiveSource(tmp_path / name)
+        assert parse_source(name, tmp_path) == tmp_path / name
+        assert is_archive(tmp_path / name)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,274 @@
+"""What is set up once: agents (`init …`), the images of the engine, the tokens of HTTP users."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+
+from mcp_sandbox.cli.options import (
+    AsJson,
+    ConfigFile,
+    Data,
+    Yes,
+    agreed,
+    flag,
+    given,
+    load,
+    print_diff,
+    table,
+    tell,
+)
+from mcp_sandbox.clients import files
+from mcp_sandbox.clients.files import NAME, Target
+from mcp_sandbox.config.models import parse_duration
+from mcp_sandbox.errors import ImageMissing
+
+if TYPE_CHECKING:
+    from mcp_sandbox.daemon.tokens import TokenFile
+
+init = typer.Typer(
+    help="Connect an agent: write the file in which it looks for servers.", no_args_is_help=True
+)
+images = typer.Typer(help="Build, list and check sandbox images.", no_args_is_help=True)
+tokens = typer.Typer(help="Make, list and revoke the tokens of HTTP users.", no_args_is_help=True)
+
+Undo = Annotated[bool, flag("Take back what this command wrote.", "--undo")]
+Print = Annotated[bool, flag("Only print what belongs into the file.", "--print")]
+Http = Annotated[str | None, given("--http", "URL", "Use a server at this address.")]
+NoCheck = Annotated[bool, flag("Make no first call.", "--no-check")]
+
+
+@init.command(name="claude")
+def init_claude(
+    *,
+    for_user: Annotated[
+        bool, flag("For all your projects, or for this folder.", "--user/--project")
+    ] = False,
+    http: Http = None,
+    yes: Yes = False,
+    undo: Undo = False,
+    only_print: Print = False,
+    no_check: NoCheck = False,
+) -> None:
+    """Connect Claude Code: each conversation gets a computer of its own."""
+    if for_user and http:
+        raise typer.BadParameter("--http names one chat, so it belongs to a project, not to --user")
+    target = files.claude_of_user() if for_user else files.of_project("claude", http)
+    _connect(target, yes=yes, undo=undo, only_print=only_print, check=not no_check)
+
+
+def _add(name: str, about: str, place: Callable[[str | None], Target]) -> None:
+    """Add the command of a client; `place` is where it looks, given the address of a server."""
+
+    @init.command(name=name, help=about)
+    def command(
+        *,
+        http: Http = None,
+        yes: Yes = False,
+        undo: Undo = False,
+        only_print: Print = False,
+        no_check: NoCheck = False,
+    ) -> None:
+        _connect(place(http), yes=yes, undo=undo, only_print=only_print, check=not no_check)
+
+
+for _client, _called in (("cursor", "Cursor"), ("vscode", "Visual Studio Code")):
+    _add(
+        _client,
+        f"Connect {_called}: this folder gets a computer.",
+        partial(files.of_project, _client),
+    )
+_add("inspector", "Connect MCP Inspector: it gets a computer to look at.", files.inspector)
+
+
+def _connect(target: Target, *, yes: bool, undo: bool, only_print: bool, check: bool) -> None:
+    if only_print:
+        print(json.dumps({target.section: {NAME: target.entry}}, indent=2))
+        return
+    wanted = files.changing(target, undo=undo)
+    if wanted.is_none:
+        print(f"{wanted.path} is as it should be")
+    print_diff(wanted.diff())
+    nothing = "nothing was changed; --yes writes without asking"
+    agreed(yes or wanted.is_none, "Write this?", nothing)
+    wanted.apply()
+    if undo:
+        return
+    if check:
+        from mcp_sandbox.clients.check import first_call
+
+        print(anyio.run(first_call, target.entry, Path.cwd()))
+    print(f"Next: {target.next_step}")
+
+
+@images.command()
+def build(
+    name: Annotated[str, typer.Argument(help="Which image to build.")] = "base",
+    tag: Annotated[
+        str | None, given("--tag", "NAME", "Name of the result, not mcp-sandbox/base.")
+    ] = None,
+    ca_bundle: Annotated[
+        Path | None, given("--ca-bundle", "FILE", "Certificates to trust while building.")
+    ] = None,
+    from_packages: Annotated[
+        bool, flag("Make the Debian base here; needs root, mmdebstrap, npm.", "--from-packages")
+    ] = False,
+    config: ConfigFile = None,
+) -> None:
+    """Build a sandbox image; it must be built again after an update of mcp-sandbox."""
+    from mcp_sandbox.backends.docker import images as room
+
+    work = partial(
+        room.build,
+        name,
+        tag=tag,
+        ca_bundle=ca_bundle,
+        from_packages=from_packages,
+        progress=lambda line: print(line, file=sys.stderr, flush=True),
+        config=load(config).config.docker,
+    )
+    print(f"built {anyio.run(work)}")
+
+
+@images.command(name="list")
+def list_images(as_json: AsJson = False, config: ConfigFile = None) -> None:
+    """List the sandbox images of the engine."""
+    from mcp_sandbox.backends.docker import images as room
+    from mcp_sandbox.backends.docker.engine import build_again
+
+    rows = anyio.run(room.list_images, load(config).config.docker)
+    shown = (
+        (
+            row.name,
+            row.id.removeprefix("sha256:")[:12],
+            f"{row.size_mb} MB",
+            "current" if row.current else f"outdated; {build_again(row.name)}",
+        )
+        for row in rows
+    )
+    columns = ("image", "id", "size", "runner")
+    tell([asdict(row) for row in rows], table(*columns, rows=shown), as_json=as_json)
+
+
+@images.command()
+def recipe(
+    layers: Annotated[
+        list[str], typer.Argument(help="What to add: documents, data, browser, web or build.")
+    ],
+) -> None:
+    """Print a Dockerfile that adds packages to the sandbox image, for skills that need them.
+
+    Build it with `docker build -t NAME - <Dockerfile` and set docker.image to NAME.
+    """
+    from mcp_sandbox.skills.preflight import recipe as dockerfile
+
+    print(dockerfile(layers), end="")
+
+
+@images.command()
+def check(as_json: AsJson = False, config: ConfigFile = None) -> None:
+    """Run the image once, and print the version of each tool that it should have."""
+    from mcp_sandbox.backends.docker import images as room
+    from mcp_sandbox.backends.docker.engine import build_again
+
+    settings = load(config).config.docker
+    tools = anyio.run(room.check, settings)
+    current = [row.name for row in anyio.run(room.list_images, settings) if row.current]
+    shown = (
+        (tool.name, tool.version or ("missing" if tool.required else "not there")) for tool in tools
+    )
+    found = {tool.name: tool.version for tool in tools}
+    tell(found, table("tool", "version", rows=shown), as_json=as_json)
+    if settings.image not in current:
+        raise ImageMissing(
+            f"{settings.image} was built by another version; {build_again(settings.image)}"
+        )
+    if missing := [tool.name for tool in tools if tool.required and not tool.version]:
+        raise ImageMissing(
+            f"{settings.image} lacks {', '.join(missing)}; {build_again(settings.image)}"
+        )
+
+
+def _lifetime(text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+    if not isinstance(seconds, float) or not 0 < seconds < 1e11:
+        raise typer.BadParameter("give a time from now on, such as 12h or 30d")
+    return seconds
+
+
+@tokens.command()
+def add(
+    user: Annotated[str, typer.Argument(help="Whose chats the token opens.")],
+    expires: Annotated[
+        float | None,
+        given(
+            "--expires",
+            "TIME",
+            "How long it is valid, such as 12h or 30d; without it, until it is revoked.",
+            parser=_lifetime,
+        ),
+    ] = None,
+    data: Data = None,
+    config: ConfigFile = None,
+) -> None:
+    """Make a token for a user and print it: this once, as only its hash is kept."""
+    token, secret = _tokens(data, config).add(user, expires)
+    until = "it is revoked" if token.expires is None else _when(token.expires)
+    print(
+        f"token {token.id} of {user}, valid until {until}; it is not shown again:", file=sys.stderr
+    )
+    print(secret)
+
+
+@tokens.command(name="list")
+def list_tokens(as_json: AsJson = False, data: Data = None, config: ConfigFile = None) -> None:
+    """List the tokens: whose they are and how long they are valid, never the tokens."""
+    now = time.time()
+    rows: list[dict[str, Any]] = [
+        {
+            "id": token.id,
+            "user": token.user,
+            "created": _when(token.created),
+            "expires": None if token.expires is None else _when(token.expires),
+            "expired": token.expired(now),
+        }
+        for token in _tokens(data, config).read()
+    ]
+    shown = (
+        (each["id"], each["user"], each["created"], (each["expires"] or "-") + note)
+        for each in rows
+        for note in [" (expired)" if each["expired"] else ""]
+    )
+    tell(rows, table("token", "user", "created", "expires", rows=shown), as_json=as_json)
+
+
+@tokens.command()
+def revoke(
+    token: Annotated[str, typer.Argument(metavar="ID", help="Its id, or how it begins.")],
+    data: Data = None,
+    config: ConfigFile = None,
+) -> None:
+    """Revoke a token: it is refused from now on, by a running server too."""
+    revoked = _tokens(data, config).revoke(token)
+    print(f"revoked {revoked.id} of {revoked.user}")
+
+
+def _tokens(data: Path | None, config: Path | None) -> "TokenFile":
+    from mcp_sandbox.daemon.tokens import TokenFile
+
+    return TokenFile(load(config, data).config.data_dir)
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")

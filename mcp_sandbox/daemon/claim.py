@@ -1,0 +1,239 @@
+"""The right to serve: one daemon per data root, one listener per socket. Blocks.
+
+Locks die with their process. The file of a lock says who holds it; it is never deleted: a lock on
+a deleted file guards nothing. A socket lies in a folder of ours alone.
+"""
+
+import json
+import os
+import shlex
+import socket
+import stat
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from mcp_sandbox.durable import lock, unlock
+from mcp_sandbox.errors import AlreadyServed, StorageUnavailable
+
+_MAX_BYTES = 8192
+# A daemon that leaves waits for its running calls and ends its sandboxes.
+_LEAVING_S = 60.0
+_LOOK_AGAIN_S = 0.05
+_BACKLOG = 1024
+# A socket's address has 108 bytes; the name while it is being made is longer by four.
+_LONGEST_PATH = 103
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lock. `started` is an ISO time; `leaving`: it will let go soon."""
+
+    pid: int
+    version: str
+    socket: str
+    started: str
+    leaving: bool = False
+
+
+class Claim:
+    """The right to serve a data root on a socket: two locks, taken and given back together."""
+
+    def __init__(self, data_root: Path, path: Path, holder: Holder) -> None:
+        self.holder = holder
+        self._places = {
+            data_root / "sandbox" / "daemon.lock": f"serves {data_root}",
+            path.with_name(f"{path.name}.lock"): f"listens on {path}",
+        }
+        self._files = list[int]()
+
+    def take(self) -> Holder | None:
+        """Take both, or neither; who is in the way, None = nobody.
+
+        Raises:
+            StorageUnavailable: a lock file cannot be made.
+            AlreadyServed: a daemon that stays holds one of them.
+        """
+        for place, does in self._places.items():
+            try:
+                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                file = lock(place, wait=False)
+            except OSError as exc:
+                self.release()
+                raise StorageUnavailable(
+                    f"the lock {place} cannot be made: {exc.strerror}; make its folder writable"
+                ) from exc
+            if file is None:
+                self.release()
+                return _leaving(place, does)
+            self._files.append(file)
+            _describe(file, self.holder)
+        return None
+
+    def announce_leaving(self) -> None:
+        """Let who comes now wait instead of giving up."""
+        for file in self._files:
+            _describe(file, replace(self.holder, leaving=True))
+
+    def release(self) -> None:
+        while self._files:
+            unlock(self._files.pop())
+
+
+def _describe(file: int, holder: Holder) -> None:
+    """Write down who holds a lock, for those who are refused."""
+    text = json.dumps(asdict(holder)).encode()
+    # Blanks wipe out what was there, so that a reader never meets an empty file.
+    os.pwrite(file, text.ljust(os.fstat(file).st_size), 0)
+
+
+def _leaving(place: Path, does: str) -> Holder:
+    """The holder of a lock, when it is about to let go."""
+    try:
+        with place.open("rb") as file:
+            found = Holder(**json.loads(file.read(_MAX_BYTES)))
+    except (OSError, ValueError, TypeError, RecursionError):
+        raise AlreadyServed(f"another daemon {does}: stop it with `mcp-sandbox shutdown`") from None
+    if found.leaving:
+        return found
+    raise AlreadyServed(
+        f"a daemon {does} already (pid {found.pid}, version {found.version}, since "
+        f"{found.started}): use it through {found.socket}, or stop it with "
+        f"`mcp-sandbox shutdown --socket {shlex.quote(found.socket)}`"
+    )
+
+
+@asynccontextmanager
+async def claimed(data_root: Path, path: Path, version: str) -> AsyncGenerator[Claim]:
+    """Be the only daemon of a data root and of the socket at `path`; waits for one that leaves.
+
+    Raises:
+        AlreadyServed: another daemon is there and stays.
+    """
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    claim = Claim(data_root, path, Holder(os.getpid(), version, str(path), started))
+    deadline = anyio.current_time() + _LEAVING_S
+    while (other := await to_thread.run_sync(claim.take)) is not None:
+        if anyio.current_time() > deadline:
+            raise AlreadyServed(
+                f"the daemon with pid {other.pid} has been ending for {_LEAVING_S:g} s: end it "
+                f"with `kill -9 {other.pid}`; no file is lost"
+            )
+        await anyio.sleep(_LOOK_AGAIN_S)
+    try:
+        yield claim
+    finally:
+        claim.release()
+
+
+class Listener:
+    """Listens from the beginning until `close`. Make it only while the claim is held.
+
+    Raises:
+        StorageUnavailable: the folder is not safe or cannot be written.
+        AlreadyServed: somebody answers on the socket.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._listen()
+
+    def _listen(self) -> None:
+        """Make a socket, which appears at the path at once and complete."""
+        _check_folder(self.path)
+        _check_place(self.path)
+        new = self.path.with_name(f"{self.path.name}.new")
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            new.unlink(missing_ok=True)
+            listener.bind(str(new))
+            new.chmod(0o600)
+            listener.listen(_BACKLOG)
+            inode = new.lstat().st_ino
+            new.rename(self.path)
+        except OSError as exc:
+            listener.close()
+            raise StorageUnavailable(
+                f"the socket {self.path} cannot be made: {exc.strerror}; name another with --socket"
+            ) from exc
+        self.socket, self._inode = listener, inode
+
+    def is_in_place(self) -> bool:
+        """Whether clients that look for the path find us."""
+        try:
+            return self.path.lstat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def renew(self) -> socket.socket:
+        """Listen at the path again, and return the socket from before, which is to be closed."""
+        before = self.socket
+        self._listen()
+        return before
+
+    def close(self) -> None:
+        """Listen no more, and leave no socket behind that leads nowhere."""
+        if self.socket.fileno() >= 0 and self.is_in_place():
+            self.path.unlink(missing_ok=True)
+        self.socket.close()
+
+
+@asynccontextmanager
+async def listening(path: Path) -> AsyncGenerator[Listener]:
+    """Listen at the path until the block is left, or the listener is closed."""
+    listener = await to_thread.run_sync(Listener, path)
+    try:
+        yield listener
+    finally:
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(listener.close)
+
+
+def _check_folder(path: Path) -> None:
+    """Others must not be able to put their own socket in the place of ours."""
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise StorageUnavailable(
+            f"the socket's path {path} has more than {_LONGEST_PATH} bytes: name a shorter one "
+            "with --socket"
+        )
+    folder = path.parent
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as exc:
+        raise StorageUnavailable(
+            f"the socket's folder {folder} cannot be used: {exc.strerror}; name another with "
+            "--socket"
+        ) from exc
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StorageUnavailable(
+            f"others may write in the socket's folder {folder}, and could take the socket's place: "
+            "own it and `chmod 700` it, or name another with --socket"
+        )
+
+
+def _check_place(path: Path) -> None:
+    """What is there may be replaced only if it is a socket that nobody listens on."""
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise StorageUnavailable(
+            f"{path} is there and is no socket: remove it, or name another place with --socket"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as knock:
+        try:
+            knock.connect(str(path))
+        except BlockingIOError:
+            pass
+        except OSError:
+            return
+    raise AlreadyServed(
+        f"another program listens on {path}: end it, or name another place with --socket"
+    )

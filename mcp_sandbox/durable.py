@@ -1,0 +1,191 @@
+"""Whole files, whole folders and locks on the host's disk; standard library only, blocking.
+
+After a power cut there is the old or the new, never a part. A lock ends with its process. What
+cannot be read, or lies where a file belongs, is set aside as `NAME.damaged-TIMESTAMP`.
+"""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import secrets
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+DAMAGED = ".damaged-"
+_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
+# A disk that damages files must not fill up with them.
+_DAMAGED_KEPT = 3
+_LARGEST_NOTE = 1 << 20
+
+
+def read_note(path: str | Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if there is no file.
+
+    Raises:
+        ValueError: there is something else.
+        OSError: it cannot be read.
+    """
+    found = read_dated_note(path)
+    return found[0] if found else None
+
+
+def read_dated_note(path: str | Path) -> tuple[dict[str, Any], float] | None:
+    """The same, and when the file was changed last, in seconds since the epoch."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _OPEN)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        if exc.errno in (errno.ELOOP, errno.ENXIO):
+            raise ValueError("it is no file") from exc
+        raise
+    try:
+        status = os.fstat(descriptor)
+        data = os.read(descriptor, min(status.st_size, _LARGEST_NOTE))
+        return dict(json.loads(str(data, "utf-8"))), status.st_mtime
+    except (IsADirectoryError, RecursionError, TypeError) as exc:
+        raise ValueError(f"it holds no JSON object: {exc}") from exc
+    finally:
+        os.close(descriptor)
+
+
+def write_note(path: Path, content: Mapping[str, Any], *, synced: bool = True) -> None:
+    """Write what `read_note` reads, also where a folder lies in its place. Raises OSError."""
+    data = json.dumps(content).encode()
+    try:
+        write_file(path, data, synced=synced)
+    except IsADirectoryError as exc:
+        set_aside(path, exc.strerror)
+        write_file(path, data, synced=synced)
+
+
+def set_aside(path: str | Path, why: object, *, dir_fd: int | None = None) -> None:
+    """Rename what is damaged, and say so in the log; gone already is fine. Raises OSError."""
+    folder, name = os.path.split(path)
+    mark = f"{name}{DAMAGED}"
+    aside = f"{mark}{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%fZ')}"
+    with suppress(FileNotFoundError):
+        os.rename(path, os.path.join(folder, aside), src_dir_fd=dir_fd, dst_dir_fd=dir_fd)  # noqa: PTH118
+        logger.warning("%s is damaged (%s): set aside as %s, and made anew", path, why, aside)
+    if dir_fd is None:
+        ruins = sorted(ruin for ruin in Path(folder).iterdir() if ruin.name.startswith(mark))
+        for ruin in ruins[:-_DAMAGED_KEPT]:
+            with suppress(OSError):
+                ruin.unlink()
+
+
+def write_file(
+    path: Path,
+    data: bytes,
+    *,
+    mode: int = 0o600,
+    like: os.stat_result | None = None,
+    synced: bool = True,
+) -> None:
+    """Replace a file, or make it, with a mode or with owner and mode of another.
+
+    Not `synced` where no power cut is outlived. Raises OSError.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, mode)
+        with os.fdopen(descriptor, "wb") as stream:
+            if like is not None:
+                os.fchown(descriptor, like.st_uid, like.st_gid)
+                os.fchmod(descriptor, like.st_mode & 0o7777)
+            stream.write(data)
+            stream.flush()
+            if synced:
+                os.fsync(descriptor)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    if synced:
+        sync(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those missing above it, for this user only. Raises OSError."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+    sync(path.parent)
+
+
+def publish_folder(made: Path, target: Path) -> bool:
+    """Give a finished folder its name; False, and nothing is done, if the name is taken.
+
+    Raises OSError.
+    """
+    for folder, _, names in os.walk(made, topdown=False):
+        for name in names:
+            if not os.path.islink(os.path.join(folder, name)):  # noqa: PTH114, PTH118 - as walked
+                sync(Path(folder, name))
+        sync(Path(folder))
+    try:
+        made.rename(target)
+    except OSError as exc:
+        if exc.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            return False
+        raise
+    sync(target.parent)
+    return True
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, onto the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | _OPEN)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def lock(path: str | Path, *, wait: bool, dir_fd: int | None = None) -> int | None:
+    """A descriptor that holds the lock of a file; None if another has it and `wait` is false.
+
+    The file is made if need be, and stays. Raises OSError.
+    """
+    flags = os.O_RDWR | os.O_CREAT | _OPEN
+    try:
+        descriptor = os.open(path, flags, 0o600, dir_fd=dir_fd)
+    except OSError as exc:
+        if exc.errno not in (errno.EISDIR, errno.ELOOP):
+            raise
+        set_aside(path, exc.strerror, dir_fd=dir_fd)
+        descriptor = os.open(path, flags, 0o600, dir_fd=dir_fd)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def unlock(descriptor: int) -> None:
+    """Release a lock. A close alone would not: a child being started has the file open, too."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+@contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Wait for the lock of a file and hold it. Raises OSError."""
+    descriptor = lock(path, wait=True)
+    assert descriptor is not None  # noqa: S101
+    try:
+        yield
+    finally:
+        unlock(descriptor)

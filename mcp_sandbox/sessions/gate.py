@@ -1,0 +1,144 @@
+"""The one way into a sandbox, for an agent's call, a person's shell and a program alike.
+
+What the active skills leave -> no call while the server ends -> a place among the open sandboxes
+-> room on the disk -> the call. How it ended is recorded once, for the log, figures and spans.
+"""
+
+import shlex
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import anyio
+
+from mcp_sandbox.errors import Draining, SandboxError
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.runtime.runtime import Runtime
+from mcp_sandbox.sessions.hold import Hold
+from mcp_sandbox.sessions.rooms import Held
+from mcp_sandbox.telemetry.calls import CallRecord, Count, recorded
+
+Narrowed = Callable[[ChatId, str, Mapping[str, object]], None]
+Access = Literal["read", "write", "run"]
+
+# A call that is not named here changes nothing, or only deletes.
+_ACCESS: Mapping[str, Access] = {
+    "write_file": "write",
+    "edit_file": "write",
+    "move_file": "write",
+    "run_code": "run",
+    "exec": "run",
+    "shell": "run",
+}
+
+
+@dataclass(frozen=True)
+class Action:
+    """What is wanted of a chat's sandbox: `what` is the name of a tool, or "shell".
+
+    `arguments` are as the caller gave them; `size` is how many bytes are to be written.
+    """
+
+    chat: ChatId
+    what: str
+    arguments: Mapping[str, object] = field(default_factory=dict[str, object])
+    size: int = 0
+
+
+@dataclass
+class Entered:
+    """An open sandbox during one call; `runtime` has the limits of this call.
+
+    `full`: why nothing may be written. `stop` is cancelled when the call has written too much.
+    `grew` is False once it is known that the call has changed no file.
+    """
+
+    held: Held
+    runtime: Runtime
+    record: CallRecord
+    full: SandboxError | None = None
+    stop: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    grew: bool = True
+
+
+class Gate:
+    """Lets calls in to the sandboxes of one manager, until it is closed."""
+
+    def __init__(
+        self, hold_of: Callable[[ChatId], Hold], narrow: Narrowed, count: Count | None = None
+    ) -> None:
+        """`narrow` raises for what a chat's skills leave out; `count` gets every call's record."""
+        self._hold_of = hold_of
+        self._narrow = narrow
+        self._count = count
+        self._calls = 0
+        self._ended = anyio.Event()
+        self._closed: str | None = None
+
+    def close(self, why: str) -> None:
+        """Let no call in from now on; the first reason is the one that callers are told."""
+        self._closed = self._closed or why
+
+    async def wait_empty(self) -> None:
+        """Return when all calls have ended that were let in."""
+        while self._calls:
+            self._ended = anyio.Event()
+            await self._ended.wait()
+
+    @asynccontextmanager
+    async def enter(self, action: Action) -> AsyncGenerator[Entered]:
+        """The chat's sandbox for one call, opened if need be.
+
+        Raises:
+            NotPermitted: the active skills leave no such call.
+            OperatorError: no sandbox can be made, or the server ends.
+            WorkspaceFull, StorageUnavailable: there is no room for what is to be written.
+            SandboxGone: it died; the message says of what.
+        """
+        hold = self._hold_of(action.chat)
+        with self.passed(action) as record:
+            async with hold.open_sandbox(endless=action.what == "shell") as held:
+                match _ACCESS.get(action.what, "read"):
+                    case "read":
+                        yield Entered(held, held.runtime, record)
+                    case "write":
+                        await hold.meter.check_room(action.size)
+                        with held.guard.call():
+                            yield Entered(held, held.runtime, record)
+                    case "run":
+                        # A command may grow files; in a full workspace it can look and delete, but
+                        # not write.
+                        full = await hold.meter.problem()
+                        answers = action.what != "shell"
+                        entered = Entered(held, held.runtime, record, full)
+                        try:
+                            with held.guard.call(may_end=full is None, answers=answers) as stop:
+                                entered.stop = stop
+                                entered.runtime = held.runtime.bounded(
+                                    stop if answers else None, may_grow=full is None
+                                )
+                                yield entered
+                        finally:
+                            hold.meter.note_change(grew=entered.grew)
+
+    @contextmanager
+    def passed(self, action: Action) -> Generator[CallRecord]:
+        """The same for what needs no open sandbox."""
+        with recorded(action.what, self._count) as record:
+            record.chat, record.backend = action.chat, self._hold_of(action.chat).backend
+            # The tool that does what the action does, a command as one line.
+            tool = "exec" if action.what == "shell" else action.what
+            given, command = action.arguments, action.arguments.get("command")
+            if isinstance(command, list | tuple):
+                given = {**given, "command": shlex.join(map(str, command))}
+            self._narrow(action.chat, tool, given)
+            # Whether it may be done is to be decided here, when there is something that decides.
+            if self._closed:
+                raise Draining(self._closed)
+            self._calls += 1
+            try:
+                yield record
+            finally:
+                self._calls -= 1
+                self._ended.set()

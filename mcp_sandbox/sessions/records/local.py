@@ -1,0 +1,191 @@
+"""Records on the host's disk: one note per chat.
+
+    {data root}/sandbox/records/{user}/chat-{chat}.json    the note; changed last = used last
+                       /locks/{user}/chat-{chat}           locked while a server has the chat
+
+A note is written whole and synced when a binding changes. The time of use is the file's own, which
+no call waits for and no power cut needs to keep.
+"""
+
+import os
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import anyio
+from anyio import to_thread
+
+from mcp_sandbox import durable
+from mcp_sandbox.errors import BackendUnavailable, InvalidArgument, StorageUnavailable
+from mcp_sandbox.models import BackendName, ChatId, SandboxId
+from mcp_sandbox.sessions.records import ChatRecord
+
+T = TypeVar("T")
+
+_PREFIX, _SUFFIX = "chat-", ".json"
+_BACKENDS = get_args(BackendName)
+_LATEST_S = 1e11
+# A thread that waits in the kernel could not be cancelled.
+_LOOK_AGAIN_S = (0.002, 0.1)
+# Longer than it takes to make a sandbox, and to copy a project into it.
+_LONG_S = 240.0
+
+
+class LocalRecords:
+    """The records of one data root."""
+
+    def __init__(self, data_root: Path) -> None:
+        self._notes = data_root / "sandbox" / "records"
+        self._locks = data_root / "sandbox" / "locks"
+
+    async def get(self, chat: ChatId) -> ChatRecord | None:
+        return await self._run(self._get, chat)
+
+    async def put(self, record: ChatRecord) -> None:
+        await self._run(self._put, record)
+
+    async def touch(self, used: Mapping[ChatId, float]) -> None:
+        await self._run(self._touch, used)
+
+    async def list(self) -> Sequence[ChatRecord]:
+        return await self._run(self._list, self._notes)
+
+    async def remove(self, chat: ChatId) -> None:
+        await self._run(self._remove, chat)
+
+    @asynccontextmanager
+    async def hold(self, chat: ChatId, *, at_once: bool = False) -> AsyncGenerator[bool]:
+        pause_s, longest_s = _LOOK_AGAIN_S
+        until = anyio.current_time() + (0 if at_once else _LONG_S)
+        while True:
+            # A lock that a thread has taken must come back, or it would never be released.
+            with anyio.CancelScope(shield=True):
+                descriptor = await self._run(self._try, chat)
+            if descriptor is not None or anyio.current_time() >= until:
+                break
+            await anyio.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+        if descriptor is None and not at_once:
+            raise BackendUnavailable(
+                "another server of this data directory has been busy with the sandbox of chat "
+                f"{chat} for {_LONG_S:g} s: see which one with `mcp-sandbox status`, and end it"
+            )
+        try:
+            yield descriptor is not None
+        finally:
+            if descriptor is not None:
+                durable.unlock(descriptor)
+
+    def _try(self, chat: ChatId) -> int | None:
+        path = self._locks / chat.user / f"{_PREFIX}{chat.chat}"
+        try:
+            return durable.lock(path, wait=False)
+        except FileNotFoundError:
+            durable.make_folder(path.parent)
+            return durable.lock(path, wait=False)
+
+    async def _run(self, work: Callable[[Any], T], about: object) -> T:
+        try:
+            return await to_thread.run_sync(work, about)
+        except OSError as exc:
+            raise StorageUnavailable(
+                f"the records of chats cannot be used ({exc}): check the disk and the rights of "
+                f"{self._notes}; the chats' files are not concerned"
+            ) from exc
+
+    def _path(self, chat: ChatId) -> Path:
+        return self._notes / chat.user / f"{_PREFIX}{chat.chat}{_SUFFIX}"
+
+    def _get(self, chat: ChatId) -> ChatRecord | None:
+        path = self._path(chat)
+        try:
+            return _read(path, chat)
+        except ValueError as exc:
+            lost = _lost(path, chat)
+            durable.set_aside(path, exc)
+            # So that it is known also after the next call that the binding was lost.
+            self._put(lost)
+            return lost
+
+    def _put(self, record: ChatRecord) -> None:
+        path = self._path(record.chat)
+        durable.make_folder(path.parent)
+        content = {
+            **record.further,
+            "backend": record.backend,
+            "sandbox_id": record.sandbox_id,
+            "image": record.image,
+            "spec": record.spec,
+            "created": record.created_s,
+            "sections": dict(record.sections),
+        }
+        durable.write_note(path, content)
+        os.utime(path, (record.used_s, record.used_s))
+
+    def _touch(self, used: Mapping[ChatId, float]) -> None:
+        for chat, when in used.items():
+            path = self._path(chat)
+            with suppress(FileNotFoundError):
+                if path.lstat().st_mtime < when:
+                    os.utime(path, (when, when), follow_symlinks=False)
+
+    def _list(self, root: Path) -> Sequence[ChatRecord]:
+        users = (
+            [entry.name for entry in os.scandir(root) if entry.is_dir()] if root.is_dir() else []
+        )
+        found = [record for user in users for record in _of_user(root / user, user)]
+        return sorted(found, key=lambda record: record.used_s, reverse=True)
+
+    def _remove(self, chat: ChatId) -> None:
+        path = self._path(chat)
+        try:
+            path.unlink(missing_ok=True)
+        except IsADirectoryError as exc:
+            durable.set_aside(path, exc.strerror)
+        if path.parent.is_dir():
+            # A binding that came back after a power cut would be of a chat that is no more.
+            durable.sync(path.parent)
+
+
+def _of_user(folder: Path, user: str) -> Iterator[ChatRecord]:
+    for name in os.listdir(folder):  # noqa: PTH208 - a Path for each costs more than the rest
+        if name.startswith(_PREFIX) and name.endswith(_SUFFIX):
+            path = f"{folder}/{name}"
+            with suppress(InvalidArgument, FileNotFoundError):
+                chat = ChatId(user, name[len(_PREFIX) : -len(_SUFFIX)])
+                try:
+                    record = _read(path, chat)
+                except ValueError:
+                    record = _lost(path, chat)
+                if record:
+                    yield record
+
+
+def _lost(path: str | Path, chat: ChatId) -> ChatRecord:
+    """What is known of a chat whose note is damaged."""
+    used_s = os.lstat(path).st_mtime
+    return ChatRecord(chat, None, created_s=used_s, used_s=used_s)
+
+
+def _read(path: str | Path, chat: ChatId) -> ChatRecord | None:
+    """The record in a note, if there is one; raises ValueError for what this program never wrote.
+
+    Thousands are listed at once: so a file is opened once, and nothing is looked at twice.
+    """
+    found = durable.read_dated_note(path)
+    if found is None:
+        return None
+    # What is left of the note are fields of a newer version.
+    note, used_s = found
+    backend, sections = note.pop("backend", None), note.pop("sections", {})
+    sandbox_id, image = note.pop("sandbox_id", None) or "", note.pop("image", None) or ""
+    spec, created_s = note.pop("spec", ""), note.pop("created", used_s)
+    texts = isinstance(sandbox_id, str) and isinstance(image, str) and isinstance(spec, str)
+    if not (texts and isinstance(sections, dict) and isinstance(created_s, int | float)):
+        raise ValueError("its fields are of other kinds")
+    if not 0 <= created_s < _LATEST_S:
+        raise ValueError("it was not made at such a time")
+    known = backend if backend in _BACKENDS else None
+    bound = SandboxId(sandbox_id) if sandbox_id else None
+    return ChatRecord(chat, known, created_s, used_s, bound, image or None, spec, sections, note)

@@ -1,0 +1,322 @@
+"""The ways into the sandbox of a chat, and out of it.
+
+The caller has the chat's lock: so two servers never make two, and none comes upon one that is half
+made. Which sandbox it is stands in the chat's record; where that is lost, the labels tell. A
+sandbox is the chat's if its runner shows the chat's own directory. Whether it is still used is its
+runner's to say.
+"""
+
+import logging
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import anyio
+
+from mcp_sandbox.backends.base import Sandbox
+from mcp_sandbox.errors import (
+    BackendUnavailable,
+    OperatorError,
+    SandboxError,
+    SandboxGone,
+    StorageUnavailable,
+)
+from mcp_sandbox.models import ChatId, SandboxId, SandboxInfo, SandboxSpec
+from mcp_sandbox.runtime.channel import Channel
+from mcp_sandbox.runtime.runtime import Refusal, Runtime
+from mcp_sandbox.sessions.records import ChatRecord
+from mcp_sandbox.sessions.rooms import Held, Rooms, cause, ended_with
+from mcp_sandbox.sessions.settings import SPEC, STARTED, chat_of, of_chats, started_s
+from mcp_sandbox.sessions.warm import connect
+from mcp_sandbox.telemetry.logs import event
+from mcp_sandbox.workspace.directory import ChatDirectories
+from mcp_sandbox.workspace.projects import Shown
+
+logger = logging.getLogger(__name__)
+
+# Ending a sandbox takes the engine up to some seconds; a stuck engine must not hold us longer.
+_DESTROY_S = 20.0
+# A process that is being killed closes its connections first.
+_DYING_S = 1.0
+# Long: under heavy load the answer is slow, and who does not answer is ended.
+_ANSWER_S = 15.0
+
+
+Connected = tuple[Sandbox, Runtime]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How the chat's sandbox should be."""
+
+    spec: SandboxSpec
+    directories: ChatDirectories
+    shown: Shown
+
+    def is_shown_by(self, runtime: Runtime) -> bool:
+        """Whether its /project is the folder that was checked.
+
+        The engine finds it by its path, and by then another may lie there, put by whoever may
+        write beside it.
+        """
+        checked, seen = self.shown.identity, runtime.hello.project
+        return checked is None or (seen is not None and seen.is_same(checked))
+
+
+class Ways:
+    """Those of one chat.
+
+    Any may raise OperatorError, and SandboxGone where one came up without the chat's files.
+    """
+
+    def __init__(self, chat: ChatId, rooms: Rooms) -> None:
+        self._chat = chat
+        self._rooms = rooms
+
+    async def open(self) -> Held:
+        """Find the chat's sandbox, or make one; the caller gives it its guard."""
+        rooms = self._rooms
+        record = await rooms.records.get(self._chat)
+        is_new = record is None and not await rooms.workspaces.exist(self._chat)
+        self._settle(record, is_new=is_new)
+        shown = await rooms.projects.show(self._chat)
+        may_adopt = is_new and not shown.mounts
+        opened = await rooms.pool.adopt(self._chat) if rooms.pool and may_adopt else None
+        news = ""
+        if opened is None:
+            wanted = await self._wanted(shown)
+            # A sandbox of a chat that never had one need not be looked for.
+            opened, news = (None, "") if is_new else await self._find(wanted, record)
+            with rooms.pool.foreground() if rooms.pool else nullcontext():
+                opened = opened or await self._make(wanted)
+        return await self._remember(opened, shown, record, news)
+
+    def _settle(self, record: ChatRecord | None, *, is_new: bool) -> None:
+        """Refuse a backend that the chat must not move to, and tell of a binding that was lost."""
+        here = self._rooms.backend.name
+        lived = record.backend if record else None
+        if record and lived is None and here == "unsafe-local":
+            raise BackendUnavailable(
+                f"the record of chat {self._chat} was lost, and whether it was isolated: open it "
+                "once with `--backend docker` or `--backend bubblewrap`, then move it here"
+            )
+        if lived not in (None, here) and not self._rooms.settings.may_move:
+            raise BackendUnavailable(
+                f"chat {self._chat} lives on {lived}, which does not work now: repair it (see "
+                f"`mcp-sandbox doctor`), or move the chat with `--backend {here}`; its "
+                "files stay the same, its isolation would change"
+            )
+        if lived is None and not is_new:
+            self._rooms.news.tell(
+                self._chat,
+                f"The record of this computer was lost: it is on {here} now, on the same files. "
+                "What ran in its background elsewhere, if anything, goes on there for a while.",
+            )
+
+    async def _remember(
+        self, opened: Connected, shown: Shown, record: ChatRecord | None, news: str = ""
+    ) -> Held:
+        """Bind the chat to its sandbox; where that cannot be written, its labels tell."""
+        rooms, now, (sandbox, runtime) = self._rooms, self._rooms.ledger.clock(), opened
+        before = record or ChatRecord(self._chat, None, created_s=now.wall_s, used_s=now.wall_s)
+        bound = replace(
+            before,
+            backend=rooms.backend.name,
+            sandbox_id=sandbox.id,
+            image=sandbox.facts.image,
+            spec=sandbox.labels.get(SPEC, ""),
+        )
+        if bound != record:
+            try:
+                await rooms.records.put(replace(bound, used_s=max(bound.used_s, now.wall_s)))
+            except StorageUnavailable as exc:
+                logger.warning("chat %s: its sandbox could not be noted: %s", self._chat, exc)
+        return Held(sandbox, runtime, shown, started_s(sandbox.labels, now.steady_s), news)
+
+    async def adopt(self, sandbox_id: SandboxId) -> Held | None:
+        """Connect to a sandbox that runs already; None if it is of no use, and has been removed."""
+        directories = await self._rooms.workspaces.open(self._chat)
+        # Before the connection: what fails after it would leave it open.
+        shown = await self._rooms.projects.show(self._chat)
+        reached = await self._reach(sandbox_id, directories)
+        if reached is None:
+            return None
+        return await self._remember(reached, shown, await self._rooms.records.get(self._chat))
+
+    async def running(self) -> Sequence[SandboxInfo]:
+        """The sandboxes that carry the chat's labels."""
+        return [info for chat, info in await of_chats(self._rooms.backend) if chat == self._chat]
+
+    async def _find(
+        self, wanted: Wanted, record: ChatRecord | None
+    ) -> tuple[Connected | None, str]:
+        """The chat's sandbox if one runs and is as it should be; and what became of another."""
+        news = ""
+        for is_noted in (True, False):
+            noted = [record.sandbox_id] if record and record.sandbox_id else []
+            for sandbox_id in noted if is_noted else [info.id for info in await self.running()]:
+                reached = await self._reach(sandbox_id, wanted.directories, is_noted=is_noted)
+                if reached is None:
+                    continue
+                replaced = await self._replace(*reached, wanted)
+                if replaced is None:
+                    return reached, ""
+                news = replaced
+        return None, news
+
+    async def _reach(
+        self, sandbox_id: SandboxId, directories: ChatDirectories, *, is_noted: bool = False
+    ) -> Connected | None:
+        """Connect to it; one that is dead, stuck or without the chat's files is removed.
+
+        So is one that stands in the chat's record and has lost its labels.
+        """
+        rooms = self._rooms
+        try:
+            sandbox = await rooms.backend.attach(sandbox_id)
+            labelled = chat_of(sandbox.labels)
+            if labelled == self._chat:
+                keep_bytes = rooms.settings.keep_bytes
+                return sandbox, await connect(sandbox, directories, rooms.tasks, keep_bytes)
+        except SandboxGone as exc:
+            logger.info("chat %s: sandbox %s is of no use: %s", self._chat, sandbox_id, exc)
+        else:
+            if labelled or not is_noted:
+                return None
+        await rooms.backend.destroy(sandbox_id)
+        return None
+
+    async def renew(self, held: Held) -> str | None:
+        """End an open sandbox if it is not as it should be now; what to tell, None if it stays."""
+        wanted = await self._wanted(await self._rooms.projects.show(self._chat))
+        held.shown = wanted.shown
+        return await self._replace(held.sandbox, held.runtime, wanted)
+
+    async def _wanted(self, shown: Shown) -> Wanted:
+        directories = await self._rooms.workspaces.open(self._chat)
+        now_s = self._rooms.ledger.clock().steady_s
+        labels = {"user": self._chat.user, "chat": self._chat.chat, STARTED: f"{now_s:.0f}"}
+        origin = await self._rooms.backend.origin()
+        spec = self._rooms.settings.spec(directories, labels, origin, shown.mounts)
+        return Wanted(spec, directories, shown)
+
+    async def _replace(self, sandbox: Sandbox, runtime: Runtime, wanted: Wanted) -> str | None:
+        is_same = sandbox.labels.get(SPEC) == wanted.spec.labels[SPEC]
+        if is_same and wanted.is_shown_by(runtime):
+            return None
+        background = runtime.background
+        try:
+            background = (await runtime.status()).background
+            refusal = await runtime.retire(background_too=True)
+        except SandboxGone:
+            refusal = ""
+        # What shows another folder under the same settings has been tricked into it.
+        if refusal and not is_same:
+            # One sandbox for all servers goes before each one's own settings.
+            logger.warning(
+                "chat %s: sandbox %s was made with other settings, and stays while it is used",
+                self._chat,
+                sandbox.id,
+            )
+            return None
+        await runtime.aclose()
+        await self._rooms.backend.destroy(sandbox.id)
+        return (
+            "The sandbox was replaced because its settings or its image changed; files are kept."
+            f"{ended_with(background)}"
+        )
+
+    async def _make(self, wanted: Wanted) -> Connected:
+        rooms = self._rooms
+        sandbox = await rooms.backend.create(wanted.spec)
+        try:
+            keep_bytes = rooms.settings.keep_bytes
+            runtime = await connect(sandbox, wanted.directories, rooms.tasks, keep_bytes)
+        except SandboxGone as exc:
+            try:
+                ending = await sandbox.ending(within_s=_DYING_S)
+            finally:
+                await rooms.backend.destroy(sandbox.id)
+            why = cause(ending, rooms.settings.limits) if ending else str(exc)
+            raise SandboxGone(f"the sandbox ended as soon as it was started: {why}") from exc
+        except BaseException:
+            await rooms.backend.destroy(sandbox.id)
+            raise
+        if wanted.is_shown_by(runtime):
+            return sandbox, runtime
+        await runtime.aclose()
+        await rooms.backend.destroy(sandbox.id)
+        raise SandboxGone(
+            "the user's folder was replaced while the sandbox was made, which was then removed "
+            "before anything ran in it: call again"
+        )
+
+    async def retire(self, held: Held, *, background_too: bool) -> Refusal:
+        """End it and hang up, unless it is used; when other servers use it, only hang up.
+
+        Why it goes on, if it does: then, but for other servers, it is still ours.
+        """
+        refusal: Refusal = ""
+        try:
+            with anyio.fail_after(_ANSWER_S):
+                if held.paused:
+                    await held.sandbox.resume()
+                    held.paused = False
+                refusal = await held.runtime.retire(background_too=background_too, leaving=True)
+        except (SandboxError, TimeoutError):
+            logger.info("sandbox %s does not answer, and is removed", held.sandbox.id)
+        if refusal == "users":
+            await held.runtime.aclose()
+            self._tell("sandbox left to others", held)
+        elif not refusal:
+            await self.destroy(held)
+        return refusal
+
+    async def bury(self, held: Held) -> str | None:
+        """What a sandbox that we lost died of, "" where that is unknown; None: others have it.
+
+        What is left of it is removed.
+        """
+        try:
+            ending = await held.sandbox.ending(within_s=_DYING_S)
+            died_of = cause(ending, self._rooms.settings.limits) if ending else ""
+        except OperatorError as exc:
+            died_of = f"where it ran nobody answers ({exc})"
+        await held.runtime.aclose()
+        silent = held.runtime.silent
+        if not died_of and not silent and await self._lives_for_others(held):
+            return None
+        await self.destroy(held)
+        return died_of
+
+    async def destroy(self, held: Held) -> None:
+        """End it, whoever uses it."""
+        with anyio.move_on_after(_DESTROY_S, shield=True) as limit:
+            await held.runtime.aclose()
+            try:
+                await self._rooms.backend.destroy(held.sandbox.id)
+            except OperatorError as exc:
+                # Not the trouble of who asked for something else: the runner ends itself, too.
+                logger.warning("sandbox %s could not be removed: %s", held.sandbox.id, exc)
+        if limit.cancelled_caught:
+            logger.error("sandbox %s could not be removed in time", held.sandbox.id)
+        else:
+            self._tell("sandbox removed", held)
+
+    async def _lives_for_others(self, held: Held) -> bool:
+        """Only our connection was lost, and other servers still have theirs; else it may end."""
+        try:
+            with anyio.fail_after(_ANSWER_S):
+                async with anyio.create_task_group() as tasks:
+                    channel = Channel(await held.sandbox.open_channel(), held.sandbox.token)
+                    await channel.open(tasks)
+                    runtime = Runtime(channel, keep_bytes=0)
+                    refusal = await runtime.retire(background_too=True, leaving=True)
+                    await runtime.aclose()
+        except* (SandboxError, TimeoutError):
+            refusal = ""
+        return refusal == "users"
+
+    def _tell(self, what: str, held: Held) -> None:
+        backend = self._rooms.backend.name
+        event(logger, what, chat=str(self._chat), backend=backend, sandbox=held.sandbox.id)

@@ -1,0 +1,107 @@
+"""Runs the tests in two parts and sums them up: `python -m tests.run [--again] PYTEST-ARGUMENT...`
+
+Two workers share all but the tests that are marked `alone`, which follow one by one: they measure,
+or fill the machine. With --again, failed tests run once more; what passed only then is named.
+This module is also the plugin of pytest that tells the parts apart.
+"""
+
+import collections
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+PARTS = {"together": ["-n", "2", "--dist", "worksteal"], "alone": []}
+_NONE_SELECTED = int(pytest.ExitCode.NO_TESTS_COLLECTED)
+
+Tally = dict[str, list[str]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", choices=PARTS, help="only the tests of this part")
+    parser.addoption("--tally", type=Path, help="file for the tests of each outcome")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part = config.getoption("--part")
+    if part is None:
+        return
+    mine: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item in items:
+        is_alone = item.get_closest_marker("alone") is not None
+        (mine if is_alone == (part == "alone") else others).append(item)
+    items[:] = mine
+    config.hook.pytest_deselected(items=others)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    file = terminalreporter.config.getoption("--tally")
+    if file is not None:
+        tests = {
+            outcome: [report.nodeid for report in reports if hasattr(report, "nodeid")]
+            for outcome, reports in terminalreporter.stats.items()
+            if outcome
+        }
+        file.write_text(json.dumps(tests))
+
+
+def _run(arguments: list[str], scratch: str) -> tuple[int, Tally]:
+    """Run both parts; return the exit code of the worse one and the tests of each outcome."""
+    codes, tally = [], collections.defaultdict[str, list[str]](list)
+    for part, more in PARTS.items():
+        print(f"== tests, {part}", flush=True)
+        file = Path(f"{scratch}{part[0]}.json")
+        command = [
+            *(sys.executable, "-m", "pytest", "-p", "tests.run", "--part", part),
+            *("--tally", str(file), "--basetemp", f"{scratch}{part[0]}", *more, *arguments),
+        ]
+        codes.append(subprocess.run(command, check=False).returncode)
+        for outcome, tests in json.loads(file.read_text()).items() if file.exists() else ():
+            tally[outcome] += tests
+    worst = max(codes, key=lambda code: (code not in (0, _NONE_SELECTED), code == 0))
+    return worst, tally
+
+
+def _failed(tally: Tally) -> list[str]:
+    return list(dict.fromkeys([*tally.get("failed", ()), *tally.get("error", ())]))
+
+
+def _print_summary(code: int, tally: Tally) -> None:
+    for test in _failed(tally):
+        print(f"   {test}")
+    counts = ", ".join(
+        f"{len(tally[outcome])} {outcome}"
+        for outcome in ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
+        if tally.get(outcome)
+    )
+    print(f"== both parts: {counts or 'no tests'}; {'good' if code == 0 else f'bad ({code})'}")
+
+
+def main(arguments: list[str]) -> int:
+    """Run the tests, again where that is asked for; return pytest's exit code."""
+    again = "--again" in arguments
+    arguments = [argument for argument in arguments if argument != "--again"]
+    with tempfile.TemporaryDirectory(prefix="mcp-", ignore_cleanup_errors=True) as scratch:
+        code, tally = _run(arguments, f"{scratch}/1")
+        _print_summary(code, tally)
+        failed = _failed(tally)
+        if not (again and failed):
+            return code
+        # Tests that kill at random moments, on a machine that others use too: a failure counts
+        # when it comes again.
+        print("== running what failed once more")
+        code, tally = _run(failed, f"{scratch}/2")
+        _print_summary(code, tally)
+        flaky = [test for test in failed if test in tally["passed"] and test not in _failed(tally)]
+        print("== flaky: mend these", *flaky, sep="\n   ")
+    return code
+
+
+if __name__ == "__main__":
+    os.chdir(Path(__file__).resolve().parent.parent)
+    sys.exit(main(sys.argv[1:]))
