@@ -208,7 +208,8 @@ class BubblewrapBackend:
         return found
 
     def _collect(self) -> None:
-        self._children -= {pid for pid in self._children if reap(pid)}
+        # A copy: a thread that starts a sandbox may add its own meanwhile.
+        self._children -= {pid for pid in tuple(self._children) if reap(pid)}
 
     def _look(self) -> Host:
         if self._host is None or not self._host.runner.is_dir():
