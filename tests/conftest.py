@@ -35,7 +35,7 @@ WITHOUT_WALLS = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--whole", action="store_true", help="long runs, and on every backend what depends on none"
+        "--whole", action="store_true", help="long runs, and every repetition, on every backend"
     )
 
 
@@ -43,6 +43,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     path = item.path.relative_to(Path(__file__).parent)
     if any(path.is_relative_to(each) for each in WITHOUT_WALLS):
         item.add_marker(pytest.mark.bubblewrap)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--whole"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("whole")]
+    items[:] = [item for item in items if not item.get_closest_marker("whole")]
+    config.hook.pytest_deselected(items=left_out)
 
 
 def configured(name: str, data_dir: Path) -> Config:
@@ -136,7 +145,8 @@ def data_root(tmp_path: Path) -> Path:
         pytest.param("docker-runsc", marks=(pytest.mark.docker, pytest.mark.runsc)),
         pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
         pytest.param("unsafe-local", marks=pytest.mark.bubblewrap),
-    ]
+    ],
+    scope="module",
 )
 def backend_name(request: pytest.FixtureRequest) -> str:
     """Every place where a sandbox can live; a test with this runs once in each."""

@@ -1,7 +1,8 @@
 """Runs the tests in two parts and sums them up: `python -m tests.run [--again] PYTEST-ARGUMENT...`
 
-Two workers share all but the tests that are marked `alone`, which follow one by one: they measure,
-or fill the machine. With --again, failed tests run once more; what passed only then is named.
+Several workers share all but the tests that are marked `alone`, which follow one by one: they
+measure, or fill the machine. With --again, failed tests run once more; what passed only then is
+named.
 This module is also the plugin of pytest that tells the parts apart.
 """
 
@@ -17,7 +18,9 @@ from pathlib import Path
 
 import pytest
 
-PARTS = {"together": ["-n", "2", "--dist", "worksteal"], "alone": []}
+# Many tests wait for other processes, so that one worker more than there are cores is kept busy.
+_WORKERS = (os.cpu_count() or 1) + 1
+PARTS = {"together": ["-n", str(_WORKERS), "--dist", "worksteal"], "alone": []}
 _NONE_SELECTED = int(pytest.ExitCode.NO_TESTS_COLLECTED)
 
 Tally = dict[str, list[str]]

@@ -6,8 +6,18 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER, GVISOR, UNSAFE, WHOLE
+
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "backend_name",
+    [
+        *(DOCKER, BUBBLEWRAP),
+        *(pytest.param(*each.values, marks=(*each.marks, WHOLE)) for each in (GVISOR, UNSAFE)),
+    ],
+    indirect=True,
+)
 def test_demonstration_goes_from_a_client_into_a_sandbox_and_back(
     backend_name: str, tmp_path: Path
 ) -> None:

@@ -48,7 +48,7 @@ def skill(tmp_path: Path) -> Path:
 
 
 async def trials_of(folder: Path, config: Config) -> dict[str, Trial]:
-    return {each.example.name: each for each in await try_out(folder, config, timeout_s=5)}
+    return {each.example.name: each for each in await try_out(folder, config, timeout_s=3)}
 
 
 async def test_each_example_is_run_in_a_fresh_copy_beside_the_mounted_skill(

@@ -1,7 +1,6 @@
 """A chat's computer on every backend, through the door that the tools use."""
 
 from collections.abc import AsyncGenerator
-from pathlib import Path
 
 import pytest
 
@@ -10,6 +9,7 @@ from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
+from tests.conftest import configured
 
 CHAT = ChatId("tester", "contract")
 # Tests of what only a walled sandbox has: files of its own in /tmp, with a size and counted as
@@ -53,30 +53,14 @@ BUSY_UNDER_GVISOR = {
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("runsc") is None:
+        return
     name = getattr(item, "originalname", "")
-    if name in BUSY_UNDER_GVISOR and item.get_closest_marker("runsc") is not None:
+    if item.path.stem in ABOUT_SERVERS and name not in ON_GVISOR_TOO:
+        item.add_marker(pytest.mark.whole)
+    if name in BUSY_UNDER_GVISOR:
         item.add_marker(pytest.mark.alone)
         item.add_marker(pytest.mark.timeout(240))
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--whole"):
-        return
-    kept: list[pytest.Item] = []
-    left_out: list[pytest.Item] = []
-    for item in items:
-        (left_out if _is_the_same_without_gvisor(item) else kept).append(item)
-    items[:] = kept
-    config.hook.pytest_deselected(items=left_out)
-
-
-def _is_the_same_without_gvisor(item: pytest.Item) -> bool:
-    return (
-        item.get_closest_marker("runsc") is not None
-        and item.path.parent == Path(__file__).parent
-        and item.path.stem in ABOUT_SERVERS
-        and getattr(item, "originalname", "") not in ON_GVISOR_TOO
-    )
 
 
 @pytest.fixture
@@ -88,6 +72,23 @@ async def manager(config: Config) -> AsyncGenerator[SessionManager]:
 @pytest.fixture
 async def session(manager: SessionManager) -> Session:
     return await manager.session(CHAT)
+
+
+@pytest.fixture(scope="module")
+async def lasting(
+    backend_name: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[SessionManager]:
+    """Where the tests of a module share a chat whose sandbox starts once."""
+    async with open_manager(configured(backend_name, tmp_path_factory.mktemp("data"))) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def emptied(lasting: SessionManager) -> Session:
+    """The shared chat, with nothing of an earlier test in its own places."""
+    session = await lasting.session(CHAT)
+    await session.exec("find /workspace /home/sandbox -mindepth 1 -delete")
+    return session
 
 
 @pytest.fixture(autouse=True)

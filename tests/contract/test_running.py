@@ -14,6 +14,16 @@ from mcp_sandbox.sessions.session import Session
 from tests.contract.conftest import CHAT
 
 
+@pytest.fixture
+def manager(lasting: SessionManager) -> SessionManager:
+    return lasting
+
+
+@pytest.fixture
+def session(emptied: Session) -> Session:
+    return emptied
+
+
 async def test_a_command_answers_with_its_output_and_exit_code(session: Session) -> None:
     result = await session.exec("echo out; echo err >&2; exit 3")
     assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 3)
@@ -155,32 +165,30 @@ async def test_files_left_open_by_python_are_written_at_its_end(session: Session
     assert (await session.read_file("open.txt")).data == b"kept"
 
 
-@pytest.mark.parametrize(
-    ("code", "stdout", "exit_code"),
-    [
-        ("import sys; sys.exit()", "", 0),
-        ("import sys; sys.exit(True)", "", 1),
-        ("import sys; sys.exit(256 + 7)", "", 7),
-        ("raise SystemExit(3)", "", 3),
-        ("import atexit; atexit.register(print, 'at exit'); print('first')", "first\nat exit\n", 0),
-        ("import ctypes; ctypes.CDLL(None).printf(b'from C\\n')", "from C\n", 0),
-        ("class A:\n    def __del__(self): print('deleted')\na = A()", "deleted\n", 0),
-        ("import os; os._exit(5)", "", 5),
-        (
-            "import threading, time\n"
-            "def late(): time.sleep(0.2); print('thread')\n"
-            "threading.Thread(target=late).start()\nprint('main')",
-            "main\nthread\n",
-            0,
-        ),
-        ("import sys; sys.stdout.write('no newline')", "no newline", 0),
-    ],
-)
-async def test_python_ends_as_it_ends_anywhere(
-    session: Session, code: str, stdout: str, exit_code: int
-) -> None:
-    result = await session.run_code(code)
-    assert (result.stdout, result.exit_code) == (stdout, exit_code), result.stderr
+ENDINGS = [
+    ("import sys; sys.exit()", "", 0),
+    ("import sys; sys.exit(True)", "", 1),
+    ("import sys; sys.exit(256 + 7)", "", 7),
+    ("raise SystemExit(3)", "", 3),
+    ("import atexit; atexit.register(print, 'at exit'); print('first')", "first\nat exit\n", 0),
+    ("import ctypes; ctypes.CDLL(None).printf(b'from C\\n')", "from C\n", 0),
+    ("class A:\n    def __del__(self): print('deleted')\na = A()", "deleted\n", 0),
+    ("import os; os._exit(5)", "", 5),
+    (
+        "import threading, time\n"
+        "def late(): time.sleep(0.2); print('thread')\n"
+        "threading.Thread(target=late).start()\nprint('main')",
+        "main\nthread\n",
+        0,
+    ),
+    ("import sys; sys.stdout.write('no newline')", "no newline", 0),
+]
+
+
+async def test_python_ends_as_it_ends_anywhere(session: Session) -> None:
+    for code, stdout, exit_code in ENDINGS:
+        result = await session.run_code(code)
+        assert (result.stdout, result.exit_code) == (stdout, exit_code), (code, result)
 
 
 async def test_python_killed_by_a_signal_or_an_interrupt_says_so(session: Session) -> None:
@@ -331,9 +339,8 @@ PRINTS = {
 }
 
 
-@pytest.mark.parametrize("language", PRINTS)
 async def test_what_code_prints_is_shown_while_it_runs(
-    manager: SessionManager, session: Session, language: str
+    manager: SessionManager, session: Session
 ) -> None:
     """Through a client that asks for progress: the code ends only when its output was seen."""
     shown = list[str]()
@@ -344,9 +351,14 @@ async def test_what_code_prints_is_shown_while_it_runs(
             await session.write_file("seen", b"")
 
     server = build_server(sessions_by(one_chat(CHAT), manager.session))
-    with anyio.fail_after(40):
+    with anyio.fail_after(50):
         async with Client(server, mode="legacy") as client:
-            arguments = {"code": PRINTS[language], "language": language, "timeout_s": 30}
-            result = await client.call_tool("run_code", arguments, progress_callback=on_progress)
-    assert not result.is_error
-    assert "begun" in shown
+            for language, code in PRINTS.items():
+                shown.clear()
+                arguments = {"code": code, "language": language, "timeout_s": 30}
+                result = await client.call_tool(
+                    "run_code", arguments, progress_callback=on_progress
+                )
+                assert not result.is_error
+                assert "begun" in shown
+                await session.delete_file("seen")

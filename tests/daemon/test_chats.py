@@ -63,7 +63,8 @@ async def test_stop_ends_what_runs_and_keeps_the_files(tmp_path: Path) -> None:
     where = place(tmp_path)
     async with running(where), in_chat(where, "chat-one") as client:
         await client.exec(f"echo kept > note; sleep 600.{os.getpid()} >/dev/null 2>&1 &")
-        assert sleeping(f"600.{os.getpid()}")
+        while not sleeping(f"600.{os.getpid()}"):
+            await anyio.sleep(0.02)
         done = await command(where, "stop", "chat-o")
         assert (done.code, done.err) == (0, "")
         assert "local/chat-one: its sandbox has ended" in done.out

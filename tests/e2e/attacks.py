@@ -15,6 +15,9 @@ DOCKER = pytest.param("docker", marks=pytest.mark.docker)
 GVISOR = pytest.param("docker-runsc", marks=(pytest.mark.docker, pytest.mark.runsc))
 BUBBLEWRAP = pytest.param("bubblewrap", marks=pytest.mark.bubblewrap)
 
+UNSAFE = pytest.param("unsafe-local", marks=pytest.mark.bubblewrap)
+WHOLE = pytest.mark.whole
+
 # Attacks on what the kernel of the host enforces; gVisor has a kernel of its own.
 on_the_host_kernel = pytest.mark.parametrize("backend_name", [DOCKER, BUBBLEWRAP], indirect=True)
 on_docker = pytest.mark.parametrize("backend_name", [DOCKER], indirect=True)

@@ -39,7 +39,7 @@ by_http_only = pytest.mark.parametrize("home", BY_HTTP, indirect=True)
 
 
 @pytest.mark.inspector
-@pytest.mark.parametrize("era", ["legacy", "modern"])
+@pytest.mark.parametrize("era", [pytest.param("legacy", marks=pytest.mark.whole), "modern"])
 async def test_the_inspector_finds_the_server_by_the_command_that_init_prints(
     era: str, home: Home, npm_cache: Path
 ) -> None:

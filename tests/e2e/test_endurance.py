@@ -21,7 +21,7 @@ from tests.e2e.endurance.tally import table
 
 pytestmark = pytest.mark.alone
 
-LOAD_S = 12
+LOAD_S = 6
 # Nothing of these may outlive the idle time; what a killed server wrote down is swept up later.
 RUNNING = ("processes", "containers", "mounts")
 
@@ -32,12 +32,12 @@ RUNNING = ("processes", "containers", "mounts")
 async def test_random_kills_lose_no_file_and_no_reply_and_leave_nothing(
     backend: BackendName, data_root: Path
 ) -> None:
-    plan = Plan(backend, data_root, LOAD_S, seed=20, mean_kill_s=2.0, networks=("none", "open"))
+    plan = Plan(backend, data_root, LOAD_S, seed=20, mean_kill_s=1.0, networks=("none", "open"))
     with anyio.fail_after(280):
         tally, remains = await run(plan)
     report = table(tally, f"endurance on {backend}", remains)
     assert not tally.faults, report
-    assert tally.counts["answered"] > 150, report
+    assert tally.counts["answered"] > 100, report
     assert all(tally.counts[f"killed: {what}"] for what in ("runner", "container", "server"))
     first, last = remains.values()
     assert not any(first[kind] for kind in RUNNING), report

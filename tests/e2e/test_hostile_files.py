@@ -87,7 +87,7 @@ async def test_a_sparse_file_of_ten_gigabytes_is_no_burden(roomy: Session) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-@on_the_host_kernel
+@on_bubblewrap
 async def test_a_hundred_thousand_entries_are_listed_in_part(session: Session) -> None:
     made = (
         "import os\nos.mkdir('many')\nfor n in range(100_000): os.close(os.open(f'many/{n}', 65))"

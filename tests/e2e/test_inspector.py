@@ -111,9 +111,15 @@ async def over_http(backend: str, folder: Path) -> AsyncGenerator[list[str]]:
             (over_stdio, "bubblewrap", "legacy"), marks=BUBBLEWRAP.marks, id="stdio-legacy"
         ),
         pytest.param(
-            (over_stdio, "bubblewrap", "modern"), marks=BUBBLEWRAP.marks, id="stdio-modern"
+            (over_stdio, "bubblewrap", "modern"),
+            marks=(*BUBBLEWRAP.marks, pytest.mark.whole),
+            id="stdio-modern",
         ),
-        pytest.param((over_http, "bubblewrap", "legacy"), marks=BUBBLEWRAP.marks, id="http-legacy"),
+        pytest.param(
+            (over_http, "bubblewrap", "legacy"),
+            marks=(*BUBBLEWRAP.marks, pytest.mark.whole),
+            id="http-legacy",
+        ),
         pytest.param((over_http, "bubblewrap", "modern"), marks=BUBBLEWRAP.marks, id="http-modern"),
     ]
 )

@@ -207,17 +207,26 @@ async def test_a_body_where_none_belongs_is_refused(data_root: Path) -> None:
             assert sent.status_code == 400
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"nonsense", b"[" * 100_000, b"9" * 100_000, b"[]", b'{"jsonrpc":"2.0"}', b"\xff"]
-)
+NO_MESSAGES = [
+    b"",
+    b"nonsense",
+    b"[" * 100_000,
+    b"9" * 100_000,
+    b"[]",
+    b'{"jsonrpc":"2.0"}',
+    b"\xff",
+]
+
+
 @pytest.mark.parametrize("version", [LEGACY, "2026-07-28", "1999-01-01", "\x7f"])
-async def test_what_is_no_message_is_refused(data_root: Path, body: bytes, version: str) -> None:
+async def test_what_is_no_message_is_refused(data_root: Path, version: str) -> None:
     async with served(data_root, anonymous=True) as web, httpx2.AsyncClient() as client:
         headers = {**JSON, "Mcp-Protocol-Version": version}
-        refused = await client.post(web.door.url, headers=headers, content=body)
-        assert 400 <= refused.status_code < 500
-        assert len(refused.content) < 2000
-        assert await is_well(web, {})
+        for body in NO_MESSAGES:
+            refused = await client.post(web.door.url, headers=headers, content=body)
+            assert 400 <= refused.status_code < 500, body[:80]
+            assert len(refused.content) < 2000
+            assert await is_well(web, {})
 
 
 async def test_a_slow_body_is_given_up(data_root: Path) -> None:

@@ -12,7 +12,11 @@ from tests.e2e.stumbles.agents import META, Agent, opened
 __all__ = ["META", "Agent"]
 
 
-@pytest.fixture(params=[DOCKER, BUBBLEWRAP])
+# Deletes what earlier tests left in the chat's own places.
+_EMPTY = "find /workspace /home/sandbox /tmp -mindepth 1 -delete 2>/dev/null; true"
+
+
+@pytest.fixture(params=[DOCKER, BUBBLEWRAP], scope="module")
 def backend_name(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -24,10 +28,23 @@ def settings() -> dict[str, Any]:
     return {}
 
 
+@pytest.fixture(scope="module")
+async def lasting(
+    backend_name: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Agent]:
+    """The agent of a module's tests: its sandbox starts once."""
+    async with opened(backend_name, tmp_path_factory.mktemp("data"), {}) as made:
+        yield made
+
+
 @pytest.fixture
 async def agent(
-    backend_name: str, data_root: Path, settings: dict[str, Any]
+    lasting: Agent, backend_name: str, data_root: Path, settings: dict[str, Any]
 ) -> AsyncGenerator[Agent]:
-    """An agent in a new chat."""
-    async with opened(backend_name, data_root, settings) as made:
-        yield made
+    """An agent in an empty chat, a new one where settings differ."""
+    if settings:
+        async with opened(backend_name, data_root, settings) as made:
+            yield made
+    else:
+        await lasting.told("exec", command=_EMPTY)
+        yield lasting

@@ -3,6 +3,7 @@
 import pytest
 from mcp.types import CallToolResult, ImageContent, TextContent
 
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER, WHOLE
 from tests.e2e.stumbles.conftest import Agent
 from tests.e2e.stumbles.everyday import SETTINGS, misleading, replay
 from tests.e2e.stumbles.judging import Step, outcome
@@ -10,6 +11,9 @@ from tests.e2e.stumbles.judging import Step, outcome
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("settings", [SETTINGS])
+@pytest.mark.parametrize(
+    "backend_name", [DOCKER, pytest.param("bubblewrap", marks=(*BUBBLEWRAP.marks, WHOLE))]
+)
 async def test_no_answer_of_an_everyday_session_misleads_or_is_empty(
     agent: Agent, backend_name: str
 ) -> None:

@@ -2,16 +2,19 @@
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 
 import anyio
 import pytest
+from anyio import to_thread
 
 from tests.connect.relays import Relay
 from tests.daemon.running import ROOT, Done
@@ -45,14 +48,18 @@ class Person:
         command = [sys.executable, "-m", "mcp_sandbox", *arguments]
         if stdin is None:
             command = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
-        with anyio.fail_after(50):
-            done = await anyio.run_process(
+        # As a pipe does, it takes it well when not all of its input is read.
+        done = await to_thread.run_sync(
+            partial(
+                subprocess.run,
                 command,
                 input=stdin or b"",
-                check=False,
+                capture_output=True,
                 env=self.environment(**(more or {})),
                 cwd="/",
+                timeout=50,
             )
+        )
         return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     async def told(self, *arguments: str, **more: str) -> str:
