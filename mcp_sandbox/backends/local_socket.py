@@ -77,6 +77,24 @@ class SocketStream(ByteStream):
         return anyio.ClosedResourceError() if closed else anyio.BrokenResourceError()
 
 
+async def dial(path: str) -> SocketStream:
+    """Connect to a socket that is named by a path of ours. Raises OSError when nobody listens."""
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        client.setblocking(False)
+        while True:
+            try:
+                client.connect(path)
+            except BlockingIOError:
+                # Too many do so at once; the kernel tells nobody when there is room.
+                await anyio.sleep(_RETRY_S)
+            else:
+                return SocketStream(client)
+    except BaseException:
+        client.close()
+        raise
+
+
 async def connect(
     directory: Path, *, deadline_s: float, has_ended: Callable[[], bool] = lambda: False
 ) -> ByteStream:

@@ -8,14 +8,14 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import DEVNULL, PIPE
 from typing import Any, NamedTuple
 
 import anyio
-from anyio.abc import ByteStream, Process
+from anyio.abc import ByteReceiveStream, ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from mcp_sandbox.backends.local_socket import SocketStream
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 INITIALIZE = {
@@ -36,8 +36,10 @@ class Place:
     more: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def command(self, name: str, *arguments: str) -> list[str]:
-        start = [sys.executable, "-m", "mcp_sandbox", name, "--socket", str(self.socket)]
-        return [*start, *arguments]
+        return [sys.executable, "-m", "mcp_sandbox", *self.arguments(name, *arguments)]
+
+    def arguments(self, name: str, *more: str) -> list[str]:
+        return [name, "--socket", str(self.socket), *more]
 
     def environment(self) -> dict[str, str]:
         names = ("PATH", "DOCKER_HOST", "MCP_SANDBOX_DOCKER__IMAGE")
@@ -64,8 +66,7 @@ def place(
 class Daemon:
     """A `serve` process."""
 
-    def __init__(self, process: Process, place: Place) -> None:
-        assert process.stderr
+    def __init__(self, process: forked.Program, place: Place) -> None:
         self.process = process
         self.place = place
         self._stderr = BufferedByteReceiveStream(process.stderr)
@@ -89,13 +90,8 @@ class Daemon:
 async def starting(place: Place, *options: str) -> AsyncGenerator[Daemon]:
     """A daemon that was started, and may not listen yet; it is killed at the end."""
     arguments = ("--data", str(place.data), "--backend", place.backend, *options)
-    async with await anyio.open_process(
-        place.command("serve", *arguments),
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=PIPE,
-        env=place.environment(),
-        cwd="/",
+    async with forked.start(
+        place.arguments("serve", *arguments), env=place.environment(), cwd="/"
     ) as process:
         try:
             yield Daemon(process, place)
@@ -205,15 +201,20 @@ async def in_chat(place: Place, chat: str, **more: object) -> AsyncGenerator[Cli
 
 async def command(place: Place, name: str, *arguments: str, stdin: bytes = b"") -> Done:
     """Run a command line as a person would."""
+    given = place.arguments(name, *arguments)
+    said = {"stdout": b"", "stderr": b""}
     with anyio.fail_after(40):
-        done = await anyio.run_process(
-            place.command(name, *arguments),
-            input=stdin,
-            check=False,
-            env=place.environment(),
-            cwd="/",
-        )
-    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+        async with forked.start(given, env=place.environment(), cwd="/", stdin=stdin) as program:
+            async with anyio.create_task_group() as tasks:
+
+                async def read(name: str, pipe: ByteReceiveStream) -> None:
+                    async for data in pipe:
+                        said[name] += data
+
+                tasks.start_soon(read, "stdout", program.stdout)
+                tasks.start_soon(read, "stderr", program.stderr)
+            code = await program.wait()
+    return Done(code, said["stdout"].decode(), said["stderr"].decode())
 
 
 async def control(place: Place, command: str, **arguments: object) -> Any:

@@ -17,6 +17,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from mcp_sandbox.backends import local_socket
 from mcp_sandbox.backends.docker.engine import Engine
 from mcp_sandbox.errors import BackendUnavailable, SandboxGone
 
@@ -50,7 +51,7 @@ async def dial(engine: Engine) -> ByteStream:
 async def _connect(engine: Engine) -> ByteStream:
     parts = urlsplit(engine.url)
     if parts.scheme == "unix":
-        return await anyio.connect_unix(parts.path)
+        return await local_socket.dial(parts.path)
     if parts.scheme == "ssh":
         return await _connect_ssh(parts.hostname or "", parts.username, parts.port)
     host = parts.hostname or "localhost"

@@ -12,7 +12,9 @@ from tests.e2e.stumbles.judging import Step, outcome
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("settings", [SETTINGS])
 @pytest.mark.parametrize(
-    "backend_name", [DOCKER, pytest.param("bubblewrap", marks=(*BUBBLEWRAP.marks, WHOLE))]
+    "backend_name",
+    [DOCKER, pytest.param("bubblewrap", marks=(*BUBBLEWRAP.marks, WHOLE))],
+    indirect=True,
 )
 async def test_no_answer_of_an_everyday_session_misleads_or_is_empty(
     agent: Agent, backend_name: str

@@ -8,9 +8,8 @@ import tempfile
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import PIPE, CompletedProcess
 
 import anyio
 import pytest
@@ -48,18 +47,21 @@ class Person:
         command = [sys.executable, "-m", "mcp_sandbox", *arguments]
         if stdin is None:
             command = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
-        # As a pipe does, it takes it well when not all of its input is read.
-        done = await to_thread.run_sync(
-            partial(
-                subprocess.run,
+        environment = self.environment(**(more or {}))
+
+        def run() -> CompletedProcess[bytes]:
+            # Not all of the input need be read.
+            return subprocess.run(
                 command,
                 input=stdin or b"",
                 capture_output=True,
-                env=self.environment(**(more or {})),
+                env=environment,
                 cwd="/",
                 timeout=50,
+                check=False,
             )
-        )
+
+        done = await to_thread.run_sync(run)
         return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     async def told(self, *arguments: str, **more: str) -> str:
