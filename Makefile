@@ -1,6 +1,8 @@
 # One word per job; none needs another step before it. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
+# Where it is set, every one of the many processes compiles all that it loads.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo test quick soak check format bench image setup
 
 READY := .venv/.ready
@@ -18,7 +20,8 @@ test: $(READY) ## install and start what the tests need (as root on Debian or Ub
 	@$(BIN)/python -m tests.run $(ARGS)
 
 quick: $(READY) ## the tests that start no engine and no program of ours, every backend's on bubblewrap
-	@$(BIN)/python -m tests.run -m "$(NO_ENGINE) and not slow and not alone" -k "not unsafe-local" \
+	@$(BIN)/python -m tests.run --together -q \
+	  -m "$(NO_ENGINE) and not slow and not alone" -k "not unsafe-local" \
 	  $(addprefix --ignore tests/,e2e daemon connect clients shipped test_cli.py test_demo.py \
 	  test_readme.py test_trial.py server/test_stdio.py) $(ARGS)
 
@@ -62,5 +65,5 @@ $(READY): pyproject.toml uv.lock
 	  fi; \
 	fi; \
 	echo "== installing the project's packages into .venv"; \
-	$$uv sync --quiet --locked --inexact --all-groups --extra bubblewrap </dev/null; \
+	$$uv sync --quiet --compile-bytecode --locked --inexact --all-groups --extra bubblewrap </dev/null; \
 	touch $@

@@ -1,11 +1,12 @@
-"""Runs the tests in two parts and sums them up: `python -m tests.run [--again] PYTEST-ARGUMENT...`
+"""Runs the tests and sums them up: `python -m tests.run [--again] [--together] PYTEST-ARGUMENT...`
 
 Several workers share all but the tests that are marked `alone`, which follow one by one: they
-measure, or fill the machine. With --again, failed tests run once more; what passed only then is
-named.
+measure, or fill the machine; --together leaves those out. With --again, failed tests run once more;
+what passed only then is named.
 This module is also the plugin of pytest that tells the parts apart.
 """
 
+import argparse
 import collections
 import contextlib
 import json
@@ -13,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -55,15 +56,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         file.write_text(json.dumps(tests))
 
 
-def _run(arguments: list[str], scratch: str) -> tuple[int, Tally]:
-    """Run both parts; return the exit code of the worse one and the tests of each outcome."""
+def _run(parts: Sequence[str], arguments: list[str], scratch: str) -> tuple[int, Tally]:
+    """Run the parts; return the exit code of the worst one and the tests of each outcome."""
     codes, tally = [], collections.defaultdict[str, list[str]](list)
-    for part, more in PARTS.items():
+    for part in parts:
         print(f"== tests, {part}", flush=True)
         file = Path(f"{scratch}{part[0]}.json")
         command = [
             *(sys.executable, "-m", "pytest", "-p", "tests.run", "--part", part),
-            *("--tally", str(file), "--basetemp", f"{scratch}{part[0]}", *more, *arguments),
+            *("--tally", str(file), "--basetemp", f"{scratch}{part[0]}", *PARTS[part], *arguments),
         ]
         codes.append(subprocess.run(command, check=False).returncode)
         for outcome, tests in json.loads(file.read_text()).items() if file.exists() else ():
@@ -84,7 +85,7 @@ def _print_summary(code: int, tally: Tally) -> None:
         for outcome in ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
         if tally.get(outcome)
     )
-    print(f"== both parts: {counts or 'no tests'}; {'good' if code == 0 else f'bad ({code})'}")
+    print(f"== all: {counts or 'no tests'}; {'good' if code == 0 else f'bad ({code})'}")
 
 
 @contextlib.contextmanager
@@ -97,20 +98,23 @@ def _scratch() -> Iterator[str]:
         subprocess.run(["rm", "-rf", scratch], check=False)
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Run the tests, again where that is asked for; return pytest's exit code."""
-    again = "--again" in arguments
-    arguments = [argument for argument in arguments if argument != "--again"]
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--together", action="store_true")
+    options, arguments = parser.parse_known_args()
+    parts = ["together"] if options.together else [*PARTS]
     with _scratch() as scratch:
-        code, tally = _run(arguments, f"{scratch}/1")
+        code, tally = _run(parts, arguments, f"{scratch}/1")
         _print_summary(code, tally)
         failed = _failed(tally)
-        if not (again and failed):
+        if not (options.again and failed):
             return code
         # Tests that kill at random moments, on a machine that others use too: a failure counts
         # when it comes again.
         print("== running what failed once more")
-        code, tally = _run(failed, f"{scratch}/2")
+        code, tally = _run(parts, failed, f"{scratch}/2")
         _print_summary(code, tally)
         flaky = [test for test in failed if test in tally["passed"] and test not in _failed(tally)]
         print("== flaky: mend these", *flaky, sep="\n   ")
@@ -119,4 +123,4 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     os.chdir(Path(__file__).resolve().parent.parent)
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

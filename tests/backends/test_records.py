@@ -33,6 +33,7 @@ def test_deep_and_closed_trees_are_removed(tmp_path: Path) -> None:
     assert Path("/etc/passwd").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["docker", "bubblewrap"])
 def test_a_record_goes_whatever_code_put_beside_the_socket(
     name: BackendName, tmp_path: Path

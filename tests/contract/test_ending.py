@@ -80,6 +80,7 @@ async def test_a_cancelled_call_leaves_nothing_running(session: Session) -> None
     assert await hidden(session) == 0
 
 
+@pytest.mark.slow
 async def test_one_call_can_be_cancelled_beside_others(session: Session) -> None:
     with anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
@@ -125,6 +126,7 @@ async def test_killing_everything_spares_the_tools(session: Session, backend_nam
     assert (await session.run_code("print(1)")).stdout == "1\n"
 
 
+@pytest.mark.slow
 async def test_a_fork_bomb_ends_and_the_next_call_works(session: Session) -> None:
     await bomb(session, "bomb() { bomb | bomb & }; bomb; sleep 600", timeout_s=2)
     with anyio.fail_after(30):
@@ -158,6 +160,7 @@ async def test_a_full_tmp_stops_nobody(session: Session) -> None:
     assert (await session.exec("echo fine")).stdout == "fine\n"
 
 
+@pytest.mark.slow
 async def test_too_much_memory_is_told_as_such(session: Session, backend_name: str) -> None:
     if backend_name == "docker-runsc":
         pytest.skip("the whole gVisor sandbox is one process to the kernel's memory limit")

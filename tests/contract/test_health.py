@@ -81,6 +81,7 @@ async def test_what_died_under_a_call_is_named_with_its_background(
     assert session.take_news() == []
 
 
+@pytest.mark.slow
 async def test_background_work_that_had_ended_is_not_mourned(
     session: Session, config: Config
 ) -> None:
@@ -110,6 +111,7 @@ async def use_up_memory(session: Session) -> None:
         await session.write_file("file", bytes(8 << 20))
 
 
+@pytest.mark.slow
 async def test_one_that_hangs_is_given_up_and_replaced(
     manager: SessionManager, config: Config, backend_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

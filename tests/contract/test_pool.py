@@ -202,6 +202,7 @@ async def test_one_that_is_stuck_is_replaced(place: Place) -> None:
     assert second.id != first.id
 
 
+@pytest.mark.slow
 async def test_a_failed_warm_up_is_tried_again_later_and_later(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

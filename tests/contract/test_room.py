@@ -64,6 +64,7 @@ async def test_what_leaves_room_is_let_alone(session: Session) -> None:
     assert (await session.exec("pgrep -fc '^sleep 86373'")).stdout == "120\n"
 
 
+@pytest.mark.slow
 async def test_a_call_under_way_is_let_alone(session: Session) -> None:
     await leave(session, 100, 86374)
     async with anyio.create_task_group() as tasks:

@@ -184,6 +184,7 @@ async def test_a_call_waits_in_the_queue_until_another_one_ends(config: Config) 
         assert await running(config) == ["other"]
 
 
+@pytest.mark.slow
 async def test_ten_chats_with_ten_commands_each_lose_no_output(manager: SessionManager) -> None:
     answers: dict[tuple[int, int], str] = {}
 

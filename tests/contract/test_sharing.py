@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import pytest
 from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 
@@ -119,6 +120,7 @@ async def server(name: str, config: Config, tasks: int) -> AsyncGenerator[Proces
                     await process.wait()
 
 
+@pytest.mark.slow
 async def test_two_processes_with_eight_tasks_each_open_one_sandbox(
     config: Config, backend_name: str
 ) -> None:
@@ -279,6 +281,7 @@ async def test_a_sandbox_is_used_also_where_it_cannot_be_noted(config: Config) -
     await none_runs(config)
 
 
+@pytest.mark.slow
 async def test_one_of_other_settings_that_hangs_is_replaced(
     config: Config, backend_name: str
 ) -> None:

@@ -143,6 +143,7 @@ while time.monotonic() < until:
 """
 
 
+@pytest.mark.slow
 async def test_no_code_reaches_a_bash_that_waits(session: Session) -> None:
     for _ in range(3):
         await session.exec("true")

@@ -132,6 +132,7 @@ async def test_a_new_chat_of_two_servers_with_warm_sandboxes_gets_one(pooled: Co
         assert seen.stdout == "01234567"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_kill_in_the_middle_of_an_adoption_loses_no_file_and_leaves_nothing(
     step: str, pooled: Config, backend_name: str

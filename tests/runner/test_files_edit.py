@@ -231,6 +231,7 @@ def test_the_newline_that_is_not_there_is_no_change(workspace: Path) -> None:
     assert edit_refused("f", "\n", "c")[0] == "no_match"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["a" * 200, "ab" * 100, "", "x = 1", "é" * 90])
 def test_a_hostile_file_is_searched_in_bounded_time(workspace: Path, line: str) -> None:
     (workspace / "f").write_text(f"{line}\n" * (2**21 // (len(line) + 1)))

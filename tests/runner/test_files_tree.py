@@ -48,6 +48,7 @@ def test_a_limit_says_that_it_cut(workspace: Path) -> None:
     assert names(limit=5) == ["00", "01", "02", "03", "04"]
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_entries_are_listed_and_deleted(workspace: Path) -> None:
     for folder in range(100):
         (workspace / f"many/{folder}").mkdir(parents=True)
@@ -62,6 +63,7 @@ def test_a_hundred_thousand_entries_are_listed_and_deleted(workspace: Path) -> N
     assert time.monotonic() - started < 20
 
 
+@pytest.mark.slow
 def test_four_thousand_levels_are_searched_moved_and_deleted(workspace: Path) -> None:
     (workspace / "top").mkdir()
     make_deep(workspace / "top", 4200)
@@ -131,6 +133,7 @@ def test_the_workspace_and_what_holds_it_cannot_be_deleted_or_moved(
     assert (workspace / "f").exists()
 
 
+@pytest.mark.slow
 def test_a_tree_that_others_keep_changing_is_deleted_or_said_to_be_busy(workspace: Path) -> None:
     outside = workspace.parent / "home"
     (outside / "kept").touch()

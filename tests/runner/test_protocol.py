@@ -238,6 +238,7 @@ def command_lines() -> list[bytes]:
     return lines
 
 
+@pytest.mark.slow
 async def test_many_strangers_do_not_lock_out_who_knows_the_token(tmp_path: Path) -> None:
     async with started(tmp_path, idle_s="900") as runner:
         strangers = [await runner.stream() for _ in range(40)]
@@ -353,6 +354,7 @@ async def test_an_unused_runner_ends_itself(tmp_path: Path) -> None:
             assert await to_thread.run_sync(runner.process.wait) == 0
 
 
+@pytest.mark.slow
 async def test_a_background_process_keeps_the_runner_until_it_ends(tmp_path: Path) -> None:
     async with started(tmp_path, idle_s="0.3") as runner:
         async with runner.channel() as channel:

@@ -10,7 +10,7 @@ import pytest
 from mcp_sandbox.models import ChatId
 from tests.server.scripted import text_of
 from tests.server.test_tools import TABLE
-from tests.server.web import JSON, LEGACY, MODERN, call, initialize, ping, served
+from tests.server.web import JSON, LEGACY, MODERN, call, http_client, initialize, ping, served
 
 ERAS = pytest.mark.parametrize(("mode", "spoken"), [("auto", MODERN), ("legacy", LEGACY)])
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -151,7 +151,7 @@ async def test_draining_lets_calls_finish_and_takes_no_new_one(data_root: Path, 
 
             tasks.start_soon(long_call)
             await web.computers.begun.wait()
-            async with httpx2.AsyncClient() as kept:
+            async with http_client() as kept:
                 assert (await kept.get(f"{web.origin}/health")).text == "ok\n"
                 tasks.start_soon(web.door.drain, 20)
                 await anyio.lowlevel.checkpoint()

@@ -10,7 +10,7 @@ import pytest
 
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.server.http import listen
-from tests.server.web import JSON, LEGACY, Web, call, initialize, ping, served
+from tests.server.web import JSON, LEGACY, Web, call, http_client, initialize, ping, served
 
 CHAT = {"Mcp-Sandbox-Chat": "work"}
 
@@ -37,14 +37,14 @@ async def test_without_a_right_token_nothing_is_served(data_root: Path, sent: st
             assert refused.status_code == 401
             assert refused.headers["www-authenticate"].startswith("Bearer ")
             assert "mcp-sandbox token add" in said(refused)
-        async with httpx2.AsyncClient() as client:
+        async with http_client() as client:
             assert (await client.get(f"{web.origin}/metrics")).status_code == 401
         assert await is_well(web, headers)
     assert web.computers.chats == []
 
 
 async def test_a_token_must_be_the_only_one_that_is_sent(data_root: Path) -> None:
-    async with served(data_root) as web, httpx2.AsyncClient() as client:
+    async with served(data_root) as web, http_client() as client:
         right = (await web.headers())["Authorization"]
         twice = [*JSON.items(), ("Authorization", right), ("Authorization", "Bearer other")]
         assert (await client.post(web.door.url, headers=twice, json=ping())).status_code == 401
@@ -107,7 +107,7 @@ async def test_a_foreign_host_is_misdirected(data_root: Path, host: str) -> None
         forged = {"Host": host.format(port=web.port)}
         refused = await web.post(forged, initialize())
         assert refused.status_code in ((400, 421) if host in ("", "local host") else (421,))
-        async with httpx2.AsyncClient() as client:
+        async with http_client() as client:
             health = await client.get(f"{web.origin}/health", headers=forged)
             assert health.status_code == refused.status_code
         assert await is_well(web, {"Host": f"LOCALHOST:{web.port}"})
@@ -155,7 +155,7 @@ async def test_an_unusable_chat_is_refused_and_never_bent_to_another(
     async with served(data_root) as web:
         headers = {**(await web.headers()), "Mcp-Sandbox-Chat": chat}
         raw: Any = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-        async with httpx2.AsyncClient() as client:
+        async with http_client() as client:
             names = [*((k.encode(), v.encode()) for k, v in JSON.items()), *raw]
             refused = await client.post(web.door.url, headers=names, json=initialize())
         assert refused.status_code == 400
@@ -163,7 +163,10 @@ async def test_an_unusable_chat_is_refused_and_never_bent_to_another(
 
 
 async def test_a_chat_must_be_named_once(data_root: Path) -> None:
-    async with served(data_root, anonymous=True) as web, httpx2.AsyncClient() as client:
+    async with (
+        served(data_root, anonymous=True) as web,
+        http_client() as client,
+    ):
         twice = [*JSON.items(), ("Mcp-Sandbox-Chat", "a"), ("Mcp-Sandbox-Chat", "b")]
         refused = await client.post(web.door.url, headers=twice, json=ping())
         assert refused.status_code == 400
@@ -201,7 +204,10 @@ async def test_a_body_at_the_limit_is_read(data_root: Path) -> None:
 
 
 async def test_a_body_where_none_belongs_is_refused(data_root: Path) -> None:
-    async with served(data_root, anonymous=True) as web, httpx2.AsyncClient() as client:
+    async with (
+        served(data_root, anonymous=True) as web,
+        http_client() as client,
+    ):
         for method in ("GET", "DELETE"):
             sent = await client.request(method, web.door.url, headers=JSON, content=b"x" * 100)
             assert sent.status_code == 400
@@ -218,9 +224,13 @@ NO_MESSAGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [LEGACY, "2026-07-28", "1999-01-01", "\x7f"])
 async def test_what_is_no_message_is_refused(data_root: Path, version: str) -> None:
-    async with served(data_root, anonymous=True) as web, httpx2.AsyncClient() as client:
+    async with (
+        served(data_root, anonymous=True) as web,
+        http_client() as client,
+    ):
         headers = {**JSON, "Mcp-Protocol-Version": version}
         for body in NO_MESSAGES:
             refused = await client.post(web.door.url, headers=headers, content=body)
@@ -250,12 +260,15 @@ async def test_a_client_that_leaves_in_its_body_leaves_nothing(data_root: Path) 
     "path", ["/", "/mcp/", "/mcp/x", "/.well-known/x", "/%6dcp/..", "/metrics/"]
 )
 async def test_there_is_nothing_elsewhere(data_root: Path, path: str) -> None:
-    async with served(data_root, anonymous=True) as web, httpx2.AsyncClient() as client:
+    async with (
+        served(data_root, anonymous=True) as web,
+        http_client() as client,
+    ):
         assert (await client.get(f"{web.origin}{path}")).status_code == 404
 
 
 async def test_health_tells_nothing_but_that_it_is_there(data_root: Path) -> None:
-    async with served(data_root) as web, httpx2.AsyncClient() as client:
+    async with served(data_root) as web, http_client() as client:
         health = await client.get(f"{web.origin}/health")
         assert (health.status_code, health.text) == (200, "ok\n")
         assert set(health.headers) == {"date", "content-type", "content-length"}
@@ -264,11 +277,12 @@ async def test_health_tells_nothing_but_that_it_is_there(data_root: Path) -> Non
 
 
 async def test_figures_are_for_who_has_a_token(data_root: Path) -> None:
-    async with served(data_root) as web, httpx2.AsyncClient() as client:
+    async with served(data_root) as web, http_client() as client:
         headers = await web.headers()
         assert (await client.get(f"{web.origin}/metrics", headers=headers)).text == "figures 1\n"
 
 
+@pytest.mark.slow
 async def test_more_requests_than_the_rate_must_wait(data_root: Path) -> None:
     async with served(data_root, rate=1) as web:
         alice, bob = await web.headers("alice"), await web.headers("bob")
@@ -319,7 +333,10 @@ async def test_more_requests_at_once_than_allowed_must_wait(data_root: Path) -> 
 
 
 async def test_more_sessions_than_allowed_must_wait_until_one_ends(data_root: Path) -> None:
-    async with served(data_root, sessions_per_user=2) as web, httpx2.AsyncClient() as client:
+    async with (
+        served(data_root, sessions_per_user=2) as web,
+        http_client() as client,
+    ):
         alice, bob = await web.headers("alice"), await web.headers("bob")
         opened = [await web.post(alice, initialize()) for _ in range(2)]
         refused = await web.post(alice, initialize())

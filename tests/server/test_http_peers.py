@@ -7,11 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
-import httpx2
 import pytest
 from anyio.abc import SocketStream
 
-from tests.server.web import Web, initialize, served
+from tests.server.web import Web, http_client, initialize, served
 
 DROPPED = 10_000
 
@@ -30,6 +29,7 @@ async def is_well(web: Web) -> bool:
     return (await web.post({}, initialize())).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
     [
@@ -120,6 +120,7 @@ async def test_calls_are_not_dropped_for_newer_peers(data_root: Path) -> None:
     assert answers == [1]
 
 
+@pytest.mark.slow
 async def test_many_connections_opened_and_dropped_leave_nothing(data_root: Path) -> None:
     async with served(data_root, anonymous=True, connections=64) as web:
         assert await is_well(web)
@@ -145,7 +146,7 @@ def open_files() -> int:
 async def test_the_end_does_not_wait_for_peers_that_do_nothing(data_root: Path) -> None:
     async with served(data_root, anonymous=True) as web:
         silent = await anyio.connect_tcp("127.0.0.1", web.port)
-        kept = httpx2.AsyncClient()
+        kept = http_client()
         assert (await kept.get(f"{web.origin}/health")).status_code == 200
         started = anyio.current_time()
     assert anyio.current_time() - started < 5

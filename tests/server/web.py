@@ -1,5 +1,6 @@
 """An HTTP server of ours on a free port, and clients that speak to it."""
 
+import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
@@ -23,9 +24,15 @@ from mcp_sandbox.server.server import build_server
 from mcp_sandbox.server.skills.visible import Visible
 from tests.server.scripted import ScriptedSession
 
+# Loading the authorities of this machine takes a client longer than all that it asks.
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 MODERN = "2026-07-28"
 LEGACY = "2025-11-25"
 JSON = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+
+
+def http_client(**options: Any) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(verify=_NO_TLS, **options)
 
 
 @dataclass
@@ -95,7 +102,7 @@ class Web:
 
     async def post(self, headers: Mapping[str, str], message: Any = None) -> httpx2.Response:
         """One message as a raw request."""
-        async with httpx2.AsyncClient() as client:
+        async with http_client() as client:
             body = ping() if message is None else message
             return await client.post(self.door.url, headers={**JSON, **headers}, json=body)
 
@@ -110,7 +117,7 @@ class Web:
 async def connected(
     url: str, mode: Any, headers: Mapping[str, str], **more: Any
 ) -> AsyncGenerator[Client]:
-    async with httpx2.AsyncClient(headers=dict(headers), timeout=30) as http:
+    async with http_client(headers=dict(headers), timeout=30) as http:
         transport = streamable_http_client(url, http_client=http)
         async with Client(transport, mode=mode, **more) as client:
             yield client

@@ -234,6 +234,7 @@ def test_skill_is_named_by_its_folder_however_one_gets_there(
         assert "Install pdf?" in run("add", path, "--no-sandbox").stderr
 
 
+@pytest.mark.slow
 def test_any_skill_can_be_validated_and_what_is_wrong_with_it_is_told(
     run: Run, tmp_path: Path
 ) -> None:
@@ -286,6 +287,7 @@ def test_what_sandboxes_lack_is_told_by_doctor_and_before_installing(
     assert not list((data_root / "sandbox").rglob("chat-preflight"))
 
 
+@pytest.mark.slow
 def test_needs_of_very_many_skills_are_asked_in_parts(run: Run, data_root: Path) -> None:
     names = [f"no_such_module_{number:04}" for number in range(450)]
     for number, name in enumerate(names):

@@ -116,6 +116,7 @@ def test_what_is_no_plain_file_is_left_out_and_told(tmp_path: Path) -> None:
     assert {each.code for each in found.diagnostics} == {"left-out"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["files", "bytes", "sparse", "folders"])
 def test_of_a_skill_over_a_limit_only_the_document_is_offered(tmp_path: Path, what: str) -> None:
     write_skill(tmp_path)

@@ -30,6 +30,7 @@ def commands(text: str) -> dict[str, str]:
     return {name: weight for (kind, name), weight in found.items() if kind == "command"}
 
 
+@pytest.mark.slow
 def test_python_imports_are_those_that_pythons_own_parser_sees() -> None:
     folder = Path(sysconfig.get_path("stdlib"))
     files = [*folder.glob("*.py"), *(folder / "asyncio").glob("*.py")]
@@ -323,6 +324,7 @@ def test_damaged_texts_are_read_as_far_as_they_make_sense() -> None:
             scan({name: text.encode("utf-8", "surrogatepass")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["a.py", "a.sh", "a.js", "SKILL.md", "requirements.txt"])
 def test_hostile_texts_take_no_longer_than_their_length(suffix: str) -> None:
     slow = {}

@@ -129,6 +129,7 @@ def test_what_nobody_can_read_is_told() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_budgets_of_size_are_told() -> None:
     large = {f"{number}.txt": b"word " * 500_000 for number in range(4)}
     said = [each.code for each in judge({"SKILL.md": good("pdf").encode(), **large})]
@@ -141,6 +142,7 @@ def test_very_many_of_a_kind_do_not_hide_the_others() -> None:
     assert [code for code, *_ in said] == ["injection"] * 20 + ["pipe-to-shell", "more"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -272,6 +272,7 @@ assert len(list(place.tree.glob("new-*"))) <= 3
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_step_the_sandbox_sees_one_whole_version(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _KILLED, str(tmp_path / "data")]
     done = subprocess.run(command, check=False, capture_output=True, text=True)

@@ -201,6 +201,7 @@ def outcomes(root: int, resolver: Resolver, follow: bool, wanted: set[str]) -> s
     raise AssertionError("unreachable")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_racing_renamer_never_gets_us_outside(
     root: int, resolver: Resolver, follow: bool, tmp_path: Path

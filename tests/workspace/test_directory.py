@@ -88,6 +88,7 @@ anyio.run(main)
 """
 
 
+@pytest.mark.slow
 def test_processes_that_open_the_same_chats_at_once_agree(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OPENER, str(tmp_path / "data"), *map(str, OWNER)]
     processes = [

@@ -210,6 +210,7 @@ async def test_a_copy_over_its_limits_is_not_made_and_nothing_stays(
     assert list((tmp_path / "data" / "sandbox" / "project" / "me" / "chat-work").iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_a_copy_that_takes_for_ever_is_given_up(
     tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def test_young_and_foreign_things_are_kept(tmp_path: Path, bin_: int) -> None:
     assert set(os.listdir(tmp_path / "trash")) == {young, "foreign", "0-link"}
 
 
+@pytest.mark.slow
 def test_hostile_trees_go_and_nothing_outside_is_touched(tmp_path: Path, bin_: int) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

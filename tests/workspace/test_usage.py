@@ -79,6 +79,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert found.allocated_bytes < 100_000
 
 
+@pytest.mark.slow
 def test_a_tree_of_5000_levels_is_measured_with_few_descriptors(tmp_path: Path) -> None:
     make_deep(tmp_path, 5_000)
     most = 0
@@ -98,6 +99,7 @@ def test_a_tree_of_5000_levels_is_measured_with_few_descriptors(tmp_path: Path) 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.slow
 def test_100_000_entries_are_measured(tmp_path: Path) -> None:
     for directory in range(100):
         (tmp_path / str(directory)).mkdir()
@@ -167,6 +169,7 @@ def moving(tree: Path) -> Iterator[None]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_tree_that_moves_while_it_is_measured_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

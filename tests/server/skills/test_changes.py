@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 from anyio.streams.memory import MemoryObjectSendStream
 from mcp import Client
 from mcp.client.subscriptions import (
@@ -64,6 +65,7 @@ async def test_newer_clients_hear_of_their_own_skills_alone(data_root: Path) -> 
             raise AssertionError(await heard(his, 1))
 
 
+@pytest.mark.slow
 async def test_a_file_of_a_skill_can_be_followed_too(data_root: Path) -> None:
     folder = write_skill(data_root / "skills" / "alice", "mine", {"a.md": "x", "b.md": "x"})
     uri = "skill://user/mine/a.md"
@@ -92,6 +94,7 @@ async def test_the_tools_change_with_the_first_skill_and_the_last(data_root: Pat
         assert await heard(changes, 1) == {ToolsListChanged()}
 
 
+@pytest.mark.slow
 async def test_nobody_looks_for_a_client_that_has_gone(data_root: Path) -> None:
     write_skill(data_root / "skills" / "alice", "mine")
     looks = 0

@@ -104,6 +104,7 @@ async def test_results_say_how_long_they_hold_and_for_whom(data_root: Path, tmp_
     assert extensions == {"io.modelcontextprotocol/skills": {"directoryRead": True}}
 
 
+@pytest.mark.slow
 async def test_a_skill_that_is_just_being_written_keeps_no_other_from_being_listed(
     data_root: Path, tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ async def test_a_list_in_pages_has_every_skill_once_whatever_comes_and_goes(
     ]
 
 
+@pytest.mark.slow
 async def test_large_manifests_make_shorter_pages_and_stay_whole(
     data_root: Path, tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ async def test_who_has_no_skill_sees_no_tool_beside_one_who_has(data_root: Path)
                 assert (BEGIN in (client.instructions or "")) == (user == "alice")
 
 
+@pytest.mark.slow
 def test_folders_are_given_on_the_command_line(tmp_path: Path) -> None:
     write_skill(tmp_path / "one", "first-skill")
     write_skill(tmp_path / "two", "second-skill")

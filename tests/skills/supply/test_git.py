@@ -118,6 +118,7 @@ def test_too_many_bytes_are_refused_before_they_are_read(repository: Path, run: 
             at_hand.tree("skills/pdf")
 
 
+@pytest.mark.slow
 def test_tree_that_is_endless_when_listed_is_refused(repository: Path, run: Git) -> None:
     blob = run("rev-parse", f"{commit(run)}:skills/pdf/SKILL.md")
     tree = ""

@@ -162,6 +162,7 @@ def die(data_root: Path, at: int, what: str) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "before", "after"),
     [
