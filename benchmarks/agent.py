@@ -1,24 +1,25 @@
 """What an agent does in an hour, through relay and daemon, against SWE-ReX's server.
 
 SWE-ReX (https://github.com/SWE-agent/SWE-ReX) runs in a container of our base image and is asked by
-a thinner client than its own, which also opens a connection for each call.
+its own client; ours is asked by the SDK's.
 """
 
-import http.client
-import json
+import importlib
 import random
 import shlex
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
+import docker
+from docker.models.containers import Container
 from mcp import Client
 
 from benchmarks.client import NOOP, call
@@ -39,7 +40,7 @@ _COMMANDS = (
     "git log | cat",
 )
 
-Ask = Callable[[str, Mapping[str, object]], object]
+Ask = Callable[[str, Mapping[str, object]], Awaitable[Any]]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Step:
     kind: str
     tool: str
     arguments: dict[str, object]
-    theirs: Callable[[Ask], object]
+    theirs: Callable[[Ask], Awaitable[Any]]
 
 
 def _text(number: int, value: int) -> str:
@@ -61,7 +62,7 @@ def _path(number: int) -> str:
     return f"src/m{number}.py"
 
 
-def _run(command: str) -> Callable[[Ask], object]:
+def _run(command: str) -> Callable[[Ask], Awaitable[Any]]:
     # Its way with a shell that stays open takes 100 ms longer.
     body = {"command": command, "shell": True, "check": True, "timeout": 30}
     return lambda ask: ask("execute", body)
@@ -79,12 +80,11 @@ def _edit(number: int) -> Step:
     old, new = f"VALUE = {value}\n", f"VALUE = {value + 1}\n"
     whole = f"/workspace/{path}"
 
-    def theirs(ask: Ask) -> object:
-        answer = ask("read_file", {"path": whole})
-        text = answer["content"] if isinstance(answer, dict) else ""
+    async def theirs(ask: Ask) -> None:
+        text = (await ask("read_file", {"path": whole})).content
         if text.count(old) != 1:
             raise Failed(f"{path} has no {old!r}")
-        return ask("write_file", {"path": whole, "content": text.replace(old, new)})
+        await ask("write_file", {"path": whole, "content": text.replace(old, new)})
 
     return Step("edit", "edit_file", {"path": path, "old": old, "new": new}, theirs)
 
@@ -121,66 +121,72 @@ def _hour(number: int) -> list[Step]:
 
 
 class _Rex:
-    """Asks SWE-ReX's server, each time over a connection of its own."""
+    """SWE-ReX's client, each call of which opens a connection."""
 
     def __init__(self, host: str) -> None:
-        self._http = http.client.HTTPConnection(host, _PORT, timeout=60)
+        remote = importlib.import_module("swerex.runtime.remote")
+        self._asked = importlib.import_module("swerex.runtime.abstract")
+        self.runtime = remote.RemoteRuntime(host=f"http://{host}", port=_PORT, auth_token=_TOKEN)
 
-    def ask(self, path: str, body: Mapping[str, object]) -> object:
-        """Send a request; return the answer. Blocks."""
-        headers = {"X-API-Key": _TOKEN, "Content-Type": "application/json"}
-        self._http.request("POST", f"/{path}", json.dumps(body), headers)
-        response = self._http.getresponse()
-        answer = json.loads(response.read())
-        self._http.close()
-        if response.status != http.client.OK:
-            raise Failed(f"SWE-ReX answered {response.status}: {answer}")
-        return answer
+    async def ask(self, name: str, arguments: Mapping[str, object]) -> Any:
+        """Call a method with a request of these fields."""
+        kinds = {"execute": "Command", "read_file": "ReadFileRequest"}
+        kind = getattr(self._asked, kinds.get(name, "WriteFileRequest"))
+        return await getattr(self.runtime, name)(kind(**arguments))
 
 
-def _install(target: Path, python: str) -> None:
-    """Install SWE-ReX for the image's Python. Blocks."""
+def _install(target: Path, *options: str) -> None:
+    """Install SWE-ReX in a folder. Blocks."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target)]
-    command += ["--python-version", python, "--only-binary=:all:", "swe-rex"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, *options, "swe-rex"], check=False, capture_output=True, text=True
+    )
     if done.returncode != 0:
         raise Failed(f"SWE-ReX cannot be installed: {done.stderr.strip()[-300:]}")
 
 
-def _rex() -> Generator[_Rex]:
-    """Run SWE-ReX's server in a container, until the generator is closed. Blocks."""
+def _serve(folder: Path, engine: docker.DockerClient) -> Container:
+    """Start SWE-ReX's server in a container. Blocks."""
+    # The container's user reads what is here.
+    folder.chmod(0o755)
     image = DockerConfig().image
+    said = engine.containers.run(image, ["python3", "-V"], remove=True, entrypoint="")
+    version = ".".join(said.decode().split()[1].split(".")[:2])
+    _install(folder / "inside", "--python-version", version, "--only-binary=:all:")
+    _install(folder / "client")
+    container = engine.containers.run(
+        image,
+        ["python3", "-m", "swerex.server", "--auth-token", _TOKEN, "--port", str(_PORT)],
+        entrypoint="",
+        detach=True,
+        environment={"PYTHONPATH": "/rex", "HOME": "/tmp"},
+        volumes={str(folder / "inside"): {"bind": "/rex", "mode": "ro"}},
+        working_dir="/workspace",
+        tmpfs={"/workspace": "uid=10001,exec"},
+        remove=True,
+    )
+    container.reload()
+    return container
+
+
+@asynccontextmanager
+async def _rex() -> AsyncGenerator[_Rex]:
     with tempfile.TemporaryDirectory() as scratch, engine_client() as engine:
-        # The container's user reads what is here.
         folder = Path(scratch)
-        folder.chmod(0o755)
-        said = engine.containers.run(image, ["python3", "-V"], remove=True, entrypoint="")
-        _install(folder / "rex", ".".join(said.decode().split()[1].split(".")[:2]))
-        container = engine.containers.run(
-            image,
-            ["python3", "-m", "swerex.server", "--auth-token", _TOKEN, "--port", str(_PORT)],
-            entrypoint="",
-            detach=True,
-            environment={"PYTHONPATH": "/rex", "HOME": "/tmp"},
-            volumes={str(folder / "rex"): {"bind": "/rex", "mode": "ro"}},
-            working_dir="/workspace",
-            tmpfs={"/workspace": "uid=10001,exec"},
-            remove=True,
-        )
+        container = await in_thread(partial(_serve, folder, engine))
+        # Behind our own packages, which both sides use.
+        sys.path.append(str(folder / "client"))
         try:
-            container.reload()
             (network,) = container.attrs["NetworkSettings"]["Networks"].values()
             rex = _Rex(network["IPAddress"])
-            for _ in range(200):
-                try:
-                    rex.ask("create_session", {"session_type": "bash", "startup_timeout": 5})
-                    break
-                except OSError:
-                    rex = _Rex(network["IPAddress"])
-                    time.sleep(0.1)
+            with anyio.fail_after(30):
+                while not await rex.runtime.is_alive(timeout=1):  # noqa: ASYNC110  it is polled
+                    await anyio.sleep(0.1)
             yield rex
         finally:
-            container.kill()
+            sys.path.remove(str(folder / "client"))
+            with anyio.CancelScope(shield=True):
+                await in_thread(container.kill)
 
 
 _SET_UP = "git init -q . && git add -A && git -c user.name=a -c user.email=a commit -qm first"
@@ -196,22 +202,14 @@ async def _connected() -> AsyncGenerator[Client]:
 @asynccontextmanager
 async def _agents() -> AsyncGenerator[tuple[Client, _Rex]]:
     """Both sides, with the same repository in their workspaces."""
-    async with _connected() as client:
-        running = _rex()
-        rex = await in_thread(partial(next, running))
-        try:
-            for number in range(_FILES):
-                path, text = _path(number), _text(number, 0)
-                await call(client, "write_file", path=path, content=text)
-                await in_thread(
-                    partial(rex.ask, "write_file", {"path": f"/workspace/{path}", "content": text})
-                )
-            await call(client, "exec", command=_SET_UP)
-            await in_thread(partial(_run(_SET_UP), rex.ask))
-            yield client, rex
-        finally:
-            with anyio.CancelScope(shield=True):
-                await in_thread(running.close)
+    async with _connected() as client, _rex() as rex:
+        for number in range(_FILES):
+            path, text = _path(number), _text(number, 0)
+            await call(client, "write_file", path=path, content=text)
+            await rex.ask("write_file", {"path": f"/workspace/{path}", "content": text})
+        await call(client, "exec", command=_SET_UP)
+        await _run(_SET_UP)(rex.ask)
+        yield client, rex
 
 
 async def _ours(client: Client, steps: Callable[[], list[Step]]) -> None:
@@ -221,7 +219,7 @@ async def _ours(client: Client, steps: Callable[[], list[Step]]) -> None:
 
 async def _theirs(rex: _Rex, steps: Callable[[], list[Step]]) -> None:
     for step in steps():
-        await in_thread(partial(step.theirs, rex.ask))
+        await step.theirs(rex.ask)
 
 
 async def _compare(make: Callable[[int], list[Step]], pairs: int) -> Measured:

@@ -77,14 +77,17 @@ async def begun_by_signals(ending: Ending) -> AsyncGenerator[None]:
             async for _ in signals:
                 ending.begin("signal")
 
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(watch)
-        try:
-            yield
-        finally:
-            tasks.cancel_scope.cancel()
-            for number in _SIGNALS:
-                signal.signal(number, signal.SIG_IGN)
+    try:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(watch)
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+    finally:
+        # The receiver leaves them as they are for any program: they would kill.
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
 
 class RecentLog(logging.Handler):

@@ -232,7 +232,8 @@ async def test_one_that_shows_what_is_not_the_chats_any_more_is_replaced(config:
 
 async def test_other_limits_mean_a_new_sandbox_with_the_same_files(config: Config) -> None:
     async with daemon(config) as first:
-        await (await first.session(CHAT)).exec("echo kept > file; sleep 86385 &")
+        # The bash that was forked for it has become the program when the call ends.
+        await (await first.session(CHAT)).exec("echo kept > file; sleep 86385 & sleep 0.2")
     (before,) = await running(config)
     limits = config.limits.model_copy(update={"open_files": 1024})
     async with daemon(config.model_copy(update={"limits": limits})) as second:
@@ -286,7 +287,7 @@ async def test_one_of_other_settings_that_hangs_is_replaced(
     config: Config, backend_name: str
 ) -> None:
     async with daemon(config) as first:
-        await (await first.session(CHAT)).exec("echo kept > file; sleep 86377 &")
+        await (await first.session(CHAT)).exec("echo kept > file; sleep 86377 & sleep 0.2")
     limits = config.limits.model_copy(update={"open_files": 1024})
     async with daemon(config.model_copy(update={"limits": limits})) as second:
         with anyio.fail_after(40):
