@@ -139,7 +139,7 @@ def _install(target: Path, *options: str) -> None:
     """Install SWE-ReX in a folder. Blocks."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target)]
     done = subprocess.run(
-        [*command, *options, "swe-rex"], check=False, capture_output=True, text=True
+        [*command, *options, "swe-rex", "aiohttp"], check=False, capture_output=True, text=True
     )
     if done.returncode != 0:
         raise Failed(f"SWE-ReX cannot be installed: {done.stderr.strip()[-300:]}")

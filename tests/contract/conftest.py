@@ -25,13 +25,13 @@ ABOUT_ISOLATION = {
     "test_one_that_ran_out_of_memory_says_so",
     "test_searches_see_skills_only_when_they_ask_for_them",
 }
-# Tests of what servers do with a chat, which is the same under every runtime of one engine: gVisor
-# has those of `ON_GVISOR_TOO`, and all with --whole.
+# Tests of what servers do with a chat, which is the same under every runtime of one engine, and in
+# bubblewrap without walls: gVisor and unsafe-local have those of `EVERYWHERE`, all with --whole.
 ABOUT_SERVERS = {
     *("test_sessions", "test_lifetimes", "test_sharing", "test_warm_chats", "test_pool"),
     *("test_retiring", "test_operator", "test_preflight", "test_skills"),
 }
-ON_GVISOR_TOO = {
+EVERYWHERE = {
     "test_files_and_home_outlive_the_sandbox",
     "test_a_sandbox_that_nobody_uses_ends_itself",
     "test_a_dead_runner_is_reported_and_the_next_call_has_the_files",
@@ -53,12 +53,12 @@ BUSY_UNDER_GVISOR = {
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if item.get_closest_marker("runsc") is None:
-        return
     name = getattr(item, "originalname", "")
-    if item.path.stem in ABOUT_SERVERS and name not in ON_GVISOR_TOO:
+    on_gvisor = item.get_closest_marker("runsc") is not None
+    is_the_same = item.path.stem in ABOUT_SERVERS and name not in EVERYWHERE
+    if is_the_same and (on_gvisor or "unsafe-local" in item.name):
         item.add_marker(pytest.mark.whole)
-    if name in BUSY_UNDER_GVISOR:
+    if on_gvisor and name in BUSY_UNDER_GVISOR:
         item.add_marker(pytest.mark.alone)
         item.add_marker(pytest.mark.timeout(240))
 

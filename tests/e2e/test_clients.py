@@ -160,7 +160,7 @@ async def test_a_server_that_is_told_to_go_takes_everything_with_it(
     assert code == 0
 
 
-@pytest.mark.parametrize("farewell", FAREWELLS)
+@pytest.mark.parametrize("farewell", [end_of_input, interrupt_and_terminate])
 async def test_a_server_that_is_told_to_go_while_it_makes_a_sandbox_leaves_nothing(
     server: StdioServerParameters, place: Place, farewell: Callable[[RawClient], Any]
 ) -> None:

@@ -86,8 +86,9 @@ async def test_a_sparse_file_of_ten_gigabytes_is_no_burden(roomy: Session) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.timeout(150)
-@on_bubblewrap
+@on_the_host_kernel
 async def test_a_hundred_thousand_entries_are_listed_in_part(session: Session) -> None:
     made = (
         "import os\nos.mkdir('many')\nfor n in range(100_000): os.close(os.open(f'many/{n}', 65))"

@@ -291,14 +291,12 @@ _PLANTS = {
     "a closed directory": "mkdir {place}; echo mine > {place}/mine; chmod 0 {place}",
     "a skill": "mkdir -p {place}/pdf; echo mine > {place}/pdf/SKILL.md",
 }
-# The same code makes the links on every backend.
+# The same code makes both links, on every backend.
 _WAYS = [
     pytest.param("docker", ".claude/skills", marks=DOCKER.marks),
     pytest.param("docker-runsc", ".agents", marks=GVISOR.marks),
-    *(
-        pytest.param("bubblewrap", place, marks=BUBBLEWRAP.marks)
-        for place in (".claude", ".claude/skills", ".agents", ".agents/skills")
-    ),
+    pytest.param("bubblewrap", ".claude", marks=BUBBLEWRAP.marks),
+    pytest.param("bubblewrap", ".agents/skills", marks=BUBBLEWRAP.marks),
 ]
 
 _LOOK = """
