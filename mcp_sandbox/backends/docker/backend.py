@@ -260,8 +260,8 @@ class DockerBackend:
                     # Either it is slow, or it has ended: then the engine says so.
                     if await self._ours(sandbox_id) is None:
                         raise BackendUnavailable(
-                            f"the runner of {self._config.image} ended as soon as it was started: "
-                            "try `mcp-sandbox images check`"
+                            "the sandbox ended while it was started: call again; if that comes "
+                            "again, `mcp-sandbox images check` tells what is wrong with the image"
                         ) from exc
                 else:
                     await stream.aclose()
