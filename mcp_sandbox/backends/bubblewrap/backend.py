@@ -30,7 +30,7 @@ from mcp_sandbox.backends.process import (
     reap,
 )
 from mcp_sandbox.backends.records import Record, Records, gone, new_id, sandbox_user
-from mcp_sandbox.errors import BackendUnavailable
+from mcp_sandbox.errors import BackendUnavailable, SandboxError, SandboxGone
 from mcp_sandbox.models import (
     BackendName,
     Ending,
@@ -123,7 +123,11 @@ class BubblewrapBackend:
     async def probe(self) -> str:
         host = await to_thread.run_sync(self._look)
         async with _scratch_mounts(self._root / "sandbox") as mounts:
-            sandbox = await self.create(SandboxSpec(mounts, idle_s=30))
+            try:
+                sandbox = await self.create(SandboxSpec(mounts, idle_s=30))
+            except SandboxGone as exc:
+                # Nobody else knows of it, so nobody ended it.
+                raise BackendUnavailable(str(exc)) from exc
             try:
                 channel = await sandbox.open_channel()
                 await channel.aclose()
@@ -276,13 +280,19 @@ class BubblewrapBackend:
 
         try:
             await to_thread.run_sync(look_and_close)
-        except FileNotFoundError as exc:
+        except OSError as exc:
+            # What /proc shows of a process goes piece by piece when it ends.
             raise await to_thread.run_sync(self._failed, sandbox_id) from exc
 
-    def _failed(self, sandbox_id: SandboxId) -> BackendUnavailable:
+    def _failed(self, sandbox_id: SandboxId) -> SandboxError:
         log = self._records.directory(sandbox_id) / "log"
         said = log.read_bytes()[-2000:].decode(errors="replace") if log.exists() else ""
-        return BackendUnavailable(explain(said, look()))
+        if said.strip():
+            return BackendUnavailable(explain(said, look()))
+        return SandboxGone(
+            "the sandbox ended while it was started, and said nothing: call again; if that comes "
+            "again, `mcp-sandbox doctor` tells what is wrong"
+        )
 
 
 async def _listens(line: socket.socket) -> bool:

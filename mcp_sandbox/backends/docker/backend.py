@@ -259,7 +259,7 @@ class DockerBackend:
                 except SandboxGone as exc:
                     # Either it is slow, or it has ended: then the engine says so.
                     if await self._ours(sandbox_id) is None:
-                        raise BackendUnavailable(
+                        raise SandboxGone(
                             "the sandbox ended while it was started: call again; if that comes "
                             "again, `mcp-sandbox images check` tells what is wrong with the image"
                         ) from exc
