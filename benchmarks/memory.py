@@ -53,8 +53,8 @@ async def _idle(_values: int) -> Measured:
 async def _until_cool(api: docker.APIClient, name: str) -> None:
     """Return when the processes kept for the next code have ended, but the one that stays."""
     container: Any = await in_thread(lambda: api.inspect_container(name))
-    below = await in_thread(lambda: below([container["State"]["Pid"]], parents()))
-    kept = [process for process in map(identify, below) if process is not None]
+    inside = await in_thread(lambda: below([container["State"]["Pid"]], parents()))
+    kept = [process for process in map(identify, inside) if process is not None]
     with anyio.move_on_after(_COOLING_S):
         async with anyio.create_task_group() as tasks:
             for process in kept:
