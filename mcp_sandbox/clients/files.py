@@ -19,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from mcp_sandbox.config.environment import home, state_folder, variable
 from mcp_sandbox.daemon.door import chat_of_project
-from mcp_sandbox.durable import write_file
+from mcp_sandbox.durable import write_file, write_note
 from mcp_sandbox.errors import ConfigError
 
 NAME = "sandbox"
@@ -193,7 +193,7 @@ class Change:
                 _make_folders(place.parent, mode=0o700)
                 # Before the file is written: a backup too many is harmless, one too few is not.
                 backup = replace(self.backup, made=self.backup.made or made)
-                write_file(place, json.dumps(asdict(backup)).encode())
+                write_note(place, asdict(backup))
             if self.after is None:
                 self.path.unlink(missing_ok=True)
                 for folder in self.backup.made:

@@ -14,7 +14,6 @@ without such bits.
 
 import errno
 import hashlib
-import json
 import logging
 import os
 import secrets
@@ -22,7 +21,7 @@ import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from mcp_sandbox.durable import locked, publish_folder, sync, write_file
+from mcp_sandbox.durable import locked, publish_folder, read_note, sync, write_note
 from mcp_sandbox.errors import TooLarge
 from mcp_sandbox.skills.contents import gather, opened, read_whole
 from mcp_sandbox.skills.models import Contents, Skill
@@ -51,11 +50,9 @@ class Pins:
         """The names of the skills' folders by uri; none where what tells it is unreadable."""
         note = self._tree / "active.json"
         try:
-            found = json.loads(note.read_bytes())
-            return {str(uri): str(name) for uri, name in found.items()}
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, AttributeError, RecursionError) as exc:
+            found = read_note(note) or {}
+            return {uri: str(name) for uri, name in found.items()}
+        except (OSError, ValueError) as exc:
             logger.warning("%s is unreadable, skills are given to the chat anew: %s", note, exc)
             return {}
 
@@ -116,7 +113,7 @@ class Pins:
         return name
 
     def _note(self, names: Mapping[str, str]) -> None:
-        write_file(self._tree / "active.json", json.dumps(names).encode())
+        write_note(self._tree / "active.json", names)
 
     def _check_room(self, skill: Skill, name: str, contents: Contents) -> None:
         used = sum(
