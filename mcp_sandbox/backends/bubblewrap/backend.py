@@ -1,5 +1,6 @@
 """The bubblewrap backend: a sandbox is a tree of unprivileged processes in its own namespaces."""
 
+import errno
 import logging
 import os
 import socket
@@ -44,6 +45,8 @@ from mcp_sandbox.models import (
 _CONNECT_LIMIT_S = 10.0
 _LAUNCHER_LIMIT_S = 2.0
 _START_LIMIT_S = 30.0
+# What /proc shows of a process goes piece by piece when that ends.
+_GONE_FROM_PROC = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
 _logger = logging.getLogger(__name__)
 
 
@@ -258,7 +261,7 @@ class BubblewrapBackend:
                 check = partial(verify.check, told, spec, record.cgroups, limits, walls=self._walls)
                 return record, socket.socket(fileno=line.detach()), check
         except NotStarted as exc:
-            raise self._failed(sandbox_id) from exc
+            raise BackendUnavailable(explain(self._said(sandbox_id), look())) from exc
         except OSError as exc:
             what = f"{exc.strerror}: {exc.filename}" if exc.filename else exc.strerror
             raise BackendUnavailable(
@@ -271,7 +274,7 @@ class BubblewrapBackend:
     ) -> None:
         """Wait for the runner, look whether every wall stands, and take its directory away."""
         if not await _listens(line):
-            raise await to_thread.run_sync(self._failed, sandbox_id)
+            raise await to_thread.run_sync(self._ended, sandbox_id)
 
         def look_and_close() -> None:
             check()
@@ -281,13 +284,17 @@ class BubblewrapBackend:
         try:
             await to_thread.run_sync(look_and_close)
         except OSError as exc:
-            # What /proc shows of a process goes piece by piece when it ends.
-            raise await to_thread.run_sync(self._failed, sandbox_id) from exc
+            if exc.errno not in _GONE_FROM_PROC:
+                raise
+            raise await to_thread.run_sync(self._ended, sandbox_id) from exc
 
-    def _failed(self, sandbox_id: SandboxId) -> SandboxError:
+    def _said(self, sandbox_id: SandboxId) -> str:
         log = self._records.directory(sandbox_id) / "log"
-        said = log.read_bytes()[-2000:].decode(errors="replace") if log.exists() else ""
-        if said.strip():
+        return log.read_bytes()[-2000:].decode(errors="replace").strip() if log.exists() else ""
+
+    def _ended(self, sandbox_id: SandboxId) -> SandboxError:
+        """Why one ended that bwrap had made: nobody but who killed it knows if nothing was said."""
+        if said := self._said(sandbox_id):
             return BackendUnavailable(explain(said, look()))
         return SandboxGone(
             "the sandbox ended while it was started, and said nothing: call again; if that comes "
