@@ -11,6 +11,7 @@ import docker
 from anyio.abc import ByteStream
 from anyio.streams.tls import TLSListener
 
+from mcp_sandbox.backends import local_socket
 from mcp_sandbox.backends.docker.backend import DockerBackend, DockerSandbox
 from mcp_sandbox.backends.docker.spec import instance_of
 from mcp_sandbox.backends.local_socket import SocketStream
@@ -19,7 +20,6 @@ from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.models import Mount, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Runtime
-from tests.daemon.running import dial
 
 ENGINE_SOCKET = "/var/run/docker.sock"
 
@@ -93,7 +93,7 @@ async def engine_on_tcp(
     async def serve(client: ByteStream) -> None:
         async with (
             client,
-            dial(ENGINE_SOCKET) as engine,
+            await local_socket.dial(ENGINE_SOCKET) as engine,
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(_copy, client, engine, rewrite)

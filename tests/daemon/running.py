@@ -2,10 +2,9 @@
 
 import json
 import os
-import socket
 import sys
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from mcp_sandbox.backends.local_socket import SocketStream
+from mcp_sandbox.backends import local_socket
 from tests import forked
 
 ROOT = Path(__file__).parents[2]
@@ -173,19 +172,9 @@ class Client:
         return text
 
 
-def dial(path: str | Path) -> SocketStream:
-    """The event loop's own streams stumble over a cancelled read in which something arrives."""
-    with ExitStack() as undo:
-        raw = undo.enter_context(socket.socket(socket.AF_UNIX))
-        raw.connect(str(path))
-        raw.setblocking(False)
-        undo.pop_all()
-    return SocketStream(raw)
-
-
 @asynccontextmanager
 async def dialled(place: Place) -> AsyncGenerator[Client]:
-    async with dial(place.socket) as stream:
+    async with await local_socket.dial(str(place.socket)) as stream:
         yield Client(stream)
 
 

@@ -198,17 +198,26 @@ async def test_who_gives_up_leaves_the_place_to_the_next() -> None:
     assert names(slots) == ["c"]
 
 
-async def test_who_gives_up_while_room_is_made_takes_no_slot() -> None:
-    slots = slots_for(1, wait_s=30)
-    (a,) = await opened(slots, "a")
+def closing_slowly(sandbox: Sandbox) -> tuple[anyio.Event, anyio.Event]:
+    """Let it set the first event when it is being closed, then wait for the second, as an end does.
+
+    Nobody can cancel that.
+    """
     closing, go_on = anyio.Event(), anyio.Event()
 
-    async def close_slowly() -> None:
+    async def close() -> None:
         with anyio.CancelScope(shield=True):
             closing.set()
             await go_on.wait()
 
-    a.closing = close_slowly
+    sandbox.closing = close
+    return closing, go_on
+
+
+async def test_who_gives_up_while_room_is_made_takes_no_slot() -> None:
+    slots = slots_for(1, wait_s=30)
+    (a,) = await opened(slots, "a")
+    closing, go_on = closing_slowly(a)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(opened, slots, "b")
@@ -238,13 +247,7 @@ async def test_who_gives_up_just_when_granted_takes_no_slot() -> None:
 async def test_a_place_that_is_free_is_given_at_once_while_another_user_makes_room() -> None:
     slots = slots_for(16, per_user=1, wait_s=30)
     (a,) = await opened(slots, "a1")
-    closing, go_on = anyio.Event(), anyio.Event()
-
-    async def close_slowly() -> None:
-        closing.set()
-        await go_on.wait()
-
-    a.closing = close_slowly
+    closing, go_on = closing_slowly(a)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(opened, slots, "a2")
@@ -280,13 +283,7 @@ async def test_two_who_wait_close_one_each() -> None:
 async def test_a_place_that_one_makes_goes_to_the_user_served_longest_ago() -> None:
     slots = slots_for(1, wait_s=30)
     (b,) = await opened(slots, "b0")
-    closing, go_on = anyio.Event(), anyio.Event()
-
-    async def close_slowly() -> None:
-        closing.set()
-        await go_on.wait()
-
-    b.closing = close_slowly
+    closing, go_on = closing_slowly(b)
     waiting = Sandbox(slots, "b1", busy=True), Sandbox(slots, "c1", busy=True)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
