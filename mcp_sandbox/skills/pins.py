@@ -25,7 +25,7 @@ from mcp_sandbox.durable import locked, publish_folder, read_note, sync, write_n
 from mcp_sandbox.errors import TooLarge
 from mcp_sandbox.skills.contents import gather, opened, read_whole
 from mcp_sandbox.skills.models import Contents, Skill
-from mcp_sandbox.workspace.beneath import exchange
+from mcp_sandbox.workspace.beneath import AT_CWD, exchange
 from mcp_sandbox.workspace.directory import SHOWN_SKILLS
 from mcp_sandbox.workspace.layout import SHOWN
 
@@ -37,7 +37,6 @@ _NEW = "new-"
 _REPLACED_KEPT = 3
 _LONGEST_NAME = 200
 _NO_EXCHANGE = frozenset({errno.ENOSYS, errno.EINVAL})
-_AT_CWD = -100
 
 
 class Pins:
@@ -184,7 +183,7 @@ def _place(new: Path, target: Path) -> None:
         # To move a directory writes its "..", which needs the right to write in it.
         target.chmod(0o755)
         try:
-            exchange(_AT_CWD, os.fsencode(new), _AT_CWD, os.fsencode(target))
+            exchange(AT_CWD, os.fsencode(new), AT_CWD, os.fsencode(target))
         except OSError as exc:
             if exc.errno not in _NO_EXCHANGE:
                 raise

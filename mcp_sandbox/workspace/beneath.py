@@ -27,6 +27,8 @@ _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
 # The kernel answers EAGAIN when a rename anywhere on the machine races with a "..".
 _RETRIES = 128
 _MAX_LINKS = 40
+AT_CWD = -100
+"""In place of a directory, for a path as it stands; from linux/fcntl.h."""
 _ALWAYS = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
 

@@ -40,7 +40,6 @@ from mcp_sandbox.workspace.layout import open_data_root, storage_errors
 
 LOCK_FILE = "skills-lock.json"
 _LARGEST_LOCK_FILE = 64 << 20
-_AT_CWD = -100
 _Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
@@ -256,11 +255,11 @@ class Installed:
         staged, target = os.fsencode(new), os.fsencode(place)
         if not os.path.lexists(place):
             if tree is not None:
-                beneath.rename_new(_AT_CWD, staged, _AT_CWD, target)
+                beneath.rename_new(beneath.AT_CWD, staged, beneath.AT_CWD, target)
         elif tree is not None:
-            beneath.exchange(_AT_CWD, staged, _AT_CWD, target)
+            beneath.exchange(beneath.AT_CWD, staged, beneath.AT_CWD, target)
         else:
-            beneath.rename_new(_AT_CWD, target, _AT_CWD, staged)
+            beneath.rename_new(beneath.AT_CWD, target, beneath.AT_CWD, staged)
         durable.sync(self.folder)
         self._finish(plan)
 
