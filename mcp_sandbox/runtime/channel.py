@@ -6,21 +6,17 @@ the channel, and every call under way with it.
 """
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 import anyio
 from anyio.abc import ByteStream, TaskGroup
 
 from mcp_sandbox import errors
-from mcp_sandbox.models import Background, BackgroundProcess, FolderIdentity, RunnerHello
+from mcp_sandbox.models import Background, FolderIdentity, RunnerHello
 from mcp_sandbox.runner import protocol
+from mcp_sandbox.runtime.calls import Call, JsonObject, Reply, Sink, background_of, pieces
 from mcp_sandbox.telemetry.calls import span
-
-JsonObject = dict[str, Any]
-Sink = Callable[[str, bytes], Awaitable[None]]
 
 HANDSHAKE_S = 10.0
 # The runner reads at once; one that does not take a frame within this time is stuck.
@@ -30,53 +26,6 @@ CANCEL_S = 8.0
 # A runner answers whatever its calls do: one that is silent so long is asked, and then given up.
 SILENT_S = 10.0
 ASKED_S = 15.0
-MAX_BODY = 256 * 1024 * 1024
-_MOST_NAMED = 20
-
-_FAILURES: dict[str, type[errors.SandboxError]] = {
-    "invalid": errors.InvalidArgument,
-    "not_found": errors.NotFound,
-    "exists": errors.AlreadyExists,
-    "wrong_kind": errors.WrongKind,
-    "no_match": errors.NoMatch,
-    "ambiguous": errors.Ambiguous,
-    "permission": errors.NotPermitted,
-    "too_large": errors.TooLarge,
-    "no_space": errors.WorkspaceFull,
-    "unsupported": errors.Unsupported,
-    "busy": errors.Busy,
-    "process_limit": errors.Busy,
-    "cancelled": errors.Busy,
-}
-
-
-@dataclass(frozen=True)
-class Reply:
-    """How a call ended: a small result and, unless a sink took it, the body."""
-
-    result: JsonObject
-    body: bytes
-
-
-class _Call:
-    """One call under way, filled by the reader."""
-
-    def __init__(self, sink: Sink | None) -> None:
-        self.sink = sink
-        self.max_body = MAX_BODY
-        self.body = bytearray()
-        self.pieces: list[tuple[str, bytes]] = []
-        self.ended = False
-        self.reply: Reply | None = None
-        self.error: errors.SandboxError | None = None
-        self.credit = protocol.WINDOW
-        self.uncredited = 0
-        self.event = anyio.Event()
-
-    def wake(self) -> None:
-        """Let everybody who waits for a change look again."""
-        before, self.event = self.event, anyio.Event()
-        before.set()
 
 
 class Channel:
@@ -91,7 +40,7 @@ class Channel:
         self._token = token
         self._decoder = protocol.Decoder()
         self._seal: protocol.Seal | None = None
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Call] = {}
         self._last_id = 0
         self._send_lock = anyio.Lock()
         # Why no further call can succeed.
@@ -148,7 +97,7 @@ class Channel:
         if self.broken:
             raise self.broken
         self._last_id += 1
-        number, call = self._last_id, _Call(sink)
+        number, call = self._last_id, Call(sink)
         self._calls[number] = call
         self._busy.set()
         try:
@@ -170,7 +119,7 @@ class Channel:
             self._calls.pop(number, None)
 
     async def _converse(
-        self, number: int, call: _Call, request: JsonObject, body: bytes | AsyncIterable[bytes]
+        self, number: int, call: Call, request: JsonObject, body: bytes | AsyncIterable[bytes]
     ) -> Reply:
         header = {"t": "call", "id": number, **request}
         if isinstance(body, bytes) and len(body) <= protocol.WINDOW:
@@ -187,10 +136,10 @@ class Channel:
         return reply
 
     async def _send_body(
-        self, number: int, call: _Call, header: JsonObject, body: bytes | AsyncIterable[bytes]
+        self, number: int, call: Call, header: JsonObject, body: bytes | AsyncIterable[bytes]
     ) -> None:
         """The body in frames, as fast as it is taken. A command's code is whole in the first."""
-        async for piece in _pieces(body):
+        async for piece in pieces(body):
             while call.credit < len(piece):
                 await call.event.wait()
             call.credit -= len(piece)
@@ -198,7 +147,7 @@ class Channel:
             header = {"t": "data", "id": number}
         await self._send({**header, "more": False}, b"")
 
-    async def _result(self, number: int, call: _Call) -> Reply:
+    async def _result(self, number: int, call: Call) -> Reply:
         while True:
             while call.pieces and call.sink:
                 name, data = call.pieces.pop(0)
@@ -213,7 +162,7 @@ class Channel:
                 return call.reply
             await call.event.wait()
 
-    async def _cancel(self, number: int, call: _Call) -> None:
+    async def _cancel(self, number: int, call: Call) -> None:
         """Stop what the call started; returns when the runner says that all of it is dead."""
         call.sink, call.max_body = None, 0
         with anyio.move_on_after(CANCEL_S, shield=True):
@@ -326,54 +275,4 @@ class Channel:
             if header["t"] == "background":
                 self.background = background_of(header)
             return
-        if header["t"] == "data":
-            _collect(call, str(header["s"]), payload)
-        elif header["t"] == "credit":
-            call.credit += int(header["n"])
-        elif header["t"] == "done":
-            if not isinstance(header["result"], dict):
-                raise protocol.ProtocolError("the result is not an object")
-            call.reply = Reply(header["result"], bytes(call.body) or payload)
-            call.ended = True
-        elif header["t"] == "fail":
-            failure = _FAILURES.get(header["code"], errors.SandboxGone)
-            call.error = failure(str(header["message"])[:8000])
-            call.ended = True
-        call.wake()
-
-
-def background_of(said: JsonObject) -> Background:
-    """What the runner says of processes in the background, bounded."""
-    named = said["background"][:_MOST_NAMED]
-    return Background(
-        tuple(BackgroundProcess(int(one["pid"]), str(one["command"])[:200]) for one in named),
-        int(said["background_total"]),
-    )
-
-
-def _collect(call: _Call, name: str, payload: bytes) -> None:
-    if name not in ("body", "stdout", "stderr") or not payload:
-        raise protocol.ProtocolError("data of an unknown stream, or none")
-    if call.sink:
-        # The credit given bounds what may wait here.
-        if sum(len(data) for _, data in call.pieces) > 2 * protocol.WINDOW:
-            raise protocol.ProtocolError("more data than credit was given for")
-        call.pieces.append((name, payload))
-    elif call.max_body:
-        if len(call.body) + len(payload) > call.max_body:
-            raise protocol.ProtocolError("more data than was asked for")
-        call.body += payload
-        call.uncredited += len(payload)
-
-
-async def _pieces(body: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
-    if isinstance(body, bytes):
-        view = memoryview(body)
-        # The first piece may be as long as a frame: the code of a command must be whole in it.
-        yield bytes(view[: protocol.WINDOW])
-        for start in range(protocol.WINDOW, len(view), protocol.CHUNK):
-            yield bytes(view[start : start + protocol.CHUNK])
-        return
-    async for piece in body:
-        for start in range(0, len(piece), protocol.CHUNK):
-            yield piece[start : start + protocol.CHUNK]
+        call.take(header, payload)

@@ -22,7 +22,8 @@ from mcp_sandbox.models import (
     MoveResult,
     WriteResult,
 )
-from mcp_sandbox.runtime.channel import Channel, JsonObject, Reply
+from mcp_sandbox.runtime.calls import JsonObject, Reply
+from mcp_sandbox.runtime.channel import Channel
 
 MAX_READ = 256 * 1024 * 1024
 _MAX_REPLY = 40 * 1024 * 1024

@@ -9,7 +9,8 @@ from anyio import CancelScope
 
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import Background, ExecResult, Language, RunnerStatus, TerminalEnd
-from mcp_sandbox.runtime.channel import Channel, JsonObject, Reply, background_of
+from mcp_sandbox.runtime.calls import JsonObject, Reply, background_of
+from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.files import Files
 from mcp_sandbox.telemetry.calls import ended_span
 

@@ -1,0 +1,116 @@
+"""The calls under way on a channel, and what the frames of a runner make of them."""
+
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from mcp_sandbox import errors
+from mcp_sandbox.models import Background, BackgroundProcess
+from mcp_sandbox.runner import protocol
+
+JsonObject = dict[str, Any]
+Sink = Callable[[str, bytes], Awaitable[None]]
+
+MAX_BODY = 256 * 1024 * 1024
+_MOST_NAMED = 20
+
+_FAILURES: dict[str, type[errors.SandboxError]] = {
+    "invalid": errors.InvalidArgument,
+    "not_found": errors.NotFound,
+    "exists": errors.AlreadyExists,
+    "wrong_kind": errors.WrongKind,
+    "no_match": errors.NoMatch,
+    "ambiguous": errors.Ambiguous,
+    "permission": errors.NotPermitted,
+    "too_large": errors.TooLarge,
+    "no_space": errors.WorkspaceFull,
+    "unsupported": errors.Unsupported,
+    "busy": errors.Busy,
+    "process_limit": errors.Busy,
+    "cancelled": errors.Busy,
+}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """How a call ended: a small result and, unless a sink took it, the body."""
+
+    result: JsonObject
+    body: bytes
+
+
+class Call:
+    """One call under way, filled by the reader."""
+
+    def __init__(self, sink: Sink | None) -> None:
+        self.sink = sink
+        self.max_body = MAX_BODY
+        self.body = bytearray()
+        self.pieces: list[tuple[str, bytes]] = []
+        self.ended = False
+        self.reply: Reply | None = None
+        self.error: errors.SandboxError | None = None
+        self.credit = protocol.WINDOW
+        self.uncredited = 0
+        self.event = anyio.Event()
+
+    def wake(self) -> None:
+        """Let everybody who waits for a change look again."""
+        before, self.event = self.event, anyio.Event()
+        before.set()
+
+    def take(self, header: JsonObject, payload: bytes) -> None:
+        """What a frame of the runner says of this call; ProtocolError if it may not."""
+        if header["t"] == "data":
+            self._collect(str(header["s"]), payload)
+        elif header["t"] == "credit":
+            self.credit += int(header["n"])
+        elif header["t"] == "done":
+            if not isinstance(header["result"], dict):
+                raise protocol.ProtocolError("the result is not an object")
+            self.reply = Reply(header["result"], bytes(self.body) or payload)
+            self.ended = True
+        elif header["t"] == "fail":
+            failure = _FAILURES.get(header["code"], errors.SandboxGone)
+            self.error = failure(str(header["message"])[:8000])
+            self.ended = True
+        self.wake()
+
+    def _collect(self, name: str, payload: bytes) -> None:
+        if name not in ("body", "stdout", "stderr") or not payload:
+            raise protocol.ProtocolError("data of an unknown stream, or none")
+        if self.sink:
+            # The credit given bounds what may wait here.
+            if sum(len(data) for _, data in self.pieces) > 2 * protocol.WINDOW:
+                raise protocol.ProtocolError("more data than credit was given for")
+            self.pieces.append((name, payload))
+        elif self.max_body:
+            if len(self.body) + len(payload) > self.max_body:
+                raise protocol.ProtocolError("more data than was asked for")
+            self.body += payload
+            self.uncredited += len(payload)
+
+
+def background_of(said: JsonObject) -> Background:
+    """What the runner says of processes in the background, bounded."""
+    named = said["background"][:_MOST_NAMED]
+    return Background(
+        tuple(BackgroundProcess(int(one["pid"]), str(one["command"])[:200]) for one in named),
+        int(said["background_total"]),
+    )
+
+
+async def pieces(body: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
+    """A body in parts that fit in frames."""
+    if isinstance(body, bytes):
+        view = memoryview(body)
+        # The first piece may be as long as a frame: the code of a command must be whole in it.
+        yield bytes(view[: protocol.WINDOW])
+        for start in range(protocol.WINDOW, len(view), protocol.CHUNK):
+            yield bytes(view[start : start + protocol.CHUNK])
+        return
+    async for piece in body:
+        for start in range(0, len(piece), protocol.CHUNK):
+            yield piece[start : start + protocol.CHUNK]
