@@ -136,8 +136,12 @@ class Gate:
         with recorded(action.what, self._count) as record:
             record.chat, record.backend = action.chat, self._hold_of(action.chat).backend
             # The tool that does what the action does, a command as one line.
-            tool = "exec" if action.what == "shell" else action.what
-            given, command = action.arguments, action.arguments.get("command")
+            tool, given = action.what, action.arguments
+            if tool == "process" and given.get("text"):
+                # What is typed can be a command.
+                given = {"command": given["text"]}
+            tool = "exec" if "command" in given else tool
+            command = given.get("command")
             if isinstance(command, list | tuple):
                 given = {**given, "command": shlex.join(map(str, command))}
             self._narrow(action.chat, tool, given)

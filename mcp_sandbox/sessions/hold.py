@@ -109,7 +109,7 @@ class Hold:
             async with self._lock:
                 if self._held is held:
                     cause = await self._bury(held)
-                    reason = str(exc)
+                    reason = f"{str(exc).rstrip('.')}."
                     if cause:
                         reason = (
                             f"the sandbox ended: {cause}; what was under way is lost, files "

@@ -8,6 +8,7 @@ import pytest
 
 from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config
+from mcp_sandbox.config.models import MIB
 from mcp_sandbox.errors import Busy, CommandFailed, NotFound
 from mcp_sandbox.models import ProcessRow
 from mcp_sandbox.sessions.manager import SessionManager
@@ -229,3 +230,41 @@ async def test_commands_work_beside_those_that_go_on(emptied: Session) -> None:
         assert (await emptied.exec("echo $((6*7))")).stdout == "42\n"
     for each in begun:
         await emptied.processes.stop(each.process or "", "KILL")
+
+
+async def test_what_fills_the_workspace_is_stopped_and_the_sandbox_stays(config: Config) -> None:
+    small = config.workspace.model_copy(update={"size_limit": 20 * MIB, "min_free": 0})
+    async with open_manager(config.model_copy(update={"workspace": small})) as manager:
+        session = await manager.session(CHAT)
+        quiet = await session.exec("sleep 86307", wait_s=0)
+        await session.exec("echo here > /tmp/mark-of-filling")
+        fills = "while :; do head -c 1000000 /dev/zero >> big; sleep 0.01; done"
+        begun = await session.exec(fills, wait_s=0)
+        told: list[str] = []
+
+        async def was_told() -> bool:
+            told.extend(await session.take_news())
+            return any("filled the workspace" in each for each in told)
+
+        await seen(was_told)
+        assert begun.process
+        assert begun.process in " ".join(told)
+        await session.exec("rm big /tmp/mark-of-filling")
+        assert not (await row(session, begun.process)).running
+        assert not (await row(session, quiet.process)).running
+
+
+@pytest.mark.parametrize("victim", ["everything", "worker"])
+async def test_what_user_code_kills_under_a_process_is_never_a_false_success(
+    emptied: Session, backend_name: str, victim: str
+) -> None:
+    if backend_name == "docker-runsc":
+        pytest.skip("gVisor does not shield pid 1: the sandbox dies")
+    begun = await emptied.exec(f"{UNTIL_TOLD} echo lived; exit 6", wait_s=0)
+    await emptied.exec("kill -9 -1" if victim == "everything" else "pkill -9 -x mcp-sandbox")
+    await emptied.write_file("go", "")
+    ended = await emptied.processes.wait(begun.process or "")
+    if victim == "everything":
+        assert ended.signal == "SIGKILL"
+    else:
+        assert (ended.exit_code, ended.stdout) == (6, "lived\n")
