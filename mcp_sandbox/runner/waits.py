@@ -78,7 +78,7 @@ class Wait:
         self.look()
 
     def look(self) -> None:
-        if self._released and self.command.runs:
+        if self._released and self.command.runs and self in self.command.waits:
             self.command.leave(self)
 
     def cancel(self) -> None:
