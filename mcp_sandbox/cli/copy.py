@@ -69,7 +69,7 @@ def _copy_in(begun: partial[Any], source: Path, *, force: bool) -> None:
     real, gnu = source.resolve(), tarfile.GNU_FORMAT
     if not (real.is_file() or real.is_dir()):
         raise OperatorError(f"there is no file or folder {source}")
-    size = sum(each.lstat().st_size for each in (real, *real.rglob("*")))
+    size = sum(1024 + each.lstat().st_size for each in (real, *real.rglob("*")))
     # Where the other side takes no more, it says why.
     with (
         begun(size, name=source.absolute().name, force=force) as stream,
