@@ -49,7 +49,7 @@ def test_the_messages_that_are_explained_are_ours() -> None:
     text = (SHIPPED / NAME / "references/limits.md").read_text(encoding="utf-8")
     first = " ".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE))
     for shown in (
-        "timed out after … s and was killed with all its processes",
+        "timed out after … and was killed with all its processes",
         "killed: out of memory",
         "the workspace is full",
         "bytes left out here",
