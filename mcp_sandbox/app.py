@@ -143,6 +143,7 @@ async def open_manager(
                 sessions=config.sessions,
                 workspace=config.workspace,
                 keep_bytes=config.output.kept,
+                previews=config.previews.enabled,
                 may_move=config.backend != "auto",
                 keep_background=for_many,
                 pool_size=size,

@@ -240,6 +240,12 @@ class SkillsConfig(Section):
     )
 
 
+class PreviewsConfig(Section):
+    """Addresses at which a browser on this machine finds what listens in a sandbox."""
+
+    enabled: bool = setting(True, "let agents open previews")
+
+
 class ServeConfig(Section):
     """The daemon, `mcp-sandbox serve`."""
 
@@ -304,5 +310,6 @@ class Config(Section):
     pool: PoolConfig = PoolConfig()
     skills: SkillsConfig = SkillsConfig()
     output: OutputConfig = OutputConfig()
+    previews: PreviewsConfig = PreviewsConfig()
     serve: ServeConfig = ServeConfig()
     http: HttpConfig = HttpConfig()

@@ -8,6 +8,7 @@ import time
 
 from mcp_sandbox.runner import processes, protocol
 from mcp_sandbox.runner.command import Command, Operation
+from mcp_sandbox.runner.dial import Dial
 from mcp_sandbox.runner.loop import READ, WRITE, Loop
 from mcp_sandbox.runner.native import Socket, accept, signal
 from mcp_sandbox.runner.pool import Pool, described
@@ -151,7 +152,7 @@ class Server:
 
     def open_call(
         self, connection: Connection, reply: Reply, op: str, args: dict[str, Any]
-    ) -> Operation | Command | None:
+    ) -> Operation | Command | Dial | None:
         """The call, not yet started, or OpError; None when it has been answered already."""
         if not isinstance(args, dict):
             raise ProtocolError("arguments are not an object")
@@ -159,6 +160,8 @@ class Server:
             raise OpError("retired", "the sandbox is about to end")
         if op == "run":
             return Command(self.loop, self._pool, self._standby, reply, self._complete(args))
+        if op == "dial":
+            return Dial(self.loop, reply, args)
         if op not in ("ping", "status", "retire"):
             return Operation(self.loop, self._pool, reply)
         answer = self._status() if op == "status" else {}
@@ -173,7 +176,10 @@ class Server:
         return [each for each in self._connections if each.proved and not each.leaving]
 
     def _status(self) -> dict[str, Any]:
-        calls = sum(len(each.calls) for each in self._connections)
+        # What is sent to a server inside is no call of its own: what that does, it does by itself.
+        calls = sum(
+            not isinstance(call, Dial) for each in self._connections for call in each.calls.values()
+        )
         return {
             "connections": len(self._users()),
             "calls": calls,
@@ -213,13 +219,16 @@ class Server:
         }
 
     def start(
-        self, call: Operation | Command, header: dict[str, Any], body: bytes, *, more: bool
+        self, call: Operation | Command | Dial, header: dict[str, Any], body: bytes, *, more: bool
     ) -> None:
         """Give the call its body: for a command its code, then its stdin. May raise OpError."""
         if isinstance(call, Operation):
             op, args = header["op"], header["args"]
             args = self._complete(args) if op == "terminal" else args
             call.start(op, args, body, more=more)
+            return
+        if isinstance(call, Dial):
+            call.start(body, more=more)
             return
         size = header["args"].get("code_bytes")
         if size is None:
@@ -278,7 +287,7 @@ class Connection:
         self._decoder = protocol.Decoder()
         self._seal: protocol.Seal | None = None
         self._nonce = os.urandom(protocol.NONCE_BYTES)
-        self.calls: dict[int, Operation | Command] = {}
+        self.calls: dict[int, Operation | Command | Dial] = {}
         self._owed: dict[int, int] = {}
         self.proved = False
         # It will hang up soon, and does not count any more.
@@ -365,7 +374,7 @@ class Connection:
             reply.fail(exc.code, exc.message)
 
     def _go_on(
-        self, call: Operation | Command, number: int, header: dict[str, Any], payload: bytes
+        self, call: Operation | Command | Dial, number: int, header: dict[str, Any], payload: bytes
     ) -> None:
         if header["t"] == "data":
             self._owed[number] += len(payload)

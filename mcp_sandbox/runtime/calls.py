@@ -79,7 +79,7 @@ class Call:
         self.wake()
 
     def _collect(self, name: str, payload: bytes) -> None:
-        if name not in ("body", "stdout", "stderr") or not payload:
+        if name not in ("body", "end", "stdout", "stderr") or not payload:
             raise protocol.ProtocolError("data of an unknown stream, or none")
         if self.sink:
             # The credit given bounds what may wait here.

@@ -12,6 +12,7 @@ from mcp_sandbox.models import Background, ExecResult, Language, RunnerStatus, T
 from mcp_sandbox.runtime.calls import JsonObject, Reply, background_of
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.files import Files
+from mcp_sandbox.runtime.processes import Processes
 from mcp_sandbox.telemetry.calls import ended_span
 
 # Why a sandbox does not retire: other servers, calls, or what runs in the background; or it does.
@@ -36,7 +37,7 @@ class Runtime:
     """
 
     def __init__(self, channel: Channel, *, keep_bytes: int, may_grow: bool = True) -> None:
-        self.files = Files(channel)
+        self.files, self.processes = Files(channel), Processes(channel)
         self.hello = channel.hello
         self.aclose, self.wait_broken = channel.aclose, channel.wait_broken
         self._channel = channel

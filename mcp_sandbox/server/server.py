@@ -28,6 +28,7 @@ from mcp_sandbox.server.text import clip, show_name
 from mcp_sandbox.server.tool import TOOLS, offered
 from mcp_sandbox.server.tools.code import code_tools
 from mcp_sandbox.server.tools.files import file_tools
+from mcp_sandbox.server.tools.processes import process_tools
 from mcp_sandbox.server.tools.sandbox import sandbox_tools
 from mcp_sandbox.server.tools.skills import skill_tools
 from mcp_sandbox.telemetry.calls import Count
@@ -136,7 +137,7 @@ def build_server(
     count: Count | None = None,
     skills: Visible | None = None,
 ) -> SandboxServer:
-    """The server with the twelve core tools. It opens no session before a tool is called.
+    """The server with the thirteen core tools. It opens no session before a tool is called.
 
     `count` gets the record of every call that has ended. `skills` are those that it teaches.
     """
@@ -145,6 +146,7 @@ def build_server(
     tools = [
         *code_tools(session_for, note=warning),
         *file_tools(session_for),
+        *process_tools(session_for),
         *sandbox_tools(session_for),
         *(skill_tools(session_for) if skills else ()),
     ]

@@ -70,7 +70,10 @@ class News:
 
 @dataclass
 class Rooms:
-    """What every hold of one manager shares; `tasks` and `pool` are there while that is open."""
+    """What every hold of one manager shares; `tasks` and `pool` are there while that is open.
+
+    `addresses`: name and port of each preview that there was.
+    """
 
     backend: Backend
     workspaces: Workspaces
@@ -79,6 +82,7 @@ class Rooms:
     settings: SessionSettings
     slots: Slots
     news: News = field(default_factory=News)
+    addresses: dict[tuple[ChatId, int], tuple[str, int]] = field(default_factory=dict)
     pool: WarmPool | None = None
     tasks: TaskGroup = field(init=False)
 
@@ -186,7 +190,7 @@ class Held:
     """An open sandbox. `suits` is False while it is unknown whether it is as it should be now.
 
     `news` is what the agent should know of the one that was there before; `epitaph` says what
-    became of this one, once it has ended under a call.
+    became of this one, once it has ended under a call. `previews` has the address of each port.
     """
 
     sandbox: Sandbox
@@ -197,6 +201,7 @@ class Held:
     suits: bool = True
     paused: bool = False
     epitaph: str | None = None
+    previews: dict[int, str] = field(default_factory=dict[int, str])
     guard: GrowthGuard = field(init=False)
 
 

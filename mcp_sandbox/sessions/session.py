@@ -26,6 +26,7 @@ from mcp_sandbox.runner.protocol import VERSION
 from mcp_sandbox.runtime.runtime import OnOutput, Runtime, Show
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 from mcp_sandbox.sessions.hold import Hold
+from mcp_sandbox.sessions.previews import Previews
 from mcp_sandbox.sessions.rooms import limit_met
 from mcp_sandbox.sessions.skills import ChatSkills
 
@@ -48,7 +49,8 @@ wait
 class SandboxReport:
     """The answer of `sandbox_info`. `programs` maps a name to its version.
 
-    `project` says whether and how the folder of the chat's client is shown.
+    `project` says whether and how the folder of the chat's client is shown; `previews` maps a port
+    to its address.
     """
 
     chat: ChatId
@@ -59,6 +61,7 @@ class SandboxReport:
     limits: Mapping[str, str]
     network: str
     programs: Mapping[str, str]
+    previews: Mapping[int, str]
     workspace: str
     project: str
     usage: WorkspaceUsage
@@ -74,12 +77,13 @@ class Session:
     files), OperatorError (no sandbox can be made) and CallerError (the call cannot be done).
     """
 
-    def __init__(self, hold: Hold, gate: Gate, skills: ChatSkills) -> None:
+    def __init__(self, hold: Hold, gate: Gate, skills: ChatSkills, previews: Previews) -> None:
         self._hold = hold
         self._gate = gate
         self.chat: ChatId = hold.chat
         self.backend: BackendName = hold.backend
         self.skills = skills
+        self.previews = previews
 
     def take_news(self) -> list[str]:
         """What became of the sandbox between the calls, for the next result; told once."""
@@ -218,6 +222,7 @@ class Session:
                 limits=facts.limits,
                 network=facts.network,
                 programs={name: version for name, _, version in pairs},
+                previews=entered.held.previews,
                 workspace="/workspace",
                 project=entered.held.shown.said,
                 usage=usage,

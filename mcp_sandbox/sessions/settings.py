@@ -34,6 +34,7 @@ class SessionSettings:
     sessions: SessionsConfig = field(default_factory=SessionsConfig)
     workspace: WorkspaceConfig = field(default_factory=WorkspaceConfig)
     keep_bytes: int = 64 * 1024 * 1024
+    previews: bool = True
     may_move: bool = True
     keep_background: bool = False
     pool_size: int = 0
