@@ -11,7 +11,19 @@ from docker.errors import DockerException
 from mcp import MCPError
 from rich.console import Console
 
-from benchmarks import agent, client, commands, crowd, memory, relays, skills, starts, transfer, web
+from benchmarks import (
+    agent,
+    client,
+    commands,
+    crowd,
+    memory,
+    previews,
+    relays,
+    skills,
+    starts,
+    transfer,
+    web,
+)
 from benchmarks.measure import Outcome, Row
 from benchmarks.places import Failed
 from benchmarks.report import as_json, table
@@ -25,6 +37,7 @@ ROWS = (
     *agent.ROWS,
     *web.ROWS,
     *transfer.ROWS,
+    *previews.ROWS,
     *memory.ROWS,
     *skills.ROWS,
     *crowd.ROWS,

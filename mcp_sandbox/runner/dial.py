@@ -19,37 +19,34 @@ if TYPE_CHECKING:
 _LOOPBACK = ((_socket.AF_INET, "127.0.0.1"), (_socket.AF_INET6, "::1"))
 _TRY_AGAIN_S = 0.05
 _KIND = _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
-_TABLE_BYTES, _MOST_PORTS = 256 * 1024, 20
 
 
 class Dial:
-    """One connection. Each direction has its credit and its end; a mere `look` sends nothing."""
+    """One connection. Each direction has its credit and its end; a mere `look` has none."""
 
     def __init__(self, loop: Loop, reply: Reply, args: dict[str, Any]) -> None:
-        self._port, self._wait_s = int(args["port"]), float(args["wait_s"])
+        self._port, wait_s = int(args["port"]), float(args["wait_s"])
         if not 0 < self._port < 65536:
             raise OpError("invalid", "a port is a number from 1 to 65,535")
         self._loop = loop
         self._reply = reply
-        self._look = bool(args.get("look"))
+        self._look = bool(args["look"])
         self._tries = 0
         self._sock: Socket | None = None
-        self._is_made = self._has_ended = False
-        self._waiting = bytearray()
-        self._more = True
+        self._is_made = False
+        self._waiting, self._more = bytearray(), True
         self._credit = WINDOW
         # Which directions are open: from there, to there.
         self._reads = self._writes = True
+        # Some kernels take a moment to refuse.
+        self._limit = loop.later(max(wait_s, 2 * _TRY_AGAIN_S), self._give_up)
 
     def start(self, body: bytes, *, more: bool) -> None:
         self.feed(body, more=more)
-        # Some kernels take a moment to refuse.
-        self._limit = self._loop.later(max(self._wait_s, 2 * _TRY_AGAIN_S), self._give_up)
         self._try()
 
     def feed(self, data: bytes, *, more: bool) -> None:
-        if self._writes:
-            self._waiting += data
+        self._waiting += data if self._writes else b""
         self._more = more
         self._move()
 
@@ -58,12 +55,11 @@ class Dial:
         self._move()
 
     def cancel(self) -> None:
-        self._close()
-        self._reply.fail("cancelled", "the connection was ended")
+        self._end("cancelled", "the connection was ended")
 
     def _try(self) -> None:
-        """Connect to the one address, and then to the other."""
-        if self._has_ended:
+        """Connect to one of the two addresses, in turn."""
+        if self._limit.action is None:
             return
         family, address = _LOOPBACK[self._tries % 2]
         self._tries += 1
@@ -84,31 +80,32 @@ class Dial:
     def _tried(self, _events: int) -> None:
         assert self._sock
         try:
-            # On a port where nobody listens, it may have been given that very port: its own peer.
+            # It may have been given that very port, and so have reached itself.
             self._is_made = self._sock.getsockname() != self._sock.getpeername()
         except OSError:
             self._is_made = False
-        if not self._is_made:
+        if self._is_made:
+            self._limit.cancel()
+            self._reads = self._writes = not self._look
+            self._move()
+        else:
             self._try_again()
-            return
-        self._limit.cancel()
-        self._reads = self._writes = not self._look
-        self._move()
 
     def _move(self, _events: int = 0) -> None:
         """Write and read what can be now, and watch for the rest."""
-        if self._is_made and self._sock and self._writes:
+        if not (self._sock and self._is_made):
+            return
+        if self._writes:
             self._write(self._sock)
-        if self._is_made and self._sock and self._reads and self._credit > 0:
+        if self._sock and self._reads and self._credit > 0:
             self._read(self._sock)
-        if not (self._is_made and self._sock):
+        if not (self._reads or self._writes):
+            self._end()
+        if not self._sock:
             return
         events = READ if self._reads and self._credit > 0 else 0
         events |= WRITE if self._waiting else 0
-        if not (self._reads or self._writes):
-            self._close()
-            self._reply.done({})
-        elif events:
+        if events:
             self._loop.watch(self._sock.fileno(), events, self._move)
         else:
             # Even who waits for nothing would be told of errors, again and again.
@@ -121,13 +118,13 @@ class Dial:
             if not (self._waiting or self._more):
                 self._writes = False
                 sock.shutdown(_socket.SHUT_WR)
+            if size:
+                self._reply.credit(size)
         except BlockingIOError:
             return
         except OSError:
             # What came from there before may still be read.
             self._writes, self._waiting = False, bytearray()
-        else:
-            self._reply.credit(size)
 
     def _read(self, sock: Socket) -> None:
         try:
@@ -141,10 +138,9 @@ class Dial:
         self._reply.data("body" if data else "end", data or b"\0")
 
     def _give_up(self) -> None:
-        self._close()
         here = ", ".join(map(str, _listening())) or "none"
         what = f"nothing answers on port {self._port} of 127.0.0.1 or ::1 in this computer"
-        self._reply.fail("not_found", f"{what}; ports that programs in it listen on: {here}")
+        self._end("not_found", f"{what}; ports that programs in it listen on: {here}")
 
     def _drop(self) -> None:
         if self._sock:
@@ -152,10 +148,10 @@ class Dial:
             self._sock.close()
         self._sock = None
 
-    def _close(self) -> None:
-        self._has_ended = True
+    def _end(self, code: str = "", message: str = "") -> None:
         self._limit.cancel()
         self._drop()
+        self._reply.fail(code, message) if code else self._reply.done({})
 
 
 def _listening() -> list[int]:
@@ -164,8 +160,8 @@ def _listening() -> list[int]:
     for name in ("tcp", "tcp6"):
         try:
             with open(f"/proc/net/{name}", "rb") as table:
-                rows = [row.split(None, 4) for row in table.read(_TABLE_BYTES).splitlines()]
+                rows = [row.split(None, 4) for row in table.read(CHUNK).splitlines()]
         except OSError:
             continue
         ports.update(int(row[1][-4:], 16) for row in rows if row[3:4] == [b"0A"])
-    return sorted(ports)[:_MOST_PORTS]
+    return sorted(ports)[:20]
