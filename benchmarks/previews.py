@@ -74,15 +74,8 @@ async def _get(url: str, path: str, least: int) -> None:
 
 
 async def _read(files: Files) -> None:
-    size = 0
-
-    async def take(data: bytes) -> None:
-        nonlocal size
-        size += len(data)
-
-    await files.read_to("large.bin", take)
-    if size != _SIZE:
-        raise Failed(f"only {size} bytes were read")
+    if len(await files.read("/workspace/large.bin")) != _SIZE:
+        raise Failed("the runtime brought back another size")
 
 
 async def _request(pairs: int) -> Measured:
@@ -111,7 +104,7 @@ ROWS = (
     Row(
         "preview-transfer",
         "100 MB through a preview, docker",
-        "Files.read_to of as much",
+        "read a file of as much through the runtime",
         Goal(2),
         _transfer,
     ),

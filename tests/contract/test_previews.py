@@ -15,7 +15,7 @@ from mcp import Client
 
 from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config
-from mcp_sandbox.config.models import PreviewsConfig
+from mcp_sandbox.config.models import PreviewsConfig, WorkspaceConfig
 from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, NotPermitted
 from mcp_sandbox.server.identity import one_chat, sessions_by
 from mcp_sandbox.server.server import build_server
@@ -162,6 +162,8 @@ async def is_gone(url: str) -> bool:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "0.0.0.0"])
 async def test_a_page_is_seen_from_outside(session: Session, address: str) -> None:
+    if ":" in address and not (await session.exec("grep -q . /proc/net/if_inet6")).success:
+        pytest.skip("it has no ::1")
     port = free_port()
     await session.write_file("site/index.html", "<p>from inside")
     serve = f"python3 -m http.server {port} --bind {address} --directory site"
@@ -406,6 +408,24 @@ async def test_an_open_connection_is_a_use_of_the_sandbox(
     with anyio.fail_after(10):
         while await busy():
             await anyio.sleep(0.02)
+
+
+async def test_a_connection_keeps_no_sandbox_that_grows_too_large(config: Config) -> None:
+    small = config.model_copy(update={"workspace": WorkspaceConfig(size_limit=8 << 20, min_free=0)})
+    async with open_manager(small) as manager:
+        session = await manager.session(CHAT)
+        await session.write_file("serve.py", SERVER)
+        url = await session.previews.open(await served(session))
+        async with connected(url) as stream:
+            await stream.send(asked(url, "/hold"))
+            assert await stream.receive() == b"held"
+            await session.exec(
+                "(while echo; do head -c 4000000 /dev/zero >>fill; done) >/dev/null &"
+            )
+            assert await until_end(stream) == b""
+        assert await is_gone(url)
+        await session.exec("rm fill")
+        assert any("filled the workspace" in news for news in session.take_news())
 
 
 async def test_a_preview_is_gone_with_its_sandbox(session: Session) -> None:
