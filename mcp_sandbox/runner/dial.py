@@ -35,7 +35,8 @@ class Dial:
         self._sock: Socket | None = None
         self._is_made = False
         self._waiting, self._more = bytearray(), True
-        self._credit = WINDOW
+        # Of many connections at once, with nobody who reads, all may be filled.
+        self._credit = WINDOW // 4
         # Which directions are open: from there, to there.
         self._reads = self._writes = True
         # Some kernels take a moment to refuse.
