@@ -1,7 +1,7 @@
 """Typed calls about commands by their ids, and what a runner says of how commands go."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Sequence
 from io import BytesIO
 from typing import Literal
 
@@ -60,6 +60,24 @@ class Processes:
         """End it: a signal to its process group, after the grace its whole tree is killed."""
         args = {"process": process, "signal": signal.Signals[f"SIG{how}"].value}
         return await self._look("stop", {**args, "grace_s": grace_s})
+
+    async def dial(
+        self,
+        port: int,
+        sent: bytes | AsyncIterable[bytes] = b"",
+        sink: Sink | None = None,
+        *,
+        wait_s: float,
+    ) -> None:
+        """Connect to a port of the sandbox's loopback, until both directions have ended.
+
+        `sink` gets ("body", bytes), and ("end", …) once. Without one, to be connected is enough.
+
+        Raises:
+            NotFound: nothing answers within `wait_s`; the message names the ports that are used.
+        """
+        args = {"port": port, "wait_s": wait_s, "look": sink is None}
+        await self._channel.call("dial", args, body=sent, timeout_s=float("inf"), sink=sink)
 
     async def _look(
         self,

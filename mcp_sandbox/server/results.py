@@ -487,6 +487,7 @@ class SandboxInfoReport(BaseModel, frozen=True):
     network: str
     limits: dict[str, str]
     programs: dict[str, str]
+    previews: dict[int, str]
     workspace: WorkspaceReport
     project: str
     versions: dict[str, str]
