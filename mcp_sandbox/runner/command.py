@@ -305,7 +305,8 @@ class Command:
 
     def _take_over(self, until: float) -> None:
         """Wait for a command that lives on without its worker; one just ended shows in a moment."""
-        if self._status is not None:
+        if self._why or self._status is not None:
+            self._lost()
             return
         self._main = self._pool.adopt(self._main, self._ended, self._born_since)
         if self._main is None and time.monotonic() < until:
@@ -327,12 +328,13 @@ class Command:
     def _ended(self, status: int) -> None:
         if self._status is not None:
             return
+        # Before: who finds its text in the last of it is told that it goes on, and then of its end.
+        for tap in self._taps.values():
+            tap.drain()
         self._status, self.ended_at = status, time.monotonic()
         if self._why == "cancelled" or self._worker is None or self.released:
             # Of what goes on beside other calls nobody knows which of them changed a file.
             self._changed = dict.fromkeys(self._changed)
-        for tap in self._taps.values():
-            tap.drain()
         kills = self._pool.memory.kills()
         self._out_of_memory = status != 0 and self._why is None and kills > self._kills_before
         self._close()

@@ -42,6 +42,7 @@ class Worker:
             processes.send(self.pid, signal.SIGCONT)
 
     def give(self, job: dict[str, Any], fds: list[int]) -> None:
+        self.wake()
         send(self.control, job, fds)
         self.job = job
 

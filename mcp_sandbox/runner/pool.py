@@ -73,6 +73,11 @@ class Pool:
         """Nothing of the user runs, not even in the background."""
         return not self._busy and not self._adopted
 
+    def wake(self) -> None:
+        """Let all go on that user code may have stopped: else no end of a job would be heard."""
+        for one in self._busy:
+            one.wake()
+
     def background(self) -> set[int]:
         """What runs on though its command has ended."""
         keepers = self._keepers()
@@ -105,7 +110,6 @@ class Pool:
         while True:
             found = self._take(seat=seat)
             found.listener = listener
-            found.wake()
             try:
                 found.give(job, fds)
             except ConnectionError:
@@ -149,12 +153,11 @@ class Pool:
         """Let what a worker holds go on; `listener` hears how it goes. False when it has died."""
         if held is not self.held:
             return False
-        held.wake()
         try:
-            held.give(job, [])
+            held.give({"name": job["name"]}, [])
         except ConnectionError:
             return False
-        self.held, held.listener = None, listener
+        self.held, held.listener, held.job = None, listener, job
         self._busy.add(held)
         return True
 
@@ -378,12 +381,14 @@ class Pool:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
-            if ended := self._adopted.pop(pid, None):
+            if os.WIFSTOPPED(status):
+                self.wake()
+            elif ended := self._adopted.pop(pid, None):
                 ended(status)
                 self._tidy()
             else:

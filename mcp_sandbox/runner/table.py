@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from mcp_sandbox.runner.command import Command
 
-MOST_RUNNING = 64
+# Each takes four descriptors of pid 1.
+MOST_RUNNING = min(64, os.sysconf("SC_OPEN_MAX") // 8)
 _MOST_ENDED = 32
 _ENDED_S = 3600.0
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"

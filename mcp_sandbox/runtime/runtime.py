@@ -17,9 +17,6 @@ Refusal = Literal["users", "calls", "background", ""]
 OnOutput = Callable[[str, bytes], Awaitable[None]]
 Show = Callable[[bytes], Awaitable[None]]
 
-# Who does not answer this is ended with all that runs in it: so a slow machine gets its time.
-_RETIRE_S = 12.0
-
 
 class Runtime:
     """The runner of one sandbox, over one channel.
@@ -75,7 +72,7 @@ class Runtime:
         not count any more once it goes on for other servers: hang up then.
         """
         args = {"background_too": background_too, "leaving": leaving}
-        said = (await self._channel.call("retire", args, timeout_s=_RETIRE_S)).result
+        said = (await self._channel.call("retire", args, timeout_s=LATE_S)).result
         if said.get("why") not in get_args(Refusal):
             raise await nonsense(self._channel, ValueError("why it does not end"))
         return cast("Refusal", said["why"])

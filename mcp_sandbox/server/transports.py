@@ -184,7 +184,7 @@ class _Wire:
         # Whether somebody waits for the answer.
         self._open: dict[RequestId, bool] = {}
         # Of the tool calls under way.
-        self._patience: dict[RequestId, Patience] = {}
+        self._patience: dict[RequestId | None, Patience] = {}
         self._answered = anyio.Event()
 
     async def read(
@@ -212,7 +212,7 @@ class _Wire:
                 if not isinstance(item.message, JSONRPCResponse | JSONRPCError):
                     await self._send_message(item.message)
                     continue
-                patience = self._patience.pop(item.message.id or "", None)
+                patience = self._patience.pop(item.message.id, None)
                 if patience is None or not patience.lost:
                     await self._send_message(item.message)
                 self._settle(item.message.id)

@@ -124,13 +124,13 @@ class Hold:
         async with self._rooms.records.hold(self.chat):
             return await self._ways.bury(held)
 
-    def _forget(self, held: Held) -> None:
-        """It is ours no longer."""
+    def _forget(self, held: Held, *, goes_on: bool = False) -> None:
+        """It is ours no longer. One that `goes_on` tells itself what has ended in it."""
         if self._held is held:
             self._held = None
             self._rooms.slots.release(self)
-            for row in held.runtime.processes.untold():
-                self._tell_agent(ended(row).partition(";")[0])
+            for row in () if goes_on else held.runtime.processes.untold():
+                self._tell_agent(ended(row).rpartition(";")[0])
         held.guard.watching.cancel()
 
     async def _open(self) -> Held:
@@ -304,7 +304,7 @@ class Hold:
         refusal = await self._ways.retire(held, background_too=background_too)
         gone = refusal in ("", "users")
         if gone:
-            self._forget(held)
+            self._forget(held, goes_on=refusal == "users")
         return gone
 
     async def disconnect(self) -> None:

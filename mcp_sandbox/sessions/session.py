@@ -300,12 +300,12 @@ async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
     held, full = entered.held, entered.full
     entered.grew = result.changed_files != ()
     entered.record.exit_code = result.exit_code
+    if result.running:
+        return result
     if kept := result.output_file:
         look = entered.runtime.bounded(entered.stop, may_grow=False)
         result = replace(result, trouble_lines=await _troubles(look, kept))
     result = replace(result, offline=held.sandbox.facts.network.startswith("none"))
-    if result.running:
-        return result
     if entered.stop.cancelled_caught:
         return replace(result, killed_because=str(held.guard.problem))
     if result.success:

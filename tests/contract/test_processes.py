@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from mcp_sandbox.app import open_manager
-from mcp_sandbox.config import Config
+from mcp_sandbox.config import Config, LimitsConfig
 from mcp_sandbox.config.models import MIB
 from mcp_sandbox.errors import Busy, CommandFailed, NotFound
 from mcp_sandbox.models import ProcessRow
@@ -276,3 +276,83 @@ async def test_who_does_not_wait_for_what_has_ended_is_answered_too(emptied: Ses
     for _ in range(2):
         assert (await emptied.processes.wait(begun.process or "", wait_s=0)).exit_code == 0
     assert (await emptied.exec("echo works")).stdout == "works\n"
+
+
+async def test_what_a_stopped_process_leaves_is_killed_after_its_grace(emptied: Session) -> None:
+    begun = await emptied.exec("setsid sleep 86308 & echo ready; wait", until="ready")
+    ended = await emptied.processes.stop(begun.process or "", grace_s=0.2)
+    assert (ended.stopped, ended.signal) == (True, "SIGTERM")
+
+    async def nothing_is_left() -> bool:
+        return (await emptied.exec("pgrep -fc '^sleep 8630[8]'")).stdout == "0\n"
+
+    await seen(nothing_is_left)
+
+
+async def test_nothing_is_lost_of_what_ends_as_its_text_is_found(emptied: Session) -> None:
+    for _ in range(10):
+        begun = await emptied.exec("echo a; echo b >&2; echo c >&2; echo ready", until="ready")
+        errors = begun.stderr
+        if begun.process:
+            errors += (await emptied.processes.wait(begun.process)).stderr
+        assert errors == "b\nc\n"
+
+
+async def test_an_end_is_told_whole_when_its_sandbox_has_ended_since(
+    manager: SessionManager,
+) -> None:
+    session = await manager.session(CHAT)
+    begun = await session.exec("sleep 0.1; exit 3", wait_s=0)
+    await has_ended(session, begun.process)
+    await manager.stop(CHAT)
+    (told,) = await session.take_news()
+    assert told.startswith(f"{begun.process} (sleep 0.1; exit 3) ended with exit code 3 after ")
+
+
+async def test_an_end_is_told_once_by_who_leaves_the_sandbox_to_others(
+    manager: SessionManager, config: Config
+) -> None:
+    mine = await manager.session(CHAT)
+    async with open_manager(config) as other:
+        theirs = await other.session(CHAT)
+        await theirs.exec("true")
+        begun = await mine.exec("sleep 0.1", wait_s=0)
+        await has_ended(mine, begun.process)
+        await manager._hold(CHAT).yield_up()
+        told = await mine.take_news()
+        await mine.exec("true")
+        assert len([*told, *await mine.take_news()]) == 1
+        assert len(await theirs.take_news()) <= 1
+
+
+@pytest.mark.parametrize("what", ["command", "code"])
+async def test_what_user_code_has_stopped_of_ours_goes_on(
+    emptied: Session, backend_name: str, what: str
+) -> None:
+    if backend_name == "docker-runsc":
+        pytest.skip("gVisor does not shield pid 1: the sandbox stops")
+    await emptied.run_code("print(1)")
+    begun = await emptied.exec(f"{UNTIL_TOLD} exit 6", wait_s=0)
+    with anyio.fail_after(9):
+        await emptied.exec("pkill -STOP -x mcp-sandbox")
+        if what == "code":
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(emptied.run_code, "import time; time.sleep(0.1)")
+        await emptied.write_file("go", "")
+        assert (await emptied.processes.wait(begun.process or "")).exit_code == 6
+
+
+async def test_where_few_files_may_be_open_fewer_processes_run(
+    config: Config, backend_name: str
+) -> None:
+    if backend_name == "docker-runsc":
+        pytest.skip("the limit is one of gVisor's kernel, too")
+    few = config.model_copy(update={"limits": LimitsConfig(open_files=128)})
+    async with open_manager(few) as manager:
+        session = await manager.session(CHAT)
+        for _ in range(16):
+            await session.exec(["sleep", "86309"], wait_s=0)
+        with pytest.raises(Busy, match="16 processes run"):
+            await session.exec("true")
+        assert len(await session.processes.list()) == 16
