@@ -3,7 +3,8 @@
 import math
 import os
 import signal
-from collections.abc import Generator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,9 @@ class Chat:
         self._troubles = 0
         self._kills = 0
         self._healed = 0
+        # Who wants to see every result, and to know when a call without one began, and its words.
+        self.heard: list[Callable[[Any], None]] = []
+        self.cut: list[Callable[[float, str], None]] = []
 
     async def serve(self) -> None:
         """Keep a server running until `stop`; first with one protocol era, then the other."""
@@ -107,6 +111,12 @@ class Chat:
         self._lost.set()
         return True
 
+    def drop(self) -> bool:
+        """Let the client go without a word, under its calls; another one comes."""
+        self.note_kill()
+        self._lost.set()
+        return self._ready.is_set()
+
     def note_kill(self) -> None:
         """Something of this chat is about to be killed: calls may fail until one succeeds."""
         self._kills += 1
@@ -134,6 +144,7 @@ class Chat:
         wounded = self._troubles > 0 or kills > self._healed
         assert client is not None
         self.tally.count("calls")
+        began = time.time()
         try:
             with anyio.fail_after(REPLY_S):
                 result = await client.call_tool(tool, dict(arguments))
@@ -142,10 +153,14 @@ class Chat:
             raise Unanswered from exc
         except (MCPError, anyio.BrokenResourceError, anyio.ClosedResourceError) as exc:
             self._judge(repr(exc), excused=wounded or kills != self._kills, usual=True)
+            for learn in self.cut:
+                learn(began, str(exc))
             if client is self._client and not any(told in str(exc) for told in _RELAYED):
                 self._lost.set()
             raise Unanswered from exc
         text, excused = text_of(result), wounded or kills != self._kills
+        for hear in self.heard:
+            hear(result)
         if result.is_error or (excused and _failed(result)):
             self._judge(text, excused=excused, usual=_ENDED in text)
             raise Unanswered(text)

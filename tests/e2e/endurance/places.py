@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import docker
@@ -51,12 +52,18 @@ class Place:
 
     def kill_runner(self, chat: str) -> bool:
         """SIGKILL the first process of a sandbox, from outside; False when there is none."""
-        return self._kill(chat, "process") if self.backend != "docker" else self._first(chat)
+        return _kill(self.runner(chat))
+
+    def kill_worker(self, chat: str, random: Random) -> bool:
+        """SIGKILL one of the processes of ours below it."""
+        runner = self.runner(chat)
+        found = [*_ours_below(runner)] if runner else []
+        return bool(found) and _kill(random.choice(found))
 
     def kill_container(self, chat: str) -> bool:
         """`docker kill`, or the death of the bwrap that started a sandbox."""
         if self.backend != "docker":
-            return self._kill(chat, "launcher")
+            return _kill(self._newest(chat, "launcher"))
         with _engine() as engine:
             for container in self._of_chat(engine, chat)[:1]:
                 try:
@@ -66,18 +73,21 @@ class Place:
                 return True
         return False
 
-    def _first(self, chat: str) -> bool:
+    def runner(self, chat: str) -> int:
+        """The first process of a sandbox, as the host numbers it; 0 when there is none."""
+        if self.backend != "docker":
+            return self._newest(chat, "process")
         with _engine() as engine:
             for container in self._of_chat(engine, chat)[:1]:
-                return _kill(container.attrs["State"]["Pid"])
-        return False
+                return int(container.attrs["State"]["Pid"])
+        return 0
 
-    def _kill(self, chat: str, which: str) -> bool:
+    def _newest(self, chat: str, which: str) -> int:
         newest: tuple[float, int] = (0.0, 0)
         for state in self._states():
             if state and state["labels"].get("chat") == chat and state[which]:
                 newest = max(newest, (state[which]["started"], state[which]["pid"]))
-        return _kill(newest[1])
+        return newest[1]
 
     def _states(self) -> Iterator[Any]:
         for record in _entries(self.data / "sandbox" / "run"):
@@ -151,6 +161,13 @@ def _kill(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _ours_below(runner: int) -> Iterator[int]:
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        name, _, fields = _read(path).partition(b" (")[2].rpartition(b") ")
+        if name == b"mcp-sandbox" and int(fields.split()[1]) == runner:
+            yield int(path.parent.name)
 
 
 def _json(path: Path) -> Any:

@@ -27,6 +27,18 @@ async def kill_relay(world: World) -> str:
     return "relay killed" if chat.kill_server() else "no relay was there"
 
 
+async def lose_client(world: World) -> str:
+    """What a relay sees of a client that is killed."""
+    return "client gone" if world.random.choice(world.chats).drop() else "no client was there"
+
+
+async def kill_worker(world: World) -> str:
+    name = world.random.choice(world.chats).name
+    with world.in_trouble(name):
+        hit = await to_thread.run_sync(world.machine.kill_worker, name, world.random)
+    return "worker killed" if hit else "no worker was there"
+
+
 async def kill_daemon(world: World) -> str:
     with world.everybody_in_trouble():
         killed = await world.kill_daemons()

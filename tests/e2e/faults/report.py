@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tests.e2e.endurance.tally import Tally
 from tests.e2e.faults.run import Report
 
 _COLUMNS = (
@@ -23,6 +24,7 @@ _COLUMNS = (
     "broken",
 )
 _ODD_SHOWN = 4
+_OF_RUNS = "processes "
 
 
 def table(reports: Sequence[Report], seed: int) -> str:
@@ -35,12 +37,24 @@ def table(reports: Sequence[Report], seed: int) -> str:
     for report in reports:
         struck = ", ".join(f"{count} {what}" for what, count in sorted(report.blows.items()))
         lines.append(f"  {report.fault}: {struck}")
+        if started := report.tally.counts[f"{_OF_RUNS}started"]:
+            ends = [f"{started} started", *_ends(report.tally)]
+            lines.append(f"    processes: {', '.join(ends)}")
         lines += [f"    BROKEN {told[:1000]}" for told in report.tally.faults]
         lines += [
             f"    odd    {told[:200].splitlines()[0]}"
             for told in report.tally.oddities[:_ODD_SHOWN]
         ]
     return "\n".join(lines) + "\n"
+
+
+def _ends(tally: Tally) -> list[str]:
+    names = (
+        *("that ended as they should", "killed", "that ended with their sandbox", "told"),
+        *("asked for", "told to a call cut off", "of cut off starts", "lost"),
+    )
+    told = [f"{tally.counts[_OF_RUNS + name]} {name}" for name in names]
+    return [*told, f"{tally.counts['told twice']} told twice"]
 
 
 def _cells(report: Report) -> list[str]:

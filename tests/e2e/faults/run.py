@@ -20,6 +20,7 @@ from tests.e2e.endurance.worker import Worker
 from tests.e2e.faults import blows, ground
 from tests.e2e.faults.blows import Blow
 from tests.e2e.faults.ground import ORPHANED_S, Ground
+from tests.e2e.faults.runs import Starter, settle
 from tests.e2e.faults.world import World
 
 # A blow comes at any moment of this time, and load goes on for a part of it.
@@ -38,13 +39,17 @@ class Fault:
     blow: Blow
     ground: Callable[[str, Path | None], AbstractContextManager[Ground]] = ground.folder
     backends: tuple[str, ...] = ("bubblewrap", "docker")
+    # Whether processes run meanwhile: what else is struck ends them, or keeps them from starting.
+    runs: bool = False
 
 
 FAULTS = (
-    Fault("relay", blows.kill_relay),
-    Fault("daemon", blows.kill_daemon),
-    Fault("runner", blows.kill_runner),
-    Fault("container", blows.kill_container, backends=("docker",)),
+    Fault("client", blows.lose_client, runs=True),
+    Fault("relay", blows.kill_relay, runs=True),
+    Fault("daemon", blows.kill_daemon, runs=True),
+    Fault("worker", blows.kill_worker, runs=True),
+    Fault("runner", blows.kill_runner, runs=True),
+    Fault("container", blows.kill_container, backends=("docker",), runs=True),
     Fault("engine", blows.restart_engine, ground.own_machine, ("docker",)),
     Fault("disk", blows.fill_disk, ground.small_disk),
     Fault("daemons", blows.start_several),
@@ -85,7 +90,7 @@ async def run(fault: Fault, backend: str, times: int, seed: int, parent: Path | 
                     clients.start_soon(chat.serve)
                 await _begin(world)
                 for _ in range(times):
-                    await _round(world, fault.blow, report)
+                    await _round(world, fault, report)
                 for chat in world.chats:
                     chat.stop()
         finally:
@@ -102,20 +107,22 @@ async def _begin(world: World) -> None:
             tasks.start_soon(worker.step)
 
 
-async def _round(world: World, blow: Blow, report: Report) -> None:
+async def _round(world: World, fault: Fault, report: Report) -> None:
     struck = anyio.Event()
     await to_thread.run_sync(world.machine.note)
     async with anyio.create_task_group() as load:
-        for worker in _all(world):
-            load.start_soon(_work_until, worker, struck)
+        for each in [*_all(world), *(world.starters if fault.runs else ())]:
+            load.start_soon(_work_until, each, struck)
         await anyio.sleep(world.random.uniform(0.0, _LOAD_S))
-        what = await blow(world)
+        what = await fault.blow(world)
         report.blows[what] += 1
         over = time.monotonic()
         await anyio.sleep(world.random.uniform(0.0, _LOAD_S / 4))
         struck.set()
     await _work_again(world, report)
     report.working_s = max(report.working_s, time.monotonic() - over)
+    if fault.runs:
+        await _told_all(world)
     await _owned_again(world, report)
     try:
         await _known_still(world, report)
@@ -127,7 +134,7 @@ def _all(world: World) -> list[Worker]:
     return [worker for some in world.workers.values() for worker in some]
 
 
-async def _work_until(worker: Worker, end: anyio.Event) -> None:
+async def _work_until(worker: Worker | Starter, end: anyio.Event) -> None:
     while not end.is_set():
         await worker.step()
 
@@ -138,6 +145,13 @@ async def _work_again(world: World, report: Report) -> None:
         for chat, some in world.workers.items():
             for worker in some:
                 tasks.start_soon(_look, chat, worker, report)
+
+
+async def _told_all(world: World) -> None:
+    """Every process has ended, and every end was told."""
+    async with anyio.create_task_group() as tasks:
+        for chat in {chat.name: chat for chat in world.chats}.values():
+            tasks.start_soon(settle, chat, world.runs[chat.name])
 
 
 async def _look(chat: Chat, worker: Worker, report: Report) -> None:

@@ -16,6 +16,7 @@ from tests.e2e.endurance.places import Place as Machine
 from tests.e2e.endurance.tally import Tally
 from tests.e2e.endurance.worker import Worker
 from tests.e2e.faults.ground import Ground
+from tests.e2e.faults.runs import Runs, Starter
 
 # Relays by chat: two clients work in the first one at the same time.
 CHATS = ("shared", "shared", "own", "other")
@@ -37,6 +38,11 @@ class World:
             chat: [Worker(chat, f"r{n}w{m}", Random(random.random())) for m in range(_WORKERS)]
             for n, chat in enumerate(self.chats)
         }
+        self.runs = {name: Runs(tally) for name in dict.fromkeys(CHATS)}
+        self.starters = [
+            Starter(chat, f"{chat.name}{n}", self.runs[chat.name], Random(random.random()))
+            for n, chat in enumerate(self.chats)
+        ]
         self._children: list[subprocess.Popen[bytes]] = []
 
     def _chat(self, number: int, name: str) -> Chat:
@@ -59,6 +65,8 @@ class World:
     def in_trouble(self, name: str) -> ExitStack:
         """The same for whoever works in one chat."""
         stack = ExitStack()
+        # Only who is in trouble alone has lost something of its sandbox.
+        self.runs[name].is_struck = True
         for chat in self.chats:
             if chat.name == name:
                 stack.enter_context(chat.in_trouble())
