@@ -353,6 +353,8 @@ class Command:
             self.told = True
         elif wait.owns:
             self.released = True
+            if self._worker:
+                self._worker.released = True
             self._capture.keep()
             self._table.changed()
         self._answer([wait])

@@ -34,6 +34,8 @@ class Worker:
         self.main: int | None = None
         # Its command has ended and left something running.
         self.lingers = False
+        # Its command goes on without its call, and gives way to others.
+        self.released = False
         self.job: dict[str, Any] | None = None
 
     def wake(self) -> None:

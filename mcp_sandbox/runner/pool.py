@@ -93,7 +93,8 @@ class Pool:
         The largest tree that an earlier command has left running gives way; `ending` is told it.
         """
         # Without lineage, as under gVisor, the limit is not one of processes, and no tree is known.
-        fits, root = self._room.look(self._keepers()) if self._lineage else (True, None)
+        roots = [*self._keepers(), *(one.pid for one in self._busy if one.pid and one.released)]
+        fits, root = self._room.look(roots) if self._lineage else (True, None)
         if root:
             ending(processes.below([root], processes.parents()))
             self.kill(root)
@@ -236,7 +237,7 @@ class Pool:
 
     def _release(self, freed: Worker) -> None:
         self._busy.discard(freed)
-        freed.listener = None
+        freed.listener, freed.released = None, False
         self._lingers_no_more(freed)
         if len(self._idle[freed.seat]) < _MOST_IDLE:
             self._idle[freed.seat].append(freed)

@@ -56,7 +56,9 @@ class Server:
         self._pool.on_quiet = self._consider_idle
         self._standby = Standby(self.loop, self._pool, self._under_way)
         self._pool.on_background = self._tell_background
-        self._table = Table(self._tell_background, self._tell_end)
+        self._table = Table(
+            self._tell_background, lambda row: self._tell_all({"t": "ended", "processes": [row]})
+        )
         self._told: dict[str, Any] = described([])
         self._used_at = time.monotonic()
         self._retiring: Connection | None = None
@@ -125,10 +127,6 @@ class Server:
         if told != self._told:
             self._told = told
             self._tell_all({"t": "background", **told})
-
-    def _tell_end(self, row: dict[str, Any]) -> None:
-        """Let everybody know what has ended that nobody waited for."""
-        self._tell_all({"t": "ended", "processes": [row]})
 
     def _tell_all(self, header: dict[str, Any]) -> None:
         for connection in [each for each in self._connections if each.proved]:

@@ -33,7 +33,7 @@ class Table:
         self._sandbox = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(3))
         self._running: dict[str, Command] = {}
         self._ended: dict[str, Command] = {}
-        self._on_change = told
+        self.changed = told
         self._on_end = ended
 
     def enter(self, command: Command) -> str:
@@ -51,10 +51,6 @@ class Table:
         self._running[number] = command
         return number
 
-    def changed(self) -> None:
-        """A command goes on from here without its call."""
-        self._on_change()
-
     def leave(self, command: Command, *, told: bool) -> None:
         """It has ended. Who had its id may ask for it for a while."""
         self._running.pop(command.id, None)
@@ -66,7 +62,7 @@ class Table:
         command.told = told
         if not told:
             self._on_end(command.row())
-        self._on_change()
+        self.changed()
 
     def find(self, number: object) -> Command:
         """The command of this id; OpError that names those there are."""

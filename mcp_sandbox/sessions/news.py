@@ -50,15 +50,10 @@ def ended_with(background: Background) -> str:
     if not background.total:
         return ""
     named = [
-        f"{each.id or each.command or 'a process'} ({each.command if each.id else pid(each.pid)})"
+        f"{each.id} ({each.command})" if each.id else f"{each.command or 'a process'} (pid {each.pid})"
         for each in background.processes[:_MOST_NAMED]
     ]
     more = background.total - len(named)
     if more > 0:
         named.append(f"{more} more")
     return f" Ended with it, in the background: {', '.join(named)}."
-
-
-def pid(number: int) -> str:
-    """A process that has no id of ours."""
-    return f"pid {number}"

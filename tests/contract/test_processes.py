@@ -356,3 +356,18 @@ async def test_where_few_files_may_be_open_fewer_processes_run(
         with pytest.raises(Busy, match="16 processes run"):
             await session.exec("true")
         assert len(await session.processes.list()) == 16
+
+
+async def test_a_fork_bomb_that_goes_on_makes_room_for_the_next_call(
+    config: Config, backend_name: str
+) -> None:
+    if backend_name == "docker-runsc":
+        pytest.skip("gVisor has no limit of processes")
+    few = config.model_copy(update={"limits": LimitsConfig(pids=64)})
+    async with open_manager(few) as manager:
+        session = await manager.session(CHAT)
+        begun = await session.exec("bomb() { bomb | bomb & }; bomb; sleep 86310", wait_s=0)
+        ended = await session.processes.wait(begun.process or "", until="fork: retry", wait_s=20)
+        assert ended.running
+        assert (await session.exec("echo fine")).stdout == "fine\n"
+        assert (await row(session, begun.process)).signal == "SIGKILL"

@@ -17,6 +17,7 @@ from mcp_sandbox.sessions.session import Session
 from tests.conftest import configured
 from tests.e2e.attacks import GVISOR, attempt, gap, on_bubblewrap, on_the_host_kernel, probe
 from tests.e2e.conftest import CHAT
+from tests.e2e.endurance.places import Place
 
 pytestmark = pytest.mark.alone
 
@@ -395,3 +396,30 @@ def test_these_figures_are_of_the_disk_that_is_looked_at() -> None:
         before = free(Path(folder))
         (Path(folder) / "data").write_bytes(os.urandom(8 * MIB))
         assert taken(Path(folder), before) >= 8 * MIB
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@on_the_host_kernel
+@pytest.mark.parametrize("what", ["much output", "many processes"])
+async def test_processes_cost_the_runner_nothing(
+    session: Session, config: Config, what: str
+) -> None:
+    assert config.backend != "auto"
+    for _ in range(40):
+        await session.exec("true")
+        await session.processes.wait((await session.exec("true", wait_s=0)).process or "")
+    runner = Place(config.data_dir, config.backend, set()).runner(CHAT.chat)
+    before = resident(runner)
+    if what == "much output":
+        begun = await session.exec("head -c 1G /dev/zero | tr '\\0' 'x\\n'", wait_s=0)
+        with anyio.fail_after(60):
+            ended = await session.processes.wait(begun.process or "")
+        assert ended.stdout_bytes == 2**30
+    else:
+        for _ in range(500):
+            await session.exec(["true"], wait_s=0)
+    assert resident(runner) - before < 4 * MIB
+    zombies = await session.exec("ps -eo stat= | grep -c ^Z")
+    assert zombies.stdout == "0\n"
+    await session.take_news()

@@ -110,7 +110,9 @@ class Runs:
     def _was_cut_off(self, run: Run, ended: float | None) -> bool:
         """Whether the call that told its end may have been cut off in that very moment."""
         return any(
-            cut + _LATE_S >= ended and began <= ended + _PASSING_S if ended else self.is_struck
+            cut + _LATE_S >= ended and began <= ended + _PASSING_S
+            if ended
+            else self.is_struck or run.code is None
             for began, cut in self._cut
         )
 
