@@ -218,6 +218,9 @@ class TerminalEnd:
     signal: int | None
 
 
+NotebookChange = Literal["", "new", "ended"]
+
+
 @dataclass(frozen=True)
 class ExecResult:
     """How a command or a piece of code ended; `exit_code` is None when a `signal` ended it.
@@ -228,6 +231,8 @@ class ExecResult:
     workspace was too large to look through. `limit` names the size limit that it seems to have
     met. `trouble_lines` of the kept output match TROUBLE. `offline`: no network. `made_room` was
     left running by earlier commands, and ended so that this one had room for its processes.
+    `figures` are the pictures that Python code has shown; the first ten with their data. `notebook`
+    says that it began with this cell, or ended with it.
     """
 
     stdout: str
@@ -248,6 +253,8 @@ class ExecResult:
     file_counts: Mapping[str, int] | None = None
     offline: bool = False
     made_room: Background = Background()
+    figures: tuple["FileContent", ...] = ()
+    notebook: NotebookChange = ""
 
     @property
     def success(self) -> bool:

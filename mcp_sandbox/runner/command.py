@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from mcp_sandbox.runner import processes
+from mcp_sandbox.runner import figures, processes
 from mcp_sandbox.runner.loop import Inflow, Tap, pipe, widen
 from mcp_sandbox.runner.native import close, signal
 from mcp_sandbox.runner.pool import described
@@ -28,7 +28,6 @@ HALF = 32 * 1024
 KEEP_OVER = 20_000
 KEPT_TOTAL = 256 * 1024 * 1024
 KEPT_SECONDS = 7 * 24 * 3600
-_FOLDER = ".mcp-sandbox"
 _PRELUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "javascript.cjs")
 _NODE = ["node", "--input-type=module", "--require", _PRELUDE, "-"]
 _ARGV = {"bash": ["bash", "-c", BASH], "javascript": _NODE, "python": ["python3"]}
@@ -80,8 +79,8 @@ class Capture:
 
     def __init__(self, workspace: str, name: str, limit: int) -> None:
         self.streams = {"stdout": Stream(), "stderr": Stream()}
-        self._folder = os.path.join(workspace, _FOLDER, "output")
-        self._path = os.path.join(self._folder, name + ".txt")
+        self._base = figures.base_of(workspace, name)
+        self._folder, self._path = os.path.dirname(self._base), self._base + ".txt"
         self._left = limit
         self._fd = -1
         self._tried = limit == 0
@@ -101,6 +100,17 @@ class Capture:
         os.close(self._fd)
         self._fd = -1
         return self._path
+
+    def figures(self) -> list[str]:
+        """The paths of the pictures that the command has saved; see `runner.figures`."""
+        found = figures.saved(self._base)
+        if found:
+            try:
+                _prepare(self._folder)
+            except OSError:
+                # What is there is shown all the same.
+                return found
+        return found
 
     def _open(self) -> None:
         """Begin the file with what was printed so far: little, so it is whole in the heads."""
@@ -377,6 +387,7 @@ class Command:
 
     def _result(self, status: int) -> tuple[dict[str, Any], bytes]:
         ends = [part for stream in self._capture.streams.values() for part in stream.ends()]
+        language = self._args.get("language")
         result = {
             "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
             "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
@@ -388,6 +399,8 @@ class Command:
             "sizes": [len(part) for part in ends],
             "totals": [stream.total for stream in self._capture.streams.values()],
             "output_file": self._capture.close(),
+            "notebook": "",
+            "figures": self._capture.figures() if language == "python" else [],
             "made_room": self._made_room,
             **self._changed,
         }

@@ -8,7 +8,15 @@ from typing import Literal, cast, get_args
 from anyio import CancelScope
 
 from mcp_sandbox.errors import SandboxGone
-from mcp_sandbox.models import Background, ExecResult, Language, RunnerStatus, TerminalEnd
+from mcp_sandbox.models import (
+    Background,
+    ExecResult,
+    FileContent,
+    Language,
+    NotebookChange,
+    RunnerStatus,
+    TerminalEnd,
+)
 from mcp_sandbox.runtime.calls import JsonObject, Reply, background_of
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.files import Files
@@ -24,6 +32,7 @@ _LATE_S = 5.0
 # Who does not answer this is ended with all that runs in it: so a slow machine gets its time.
 _RETIRE_S = 12.0
 _MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
+_MOST_FIGURES = 100
 _COUNTED = ("created", "changed", "deleted")
 _WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
 
@@ -92,16 +101,18 @@ class Runtime:
         code: str,
         language: Language,
         *,
+        notebook: str | None = None,
         env: Mapping[str, str] | None = None,
         timeout_s: float,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """Run code in a fresh process of its language; `on_output` as in `exec`.
+        """Run code in a fresh process of its language, or in a notebook; `on_output` as in `exec`.
 
         Raises:
             Unsupported: the language is not installed in this sandbox.
+            Busy: the notebook has a cell to do, or there are too many.
         """
-        args: JsonObject = {"language": language, "timeout_s": timeout_s}
+        args: JsonObject = {"language": language, "notebook": notebook, "timeout_s": timeout_s}
         return await self._run(args, code.encode(), env=env, on_output=on_output)
 
     async def exec(
@@ -213,7 +224,20 @@ def _result(reply: Reply) -> ExecResult:
         changed_files=None if changed is None else tuple(str(name) for name in changed[:20]),
         file_counts=counts and dict(zip(_COUNTED, map(int, counts), strict=True)),
         made_room=background_of(said["made_room"]) if "made_room" in said else Background(),
+        figures=tuple(_figure(path) for path in said["figures"][:_MOST_FIGURES]),
+        notebook=_change(said["notebook"]),
     )
+
+
+def _figure(path: object) -> FileContent:
+    """One that has not been read yet."""
+    return FileContent(path=str(path)[:4096], kind="binary", mime="", size=0, data=b"")
+
+
+def _change(said: object) -> NotebookChange:
+    if said not in get_args(NotebookChange):
+        raise ValueError("what became of the notebook")
+    return cast("NotebookChange", said)
 
 
 def _text(head: bytes, tail: bytes, total: int) -> str:

@@ -10,7 +10,7 @@ import re
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from shlex import quote
 from typing import Any, NamedTuple
@@ -77,6 +77,8 @@ _READERS = (
 )
 _GAP = " bytes left out here; "
 _TROUBLE = re.compile(f"^.*(?:{TROUBLE})", re.IGNORECASE | re.MULTILINE)
+# Clients showed ten pictures of this size, and not many more.
+_FIGURES_SHOWN, _FIGURE_BYTES, _FIGURE_SIDE = 10, 1024 * 1024, 2_000
 _IN_META = (
     *("exit_code", "signal", "duration_ms", "timed_out", "out_of_memory", "killed_because"),
     *("limit", "stdout_bytes", "stderr_bytes", "output_file", "file_counts"),
@@ -193,7 +195,8 @@ def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
     shown_err = _stream(result.stderr, err_bytes, result, result.stderr_bytes)
     shown_err = shown_err if result.success else without_internals(shown_err)
     unseen = result.trouble_lines - len(_TROUBLE.findall(f"{shown_out}\n{shown_err}"))
-    ending = "\n".join(f"[{line}]" for line in _ending(result, timeout_s, unseen))
+    pictures, said = _pictures(result.figures)
+    ending = "\n".join(f"[{line}]" for line in (*_ending(result, timeout_s, unseen), *said))
     blocks = [shown_out, f"[stderr]\n{shown_err}" if shown_err else "", ending]
     names = result.changed_files
     meta = {
@@ -201,7 +204,39 @@ def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
         "truncated": _GAP in shown_out + shown_err,
         "changed_files": None if names is None else [show_name(name) for name in names],
     }
-    return texts(blocks if any(blocks) else ["(no output)"], meta)
+    if result.figures:
+        meta["figures"] = [show_name(each.path) for each in result.figures]
+    return texts(blocks if any(blocks) else ["(no output)"], meta, *pictures)
+
+
+def _pictures(figures: Sequence[FileContent]) -> tuple[list[ImageContent], list[str]]:
+    """The figures to show, and lines on all of them."""
+    shown, said, names = list[ImageContent](), list[str](), list[str]()
+    for figure in figures[:_FIGURES_SHOWN]:
+        name, size = show_name(figure.path), max(figure.size, len(figure.data))
+        found = inspect(name, figure.data, size) if figure.kind == "image" else None
+        side = max(found.width, found.height) if found else 0
+        if not found or found.fault:
+            said.append(f"no picture to show, or damaged or too large: {name}")
+        elif size > _FIGURE_BYTES or side > _FIGURE_SIDE:
+            said.append(f"a large figure: read_file path={name} shows it")
+        else:
+            shown.append(_image(figure, found))
+            names.append(name)
+    if further := [show_name(figure.path) for figure in figures[_FIGURES_SHOWN:]]:
+        said.append(f"{_count(len(further), 'further figure')}: read_file shows {_span(further)}")
+    if names:
+        said.insert(0, f"{_count(len(names), 'figure')} shown below: {_span(names)}")
+    return shown, said
+
+
+def _span(names: Sequence[str]) -> str:
+    return f"{names[0]} to {names[-1]}" if names[1:] else names[0]
+
+
+def _image(content: FileContent, found: Picture) -> ImageContent:
+    data = base64.b64encode(content.data).decode()
+    return ImageContent(data=data, mime_type=found.mime, type="image")
 
 
 def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> str:
@@ -290,8 +325,7 @@ def file_content(content: FileContent) -> CallToolResult:
     text = f"{name}: {found.mime}, {pixels}{size:,} bytes"
     if found.fault:
         return texts([f"{text}; not an image to show: {found.fault}"], meta | {"kind": "binary"})
-    data = base64.b64encode(content.data).decode()
-    return texts([text], meta, ImageContent(data=data, mime_type=found.mime, type="image"))
+    return texts([text], meta, _image(content, found))
 
 
 def _numbered(content: FileContent, meta: dict[str, Any]) -> CallToolResult:

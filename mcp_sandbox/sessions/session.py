@@ -1,10 +1,11 @@
 """One chat's computer: every call of every tool, of a person's shell and of a program."""
 
+import re
 from collections.abc import AsyncIterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 
-from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.errors import CallerError, InvalidArgument, SandboxError
 from mcp_sandbox.models import (
     TROUBLE,
     BackendName,
@@ -42,6 +43,10 @@ for p in pip npm uv; do command -v "$p" >/dev/null && echo "$p present"; done
 echo "bash $BASH_VERSION"
 wait
 """
+
+
+_FIGURES_READ = 10
+_NOTEBOOK_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}")
 
 
 @dataclass(frozen=True)
@@ -90,14 +95,26 @@ class Session:
         code: str,
         language: Language = "python",
         *,
+        notebook: str | None = None,
         timeout_s: float = 30.0,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """Run code in a fresh process of its language; `on_output` as in `exec`."""
-        async with self._enter("run_code", code=code, language=language) as entered:
+        """Run code in a fresh process of its language; `on_output` as in `exec`.
+
+        In a `notebook`, which is Python, variables stay from cell to cell.
+        """
+        if notebook is not None:
+            _check_notebook(notebook, language)
+        given = {"code": code, "language": language, "notebook": notebook}
+        async with self._enter("run_code", **given) as entered:
             env = await self._hold.pinning.variables()
             result = await entered.runtime.run_code(
-                code, language, env=env, timeout_s=timeout_s, on_output=on_output
+                code,
+                language,
+                notebook=notebook,
+                env=env,
+                timeout_s=timeout_s,
+                on_output=on_output,
             )
             return await _ended(entered, result)
 
@@ -251,12 +268,36 @@ async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
     if kept := result.output_file:
         look = entered.runtime.bounded(entered.stop, may_grow=False)
         result = replace(result, trouble_lines=await _troubles(look, kept))
+    if result.figures:
+        result = replace(result, figures=await _read_figures(entered.runtime, result.figures))
     result = replace(result, offline=held.sandbox.facts.network.startswith("none"))
     if entered.stop.cancelled_caught:
         return replace(result, killed_because=str(held.guard.problem))
     if result.success:
         return result
     return replace(result, limit=str(full or limit_met(result, held.sandbox.facts.limits)))
+
+
+def _check_notebook(name: str, language: Language) -> None:
+    if not _NOTEBOOK_NAME.fullmatch(name):
+        raise InvalidArgument("notebook must be 1 to 32 of A-Z a-z 0-9 . _ -, such as a")
+    if language != "python":
+        way = "exec tty=true command=node" if language == "javascript" else "exec shell=NAME"
+        raise InvalidArgument(
+            f"notebook keeps variables of Python only; what keeps those of {language}: {way}"
+        )
+
+
+async def _read_figures(
+    runtime: Runtime, figures: tuple[FileContent, ...]
+) -> tuple[FileContent, ...]:
+    """The same with the data of the first, as far as they are files that can be read."""
+    read = list(figures)
+    for at, figure in enumerate(figures[:_FIGURES_READ]):
+        with suppress(CallerError):
+            content = await runtime.files.read_lines(figure.path, limit=1, max_bytes=1)
+            read[at] = replace(content, path=figure.path)
+    return tuple(read)
 
 
 async def _troubles(runtime: Runtime, kept: str) -> int:

@@ -98,8 +98,9 @@ async def hints(result: ExecResult, code: str, language: Language) -> list[str]:
     """Sentences for an agent about a piece of code that failed, or that showed nothing."""
     if not result.success:
         return await to_thread.run_sync(_hints, result, code)
-    shown = result.stdout or result.stderr or result.changed_files or language == "bash"
-    return [] if shown else [f"nothing was printed: show values with {_PRINTS[language]}"]
+    shown = any((result.stdout, result.stderr, result.changed_files, result.figures))
+    way = "" if shown else _PRINTS.get(language)
+    return [f"nothing was printed: show values with {way}"] if way else []
 
 
 def _hints(result: ExecResult, code: str) -> list[str]:
