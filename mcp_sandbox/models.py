@@ -218,7 +218,7 @@ class TerminalEnd:
     signal: int | None
 
 
-NotebookChange = Literal["", "new", "ended"]
+NotebookState = Literal["", "new", "kept", "ended"]
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class ExecResult:
     met. `trouble_lines` of the kept output match TROUBLE. `offline`: no network. `made_room` was
     left running by earlier commands, and ended so that this one had room for its processes.
     `figures` are the pictures that Python code has shown; the first ten with their data. `notebook`
-    says that it began with this cell, or ended with it.
+    says whether the one that it ran in began with it, was kept, or ended.
     """
 
     stdout: str
@@ -254,7 +254,7 @@ class ExecResult:
     offline: bool = False
     made_room: Background = Background()
     figures: tuple["FileContent", ...] = ()
-    notebook: NotebookChange = ""
+    notebook: NotebookState = ""
 
     @property
     def success(self) -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any
 
+    from mcp_sandbox.runner.cells import Notebook
     from mcp_sandbox.runner.interpreter import Worker
     from mcp_sandbox.runner.loop import Loop, Timer
     from mcp_sandbox.runner.pool import Pool
@@ -170,7 +171,8 @@ class Command:
         self._standby = standby
         self._reply = reply
         self._args = args
-        self._worker: Worker | None = None
+        self._worker: Worker | Notebook | None = None
+        self._notebook: Notebook | None = None
         self._main: int | None = None
         self._capture = Capture(args["workspace"], args["name"], args["keep_bytes"])
         self._taps: dict[str, Tap] = {}
@@ -219,6 +221,10 @@ class Command:
             return
         self._begun = False
         try:
+            if self._job["notebook"]:
+                start = self._pool.cells.start
+                self._worker = self._notebook = start(self._job, self._given, self._hear)
+                return
             seat = self._args.get("language") == "python"
             self._worker = self._pool.start(self._job, self._given, self._hear, seat=seat)
         except OpError as exc:
@@ -235,7 +241,7 @@ class Command:
             self._given.append(file)
 
     def _describe(self) -> dict[str, Any]:
-        keep = ("cwd", "env", "workspace", "grow", "name")
+        keep = ("cwd", "env", "workspace", "grow", "name", "notebook")
         job = {key: self._args.get(key) for key in keep}
         language = self._args.get("language")
         argv = _ARGV[language] if language else self._args["argv"]
@@ -287,7 +293,9 @@ class Command:
         if self._why is None and self._status is None:
             self._why = why
             target = self._worker or self._main
-            if target:
+            if self._notebook and target is self._notebook:
+                self._pool.cells.interrupt(self._notebook)
+            elif target:
                 self._pool.kill(target)
 
     def _hear(self, said: dict[str, Any]) -> None:
@@ -335,7 +343,7 @@ class Command:
         self._worker = None
         if self._status is not None:
             return
-        if self._why:
+        if self._why or self._notebook:
             until = time.monotonic() + _SETTLE_MOST_S
             self._loop.later(_SETTLE_S, lambda: self._settle(until))
         elif self._begun:
@@ -399,7 +407,7 @@ class Command:
             "sizes": [len(part) for part in ends],
             "totals": [stream.total for stream in self._capture.streams.values()],
             "output_file": self._capture.close(),
-            "notebook": "",
+            "notebook": self._notebook.state if self._notebook else "",
             "figures": self._capture.figures() if language == "python" else [],
             "made_room": self._made_room,
             **self._changed,

@@ -87,7 +87,8 @@ class _Seat:
     def start(self, job: dict[str, Any], fds: list[int]) -> int:
         """Give the code of `job` to the process that waits; its pid."""
         worker.enter(job["cwd"])
-        path = _save(fds[main_file.CODE_FD], job["name"])
+        # A notebook gets its code later, cell by cell.
+        path = "" if job.get("notebook") else _save(fds[main_file.CODE_FD], job["name"])
         for _ in range(2):
             try:
                 pid, ours = self._ahead or self._fork(fds)
@@ -216,6 +217,10 @@ def _run(control: Socket) -> None:
         os._exit(0)
     except _Run as request:
         job, path = request.job, request.path
+    if job.get("notebook"):
+        from mcp_sandbox.runner import notebook  # noqa: PLC0415 - seldom
+
+        notebook.run(job)
     main_file.run(path, figures.base_of(job["workspace"], job["name"]))
 
 

@@ -13,7 +13,7 @@ from mcp_sandbox.models import (
     ExecResult,
     FileContent,
     Language,
-    NotebookChange,
+    NotebookState,
     RunnerStatus,
     TerminalEnd,
 )
@@ -225,7 +225,7 @@ def _result(reply: Reply) -> ExecResult:
         file_counts=counts and dict(zip(_COUNTED, map(int, counts), strict=True)),
         made_room=background_of(said["made_room"]) if "made_room" in said else Background(),
         figures=tuple(_figure(path) for path in said["figures"][:_MOST_FIGURES]),
-        notebook=_change(said["notebook"]),
+        notebook=_state(said["notebook"]),
     )
 
 
@@ -234,10 +234,10 @@ def _figure(path: object) -> FileContent:
     return FileContent(path=str(path)[:4096], kind="binary", mime="", size=0, data=b"")
 
 
-def _change(said: object) -> NotebookChange:
-    if said not in get_args(NotebookChange):
-        raise ValueError("what became of the notebook")
-    return cast("NotebookChange", said)
+def _state(said: object) -> NotebookState:
+    if said not in get_args(NotebookState):
+        raise ValueError("the state of a notebook")
+    return cast("NotebookState", said)
 
 
 def _text(head: bytes, tail: bytes, total: int) -> str:

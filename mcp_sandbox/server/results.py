@@ -270,6 +270,10 @@ def _ending(result: ExecResult, timeout_s: float, unseen: int) -> Iterable[str]:
         yield f"{_count(unseen, 'line')} left out with {TROUBLE}: exec {look}"
     if ended := _how_it_ended(result, timeout_s):
         yield ended
+    if result.notebook == "new":
+        yield "a new notebook: nothing of earlier ones is in it"
+    elif result.notebook == "ended":
+        yield "the notebook has ended, its variables are gone; the next cell begins it anew"
     if result.made_room.total:
         yield _what_made_room(result.made_room)
     if result.limit:
@@ -285,8 +289,10 @@ def _ending(result: ExecResult, timeout_s: float, unseen: int) -> Iterable[str]:
 
 def _how_it_ended(result: ExecResult, timeout_s: float) -> str:
     if result.timed_out:
+        goes_on = result.notebook in ("new", "kept")
+        end = "interrupted, variables are kept" if goes_on else "killed with all its processes"
         return (
-            f"timed out after {timeout_s:g} s and was killed with all its processes; "
+            f"timed out after {timeout_s:g} s and was {end}; "
             "give a larger timeout_s, or do less in one call"
         )
     if result.out_of_memory:

@@ -46,6 +46,7 @@ _FOREIGN = re.compile(r"^(?:\$ |>>> |!\w+|%%?[a-z]{2,})", re.MULTILINE)
 _REFUSED = re.compile("SyntaxError|syntax error|command not found|no job control|no such job")
 _FOR_PROMPTS = "{!r} is for prompts and notebooks: leave it out, and run shell commands with exec"
 _PRINTS = {"python": "print()", "javascript": "console.log()"}
+NotebookName = Annotated[str, Field(description="Keeps Python's variables; any name, such as a.")]
 CodeTimeout = Annotated[float, Field(ge=1, le=300, description="Seconds until it is killed.")]
 ExecTimeout = Annotated[float, Field(ge=1, le=3600, description="Seconds until it is killed.")]
 
@@ -126,17 +127,21 @@ async def run_code(
     code: Code,
     *,
     language: LanguageName = "python",
+    notebook: NotebookName | None = None,
     timeout_s: CodeTimeout = 30,
 ) -> CallToolResult:
     """Run Python, bash or JavaScript code and see what it prints.
 
-    Every call is a fresh process in /workspace: keep what you need in files. Use print() to see
-    values. JavaScript takes import, require and top-level await. Answers stdout, stderr, a
-    non-zero exit code and the files created or changed.
+    Every call is a fresh process in /workspace: keep what you need in files, or name a notebook:
+    in one, Python's variables stay for the next call, and the last value is shown. Use print() to
+    see values; matplotlib figures are shown. JavaScript takes import, require and top-level await.
+    Answers stdout, stderr, a non-zero exit code and the files created or changed.
     """
     async with live_progress(request) as on_output:
-        result = await session.run_code(code, language, timeout_s=timeout_s, on_output=on_output)
-    said = await hints(result, code, language)
+        result = await session.run_code(
+            code, language, notebook=notebook, timeout_s=timeout_s, on_output=on_output
+        )
+    said = [] if notebook and result.success else await hints(result, code, language)
     return with_news(exec_result(result, timeout_s=timeout_s), said)
 
 

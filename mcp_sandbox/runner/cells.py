@@ -1,0 +1,156 @@
+"""Pid 1's side of notebooks: which there are, and whose cell each of them does.
+
+A notebook is a seat with a command that stays (notebook.py), and a socket to that. What it says is
+the user's: nonsense ends it, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+
+from mcp_sandbox.runner import processes
+from mcp_sandbox.runner.interpreter import makes_sense
+from mcp_sandbox.runner.loop import READ
+from mcp_sandbox.runner.native import pair, receive, send, signal
+from mcp_sandbox.runner.protocol import OpError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from mcp_sandbox.runner.interpreter import Listener, Worker
+    from mcp_sandbox.runner.loop import Loop
+    from mcp_sandbox.runner.native import Socket
+    from mcp_sandbox.runner.pool import Pool
+
+_MOST = 8
+_INTERRUPT_S = 2.0
+# The end of its process is told by its seat, a moment after its socket has closed.
+_MOMENT_S = 0.5
+
+
+class Notebook:
+    """One notebook; to the command that is its cell, it is the worker that has it."""
+
+    seat: Worker
+
+    def __init__(self, control: Socket) -> None:
+        self.control = control
+        # Of the cell that it does.
+        self.listener: Listener | None = None
+        self.busy_with = ""
+        self.cells = 0
+        self.ended = False
+
+    @property
+    def pid(self) -> int | None:
+        return self.seat.pid
+
+    @property
+    def state(self) -> str:
+        """What its last cell tells of it."""
+        return "ended" if self.ended else "new" if self.cells == 1 else "kept"
+
+
+class Cells:
+    """The notebooks by their names; each does one cell at a time."""
+
+    def __init__(self, loop: Loop, pool: Pool) -> None:
+        self._loop = loop
+        self._pool = pool
+        self.notebooks: dict[str, Notebook] = {}
+
+    def start(self, job: dict[str, Any], fds: list[int], listener: Listener) -> Notebook:
+        """Let a notebook do a cell, or OpError; `listener` hears how it goes."""
+        name = job["notebook"]
+        found = self.notebooks.get(name)
+        if found and found.listener:
+            raise OpError("busy", f"notebook {name} still does a cell, {found.busy_with}: wait")
+        found = found or self._begin(name, job)
+        found.listener, found.busy_with = listener, job["name"]
+        found.cells += 1
+        self._pool.free_held()
+        self._pool.rest(found.seat, rests=False)
+        try:
+            send(
+                found.control, {key: job[key] for key in ("env", "grow", "name", "workspace")}, fds
+            )
+        except OSError:
+            # Its other end was closed or is not read: the command hears of its death.
+            self._pool.kill(found.seat)
+        if main := found.seat.main:
+            # User code may have stopped it.
+            processes.send(main, signal.SIGCONT)
+            listener({"e": "pid", "pid": main})
+        return found
+
+    def _begin(self, name: str, job: dict[str, Any]) -> Notebook:
+        if len(self.notebooks) >= _MOST:
+            names = ", ".join(self.notebooks)
+            raise OpError(
+                "busy", f"there are {_MOST} notebooks, the most: use or stop one: {names}"
+            )
+        mine, theirs = pair()
+        mine.setblocking(False)
+        new, nothing = Notebook(mine), os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fds = [nothing, nothing, nothing, theirs.fileno()]
+            job = {**job, "grow": True}
+            new.seat = self._pool.start(
+                job, fds, lambda said: self._hear_seat(name, said), seat=True
+            )
+        except OpError:
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(nothing)
+        self._loop.watch(mine.fileno(), READ, lambda _events: self._hear(new))
+        self.notebooks[name] = new
+        return new
+
+    def interrupt(self, notebook: Notebook) -> None:
+        """End its cell, and when that does not end soon, the notebook with all it has started."""
+        listener, main = notebook.listener, notebook.seat.main
+
+        def kill() -> None:
+            if notebook.listener is listener:
+                self._pool.kill(notebook.seat)
+
+        if main:
+            processes.send(-main, signal.SIGINT)
+        self._loop.later(_INTERRUPT_S if main else 0, kill)
+
+    def _hear(self, notebook: Notebook) -> None:
+        try:
+            said, _ = receive(notebook.control, 65536, wait=False)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, RecursionError):
+            said = {}
+        listener, notebook.listener = notebook.listener, None
+        if listener and isinstance(said, dict) and said.get("e") == "exit" and makes_sense(said):
+            self._pool.rest(notebook.seat, rests=True)
+            listener(said)
+            return
+        notebook.listener = listener
+        self._loop.unwatch(notebook.control.fileno())
+        # What it died of is told by its seat, unless it has only closed its socket.
+        self._loop.later(_MOMENT_S, lambda: self._drop(notebook))
+
+    def _drop(self, notebook: Notebook) -> None:
+        if not notebook.ended:
+            self._pool.kill(notebook.seat)
+
+    def _hear_seat(self, name: str, said: dict[str, Any]) -> None:
+        notebook = self.notebooks[name]
+        if said["e"] in ("exit", "fail", "lost"):
+            del self.notebooks[name]
+            self._loop.unwatch(notebook.control.fileno())
+            notebook.control.close()
+            notebook.ended, notebook.seat.listener = True, None
+            if said["e"] == "exit":
+                self._pool.rest(notebook.seat, rests=False)
+        if notebook.listener:
+            # What the seat has seen change began long before this cell.
+            notebook.listener({**said, "changed": None, "counts": None})
