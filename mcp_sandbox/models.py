@@ -218,9 +218,6 @@ class TerminalEnd:
     signal: int | None
 
 
-NotebookState = Literal["", "new", "kept", "ended"]
-
-
 @dataclass(frozen=True)
 class ExecResult:
     """How a command or a piece of code ended; `exit_code` is None when a `signal` ended it.
@@ -231,8 +228,8 @@ class ExecResult:
     workspace was too large to look through. `limit` names the size limit that it seems to have
     met. `trouble_lines` of the kept output match TROUBLE. `offline`: no network. `made_room` was
     left running by earlier commands, and ended so that this one had room for its processes.
-    `figures` are the pictures that Python code has shown; the first ten with their data. `notebook`
-    says whether the one that it ran in began with it, was kept, or ended.
+    `figures`: what Python code has shown; the first ten have data. The `notebook` that it ran in
+    is "new", was "kept", or has "ended".
     """
 
     stdout: str
@@ -254,7 +251,7 @@ class ExecResult:
     offline: bool = False
     made_room: Background = Background()
     figures: tuple["FileContent", ...] = ()
-    notebook: NotebookState = ""
+    notebook: str = ""
 
     @property
     def success(self) -> bool:

@@ -36,20 +36,15 @@ class Notebook:
 
     def __init__(self, control: Socket) -> None:
         self.control = control
-        # Of the cell that it does.
+        # Of the cell that it does, and the name of that.
         self.listener: Listener | None = None
-        self.busy_with = ""
-        self.cells = 0
-        self.ended = False
+        self.cell = ""
+        # As its last cell tells it.
+        self.state = "new"
 
     @property
     def pid(self) -> int | None:
         return self.seat.pid
-
-    @property
-    def state(self) -> str:
-        """What its last cell tells of it."""
-        return "ended" if self.ended else "new" if self.cells == 1 else "kept"
 
 
 class Cells:
@@ -65,19 +60,19 @@ class Cells:
         name = job["notebook"]
         found = self.notebooks.get(name)
         if found and found.listener:
-            raise OpError("busy", f"notebook {name} still does a cell, {found.busy_with}: wait")
+            raise OpError("busy", f"notebook {name} still does a cell, {found.cell}: wait for it")
+        if found:
+            found.state = "kept"
         found = found or self._begin(name, job)
-        found.listener, found.busy_with = listener, job["name"]
-        found.cells += 1
+        found.listener, found.cell = listener, job["name"]
         self._pool.free_held()
         self._pool.rest(found.seat, rests=False)
         try:
-            send(
-                found.control, {key: job[key] for key in ("env", "grow", "name", "workspace")}, fds
-            )
+            told = {key: job[key] for key in ("env", "grow", "name", "workspace")}
+            send(found.control, told, fds)
         except OSError:
-            # Its other end was closed or is not read: the command hears of its death.
-            self._pool.kill(found.seat)
+            # Its end was closed or is not read: the listener hears of its death.
+            self._pool.kill(found)
         if main := found.seat.main:
             # User code may have stopped it.
             processes.send(main, signal.SIGCONT)
@@ -87,17 +82,14 @@ class Cells:
     def _begin(self, name: str, job: dict[str, Any]) -> Notebook:
         if len(self.notebooks) >= _MOST:
             names = ", ".join(self.notebooks)
-            raise OpError(
-                "busy", f"there are {_MOST} notebooks, the most: use or stop one: {names}"
-            )
+            raise OpError("busy", f"{_MOST} notebooks are the most: use or stop one of {names}")
         mine, theirs = pair()
         mine.setblocking(False)
         new, nothing = Notebook(mine), os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        fds = [nothing, nothing, nothing, theirs.fileno()]
         try:
-            fds = [nothing, nothing, nothing, theirs.fileno()]
-            job = {**job, "grow": True}
             new.seat = self._pool.start(
-                job, fds, lambda said: self._hear_seat(name, said), seat=True
+                {**job, "grow": True}, fds, lambda said: self._hear_seat(name, said), seat=True
             )
         except OpError:
             mine.close()
@@ -110,37 +102,35 @@ class Cells:
         return new
 
     def interrupt(self, notebook: Notebook) -> None:
-        """End its cell, and when that does not end soon, the notebook with all it has started."""
+        """End its cell; if that does not end soon, the notebook and all that it has started."""
         listener, main = notebook.listener, notebook.seat.main
-
-        def kill() -> None:
-            if notebook.listener is listener:
-                self._pool.kill(notebook.seat)
-
         if main:
             processes.send(-main, signal.SIGINT)
-        self._loop.later(_INTERRUPT_S if main else 0, kill)
+        self._loop.later(
+            _INTERRUPT_S if main else 0, lambda: self._kill(notebook, notebook.listener is listener)
+        )
+
+    def _kill(self, notebook: Notebook, still: bool) -> None:
+        if still and notebook.state != "ended":
+            self._pool.kill(notebook)
 
     def _hear(self, notebook: Notebook) -> None:
+        said: Any = None
         try:
             said, _ = receive(notebook.control, 65536, wait=False)
         except BlockingIOError:
             return
         except (OSError, ValueError, RecursionError):
-            said = {}
-        listener, notebook.listener = notebook.listener, None
+            pass
+        listener = notebook.listener
         if listener and isinstance(said, dict) and said.get("e") == "exit" and makes_sense(said):
+            notebook.listener = None
             self._pool.rest(notebook.seat, rests=True)
             listener(said)
-            return
-        notebook.listener = listener
-        self._loop.unwatch(notebook.control.fileno())
-        # What it died of is told by its seat, unless it has only closed its socket.
-        self._loop.later(_MOMENT_S, lambda: self._drop(notebook))
-
-    def _drop(self, notebook: Notebook) -> None:
-        if not notebook.ended:
-            self._pool.kill(notebook.seat)
+        else:
+            self._loop.unwatch(notebook.control.fileno())
+            # Its seat tells what it died of, unless it has only closed its socket.
+            self._loop.later(_MOMENT_S, lambda: self._kill(notebook, True))
 
     def _hear_seat(self, name: str, said: dict[str, Any]) -> None:
         notebook = self.notebooks[name]
@@ -148,7 +138,7 @@ class Cells:
             del self.notebooks[name]
             self._loop.unwatch(notebook.control.fileno())
             notebook.control.close()
-            notebook.ended, notebook.seat.listener = True, None
+            notebook.state, notebook.seat.listener = "ended", None
             if said["e"] == "exit":
                 self._pool.rest(notebook.seat, rests=False)
         if notebook.listener:

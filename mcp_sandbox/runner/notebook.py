@@ -10,6 +10,7 @@ import _ast
 import builtins
 import linecache
 import os
+import resource
 import sys
 import traceback
 
@@ -27,28 +28,24 @@ _LONG = 2000
 # How Python does what other notebooks have a word for.
 _INSTEAD = {
     **dict.fromkeys(("time", "timeit"), "timeit.timeit()"),
-    **dict.fromkeys(("who", "whos"), "dir()"),
     **dict.fromkeys(("bash", "sh", "ls", "cat", "pwd", "conda"), "!command"),
     "env": "os.environ",
     "run": "runpy.run_path()",
-    "writefile": "open()",
 }
 
 
 def run(job: dict[str, Any]) -> None:
     """Be the notebook that this process was forked for. Does not return."""
-    control, shown = Socket(fileno=main_file.CODE_FD), figures.Figures()
+    control, notebook = Socket(fileno=main_file.CODE_FD), _Notebook(job["env"])
     os.set_inheritable(control.fileno(), False)
-    _rest()
-    # Our modules are held by this frame.
-    main, _held = main_file.begin([""], "", shown)
-    notebook, pid, status = _Notebook(main.__dict__, shown, job), os.getpid(), 0
-    # A process that a cell has forked ends with that cell.
-    while os.getpid() == pid and (cell := receive(control, MAX_HEADER + 4096, 4))[0]:
+    pid, status = os.getpid(), 0
+    while (cell := receive(control, MAX_HEADER + 4096, 4))[0]:
         said = notebook.do(*cell)
         status = said["status"] >> 8
-        if os.getpid() == pid:
-            send(control, said, [])
+        if os.getpid() != pid:
+            # A process that the cell has forked ends with it.
+            break
+        send(control, said, [])
     os._exit(status)
 
 
@@ -62,22 +59,26 @@ def _rest() -> None:
 
 
 class _Notebook:
-    def __init__(
-        self, variables: dict[str, Any], shown: figures.Figures, job: dict[str, Any]
-    ) -> None:
-        self._variables = variables
-        self._figures = shown
-        self._env = job["env"]
-        self._names = worker.Names()
-        self._count = 0
+    def __init__(self, env: dict[str, str]) -> None:
+        self._figures = figures.Figures()
+        self._main, self._held = main_file.begin([""], "", self._figures)
+        self._env, self._names, self._count = env, worker.Names(), 0
         self._loop: Any = None
         builtins.__dict__.update(display=self._display, __magic__=_do_magic)
+        _rest()
 
     def do(self, cell: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         """Do a cell, given as a file behind its stdin, stdout and stderr; how it has ended."""
         with open(fds.pop(), encoding="utf-8") as file:
             source = file.read()
-        self._set_up(cell, fds)
+        self._connect(fds)
+        changed = {name: text for name, text in cell["env"].items() if self._env.get(name) != text}
+        os.environ.update(changed)
+        self._env = cell["env"]
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most if cell["grow"] else 0, most))
+        self._figures.base = figures.base_of(cell["workspace"], cell["name"])
+        main_file.see_new_packages()
         self._names.begin(cell["workspace"])
         code = 1
         try:
@@ -85,30 +86,18 @@ class _Notebook:
             code = self._outcome(source)
         except BaseException:  # noqa: BLE001 - an interrupt as it ends, or nothing to print it on
             code = code or 1
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        changed, counts = self._names.end(cell["workspace"])
         _rest()
-        ending = {"changed": changed, "counts": counts, "stays": False}
+        names, counts = self._names.end(cell["workspace"])
+        ending = {"changed": names, "counts": counts, "stays": False}
         return {"e": "exit", "status": code << 8, **ending}
 
-    def _set_up(self, cell: dict[str, Any], fds: list[int]) -> None:
+    def _connect(self, fds: list[int]) -> None:
         for number, (fd, name) in enumerate(zip(fds, ("stdin", "stdout", "stderr"))):
             os.dup2(fd, number)
             # exit() closes the first.
-            if getattr(getattr(sys, name), "closed", True):
-                mode = "w" if number else "r"
-                setattr(sys, name, os.fdopen(number, mode, closefd=False))
+            if getattr(getattr(sys, name, None), "closed", True):
+                setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
         close(fds)
-        for name, value in cell["env"].items():
-            if self._env.get(name) != value:
-                os.environ[name] = value
-        self._env = cell["env"]
-        import resource  # noqa: PLC0415 - C, and not in every Python
-
-        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most if cell["grow"] else 0, most))
-        self._figures.begin(figures.base_of(cell["workspace"], cell["name"]))
-        main_file.see_new_packages()
 
     def _outcome(self, source: str) -> int:
         try:
@@ -131,21 +120,19 @@ class _Notebook:
         name = f"<cell {self._count}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         tree = _parse(source, name)
-        last = tree.body[-1] if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
-        if last:
-            tree.body.pop()
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
         self._evaluate(tree, name, "exec")
-        if last:
-            value = self._evaluate(_ast.Expression(last.value), name, "eval")
-            lines = source.encode().split(b"\n")[(last.end_lineno or 1) - 1 :]
-            silent = lines[0][last.end_col_offset :].lstrip().startswith(b";")
-            if value is not None and not silent:
-                self._variables["_"] = value
-                self._display(value)
+        if last is None:
+            return
+        value = self._evaluate(_ast.Expression(last.value), name, "eval")
+        line = source.encode().split(b"\n")[last.end_lineno - 1]
+        if value is not None and not line[last.end_col_offset :].lstrip().startswith(b";"):
+            self._main.__dict__["_"] = value
+            self._display(value)
 
     def _evaluate(self, tree: Any, name: str, mode: str) -> Any:  # noqa: ANN401
         code = compile(tree, name, mode, _AWAITS, dont_inherit=True)
-        value = eval(code, self._variables)
+        value = eval(code, self._main.__dict__)
         return self._wait_for(value) if code.co_flags & _COROUTINE else value
 
     def _wait_for(self, coroutine: Any) -> Any:  # noqa: ANN401
@@ -186,9 +173,8 @@ class _Notebook:
 def _show(exc: BaseException) -> None:
     """Print the user's own error with the user's own frames."""
     shown = traceback.TracebackException(type(exc), exc, exc.__traceback__)
-    mine = [at for at, frame in enumerate(shown.stack) if frame.filename.startswith("<cell ")]
-    frames = shown.stack[mine[0] if mine else 0 :]
-    shown.stack[:] = [frame for frame in frames if frame.filename != __file__]
+    first = next((at for at, each in enumerate(shown.stack) if each.filename[:6] == "<cell "), 0)
+    shown.stack[:] = [each for each in shown.stack[first:] if each.filename != __file__]
     sys.stderr.write("".join(shown.format()))
 
 
@@ -213,7 +199,7 @@ def _without_magic(lines: list[str], at: int, name: str) -> str:
     if word[0] == "%" and word not in ("%pip", "%cd", "%matplotlib"):
         way = _INSTEAD.get(word.lstrip("%"), "Python")
         text = f"{word} is not known here, use {way} (!command, %pip and %cd are known)"
-        raise SyntaxError(text, (name, at + 1, 1, line)) from None
+        raise SyntaxError(text, (name, at + 1, 1, line))
     lines[at] = f"{line[: -len(line.lstrip())]}__magic__({words!r})"
     return "\n".join(lines)
 

@@ -13,7 +13,6 @@ from mcp_sandbox.models import (
     ExecResult,
     FileContent,
     Language,
-    NotebookState,
     RunnerStatus,
     TerminalEnd,
 )
@@ -224,20 +223,13 @@ def _result(reply: Reply) -> ExecResult:
         changed_files=None if changed is None else tuple(str(name) for name in changed[:20]),
         file_counts=counts and dict(zip(_COUNTED, map(int, counts), strict=True)),
         made_room=background_of(said["made_room"]) if "made_room" in said else Background(),
-        figures=tuple(_figure(path) for path in said["figures"][:_MOST_FIGURES]),
-        notebook=_state(said["notebook"]),
+        figures=tuple(
+            # Not read yet.
+            FileContent(str(path)[:4096], "binary", "", 0, b"")
+            for path in said["figures"][:_MOST_FIGURES]
+        ),
+        notebook=str(said["notebook"]),
     )
-
-
-def _figure(path: object) -> FileContent:
-    """One that has not been read yet."""
-    return FileContent(path=str(path)[:4096], kind="binary", mime="", size=0, data=b"")
-
-
-def _state(said: object) -> NotebookState:
-    if said not in get_args(NotebookState):
-        raise ValueError("the state of a notebook")
-    return cast("NotebookState", said)
 
 
 def _text(head: bytes, tail: bytes, total: int) -> str:

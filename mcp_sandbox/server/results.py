@@ -224,14 +224,10 @@ def _pictures(figures: Sequence[FileContent]) -> tuple[list[ImageContent], list[
             shown.append(_image(figure, found))
             names.append(name)
     if further := [show_name(figure.path) for figure in figures[_FIGURES_SHOWN:]]:
-        said.append(f"{_count(len(further), 'further figure')}: read_file shows {_span(further)}")
+        said.append(f"{_count(len(further), 'further figure')} to {further[-1]}, for read_file")
     if names:
-        said.insert(0, f"{_count(len(names), 'figure')} shown below: {_span(names)}")
+        said.insert(0, f"shown below: {', '.join(names)}")
     return shown, said
-
-
-def _span(names: Sequence[str]) -> str:
-    return f"{names[0]} to {names[-1]}" if names[1:] else names[0]
 
 
 def _image(content: FileContent, found: Picture) -> ImageContent:

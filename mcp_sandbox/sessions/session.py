@@ -99,9 +99,9 @@ class Session:
         timeout_s: float = 30.0,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """Run code in a fresh process of its language; `on_output` as in `exec`.
+        """Run code in a fresh process of its language, or Python in a `notebook`, which keeps it.
 
-        In a `notebook`, which is Python, variables stay from cell to cell.
+        `on_output` as in `exec`.
         """
         if notebook is not None:
             _check_notebook(notebook, language)
@@ -268,8 +268,7 @@ async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
     if kept := result.output_file:
         look = entered.runtime.bounded(entered.stop, may_grow=False)
         result = replace(result, trouble_lines=await _troubles(look, kept))
-    if result.figures:
-        result = replace(result, figures=await _read_figures(entered.runtime, result.figures))
+    result = await _with_figures(entered.runtime, result)
     result = replace(result, offline=held.sandbox.facts.network.startswith("none"))
     if entered.stop.cancelled_caught:
         return replace(result, killed_because=str(held.guard.problem))
@@ -288,16 +287,14 @@ def _check_notebook(name: str, language: Language) -> None:
         )
 
 
-async def _read_figures(
-    runtime: Runtime, figures: tuple[FileContent, ...]
-) -> tuple[FileContent, ...]:
-    """The same with the data of the first, as far as they are files that can be read."""
-    read = list(figures)
-    for at, figure in enumerate(figures[:_FIGURES_READ]):
+async def _with_figures(runtime: Runtime, result: ExecResult) -> ExecResult:
+    """The data of the first figures, as far as they are files that can be read."""
+    figures = list(result.figures)
+    for at, path in enumerate(each.path for each in result.figures[:_FIGURES_READ]):
         with suppress(CallerError):
-            content = await runtime.files.read_lines(figure.path, limit=1, max_bytes=1)
-            read[at] = replace(content, path=figure.path)
-    return tuple(read)
+            content = await runtime.files.read_lines(path, limit=1, max_bytes=1)
+            figures[at] = replace(content, path=path)
+    return replace(result, figures=tuple(figures))
 
 
 async def _troubles(runtime: Runtime, kept: str) -> int:

@@ -286,8 +286,7 @@ HOSTILE = [
     "import os; os.closerange(3, 65536)",
     'import os\nfor fd in range(3, 100):\n    try: os.write(fd, b\'{"e": "nonsense"}\')\n'
     "    except OSError: pass",
-    'import os, socket\nsocket.socket(fileno=3).send(b\'{"e":"free"}\'); os.pause() '
-    "if hasattr(os, 'pause') else __import__('time').sleep(60)",
+    'import socket, time\nsocket.socket(fileno=3).send(b\'{"e":"free"}\'); time.sleep(60)',
     'import os, socket\nsocket.socket(fileno=3).send(b\'{"e":"exit","status":0,"changed":null,'
     '"counts":null,"stays":false}\'); import time; time.sleep(0.1)',
     "import socket\nsocket.socket(fileno=3).shutdown(2)",
