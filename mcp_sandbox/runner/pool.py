@@ -85,13 +85,15 @@ class Pool:
 
     def background(self) -> set[int]:
         """What runs on though its command has ended."""
-        keepers = [*self._keepers(), *(one.pid for one in self._resting if one.pid)]
-        found = processes.below(keepers, processes.parents()) if keepers else set()
-        found -= {one.main for one in self._resting}
+        tree = processes.parents() if self._busy or self._resting else {}
+        for one in self._resting:
+            one.lingers = not processes.below([one.pid or -1], tree) <= {one.main}
+        found = processes.below(self._keepers(), tree) - {one.main for one in self._resting}
         return found if self._lineage else found.union(self._orphans())
 
     def _keepers(self) -> list[int]:
-        return [one.pid for one in self._busy if one.pid and (one.lingers or not one.listener)]
+        busy = [one.pid for one in self._busy if one.pid and (one.lingers or not one.listener)]
+        return busy + [one.pid for one in self._resting if one.pid and one.lingers]
 
     def rest(self, seat: Worker, *, rests: bool) -> None:
         """Whether a notebook has no cell to do: then only what it has left running counts."""
@@ -324,12 +326,11 @@ class Pool:
     def kill_background(self) -> int:
         """Kill all whose command has ended and left something running; how many there were."""
         self.free_held()
-        tree = processes.parents() if self._resting else {}
+        # What has ended and was not waited for holds a place, too.
+        tree = {pid: int(fields[1]) for pid, fields in processes.stats()} if self._resting else {}
         lingering = [one for one in self._busy if one.listener is None]
         lingering += [
-            one
-            for one in self._resting
-            if one.pid and processes.below([one.pid], tree) - {one.main}
+            one for one in self._resting if len(processes.below([one.pid or -1], tree)) > 1
         ]
         for one in lingering:
             self.kill(one)

@@ -177,3 +177,32 @@ async def test_what_code_puts_in_the_place_of_figures_harms_nothing(
 async def test_figures_lie_out_of_version_control(client: Client, session: Session) -> None:
     await run(client, PLOT + "plt.plot([1])")
     assert (await session.read_file(".mcp-sandbox/.gitignore")).data == b"*\n"
+
+
+async def test_figures_of_a_notebook_come_with_their_cell(client: Client) -> None:
+    cells = [
+        (PLOT, []),
+        ("plt.figure(figsize=(2, 2))\nplt.show()\nplt.figure(figsize=(3, 2)); 1", [200, 300]),
+        ("fig = plt.figure(figsize=(4, 2))\nfig", [400]),
+        ("print('none')", []),
+        ("display(fig)\nplt.figure(figsize=(5, 2))\n1 / 0", [400, 500]),
+        ("from PIL import Image\nImage.new('RGB', (7, 8))", [7]),
+    ]
+    for code, widths in cells:
+        result = await run(client, code, notebook="plots")
+        assert [width for width, _ in pictures(result)] == widths, code
+    large = await run(client, "Image.new('RGB', (2001, 8))", notebook="plots")
+    assert pictures(large) == []
+    assert "a large figure: read_file path=" in said(large)
+
+
+async def test_a_long_table_is_saved_as_html(client: Client, session: Session) -> None:
+    code = (
+        "import pandas\npandas.options.display.max_columns = 99\n"
+        "pandas.DataFrame([[row * column for column in range(99)] for row in range(90)])"
+    )
+    text = said(await run(client, code, notebook="tables"))
+    path = text.rpartition("HTML: ")[2].partition("]")[0]
+    assert b"<table" in (await session.read_file(path)).data
+    short = said(await run(client, "pandas.DataFrame([[1, 2]])", notebook="tables"))
+    assert "HTML" not in short

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from mcp import Client
 from mcp.types import TextContent
 
+from mcp_sandbox.app import open_manager
+from mcp_sandbox.config import Config
 from mcp_sandbox.errors import Busy
 from mcp_sandbox.models import ExecResult
 from mcp_sandbox.server.identity import one_chat, sessions_by
@@ -294,7 +296,6 @@ HOSTILE = [
     "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
     "import sys; sys.stdout = sys.stderr = None",
     "import sys; del sys.stdout, sys.stderr, sys.stdin",
-    "import os\nwhile True:\n    try: os.fork()\n    except OSError: break",
 ]
 
 
@@ -308,6 +309,21 @@ async def test_only_its_own_notebook_suffers(session: Session, code: str) -> Non
         if again.stdout != "fine\n":
             again = await run(session, "print('fine')", "a", timeout_s=5)
         assert again.stdout == "fine\n" or "sys" in code
+
+
+async def test_a_fork_bomb_in_a_notebook_makes_room(config: Config, backend_name: str) -> None:
+    if backend_name in ("docker-runsc", "unsafe-local"):
+        pytest.skip("no limit of processes is the sandbox's own there")
+    limits = config.limits.model_copy(update={"pids": 96})
+    bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: break"
+    async with open_manager(config.model_copy(update={"limits": limits})) as manager:
+        session = await manager.session(CHAT)
+        await run(session, "x = 1", "b")
+        with anyio.fail_after(40):
+            await run(session, bomb, timeout_s=2)
+            assert (await session.exec("echo fine")).stdout == "fine\n"
+            assert (await run(session, "x", "b")).stdout == "1\n"
+            assert (await run(session, "2")).stdout == "2\n"
 
 
 async def test_a_process_that_a_cell_forks_lives_on_alone(session: Session) -> None:
@@ -417,3 +433,21 @@ async def test_any_text_is_a_cell(session: Session, code: str) -> None:
     result = await run(session, code, timeout_s=5)
     assert result.exit_code in (0, 1)
     assert (await run(session, "kept")).stdout == "1\n"
+
+
+async def test_a_full_workspace_takes_no_figures_and_says_why(config: Config) -> None:
+    small = config.workspace.model_copy(update={"size_limit": 2 * 1024**2, "min_free": 0})
+    async with open_manager(config.model_copy(update={"workspace": small})) as manager:
+        session = await manager.session(CHAT)
+        await run(session, "class Dot:\n    def _repr_png_(self): return b'no picture'\nx = 1")
+        assert len((await run(session, "Dot()")).figures) == 1
+        await session.write_file("big", bytes(1_900_000))
+        await session.exec("cat big > more")
+        full = await run(session, "display(Dot()); x")
+        assert "a figure could not be kept: the workspace is full: delete files" in full.stderr
+        assert (full.figures, full.stdout[-2:]) == ((), "1\n")
+        await session.exec("rm big more")
+        with anyio.fail_after(20):
+            while not (await run(session, "display(Dot())")).figures:
+                await anyio.sleep(0.1)
+        assert (await run(session, "open('new', 'w').write('again')")).stdout == "5\n"

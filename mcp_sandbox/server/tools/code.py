@@ -46,7 +46,9 @@ _FOREIGN = re.compile(r"^(?:\$ |>>> |!\w+|%%?[a-z]{2,})", re.MULTILINE)
 _REFUSED = re.compile("SyntaxError|syntax error|command not found|no job control|no such job")
 _FOR_PROMPTS = "{!r} is for prompts and notebooks: leave it out, and run shell commands with exec"
 _PRINTS = {"python": "print()", "javascript": "console.log()"}
-NotebookName = Annotated[str, Field(description="Keeps Python's variables; any name, such as a.")]
+NotebookName = Annotated[
+    str, Field(min_length=1, max_length=32, description="A name: there, Python's variables stay.")
+]
 CodeTimeout = Annotated[float, Field(ge=1, le=300, description="Seconds until it is killed.")]
 ExecTimeout = Annotated[float, Field(ge=1, le=3600, description="Seconds until it is killed.")]
 
