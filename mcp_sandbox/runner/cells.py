@@ -36,11 +36,14 @@ class Notebook:
 
     def __init__(self, control: Socket) -> None:
         self.control = control
-        # Of the cell that it does, and the name of that.
+        # Of the cell that it does, and the id of that.
         self.listener: Listener | None = None
         self.cell = ""
         # As its last cell tells it.
         self.state = "new"
+
+        self.job: dict[str, Any] = {}
+        self.lingers = False
 
     @property
     def pid(self) -> int | None:
@@ -64,7 +67,7 @@ class Cells:
         if found:
             found.state = "kept"
         found = found or self._begin(name, job)
-        found.listener, found.cell = listener, job["name"]
+        found.listener, found.cell = listener, job["id"]
         self._pool.free_held()
         self._pool.rest(found.seat, rests=False)
         try:

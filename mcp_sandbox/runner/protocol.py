@@ -6,16 +6,20 @@ frame's number. User code that gets between the two ends (a replaced socket, a h
 cut the connection; it cannot add, change, repeat or reorder a frame unnoticed.
 
 Host to runner, by "t":
-    call {id, op, args, more}   payload: first bytes of the body; `more`: data frames follow
+    call {id, op, args, more}   payload: first bytes of the body; `more`: data frames follow;
+                                `release`: as if that followed at once
     data {id, more}             further body bytes, within the credit the runner gave
     credit {id, n}              the host took n bytes of this call's data
     cancel {id}                 stop it and everything it started; it still answers
+    release {id}                answer now; what it started goes on
 Runner to host:
-    data {id, s}                "body": reliable, within credit; "stdout"/"stderr": live, may skip
+    data {id, s}                "body": reliable, within credit; "stdout"/"stderr": live, may skip;
+                                "end": one byte that says that no more of the body follows
     credit {id, n}              the runner took n bytes of this call's body
     done {id, result}           payload: captured output
     fail {id, code, message}
     background {background, background_total}   unasked, when what commands left running changes
+    ended {processes}           unasked: ends of processes that nobody waited for
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-VERSION = "2"
+VERSION = "3"
 UNWATCHED = {"GIT_EDITOR": "true", "NO_COLOR": "1", "PAGER": "cat", "TERM": "dumb"}
 """Variables of commands, which no person watches; a shell on a terminal goes without them."""
 PREFIX = struct.Struct(">II")
@@ -45,7 +49,7 @@ MAX_HEADER = 128 * 1024
 MAX_PAYLOAD = 1024 * 1024
 CHUNK = 256 * 1024
 WINDOW = 1024 * 1024
-MAX_CALLS = 256
+MAX_CALLS = 1024
 NONCE_BYTES = 16
 
 

@@ -31,19 +31,23 @@ _ACCESS: Mapping[str, Access] = {
     "exec": "run",
     "shell": "run",
 }
+# They take as long as a person likes.
+_ENDLESS = ("shell", "preview")
 
 
 @dataclass(frozen=True)
 class Action:
     """What is wanted of a chat's sandbox: `what` is the name of a tool, or "shell".
 
-    `arguments` are as the caller gave them; `size` is how many bytes are to be written.
+    `arguments` are as the caller gave them; `size` is how many bytes are to be written. Cancelling
+    `leave` has the call answered before its end, if that can be.
     """
 
     chat: ChatId
     what: str
     arguments: Mapping[str, object] = field(default_factory=dict[str, object])
     size: int = 0
+    leave: anyio.CancelScope | None = None
 
 
 @dataclass
@@ -74,11 +78,19 @@ class Gate:
         self._count = count
         self._calls = 0
         self._ended = anyio.Event()
+        self._leaves: set[anyio.CancelScope] = set()
         self._closed: str | None = None
+        self.closing = anyio.Event()
 
     def close(self, why: str) -> None:
         """Let no call in from now on; the first reason is the one that callers are told."""
         self._closed = self._closed or why
+        self.closing.set()
+
+    def let_go(self) -> None:
+        """Have those calls answered that wait for a process; it goes on."""
+        for leave in self._leaves:
+            leave.cancel()
 
     async def wait_empty(self) -> None:
         """Return when all calls have ended that were let in."""
@@ -98,7 +110,7 @@ class Gate:
         """
         hold = self._hold_of(action.chat)
         with self.passed(action) as record:
-            async with hold.open_sandbox(endless=action.what == "shell") as held:
+            async with hold.open_sandbox(endless=action.what in _ENDLESS) as held:
                 match _ACCESS.get(action.what, "read"):
                     case "read":
                         yield Entered(held, held.runtime, record)
@@ -107,6 +119,8 @@ class Gate:
                         with held.guard.call():
                             yield Entered(held, held.runtime, record)
                     case "run":
+                        if action.size:
+                            await hold.meter.check_room(action.size)
                         # A command may grow files; in a full workspace it can look and delete, but
                         # not write.
                         full = await hold.meter.problem()
@@ -128,8 +142,12 @@ class Gate:
         with recorded(action.what, self._count) as record:
             record.chat, record.backend = action.chat, self._hold_of(action.chat).backend
             # The tool that does what the action does, a command as one line.
-            tool = "exec" if action.what == "shell" else action.what
-            given, command = action.arguments, action.arguments.get("command")
+            tool, given = action.what, action.arguments
+            if tool == "process" and given.get("text"):
+                # What is typed can be a command.
+                given = {"command": given["text"]}
+            tool = "exec" if "command" in given else tool
+            command = given.get("command")
             if isinstance(command, list | tuple):
                 given = {**given, "command": shlex.join(map(str, command))}
             self._narrow(action.chat, tool, given)
@@ -137,8 +155,11 @@ class Gate:
             if self._closed:
                 raise Draining(self._closed)
             self._calls += 1
+            leaves = {action.leave} if action.leave else set[anyio.CancelScope]()
+            self._leaves |= leaves
             try:
                 yield record
             finally:
+                self._leaves -= leaves
                 self._calls -= 1
                 self._ended.set()

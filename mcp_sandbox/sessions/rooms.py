@@ -14,8 +14,9 @@ from anyio.abc import TaskGroup
 from mcp_sandbox.backends.base import Backend, Sandbox
 from mcp_sandbox.config.models import MIB, show_size
 from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable, WorkspaceFull
-from mcp_sandbox.models import Background, ChatId, Ending, ExecResult, Limits
+from mcp_sandbox.models import ChatId, Ending, ExecResult, Limits
 from mcp_sandbox.runtime.runtime import Runtime
+from mcp_sandbox.sessions.news import News
 from mcp_sandbox.sessions.records import ChatRecords, Ledger
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.sessions.slots import Slots
@@ -26,9 +27,6 @@ from mcp_sandbox.workspace.projects import Projects, Shown
 
 logger = logging.getLogger(__name__)
 
-_MOST_OF_A_CHAT = 5
-_MOST_CHATS = 1000
-_MOST_NAMED = 8
 _WORDS: dict[Ending, str] = {
     "memory": "it ran out of memory ({memory})",
     "killed": "it was killed from outside",
@@ -50,27 +48,12 @@ _LIMITS = {
 }
 
 
-class News:
-    """Short texts for the next result of a chat, the latest ones; each is told once."""
-
-    def __init__(self) -> None:
-        self._untold: dict[ChatId, list[str]] = {}
-
-    def tell(self, chat: ChatId, text: str) -> None:
-        """Keep a text until the chat's agent takes it."""
-        untold = [*self._untold.pop(chat, []), text][-_MOST_OF_A_CHAT:]
-        if len(self._untold) >= _MOST_CHATS:
-            del self._untold[next(iter(self._untold))]
-        self._untold[chat] = untold
-
-    def take(self, chat: ChatId) -> list[str]:
-        """What the chat's agent was not told yet."""
-        return self._untold.pop(chat, [])
-
-
 @dataclass
 class Rooms:
-    """What every hold of one manager shares; `tasks` and `pool` are there while that is open."""
+    """What every hold of one manager shares; `tasks` and `pool` are there while that is open.
+
+    `addresses`: name and port of each preview that there was.
+    """
 
     backend: Backend
     workspaces: Workspaces
@@ -79,6 +62,7 @@ class Rooms:
     settings: SessionSettings
     slots: Slots
     news: News = field(default_factory=News)
+    addresses: dict[tuple[ChatId, int], tuple[str, int]] = field(default_factory=dict)
     pool: WarmPool | None = None
     tasks: TaskGroup = field(init=False)
 
@@ -186,7 +170,7 @@ class Held:
     """An open sandbox. `suits` is False while it is unknown whether it is as it should be now.
 
     `news` is what the agent should know of the one that was there before; `epitaph` says what
-    became of this one, once it has ended under a call.
+    became of this one, once it has ended under a call. `previews` has the address of each port.
     """
 
     sandbox: Sandbox
@@ -197,6 +181,7 @@ class Held:
     suits: bool = True
     paused: bool = False
     epitaph: str | None = None
+    previews: dict[int, str] = field(default_factory=dict[int, str])
     guard: GrowthGuard = field(init=False)
 
 
@@ -220,20 +205,6 @@ class Use:
 def cause(ending: Ending, limits: Limits) -> str:
     """What it died of."""
     return _WORDS[ending].format(memory=show_size(limits.memory_mb * MIB))
-
-
-def ended_with(background: Background) -> str:
-    """What was running in the background, and does so no more; empty if nothing was."""
-    if not background.total:
-        return ""
-    named = [
-        f"{process.command or 'a process'} (pid {process.pid})"
-        for process in background.processes[:_MOST_NAMED]
-    ]
-    more = background.total - len(named)
-    if more > 0:
-        named.append(f"{more} more")
-    return f" Ended with it, in the background: {', '.join(named)}."
 
 
 def limit_met(result: ExecResult, limits: Mapping[str, str]) -> str:

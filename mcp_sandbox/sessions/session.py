@@ -5,7 +5,9 @@ from collections.abc import AsyncIterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 
-from mcp_sandbox.errors import CallerError, InvalidArgument, SandboxError
+from anyio import CancelScope
+
+from mcp_sandbox.errors import CommandFailed, InvalidArgument, SandboxError
 from mcp_sandbox.models import (
     TROUBLE,
     BackendName,
@@ -27,6 +29,8 @@ from mcp_sandbox.runner.protocol import VERSION
 from mcp_sandbox.runtime.runtime import OnOutput, Runtime, Show
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 from mcp_sandbox.sessions.hold import Hold
+from mcp_sandbox.sessions.previews import Previews
+from mcp_sandbox.sessions.processes import Processes, leaving, with_figures
 from mcp_sandbox.sessions.rooms import limit_met
 from mcp_sandbox.sessions.skills import ChatSkills
 
@@ -45,7 +49,9 @@ wait
 """
 
 
-_FIGURES_READ = 10
+_SHOWN_CHARS = 500
+
+
 _NOTEBOOK_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}")
 
 
@@ -53,7 +59,8 @@ _NOTEBOOK_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}")
 class SandboxReport:
     """The answer of `sandbox_info`. `programs` maps a name to its version.
 
-    `project` says whether and how the folder of the chat's client is shown.
+    `project` says whether and how the folder of the chat's client is shown; `previews` maps a port
+    to its address.
     """
 
     chat: ChatId
@@ -64,6 +71,7 @@ class SandboxReport:
     limits: Mapping[str, str]
     network: str
     programs: Mapping[str, str]
+    previews: Mapping[int, str]
     workspace: str
     project: str
     usage: WorkspaceUsage
@@ -79,76 +87,113 @@ class Session:
     files), OperatorError (no sandbox can be made) and CallerError (the call cannot be done).
     """
 
-    def __init__(self, hold: Hold, gate: Gate, skills: ChatSkills) -> None:
+    def __init__(self, hold: Hold, gate: Gate, skills: ChatSkills, previews: Previews) -> None:
         self._hold = hold
         self._gate = gate
+        self.processes = Processes(hold.chat, gate, self.exec)
         self.chat: ChatId = hold.chat
         self.backend: BackendName = hold.backend
         self.skills = skills
+        self.previews = previews
 
-    def take_news(self) -> list[str]:
+    @property
+    def is_open(self) -> bool:
+        """False while its sandbox is just being made."""
+        return self._hold.is_open
+
+    async def take_news(self) -> list[str]:
         """What became of the sandbox between the calls, for the next result; told once."""
-        return [*self._hold.take_news(), *self.skills.take_warnings()]
+        return [*await self._hold.take_news(), *self.skills.take_warnings()]
 
-    async def run_code(
+    async def run_code(  # noqa: PLR0913 - what code can be given
         self,
         code: str,
         language: Language = "python",
         *,
         notebook: str | None = None,
-        timeout_s: float = 30.0,
+        timeout_s: float | None = None,
+        wait_s: float | None = None,
         on_output: OnOutput | None = None,
+        leave: CancelScope | None = None,
     ) -> ExecResult:
         """Run code in a fresh process of its language, or Python in a `notebook`, which keeps it.
 
-        `on_output` as in `exec`.
+        The rest as in `exec`.
         """
         if notebook is not None:
             _check_notebook(notebook, language)
+        leave = leave or CancelScope()
         given = {"code": code, "language": language, "notebook": notebook}
-        async with self._enter("run_code", **given) as entered:
-            env = await self._hold.pinning.variables()
+        async with self._enter("run_code", 0, leave, **given) as entered:
             result = await entered.runtime.run_code(
                 code,
                 language,
                 notebook=notebook,
-                env=env,
-                timeout_s=timeout_s,
+                env=await self._hold.pinning.variables(),
+                timeout_s=self._limit_s(timeout_s, wait_s, self._hold.calls.code_timeout),
                 on_output=on_output,
+                leave=leaving(leave, wait_s),
             )
             return await _ended(entered, result)
 
-    async def exec(
+    async def exec(  # noqa: PLR0913 - what a command can be given
         self,
         command: str | Sequence[str],
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | bytes | None = None,
-        timeout_s: float = 120.0,
+        timeout_s: float | None = None,
+        wait_s: float | None = None,
+        until: str | None = None,
+        check: bool = False,
         on_output: OnOutput | None = None,
+        leave: CancelScope | None = None,
     ) -> ExecResult:
         """Run a bash command line, or a list of program and arguments without a shell.
 
+        After `timeout_s` it is killed. After `wait_s`, when `until` is in its output, or when
+        `leave` is cancelled, the answer is how far it is, and it goes on as `result.process`.
         `on_output` gets ("stdout" | "stderr", bytes) while it runs.
+
+        Raises:
+            CommandFailed: with `check`, it did not succeed.
         """
         given = stdin.encode() if isinstance(stdin, str) else stdin or b""
-        async with self._enter("exec", command=command, cwd=cwd, env=env, stdin=stdin) as entered:
+        leave = leave or CancelScope()
+        told = {"command": command, "cwd": cwd, "env": env, "stdin": stdin}
+        async with self._enter("exec", 0, leave, **told) as entered:
             result = await entered.runtime.exec(
                 command,
                 cwd=cwd,
                 env={**await self._hold.pinning.variables(), **(env or {})},
                 stdin=given,
-                timeout_s=timeout_s,
+                timeout_s=self._limit_s(timeout_s, wait_s, self._hold.calls.timeout),
+                until=until,
                 on_output=on_output,
+                leave=leaving(leave, wait_s),
             )
-            return await _ended(entered, result)
+            result = await _ended(entered, result)
+        if check and not (result.success or result.running):
+            ended = f"signal {result.signal}" if result.signal else f"exit code {result.exit_code}"
+            why = "its time limit" if result.timed_out else ended
+            said = (result.stderr or result.stdout).strip()[-_SHOWN_CHARS:]
+            raise CommandFailed(f"{str(command)[:200]!r} ended with {why}: {said}", result)
+        return result
+
+    @staticmethod
+    def _limit_s(timeout_s: float | None, wait_s: float | None, default_s: float) -> float | None:
+        """What nobody waits for lives as long as its sandbox, unless it is told otherwise."""
+        return None if timeout_s is None and wait_s == 0 else timeout_s or default_s
 
     async def shell(
-        self, frames: AsyncIterable[bytes], show: Show, *, args: Mapping[str, object]
+        self, frames: AsyncIterable[bytes], show: Show, *, args: Mapping[str, object], room: int = 0
     ) -> TerminalEnd:
-        """Let a person use a shell; what it leaves running ends with it. See runtime."""
-        async with self._enter("shell", command=args.get("command")) as entered:
+        """Let a person use a shell, in need of `room` bytes; what it leaves running ends with it.
+
+        See runtime.
+        """
+        async with self._enter("shell", room, command=args.get("command")) as entered:
             ended = await entered.runtime.terminal(frames, show, args=args)
             entered.record.exit_code = ended.exit_code
             return ended
@@ -235,6 +280,7 @@ class Session:
                 limits=facts.limits,
                 network=facts.network,
                 programs={name: version for name, _, version in pairs},
+                previews=entered.held.previews,
                 workspace="/workspace",
                 project=entered.held.shown.said,
                 usage=usage,
@@ -255,9 +301,9 @@ class Session:
         )
 
     def _enter(
-        self, what: str, size: int = 0, /, **arguments: object
+        self, what: str, size: int = 0, leave: CancelScope | None = None, /, **arguments: object
     ) -> AbstractAsyncContextManager[Entered]:
-        return self._gate.enter(Action(self.chat, what, arguments, size))
+        return self._gate.enter(Action(self.chat, what, arguments, size, leave))
 
 
 async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
@@ -268,8 +314,10 @@ async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
     if kept := result.output_file:
         look = entered.runtime.bounded(entered.stop, may_grow=False)
         result = replace(result, trouble_lines=await _troubles(look, kept))
-    result = await _with_figures(entered.runtime, result)
+    result = await with_figures(entered.runtime, result)
     result = replace(result, offline=held.sandbox.facts.network.startswith("none"))
+    if result.running:
+        return result
     if entered.stop.cancelled_caught:
         return replace(result, killed_because=str(held.guard.problem))
     if result.success:
@@ -285,16 +333,6 @@ def _check_notebook(name: str, language: Language) -> None:
         raise InvalidArgument(
             f"notebook keeps variables of Python only; what keeps those of {language}: {way}"
         )
-
-
-async def _with_figures(runtime: Runtime, result: ExecResult) -> ExecResult:
-    """The data of the first figures, as far as they are files that can be read."""
-    figures = list(result.figures)
-    for at, path in enumerate(each.path for each in result.figures[:_FIGURES_READ]):
-        with suppress(CallerError):
-            content = await runtime.files.read_lines(path, limit=1, max_bytes=1)
-            figures[at] = replace(content, path=path)
-    return replace(result, figures=tuple(figures))
 
 
 async def _troubles(runtime: Runtime, kept: str) -> int:

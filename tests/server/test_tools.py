@@ -32,6 +32,7 @@ TABLE = {
     },
     "delete_file": {"path": None, "recursive": False},
     "move_file": {"source": None, "destination": None, "overwrite": False},
+    "preview": {"port": None, "path": "/", "wait_s": 20},
     "sandbox_info": {},
     "sandbox_reset": {"keep_files": True},
 }
@@ -46,6 +47,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "grep": {"pattern": "x"},
     "delete_file": {"path": "a"},
     "move_file": {"source": "a", "destination": "b"},
+    "preview": {"port": 8000},
     "sandbox_info": {},
     "sandbox_reset": {},
 }

@@ -5,20 +5,22 @@ import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import anyio
 from anyio import to_thread
 from mcp.types import CallToolResult
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
+from mcp_sandbox.config.models import CallsConfig, show_duration
 from mcp_sandbox.models import ExecResult, Language
 from mcp_sandbox.runtime.runtime import OnOutput
 from mcp_sandbox.server.errors import sole_error
 from mcp_sandbox.server.identity import Request, SessionFor
 from mcp_sandbox.server.results import exec_result, with_news
 from mcp_sandbox.server.text import clip, printed
-from mcp_sandbox.server.tool import CHANGES, SandboxTool, build_tool
+from mcp_sandbox.server.tool import CHANGES, SandboxTool, build_tool, patience
 from mcp_sandbox.server.tools.parameters import Code, Env, LanguageName, Path, Text
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.skills.preflight import Inventory, unmet
@@ -28,6 +30,7 @@ INTERVAL_S = 0.2
 """At most five messages a second."""
 SILENCE_S = 10.0
 """Clients give up on a call they hear nothing of, so a silent one says that it is alive."""
+_MAKING_S = 1.0
 _MAX_KEPT = 8_000
 _DECODER = codecs.getincrementaldecoder("utf-8")
 # How programs say that there is no network, and what pip and apt say instead.
@@ -46,21 +49,27 @@ _FOREIGN = re.compile(r"^(?:\$ |>>> |!\w+|%%?[a-z]{2,})", re.MULTILINE)
 _REFUSED = re.compile("SyntaxError|syntax error|command not found|no job control|no such job")
 _FOR_PROMPTS = "{!r} is for prompts and notebooks: leave it out, and run shell commands with exec"
 _PRINTS = {"python": "print()", "javascript": "console.log()"}
+Until = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=200),
+    Field(description="Answer as soon as this text is printed."),
+]
+WAIT_S = 45.0
+
+
 NotebookName = Annotated[
     str, Field(min_length=1, max_length=32, description="A name: there, Python's variables stay.")
 ]
-CodeTimeout = Annotated[float, Field(ge=1, le=300, description="Seconds until it is killed.")]
-ExecTimeout = Annotated[float, Field(ge=1, le=3600, description="Seconds until it is killed.")]
 
 
 @asynccontextmanager
-async def live_progress(request: Request) -> AsyncGenerator[OnOutput | None]:
+async def live_progress(session: Session, request: Request) -> AsyncGenerator[OnOutput | None]:
     """Report what is fed to the yielded function while the body runs; None if nobody listens."""
     meta = request.request_context.meta
     if not meta or meta.get("progress_token") is None:
         yield None
         return
-    progress = _Progress(request)
+    progress = _Progress(session, request)
     with sole_error():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(progress.report)
@@ -71,7 +80,8 @@ async def live_progress(request: Request) -> AsyncGenerator[OnOutput | None]:
 class _Progress:
     """The last output of a call, and the loop that sends it."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, session: Session, request: Request) -> None:
+        self._session = session
         self._request = request
         self._recent = b""
         self._arrived = anyio.Event()
@@ -83,10 +93,13 @@ class _Progress:
     async def report(self) -> None:
         started = time.monotonic()
         while True:
-            with anyio.move_on_after(SILENCE_S):
+            being_made = not self._session.is_open
+            with anyio.move_on_after(_MAKING_S if being_made else SILENCE_S):
                 await self._arrived.wait()
             elapsed_s = time.monotonic() - started
             message = f"running for {elapsed_s:.0f} s"
+            if being_made:
+                message = f"the sandbox is being made ({elapsed_s:.0f} s)"
             if self._arrived.is_set():
                 self._arrived = anyio.Event()
                 # The last character may have come in part only.
@@ -130,21 +143,29 @@ async def run_code(
     *,
     language: LanguageName = "python",
     notebook: NotebookName | None = None,
-    timeout_s: CodeTimeout = 30,
+    wait_s: float = WAIT_S,
+    timeout_s: float | None = None,
 ) -> CallToolResult:
     """Run Python, bash or JavaScript code and see what it prints.
 
     Every call is a fresh process in /workspace: keep what you need in files, or name a notebook:
     in one, Python's variables stay for the next call, and the last value is shown. Use print() to
     see values; matplotlib figures are shown. JavaScript takes import, require and top-level await.
-    Answers stdout, stderr, a non-zero exit code and the files created or changed.
+    Answers stdout, stderr, a non-zero exit code and the files created or changed. What takes longer
+    than wait_s goes on in the background: see process.
     """
-    async with live_progress(request) as on_output:
+    async with live_progress(session, request) as on_output:
         result = await session.run_code(
-            code, language, notebook=notebook, timeout_s=timeout_s, on_output=on_output
+            code,
+            language,
+            notebook=notebook,
+            timeout_s=timeout_s,
+            wait_s=wait_s,
+            on_output=on_output,
+            leave=patience(request).leave,
         )
     said = [] if notebook and result.success else await hints(result, code, language)
-    return with_news(exec_result(result, timeout_s=timeout_s), said)
+    return with_news(exec_result(result), said)
 
 
 async def exec_(
@@ -155,26 +176,50 @@ async def exec_(
     cwd: Annotated[Path | None, Field(description="Default: /workspace.")] = None,
     env: Annotated[Env, Field(description="Additional variables.")] = None,
     stdin: Text | None = None,
-    timeout_s: ExecTimeout = 120,
+    wait_s: float = WAIT_S,
+    until: Until | None = None,
+    timeout_s: float | None = None,
 ) -> CallToolResult:
-    """Run a bash command line: pipes, git, builds, tests, package managers.
+    """Run a bash command line: pipes, git, builds, tests, servers, package managers.
 
     Each call is a new shell; cd and variables do not carry over. Answers stdout, stderr, a
-    non-zero exit code and the files created or changed. Processes left in the background are not
-    waited for.
+    non-zero exit code and the files created or changed. What takes longer than wait_s goes on in
+    the background, and you are told when it ends: see process. To start a server, give until the
+    text that it prints when it is ready, or wait_s=0.
     """
-    async with live_progress(request) as on_output:
+    async with live_progress(session, request) as on_output:
         result = await session.exec(
-            command, cwd=cwd, env=env, stdin=stdin, timeout_s=timeout_s, on_output=on_output
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            wait_s=wait_s,
+            until=until,
+            on_output=on_output,
+            leave=patience(request).leave,
         )
     said = await hints(result, command, "bash")
-    return with_news(exec_result(result, timeout_s=timeout_s), said)
+    return with_news(exec_result(result), said)
 
 
-def code_tools(session_for: SessionFor, *, note: str) -> list[SandboxTool]:
+def waits(longest_s: float, what: str) -> tuple[Any, float]:
+    """Type and default of a parameter that says how long a call waits."""
+    about = f"Seconds to wait; then {what}. 0: do not wait."
+    return Annotated[float, Field(ge=0, le=longest_s, description=about)], min(WAIT_S, longest_s)
+
+
+def code_tools(session_for: SessionFor, *, note: str, calls: CallsConfig) -> list[SandboxTool]:
     """run_code and exec; `note` is added to their descriptions."""
     anything = CHANGES.model_copy(update={"open_world_hint": True})
+    tool = partial(build_tool, session_for=session_for, annotations=anything, note=note)
+    wait = {"wait_s": waits(calls.longest_wait, "it goes on in the background")}
     return [
-        build_tool(run_code, session_for, title="Run code", annotations=anything, note=note),
-        build_tool(exec_, session_for, title="Run a command", annotations=anything, note=note),
+        tool(run_code, title="Run code", bounds=wait | _limit(calls.code_timeout)),
+        tool(exec_, title="Run a command", bounds=wait | _limit(calls.timeout)),
     ]
+
+
+def _limit(default_s: float) -> dict[str, tuple[Any, None]]:
+    about = f"Seconds until it is killed. Default: {show_duration(default_s)}, none with wait_s=0."
+    return {"timeout_s": (Annotated[float, Field(ge=1, le=86_400, description=about)] | None, None)}

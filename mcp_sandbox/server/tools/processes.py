@@ -1,0 +1,106 @@
+"""Tools about what goes on between the calls."""
+
+from functools import partial
+from typing import Annotated, Literal
+from urllib.parse import quote
+
+from mcp.types import CallToolResult
+from pydantic import AfterValidator, Field, StringConstraints
+
+from mcp_sandbox.config.models import CallsConfig
+from mcp_sandbox.errors import InvalidArgument, NotPermitted
+from mcp_sandbox.runtime.processes import Stop
+from mcp_sandbox.server.identity import Request, SessionFor, is_over_http
+from mcp_sandbox.server.results import exec_result, process_list, texts
+from mcp_sandbox.server.tool import CHANGES, SandboxTool, build_tool, patience
+from mcp_sandbox.server.tools.code import WAIT_S, Until, live_progress, waits
+from mcp_sandbox.server.tools.parameters import Path
+from mcp_sandbox.sessions.session import Session
+
+
+def _beginning_at_the_root(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError("begin with /, as in /index.html: the rest of the address is made here")
+    return quote(path, safe="/?#[]@!$&'()*+,;=%:~")
+
+
+Port = Annotated[int, Field(ge=1, le=65_535)]
+UrlPath = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_beginning_at_the_root)]
+PreviewWait = Annotated[float, Field(ge=0, le=55)]
+_TAKES = {
+    "list": (),
+    "wait": ("id", "until", "tail"),
+    "stop": ("id",),
+}
+Action = Literal["list", "wait", "stop"]
+
+
+async def process(
+    session: Session,
+    request: Request,
+    action: Action,
+    *,
+    id: Annotated[Path | None, Field(description="As the result of exec named it.")] = None,  # noqa: A002
+    wait_s: float = WAIT_S,
+    until: Until | None = None,
+    tail: Annotated[int, Field(ge=1, le=2000, description="wait: last lines only.")] | None = None,
+    signal: Annotated[Stop, Field(description="stop: for its process group.")] = "TERM",
+    grace_s: Annotated[
+        float, Field(ge=0, le=30, description="stop: seconds until its whole tree is killed.")
+    ] = 5,
+) -> CallToolResult:
+    """Look after what exec and run_code have left running in the background.
+
+    list: what runs, and what has ended lately. wait: until it ends, until a text is printed or
+    wait_s is over; answers what was printed since the last look. stop: end it. You are told of
+    each end without asking.
+    """
+    given = {"id": id, "until": until, "tail": tail}
+    for name, value in given.items():
+        if value is not None and name not in _TAKES[action]:
+            raise InvalidArgument(f"{name} has no meaning with action={action}: leave it out")
+    if action == "list":
+        return process_list(await session.processes.list())
+    if id is None:
+        raise InvalidArgument(f"id is missing: action={action} needs it, action=list shows all")
+    if action == "stop":
+        return exec_result(await session.processes.stop(id, signal, grace_s=grace_s))
+    async with live_progress(session, request) as on_output:
+        result = await session.processes.wait(
+            id,
+            wait_s=wait_s,
+            until=until,
+            whole=tail is not None,
+            on_output=on_output,
+            leave=patience(request).leave,
+        )
+    return exec_result(result, tail=tail)
+
+
+async def preview(
+    session: Session, request: Request, port: Port, path: UrlPath = "/", wait_s: PreviewWait = 20
+) -> CallToolResult:
+    """Get an address at which the user's browser shows a web server that runs in this computer.
+
+    Start the server in the background first. Waits until it listens on the port of 127.0.0.1.
+    """
+    if is_over_http(request):
+        raise NotPermitted(
+            "there are no previews over HTTP: the address would be one of the sandbox server's "
+            f"machine, not of the user's. Look yourself: curl http://127.0.0.1:{port}/ with exec"
+        )
+    address = await session.previews.open(port, wait_s=wait_s)
+    said = f"{address}{path}\nGive the user this address: it opens in a browser on their machine, "
+    said += f"as long as this sandbox lives. In here it is http://127.0.0.1:{port}{path}"
+    return texts([said], {"address": address + path})
+
+
+def process_tools(session_for: SessionFor, *, calls: CallsConfig) -> list[SandboxTool]:
+    """The tools process and preview."""
+    tool = partial(build_tool, session_for=session_for)
+    wait = {"wait_s": waits(calls.longest_wait, "you are told how far it is")}
+    opens = CHANGES.model_copy(update={"destructive_hint": False, "idempotent_hint": True})
+    return [
+        tool(process, title="Processes in the background", annotations=CHANGES, bounds=wait),
+        tool(preview, title="Preview a web page", annotations=opens),
+    ]
