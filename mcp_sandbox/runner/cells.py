@@ -7,6 +7,7 @@ the user's: nonsense ends it, and nothing else.
 from __future__ import annotations
 
 import os
+import time
 
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.interpreter import makes_sense
@@ -16,6 +17,7 @@ from mcp_sandbox.runner.protocol import OpError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from mcp_sandbox.runner.interpreter import Listener, Worker
@@ -41,6 +43,7 @@ class Notebook:
         self.cell = ""
         # As its last cell tells it.
         self.state = "new"
+        self._started = time.monotonic()
 
         self.job: dict[str, Any] = {}
         self.lingers = False
@@ -48,6 +51,13 @@ class Notebook:
     @property
     def pid(self) -> int | None:
         return self.seat.pid
+
+    def row(self, name: str) -> dict[str, Any]:
+        """What is told of it in a list, as of a command."""
+        ended, seconds = self.state == "ended", round(time.monotonic() - self._started, 1)
+        told = {"id": name, "command": "(waits for its next cell)", "of": "notebook"}
+        how = {"running": not ended, "why": "stopped" if ended else None, "seconds": seconds}
+        return {**told, **how, "exit_code": None, "signal": None, "out_of_memory": False}
 
 
 class Cells:
@@ -112,6 +122,24 @@ class Cells:
         self._loop.later(
             _INTERRUPT_S if main else 0, lambda: self._kill(notebook, notebook.listener is listener)
         )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Of the notebooks that have no cell to do; those have commands."""
+        return [each.row(name) for name, each in self.notebooks.items() if not each.listener]
+
+    def stop(self, name: str, done: Callable[[dict[str, Any]], None]) -> None:
+        """End a notebook that has no cell to do; `done` gets what a stopped command would tell."""
+        notebook = self.notebooks[name]
+
+        def hear(_said: dict[str, Any]) -> None:
+            row = notebook.row(name)
+            printed = {"sizes": [0] * 4, "starts": [0, 0], "totals": [0, 0], "figures": []}
+            ended = {"process": name, "duration_ms": 1000 * row["seconds"], "notebook": "ended"}
+            unknown = dict.fromkeys(("left_s", "output_file", "changed", "counts"))
+            done({**row, **printed, **ended, **unknown, "until_met": False})
+
+        notebook.listener, notebook.cell = hear, "its end"
+        self._pool.kill(notebook)
 
     def _kill(self, notebook: Notebook, still: bool) -> None:
         if still and notebook.state != "ended":

@@ -408,6 +408,7 @@ class Command:
         exited, killed = (status >= 0 and how(status) for how in (os.WIFEXITED, os.WIFSIGNALED))
         return {
             "id": self.id,
+            "of": f"notebook {self._job['notebook']}" if self._notebook else "",
             "command": self.text,
             "running": not self.has_ended,
             "seconds": round(min(self.ended_at, time.monotonic()) - self._started, 1),

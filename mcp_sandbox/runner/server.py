@@ -193,14 +193,14 @@ class Server:
             command = Command(self.loop, self._pool, self._standby, self._table, args)
             return Wait(reply, command, args, owns=True)
         if op in ("wait", "stop"):
-            return Wait(reply, self._table.find(args.get("process")), args)
+            return self._about(reply, op, args)
         if op == "dial":
             return Dial(self.loop, reply, args)
         if op not in ("ping", "status", "retire", "processes", "told"):
             return Operation(self.loop, self._pool, reply)
         answer: dict[str, Any] = self._status() if op == "status" else {}
         if op == "processes":
-            answer = {"processes": self._table.rows()}
+            answer = {"processes": [*self._table.rows(), *self._pool.cells.rows()]}
         elif op == "told":
             self._table.tell(args["processes"])
         elif op == "retire":
@@ -209,6 +209,15 @@ class Server:
             answer = {"why": why}
         reply.done(answer)
         return None
+
+    def _about(self, reply: Reply, op: str, args: dict[str, Any]) -> Wait | None:
+        """A call about a command; the name of a notebook stands for the cell that it does."""
+        name = str(args.get("process"))
+        notebook = self._pool.cells.notebooks.get(name)
+        if notebook and op == "stop" and not notebook.listener:
+            self._pool.cells.stop(name, reply.done)
+            return None
+        return Wait(reply, self._table.find(notebook.cell if notebook else name), args)
 
     def _users(self) -> list[Connection]:
         return [each for each in self._connections if each.proved and not each.leaving]

@@ -451,3 +451,33 @@ async def test_a_full_workspace_takes_no_figures_and_says_why(config: Config) ->
             while not (await run(session, "display(Dot())")).figures:
                 await anyio.sleep(0.1)
         assert (await run(session, "open('new', 'w').write('again')")).stdout == "5\n"
+
+
+async def test_a_cell_goes_on_beyond_its_call_and_its_figures_come_with_its_end(
+    session: Session,
+) -> None:
+    await run(session, "class Dot:\n    def _repr_png_(self): return b'no picture'\nx = 1")
+    wait = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nx = 2; Dot()"
+    released = await session.run_code(wait, notebook="a", wait_s=0)
+    assert released.running
+    assert released.process
+    with pytest.raises(Busy, match=released.process):
+        await run(session, "x")
+    (row,) = await session.processes.list()
+    assert (row.id, row.of, row.running) == (released.process, "notebook a", True)
+    await session.write_file("go", b"")
+    ended = await session.processes.wait(released.process, wait_s=20)
+    assert (ended.exit_code, ended.notebook, len(ended.figures)) == (0, "kept", 1)
+    assert (await run(session, "x")).stdout == "2\n"
+
+
+async def test_a_notebook_is_stopped_by_its_name(session: Session) -> None:
+    await run(session, "x = 1")
+    assert [(row.id, row.running) for row in await session.processes.list()] == [("a", True)]
+    stopped = await session.processes.stop("a")
+    assert (stopped.stopped, stopped.notebook) == (True, "ended")
+    assert [row.id for row in await session.processes.list() if row.running] == []
+    assert (await run(session, "'x' in dir()")).notebook == "new"
+    released = await session.run_code("import time; time.sleep(60)", notebook="a", wait_s=0)
+    stopped = await session.processes.stop("a", grace_s=1)
+    assert (stopped.process, stopped.notebook) == (released.process, "ended")
