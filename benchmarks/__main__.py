@@ -11,7 +11,19 @@ from docker.errors import DockerException
 from mcp import MCPError
 from rich.console import Console
 
-from benchmarks import agent, client, commands, crowd, memory, relays, skills, starts, transfer, web
+from benchmarks import (
+    agent,
+    client,
+    commands,
+    crowd,
+    memory,
+    notebooks,
+    relays,
+    skills,
+    starts,
+    transfer,
+    web,
+)
 from benchmarks.measure import Outcome, Row
 from benchmarks.places import Failed
 from benchmarks.report import as_json, table
@@ -28,6 +40,7 @@ ROWS = (
     *memory.ROWS,
     *skills.ROWS,
     *crowd.ROWS,
+    *notebooks.ROWS,
 )
 _QUICK_PAIRS = 5
 

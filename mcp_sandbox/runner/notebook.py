@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import _ast
 import builtins
-import linecache
 import os
 import resource
 import sys
-import traceback
 
 from mcp_sandbox.runner import figures, main_file, worker
 from mcp_sandbox.runner.native import Socket, close, receive, send, signal
@@ -34,6 +32,10 @@ _INSTEAD = {
 }
 
 
+# As linecache holds them, which is loaded after the first answer: it takes a while.
+_sources: dict[str, Any] = {}
+
+
 def run(job: dict[str, Any]) -> None:
     """Be the notebook that this process was forked for. Does not return."""
     control, notebook = Socket(fileno=main_file.CODE_FD), _Notebook(job["env"])
@@ -46,6 +48,7 @@ def run(job: dict[str, Any]) -> None:
             # A process that the cell has forked ends with it.
             break
         send(control, said, [])
+        import traceback  # noqa: F401, PLC0415
     os._exit(status)
 
 
@@ -118,7 +121,9 @@ class _Notebook:
     def _execute(self, source: str) -> None:
         self._count += 1
         name = f"<cell {self._count}>"
-        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        _sources[name] = (len(source), None, source.splitlines(keepends=True), name)
+        if linecache := sys.modules.get("linecache"):
+            linecache.cache.update(_sources)
         tree = _parse(source, name)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
         self._evaluate(tree, name, "exec")
@@ -172,6 +177,10 @@ class _Notebook:
 
 def _show(exc: BaseException) -> None:
     """Print the user's own error with the user's own frames."""
+    import linecache  # noqa: PLC0415
+    import traceback  # noqa: PLC0415
+
+    linecache.cache.update(_sources)
     shown = traceback.TracebackException(type(exc), exc, exc.__traceback__)
     first = next((at for at, each in enumerate(shown.stack) if each.filename[:6] == "<cell "), 0)
     shown.stack[:] = [each for each in shown.stack[first:] if each.filename != __file__]
