@@ -228,6 +228,7 @@ class ExecResult:
     workspace was too large to look through. `limit` names the size limit that it seems to have
     met. `trouble_lines` of the kept output match TROUBLE. `offline`: no network. `made_room` was
     left running by earlier commands, and ended so that this one had room for its processes.
+    `shell`: what is to be said of a shell that remembers.
     """
 
     stdout: str
@@ -248,6 +249,7 @@ class ExecResult:
     file_counts: Mapping[str, int] | None = None
     offline: bool = False
     made_room: Background = Background()
+    shell: tuple[str, ...] = ()
 
     @property
     def success(self) -> bool:

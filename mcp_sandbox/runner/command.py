@@ -10,6 +10,7 @@ from mcp_sandbox.runner.loop import Inflow, Tap, pipe, widen
 from mcp_sandbox.runner.native import close, signal
 from mcp_sandbox.runner.pool import described
 from mcp_sandbox.runner.protocol import WINDOW, OpError
+from mcp_sandbox.runner.shell import memory_of, remembering
 from mcp_sandbox.runner.worker import BASH, remove_code
 
 TYPE_CHECKING = False
@@ -160,6 +161,10 @@ class Command:
         self._standby = standby
         self._reply = reply
         self._args = args
+        self.name: str = args["name"]
+        self.shell: str | None = args.get("shell")
+        # Until its worker says more: without it nothing of the command is remembered.
+        self._of_shell = ["kept"] if self.shell else []
         self._worker: Worker | None = None
         self._main: int | None = None
         self._capture = Capture(args["workspace"], args["name"], args["keep_bytes"])
@@ -187,6 +192,9 @@ class Command:
         self._kills_before = self._pool.memory.kills()
         self._job = self._describe()
         self._deadline = self._loop.later(self._args["timeout_s"], lambda: self._kill("timeout"))
+        if self.shell:
+            given, cwd = self._args["given"], self._args["moves"]
+            code = remembering(code or b"", memory_of(self.shell), given, cwd=cwd)
         self._is_plain = self._args.get("language") == "bash" and not stdin and not more
         ready = self._is_plain and self._standby.start(self._job, code or b"", self._hear)
         if ready:
@@ -232,6 +240,7 @@ class Command:
         # By its path: PATH begins with directories that it would be looked for in first.
         program = "/bin/bash" if language == "bash" else argv[0]
         gated = language == "bash"
+        job["shell"] = memory_of(self.shell) if self.shell else None
         return {**job, "op": "command", "program": program, "argv": argv, "gated": gated}
 
     def _open_streams(self, stdin: bytes, *, more: bool) -> list[int]:
@@ -291,6 +300,7 @@ class Command:
                 self._pool.kill(self._worker)
         elif said["e"] == "exit":
             self._changed = {name: said[name] for name in self._changed}
+            self._of_shell = said.get("shell") or []
             self._ended(said["status"])
         elif said["e"] == "fail":
             self._failed(said["code"], said["message"])
@@ -389,6 +399,7 @@ class Command:
             "totals": [stream.total for stream in self._capture.streams.values()],
             "output_file": self._capture.close(),
             "made_room": self._made_room,
+            "shell": self._of_shell,
             **self._changed,
         }
         return result, b"".join(ends)

@@ -158,6 +158,7 @@ class Server:
         if self._retiring:
             raise OpError("retired", "the sandbox is about to end")
         if op == "run":
+            self._refuse_busy(args.get("shell"))
             return Command(self.loop, self._pool, self._standby, reply, self._complete(args))
         if op not in ("ping", "status", "retire"):
             return Operation(self.loop, self._pool, reply)
@@ -168,6 +169,12 @@ class Server:
             answer = {"why": why}
         reply.done(answer)
         return None
+
+    def _refuse_busy(self, shell: str | None) -> None:
+        for call in (call for each in self._connections for call in each.calls.values()):
+            if shell and isinstance(call, Command) and call.shell == shell:
+                why = f"a shell runs one command at a time, and {shell!r} is busy with {call.name}"
+                raise OpError("busy", f"{why}: wait for its end, stop it, or take another shell")
 
     def _users(self) -> list[Connection]:
         return [each for each in self._connections if each.proved and not each.leaving]
@@ -208,6 +215,9 @@ class Server:
             **args,
             "cwd": args.get("cwd") or self._workspace,
             "env": {**self._env, **(args.get("env") or {})},
+            # What a shell is to have anew; the rest it remembers.
+            "moves": bool(args.get("cwd")),
+            "given": list(args.get("env") or {}),
             "workspace": self._workspace,
             "name": f"{os.getpid():x}{self._count:x}-{os.urandom(3).hex()}",
         }

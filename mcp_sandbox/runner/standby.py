@@ -99,7 +99,9 @@ class Standby:
         if ready is None:
             return None
         fits = ready.place == (job["cwd"], job["env"]) and job["grow"] and ready.take_in(code)
-        if fits and self._pool.resume(ready.worker, {"name": job["name"]}, listener):
+        if fits and self._pool.resume(
+            ready.worker, {"name": job["name"], "shell": job["shell"]}, listener
+        ):
             return ready
         if self._pool.held is ready.worker:
             self._pool.free_held()

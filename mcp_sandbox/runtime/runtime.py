@@ -1,5 +1,6 @@
 """Typed calls to one runner: code, commands and shells here, file operations in `files`."""
 
+import re
 import signal
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from io import BytesIO
@@ -7,7 +8,7 @@ from typing import Literal, cast, get_args
 
 from anyio import CancelScope
 
-from mcp_sandbox.errors import SandboxGone
+from mcp_sandbox.errors import InvalidArgument, SandboxGone
 from mcp_sandbox.models import Background, ExecResult, Language, RunnerStatus, TerminalEnd
 from mcp_sandbox.runtime.calls import JsonObject, Reply, background_of
 from mcp_sandbox.runtime.channel import Channel
@@ -24,6 +25,15 @@ _LATE_S = 5.0
 # Who does not answer this is ended with all that runs in it: so a slow machine gets its time.
 _RETIRE_S = 12.0
 _MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
+_SHELL = re.compile(r"[A-Za-z0-9._-]{1,32}", re.ASCII)
+_SHELL_NAMES = "give 1 to 32 letters, digits, '.', '_' or '-'"
+_OF_SHELL = {
+    "new": "this shell is new; the next call with its name goes on where this one has ended",
+    "broken": "what this shell remembered was damaged: it has begun anew",
+    "moved": "the directory this shell was in is gone: this command began in /workspace",
+    "kept": "the shell remembers nothing of this command and is as before it: bash was killed, "
+    "replaced by exec, or left by exit under its own EXIT trap, or more than 4 MiB were to be kept",
+}
 _COUNTED = ("created", "changed", "deleted")
 _WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
 
@@ -104,13 +114,14 @@ class Runtime:
         args: JsonObject = {"language": language, "timeout_s": timeout_s}
         return await self._run(args, code.encode(), env=env, on_output=on_output)
 
-    async def exec(
+    async def exec(  # noqa: PLR0913 - what a command may be given
         self,
         command: str | Sequence[str],
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
+        shell: str | None = None,
         timeout_s: float = 120.0,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
@@ -118,10 +129,20 @@ class Runtime:
 
         `on_output` gets ("stdout" | "stderr", bytes) live, with gaps when it is slow.
 
+        A `shell` of that name goes on where its last command has ended; see `runner/shell.py`.
+
         Raises:
             NotFound: `cwd` cannot be used.
+            InvalidArgument: `shell` is no name for one, or there is no command line.
+            Busy: `shell` runs another command.
         """
         args: JsonObject = {"timeout_s": timeout_s}
+        if shell is not None:
+            if not _SHELL.fullmatch(shell):
+                raise InvalidArgument(f"shell {shell[:40]!r} is no name: {_SHELL_NAMES}")
+            if not isinstance(command, str):
+                raise InvalidArgument("shell takes a command line: give a text, not a list")
+            args["shell"] = shell
         if cwd:
             args["cwd"] = cwd
         code = None
@@ -213,6 +234,7 @@ def _result(reply: Reply) -> ExecResult:
         changed_files=None if changed is None else tuple(str(name) for name in changed[:20]),
         file_counts=counts and dict(zip(_COUNTED, map(int, counts), strict=True)),
         made_room=background_of(said["made_room"]) if "made_room" in said else Background(),
+        shell=tuple(_OF_SHELL[word] for word in said.get("shell", [])[:4]),
     )
 
 

@@ -235,6 +235,7 @@ def _ending(result: ExecResult, timeout_s: float, unseen: int) -> Iterable[str]:
         yield f"{_count(unseen, 'line')} left out with {TROUBLE}: exec {look}"
     if ended := _how_it_ended(result, timeout_s):
         yield ended
+    yield from result.shell
     if result.made_room.total:
         yield _what_made_room(result.made_room)
     if result.limit:

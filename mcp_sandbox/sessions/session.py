@@ -101,27 +101,31 @@ class Session:
             )
             return await _ended(entered, result)
 
-    async def exec(
+    async def exec(  # noqa: PLR0913 - as in runtime
         self,
         command: str | Sequence[str],
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | bytes | None = None,
+        shell: str | None = None,
         timeout_s: float = 120.0,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
         """Run a bash command line, or a list of program and arguments without a shell.
 
-        `on_output` gets ("stdout" | "stderr", bytes) while it runs.
+        Commands in a `shell` of the same name find directory, variables, functions and options as
+        the one before has left them. `on_output` gets ("stdout" | "stderr", bytes) while it runs.
         """
         given = stdin.encode() if isinstance(stdin, str) else stdin or b""
-        async with self._enter("exec", command=command, cwd=cwd, env=env, stdin=stdin) as entered:
+        arguments = {"command": command, "cwd": cwd, "env": env, "stdin": stdin, "shell": shell}
+        async with self._enter("exec", **arguments) as entered:
             result = await entered.runtime.exec(
                 command,
                 cwd=cwd,
                 env={**await self._hold.pinning.variables(), **(env or {})},
                 stdin=given,
+                shell=shell,
                 timeout_s=timeout_s,
                 on_output=on_output,
             )

@@ -147,17 +147,27 @@ async def exec_(
     cwd: Annotated[Path | None, Field(description="Default: /workspace.")] = None,
     env: Annotated[Env, Field(description="Additional variables.")] = None,
     stdin: Text | None = None,
+    shell: Annotated[
+        str | None,
+        Field(description="Name of a shell that remembers: any, such as build. Default: none."),
+    ] = None,
     timeout_s: ExecTimeout = 120,
 ) -> CallToolResult:
     """Run a bash command line: pipes, git, builds, tests, package managers.
 
-    Each call is a new shell; cd and variables do not carry over. Answers stdout, stderr, a
-    non-zero exit code and the files created or changed. Processes left in the background are not
-    waited for.
+    Each call is a new shell; with shell=NAME, directory, variables, functions and options carry
+    over to the next call with that name, one call at a time. Answers stdout, stderr, a non-zero
+    exit code and the files created or changed. Processes left in the background are not waited for.
     """
     async with live_progress(request) as on_output:
         result = await session.exec(
-            command, cwd=cwd, env=env, stdin=stdin, timeout_s=timeout_s, on_output=on_output
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            shell=shell,
+            timeout_s=timeout_s,
+            on_output=on_output,
         )
     said = await hints(result, command, "bash")
     return with_news(exec_result(result, timeout_s=timeout_s), said)
