@@ -38,11 +38,13 @@ for _mcp_name in "${{FUNCNAME[@]}}"; do _mcp_list; _mcp_forget "${{_mcp_names[@]
 \builtin declare -g +t "${{_mcp_all[@]}}"; \unset -f _mcp_list _mcp_forget
 fi
 \builtin {_ENVIRONMENT}
-{{ \builtin printf 'shopt -u ${{BASHOPTS//:/ }}; shopt -s %s\n' "${{_mcp_shopt//:/ }}"
+{{ \builtin printf 'unset -v IFS PS4; shopt -u ${{BASHOPTS//:/ }}; '
+\builtin printf 'shopt -s %s\n' "${{_mcp_shopt//:/ }}"
 for _mcp_one in "${{_mcp_environment[@]}}"; do _mcp_name=${{_mcp_one%%=*}}
 if [[ ! -v $_mcp_name ]]; then \builtin printf 'unset -v %s\n' "$_mcp_name"
 elif [[ ${{!_mcp_name@a}} != *x* ]]; then \builtin printf 'export -n %s\n' "$_mcp_name"
-elif [[ $_mcp_name=${{!_mcp_name}} == "$_mcp_one" ]]; then _mcp_same+="$_mcp_name "; fi
+elif [[ $_mcp_name=${{!_mcp_name}} == "$_mcp_one" && " @GIVEN@ " != *" $_mcp_name "* ]]
+then _mcp_same+="$_mcp_name "; fi
 done
 \unset -v _mcp_environment _mcp_names _mcp_all _mcp_one
 \builtin declare -p; \builtin umask -p
@@ -67,7 +69,7 @@ _mcp_name=${OLDPWD-}
 if cd -- "$PWD"; then OLDPWD=$_mcp_name; else cd -- "$_mcp_here"; : >| @MOVED@; fi
 fi
 trap "$_mcp_trap" EXIT"""
-_RUN = r'\eval "unset -v ${!_mcp_@}; set $_mcp_set; $_mcp_code"'
+_RUN = r'\eval "unset -v \"\${!_mcp_@}\"; set $_mcp_set; $_mcp_code"'
 # `set -v` shows a trap as it begins: then no redirection of the command holds any more.
 _WHOLE = (
     rf"{{ shopt -s expand_aliases; {_ENVIRONMENT}; _mcp_here=$PWD _mcp_host=$HOSTNAME _mcp_set=- "
@@ -90,9 +92,11 @@ def remembering(code: bytes, memory: str, given: Iterable[str], *, cwd: bool) ->
     It writes the new memory to `memory`.new; `memory`.moved says that its directory is gone.
     """
     new, moved = (_quoted(f"{memory}.{name}".encode()) for name in ("new", "moved"))
-    trap = _TRAP.encode().replace(b"@SAVE@", _quoted(_SAVE.encode().replace(b"@NEW@", new)))
-    hook = _HOOK.encode().replace(b"@GIVEN@", " ".join(given).encode())
-    hook = hook.replace(b"@CWD@", b"y" * cwd or b"''", 1).replace(b"@MOVED@", moved)
+    names = " ".join(given).encode()
+    save = _SAVE.encode().replace(b"@NEW@", new).replace(b"@GIVEN@", names)
+    trap = _TRAP.encode().replace(b"@SAVE@", _quoted(save))
+    hook = _HOOK.encode().replace(b"@GIVEN@", names).replace(b"@MOVED@", moved)
+    hook = hook.replace(b"@CWD@", b"y" * cwd or b"''")
     verbose = b"y" if b"set -" in code and b"v" in code else b"''"
     parts = (
         *(

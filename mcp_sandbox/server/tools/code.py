@@ -148,8 +148,7 @@ async def exec_(
     env: Annotated[Env, Field(description="Additional variables.")] = None,
     stdin: Text | None = None,
     shell: Annotated[
-        str | None,
-        Field(description="Name of a shell that remembers: any, such as build. Default: none."),
+        str | None, Field(min_length=1, max_length=32, description="Its memory is used and kept.")
     ] = None,
     timeout_s: ExecTimeout = 120,
 ) -> CallToolResult:
