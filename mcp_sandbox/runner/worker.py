@@ -204,16 +204,13 @@ def remember(memory: str) -> list[str]:
 def _size(memory: str) -> int:
     """The size of a memory, 0 unless it is whole; user code may have put anything there."""
     try:
-        with open(memory, "rb", 0, opener=_open_plainly) as file:
+        plain = os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(memory, "rb", 0, opener=lambda path, how: os.open(path, how | plain)) as file:
             size = os.fstat(file.fileno()).st_size
             end = os.pread(file.fileno(), len(WHOLE), max(0, size - len(WHOLE)))
     except OSError:
         return 0
     return size if end == WHOLE and size <= _MAX_MEMORY else 0
-
-
-def _open_plainly(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _remove(path: str) -> bool:

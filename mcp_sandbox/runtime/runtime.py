@@ -26,7 +26,6 @@ _LATE_S = 5.0
 _RETIRE_S = 12.0
 _MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
 _SHELL = re.compile(r"[A-Za-z0-9._-]{1,32}", re.ASCII)
-_SHELL_NAMES = "give 1 to 32 letters, digits, '.', '_' or '-'"
 _OF_SHELL = {
     "new": "this shell is new; the next call with its name goes on where this one has ended",
     "broken": "what this shell remembered was damaged: it has begun anew",
@@ -139,9 +138,9 @@ class Runtime:
         args: JsonObject = {"timeout_s": timeout_s}
         if shell is not None:
             if not _SHELL.fullmatch(shell):
-                raise InvalidArgument(f"shell {shell[:40]!r} is no name: {_SHELL_NAMES}")
+                raise InvalidArgument("shell takes 1 to 32 letters, digits, '.', '_' or '-'")
             if not isinstance(command, str):
-                raise InvalidArgument("shell takes a command line: give a text, not a list")
+                raise InvalidArgument("shell takes a command line, not a list")
             args["shell"] = shell
         if cwd:
             args["cwd"] = cwd

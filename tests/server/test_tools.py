@@ -17,7 +17,11 @@ from tests.server.scripted import ScriptedSession, answering, failing, server_of
 TABLE = {
     "run_code": {"code": None, "language": "python", "timeout_s": 30},
     "exec": {
-        **{"command": None, "cwd": "null", "env": "null", "stdin": "null", "shell": "null"},
+        "command": None,
+        "cwd": "null",
+        "env": "null",
+        "stdin": "null",
+        "shell": "null",
         "timeout_s": 120,
     },
     "read_file": {"path": None, "offset": 1, "limit": 2000},
