@@ -255,6 +255,18 @@ async def test_what_leaves_no_memory_leaves_the_one_before_and_is_told(
     assert (result.stdout, result.shell) == ("1\n", ())
 
 
+async def test_who_kills_everything_keeps_the_memory_of_before_and_is_told(
+    session: Session, backend_name: str
+) -> None:
+    if backend_name == "docker-runsc":
+        pytest.skip("gVisor does not shield pid 1: the sandbox dies")
+    await session.exec("x=1", shell="a")
+    told = await session.exec("x=2; kill -9 -1; echo done", shell="a")
+    assert (told.stdout, told.exit_code) == ("done\n", 0)
+    assert KEPT in "".join(told.shell)
+    assert (await session.exec("echo $x", shell="a")).stdout == "1\n"
+
+
 async def test_a_new_shell_says_that_it_is_new_and_one_that_was_there_does_not(
     session: Session,
 ) -> None:
