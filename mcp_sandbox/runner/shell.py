@@ -18,18 +18,19 @@ WHOLE = b"# whole\n"
 """How a memory ends; all that is written when nothing was run."""
 # Variables that are as in the environment of bash are to be as in that of the next one.
 _ENVIRONMENT = "mapfile -d '' -t _mcp_environment < /proc/$$/environ"
-_SAVE = rf"""
+SAVE = rf"""_mcp_new=$1
 \set +euxvf; \trap - DEBUG ERR RETURN; \trap '' XFSZ
 \unset -f builtin eval set unset; \unset -v POSIXLY_CORRECT BASH_XTRACEFD
-if [[ -v _mcp_code ]]; then \builtin printf '# whole\n' >| @NEW@; \builtin exit "$_mcp_status"; fi
+if [[ -v _mcp_code ]]; then \builtin printf '# whole\n' >| "$_mcp_new"
+\builtin exit "$_mcp_status"; fi
 _mcp_aliases=${{BASH_ALIASES[*]@A}} _mcp_same=' '
 \builtin unalias -a; \unset -v BASH_ALIASES
 \builtin shopt -s extglob; \builtin shopt -u nocasematch nullglob
 _mcp_set=${{_mcp_set//:/ : }}; _mcp_set=${{_mcp_set// @(errexit|noexec|onecmd|privileged) :/}}
 _mcp_set="+o braceexpand +o hashall +o interactive-comments${{_mcp_set// : / -o }}"
 _mcp_set=${{_mcp_set% -o *( )}}
-if [[ ${{FUNCNAME+x}} ]]; then
-_mcp_list() {{ \builtin declare -p >| @NEW@; \builtin mapfile -t _mcp_names < @NEW@
+if [[ $_mcp_inside ]]; then
+_mcp_list() {{ \builtin declare -p >| "$_mcp_new"; \builtin mapfile -t _mcp_names < "$_mcp_new"
 _mcp_names=("${{_mcp_names[@]/#declare -*([! ])t*/}}")
 _mcp_names=("${{_mcp_names[@]#declare -* }}"); _mcp_names=("${{_mcp_names[@]%%=*}}"); }}
 _mcp_forget() {{ \unset -v "$@"; }}
@@ -43,7 +44,7 @@ fi
 for _mcp_one in "${{_mcp_environment[@]}}"; do _mcp_name=${{_mcp_one%%=*}}
 if [[ ! -v $_mcp_name ]]; then \builtin printf 'unset -v %s\n' "$_mcp_name"
 elif [[ ${{!_mcp_name@a}} != *x* ]]; then \builtin printf 'export -n %s\n' "$_mcp_name"
-elif [[ $_mcp_name=${{!_mcp_name}} == "$_mcp_one" && " @GIVEN@ " != *" $_mcp_name "* ]]
+elif [[ $_mcp_name=${{!_mcp_name}} == "$_mcp_one" && " $2 " != *" $_mcp_name "* ]]
 then _mcp_same+="$_mcp_name "; fi
 done
 \unset -v _mcp_environment _mcp_names _mcp_all _mcp_one
@@ -53,12 +54,14 @@ for ((_mcp_name = ${{#DIRSTACK[@]}} - 1; _mcp_name > 0; _mcp_name--))
 do \builtin printf 'pushd -n %q\n' "${{DIRSTACK[_mcp_name]}}"; done
 \builtin declare -f
 [[ $_mcp_aliases != *=* ]] || \builtin printf '%s\n' "${{_mcp_aliases#declare -A }}"
-\builtin printf '_mcp_name=\n# whole\n'; }} >| @NEW@
+\builtin printf '_mcp_name=\n# whole\n'; }} >| "$_mcp_new"
 _mcp_saved=y; \builtin exit "$_mcp_status"
-"""
+""".encode()
+"""What is to be in the file `saver` when a command begins."""
 _TRAP = (
-    r"{ _mcp_status=$? _mcp_set=:$SHELLOPTS: _mcp_shopt=$BASHOPTS POSIXLY_CORRECT=y; "
-    r"[[ -v _mcp_saved ]] || \eval @SAVE@; } >/dev/null 2>&1 {BASH_XTRACEFD}>/dev/null"
+    r"{ _mcp_status=$? _mcp_set=:$SHELLOPTS: _mcp_shopt=$BASHOPTS _mcp_inside=${FUNCNAME+y} "
+    r"POSIXLY_CORRECT=y; [[ -v _mcp_saved ]] || \. @SAVER@ @NEW@ '@GIVEN@'; "
+    r"} >/dev/null 2>&1 {BASH_XTRACEFD}>/dev/null"
 )
 # Between the variables and the functions, which may be called cd or trap.
 _HOOK = r"""hash -r; HOSTNAME=$_mcp_host
@@ -85,6 +88,11 @@ def memory_of(name: str) -> str:
     return os.path.join(home(), ".mcp-sandbox", "shells", f"{name}.sh")
 
 
+def saver(memory: str) -> str:
+    """The file beside a memory whose text writes the new one: as a trap it would take longer."""
+    return os.path.join(os.path.dirname(memory), "save.bash")
+
+
 def remembering(code: bytes, memory: str, given: Iterable[str], *, cwd: bool) -> bytes:
     """`code` in the shell whose memory is the file `memory`, without NUL; one line.
 
@@ -93,21 +101,20 @@ def remembering(code: bytes, memory: str, given: Iterable[str], *, cwd: bool) ->
     """
     new, moved = (_quoted(f"{memory}.{name}".encode()) for name in ("new", "moved"))
     names = " ".join(given).encode()
-    save = _SAVE.encode().replace(b"@NEW@", new).replace(b"@GIVEN@", names)
-    trap = _TRAP.encode().replace(b"@SAVE@", _quoted(save))
+    trap = _TRAP.encode().replace(b"@SAVER@", _quoted(saver(memory).encode()))
+    trap = trap.replace(b"@NEW@", new).replace(b"@GIVEN@", names)
     hook = _HOOK.encode().replace(b"@GIVEN@", names).replace(b"@MOVED@", moved)
     hook = hook.replace(b"@CWD@", b"y" * cwd or b"''")
-    verbose = b"y" if b"set -" in code and b"v" in code else b"''"
-    parts = (
-        *(
-            (b"@VERBOSE@", verbose),
-            (b"@MEMORY@", _quoted(memory.encode())),
-            (b"@QUOTED@", _quoted(trap)),
-        ),
-        *((b"@TRAP@", trap), (b"@HOOK@", _quoted(hook)), (b"@CODE@", _quoted(code))),
-    )
+    parts = {
+        b"@VERBOSE@": b"y" if b"set -" in code and b"v" in code else b"''",
+        b"@MEMORY@": _quoted(memory.encode()),
+        b"@QUOTED@": _quoted(trap),
+        b"@TRAP@": trap,
+        b"@HOOK@": _quoted(hook),
+        b"@CODE@": _quoted(code),
+    }
     whole = _WHOLE.encode()
-    for name, part in parts:
+    for name, part in parts.items():
         whole = whole.replace(name, part)
     return whole
 

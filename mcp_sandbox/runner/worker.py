@@ -15,7 +15,7 @@ from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.files.paths import resolve
 from mcp_sandbox.runner.native import Socket, close, pair, receive, send, signal
 from mcp_sandbox.runner.protocol import MAX_HEADER, OpError
-from mcp_sandbox.runner.shell import WHOLE
+from mcp_sandbox.runner.shell import SAVE, WHOLE, saver
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -179,6 +179,10 @@ def recall(memory: str) -> list[str]:
         os.makedirs(os.path.dirname(memory), exist_ok=True)
         _remove(f"{memory}.new")
         _remove(f"{memory}.moved")
+        if _content(saver(memory)) != SAVE:
+            _remove(saver(memory))
+            with open(saver(memory), "xb") as file:
+                file.write(SAVE)
         if _size(memory):
             return []
         os.unlink(memory)
@@ -202,15 +206,21 @@ def remember(memory: str) -> list[str]:
 
 
 def _size(memory: str) -> int:
-    """The size of a memory, 0 unless it is whole; user code may have put anything there."""
+    """The size of a memory, 0 unless it is whole."""
+    content = _content(memory)
+    return len(content) if content.endswith(WHOLE) and len(content) <= _MAX_MEMORY else 0
+
+
+def _content(path: str) -> bytes:
+    """What is in a file of a shell; user code may have put anything there."""
     try:
-        plain = os.O_NOFOLLOW | os.O_NONBLOCK
-        with open(memory, "rb", 0, opener=lambda path, how: os.open(path, how | plain)) as file:
-            size = os.fstat(file.fileno()).st_size
-            end = os.pread(file.fileno(), len(WHOLE), max(0, size - len(WHOLE)))
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.read(file, _MAX_MEMORY + 1)
+        finally:
+            os.close(file)
     except OSError:
-        return 0
-    return size if end == WHOLE and size <= _MAX_MEMORY else 0
+        return b""
 
 
 def _remove(path: str) -> bool:

@@ -336,7 +336,9 @@ async def test_a_memory_that_is_broken_begins_anew_and_is_told(
 async def test_what_is_planted_where_a_memory_is_written_harms_nothing(session: Session) -> None:
     await session.exec("x=1", shell="a")
     await session.exec(f"cd {MEMORY}; mkfifo a.sh.new; ln -s /etc/passwd a.sh.moved")
-    assert (await session.exec("echo $x", shell="a", timeout_s=10)).stdout == "1\n"
+    await session.exec(f"cd {MEMORY}; rm save.bash; ln -s ~/x save.bash; echo 'echo no' > ~/x")
+    assert (await session.exec("echo $x; x=2", shell="a", timeout_s=10)).stdout == "1\n"
+    assert (await session.exec("echo $x", shell="a", timeout_s=10)).stdout == "2\n"
     await session.exec(f"rm -r {MEMORY}; echo > {MEMORY}")
     with pytest.raises(Exception, match="no shell can be kept"):
         await session.exec("true", shell="a")
