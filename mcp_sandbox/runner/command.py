@@ -11,6 +11,7 @@ from mcp_sandbox.runner.loop import Inflow, Tap, pipe, widen
 from mcp_sandbox.runner.native import close, signal
 from mcp_sandbox.runner.pool import described
 from mcp_sandbox.runner.protocol import WINDOW, OpError
+from mcp_sandbox.runner.shell import memory_of, remembering
 from mcp_sandbox.runner.worker import BASH, remove_code
 
 TYPE_CHECKING = False
@@ -64,11 +65,13 @@ class Command:
         self._standby = standby
         self._table = table
         self._args = args
-        self.id = ""
+        self.id = self.text = ""
         self.waits: list[Wait] = []
-        self.text = ""
         self.released = self.told = self._stopped = self._launched = False
         self.ended_at = float("inf")
+        self.shell: str | None = args.get("shell")
+        # Until its worker says more: without it nothing of the command is remembered.
+        self._of_shell = ["kept"] if self.shell else []
         self._worker: Worker | None = None
         self._main: int | None = None
         self._capture = Capture(args["workspace"], args["name"], args["keep_bytes"])
@@ -78,16 +81,13 @@ class Command:
         self._stdin: int | None = None
         self._deadline: Timer | None = None
         self._started = time.monotonic()
-        self._born_since = 0.0
-        self._kills_before = 0
-        self._begun = False
+        self._born_since, self._kills_before = 0.0, 0
+        self._begun = self._is_plain = self._out_of_memory = False
         self._why: str | None = None
         self._status: int | None = None
-        self._out_of_memory = False
         self._changed: dict[str, Any] = dict.fromkeys(("changed", "counts"))
         self._made_room = described([])
         self._job: dict[str, Any] = {}
-        self._is_plain = False
         self._given: list[int] = []
         self._tries_left = _TRIES
 
@@ -114,6 +114,9 @@ class Command:
         limit_s = self._args["timeout_s"]
         if limit_s is not None:
             self._deadline = self._loop.later(limit_s, lambda: self.kill("timeout"))
+        if self.shell:
+            given, cwd = self._args["given"], self._args["moves"]
+            code = remembering(code or b"", memory_of(self.shell), given, cwd=cwd)
         self._is_plain = self._args.get("language") == "bash" and not stdin and not more
         ready = None
         if self._is_plain and self._pool.has_room(self._note_ending):
@@ -182,6 +185,7 @@ class Command:
         # By its path: PATH begins with directories that it would be looked for in first.
         program = "/bin/bash" if language == "bash" else argv[0]
         gated = language == "bash"
+        job["shell"] = memory_of(self.shell) if self.shell else None
         return {**job, "op": "command", "program": program, "argv": argv, "gated": gated}
 
     def _open_streams(self) -> None:
@@ -251,6 +255,7 @@ class Command:
                 wait.look()
         elif said["e"] == "exit":
             self._changed = {name: said[name] for name in self._changed}
+            self._of_shell = said.get("shell") or []
             self._ended(said["status"])
         elif said["e"] == "fail":
             self._failed(said["code"], said["message"])
@@ -381,6 +386,7 @@ class Command:
             "totals": [stream.total for stream in streams.values()],
             "output_file": self._capture.file,
             "made_room": self._made_room,
+            "shell": self._of_shell,
             **self._changed,
         }
         return result, b"".join(ends)
@@ -403,6 +409,7 @@ class Command:
             "signal": os.WTERMSIG(status) if killed else None,
             "why": self._why or ("stopped" if self._stopped else None),
             "out_of_memory": self._out_of_memory,
+            "of": f"shell {self.shell}" if self.shell else "",
         }
 
     def root(self) -> int | None:

@@ -251,6 +251,7 @@ def _ending(result: ExecResult, unseen: int) -> Iterable[str]:
     if ended := _goes_on(result) if result.running else _how_it_ended(result):
         seconds = f"{result.process} has ended after {result.duration_ms / 1000:.0f} s: "
         yield seconds * bool(result.process and not result.running) + ended
+    yield from result.shell
     if result.made_room.total:
         yield _what_made_room(result.made_room)
     if result.limit:
