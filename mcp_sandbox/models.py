@@ -258,6 +258,7 @@ class ExecResult:
     `process` names what outlives its first call. While it is `running`, `stdout` and `stderr` are
     what was printed since the last answer about it, from these bytes of each stream on;
     `left_s` is the time until it is killed. `until_met`: the text that was waited for is there.
+    `shell`: what is to be said of a shell that remembers.
     """
 
     stdout: str
@@ -287,6 +288,7 @@ class ExecResult:
     left_s: int | None = None
     stdout_from: int = 0
     stderr_from: int = 0
+    shell: tuple[str, ...] = ()
 
     @property
     def success(self) -> bool:

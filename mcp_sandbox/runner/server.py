@@ -258,6 +258,9 @@ class Server:
             **args,
             "cwd": args.get("cwd") or self._workspace,
             "env": {**self._env, **(args.get("env") or {})},
+            # What a shell is to have anew; the rest it remembers.
+            "moves": bool(args.get("cwd")),
+            "given": list(args.get("env") or {}),
             "workspace": self._workspace,
             "name": f"{os.getpid():x}{self._count:x}-{os.urandom(3).hex()}",
         }

@@ -21,6 +21,13 @@ _COUNTED = ("created", "changed", "deleted")
 _WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
 _MOST_ROWS = 1000
 _MOST_FIGURES = 100
+_OF_SHELL = {
+    "new": "this shell is new; the next call with its name goes on where this one has ended",
+    "broken": "what this shell remembered was damaged: it has begun anew",
+    "moved": "the directory this shell was in is gone: this command began in /workspace",
+    "kept": "the shell remembers nothing of this command and is as before it: bash was killed, "
+    "replaced by exec, or left by exit under its own EXIT trap, or more than 4 MiB were to be kept",
+}
 
 
 class Processes:
@@ -152,6 +159,7 @@ def result_of(reply: Reply) -> ExecResult:
         left_s=None if said["left_s"] is None else int(said["left_s"]),
         stdout_from=out_from,
         stderr_from=err_from,
+        shell=() if row.running else tuple(_OF_SHELL[word] for word in said["shell"][:4]),
     )
 
 

@@ -286,6 +286,7 @@ def _ending(result: ExecResult, unseen: int) -> Iterable[str]:
         yield "a new notebook: nothing of earlier ones is in it"
     elif result.notebook == "ended":
         yield "the notebook has ended, its variables are gone; the next cell begins it anew"
+    yield from result.shell
     if result.made_room.total:
         yield _what_made_room(result.made_room)
     if result.limit:

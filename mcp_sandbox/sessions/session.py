@@ -143,6 +143,7 @@ class Session:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | bytes | None = None,
+        shell: str | None = None,
         timeout_s: float | None = None,
         wait_s: float | None = None,
         until: str | None = None,
@@ -152,22 +153,24 @@ class Session:
     ) -> ExecResult:
         """Run a bash command line, or a list of program and arguments without a shell.
 
-        After `timeout_s` it is killed. After `wait_s`, when `until` is in its output, or when
-        `leave` is cancelled, the answer is how far it is, and it goes on as `result.process`.
-        `on_output` gets ("stdout" | "stderr", bytes) while it runs.
+        Commands in a `shell` of the same name find directory, variables, functions and options as
+        the one before has left them. After `timeout_s` it is killed. After `wait_s`, when `until`
+        is in its output, or when `leave` is cancelled, the answer is how far it is, and it goes on
+        as `result.process`. `on_output` gets ("stdout" | "stderr", bytes) while it runs.
 
         Raises:
             CommandFailed: with `check`, it did not succeed.
         """
         given = stdin.encode() if isinstance(stdin, str) else stdin or b""
         leave = leave or CancelScope()
-        told = {"command": command, "cwd": cwd, "env": env, "stdin": stdin}
+        told = {"command": command, "cwd": cwd, "env": env, "stdin": stdin, "shell": shell}
         async with self._enter("exec", 0, leave, **told) as entered:
             result = await entered.runtime.exec(
                 command,
                 cwd=cwd,
                 env={**await self._hold.pinning.variables(), **(env or {})},
                 stdin=given,
+                shell=shell,
                 timeout_s=self._limit_s(timeout_s, wait_s, self._hold.calls.timeout),
                 until=until,
                 on_output=on_output,
