@@ -414,7 +414,6 @@ class Command:
         exited, killed = (status >= 0 and how(status) for how in (os.WIFEXITED, os.WIFSIGNALED))
         return {
             "id": self.id,
-            "of": f"notebook {self._job['notebook']}" if self._notebook else "",
             "command": self.text,
             "running": not self.has_ended,
             "seconds": round(min(self.ended_at, time.monotonic()) - self._started, 1),
@@ -422,7 +421,11 @@ class Command:
             "signal": os.WTERMSIG(status) if killed else None,
             "why": self._why or ("stopped" if self._stopped else None),
             "out_of_memory": self._out_of_memory,
-            "of": f"shell {self.shell}" if self.shell else "",
+            "of": f"notebook {self._job['notebook']}"
+            if self._notebook
+            else f"shell {self.shell}"
+            if self.shell
+            else "",
         }
 
     def root(self) -> int | None:
