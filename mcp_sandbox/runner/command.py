@@ -10,14 +10,15 @@ from mcp_sandbox.runner.loop import Inflow, Tap, pipe, widen
 from mcp_sandbox.runner.native import close, signal
 from mcp_sandbox.runner.pool import described
 from mcp_sandbox.runner.protocol import WINDOW, OpError
-from mcp_sandbox.runner.worker import BASH, remove_code
+from mcp_sandbox.runner.worker import BASH, remove_code, watched
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from typing import Any
 
     from mcp_sandbox.runner.interpreter import Worker
+    from mcp_sandbox.runner.keyboard import Keyboard
     from mcp_sandbox.runner.loop import Loop, Timer
     from mcp_sandbox.runner.pool import Pool
     from mcp_sandbox.runner.server import Reply
@@ -165,6 +166,7 @@ class Command:
         self._capture = Capture(args["workspace"], args["name"], args["keep_bytes"])
         self._taps: dict[str, Tap] = {}
         self._inflow: Inflow | None = None
+        self._keyboard: Keyboard | None = None
         self._deadline: Timer | None = None
         self._started = 0.0
         self._born_since = 0.0
@@ -187,7 +189,9 @@ class Command:
         self._kills_before = self._pool.memory.kills()
         self._job = self._describe()
         self._deadline = self._loop.later(self._args["timeout_s"], lambda: self._kill("timeout"))
-        self._is_plain = self._args.get("language") == "bash" and not stdin and not more
+        self._is_plain = self._args.get("language") == "bash" and not (
+            stdin or more or self._args.get("tty")
+        )
         ready = self._is_plain and self._standby.start(self._job, code or b"", self._hear)
         if ready:
             self._worker, self._born_since = ready.worker, ready.born
@@ -225,8 +229,10 @@ class Command:
             self._given.append(file)
 
     def _describe(self) -> dict[str, Any]:
-        keep = ("cwd", "env", "workspace", "grow", "name")
+        keep = ("cwd", "env", "workspace", "grow", "name", "tty")
         job = {key: self._args.get(key) for key in keep}
+        if job["tty"]:
+            job["env"] = {"TERM": "xterm-256color", **watched(self._args["env"])}
         language = self._args.get("language")
         argv = _ARGV[language] if language else self._args["argv"]
         # By its path: PATH begins with directories that it would be looked for in first.
@@ -235,6 +241,8 @@ class Command:
         return {**job, "op": "command", "program": program, "argv": argv, "gated": gated}
 
     def _open_streams(self, stdin: bytes, *, more: bool) -> list[int]:
+        if self._args.get("tty"):
+            return self._open_terminal()
         out_read, out_write = pipe()
         err_read, err_write = pipe()
         self._listen(out_read, err_read)
@@ -244,6 +252,20 @@ class Command:
         self._inflow = Inflow(self._loop, ours, self._reply.credit)
         self._inflow.add(stdin, more=more)
         return [theirs, out_write, err_write]
+
+    def _open_terminal(self) -> list[int]:
+        from mcp_sandbox.runner import keyboard  # noqa: PLC0415 - terminals alone need it
+
+        master, theirs = keyboard.open_terminal()
+        self._keyboard = keyboard.Keyboard(self._loop, master)
+        self._taps = {"stdout": Tap(self._loop, master, lambda data: self._take("stdout", data))}
+        return theirs
+
+    def type(self, text: bytes, key: str | None, still: Callable[[], None]) -> None:
+        """Type on the terminal of the command; `still` as in Keyboard. OpError without one."""
+        if not self._keyboard:
+            raise OpError("invalid", "it has no terminal: only what exec tty=true started has one")
+        self._keyboard.type(text, key, still)
 
     def _listen(self, stdout: int, stderr: int) -> None:
         self._taps = {
@@ -261,6 +283,8 @@ class Command:
     def _take(self, name: str, data: bytes) -> None:
         if data:
             self._capture.add(name, data)
+            if self._keyboard:
+                self._keyboard.showed(data)
             if len(data) < _LITTLE:
                 # A program that prints line by line would wake us for every line.
                 self._taps[name].pause()
@@ -402,6 +426,8 @@ class Command:
             self._deadline.cancel()
         if self._inflow:
             self._inflow.close()
+        if self._keyboard:
+            self._keyboard.close()
         for tap in self._taps.values():
             tap.discard() if self._worker else tap.close()
         if self._worker:

@@ -6,6 +6,7 @@ the bytes between a connection and the pipes of a job, bounded by credit in both
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import heapq
 import os
@@ -150,7 +151,7 @@ def widen(fd: int) -> None:
 
 
 class Tap:
-    """The reading end of a pipe: gives what arrives to `taken`, and tells the end by b""."""
+    """The end of a pipe or terminal to read: `taken` gets what arrives, and b"" at the end."""
 
     def __init__(self, loop: Loop, fd: int, taken: Callable[[bytes], None]) -> None:
         os.set_blocking(fd, False)
@@ -177,6 +178,11 @@ class Tap:
             data = os.read(self._fd, CHUNK)
         except BlockingIOError:
             return -1
+        except OSError as exc:
+            if exc.errno != errno.EIO:
+                raise
+            # A terminal that no program has open any more.
+            data = b""
         if not data:
             self.close()
         self._taken(data)

@@ -7,14 +7,16 @@ over a socket pair, one JSON datagram a message, file descriptors attached.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import select
+import struct
 import time
 
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.files.paths import resolve
 from mcp_sandbox.runner.native import Socket, close, pair, receive, send, signal
-from mcp_sandbox.runner.protocol import MAX_HEADER, OpError
+from mcp_sandbox.runner.protocol import MAX_HEADER, UNWATCHED, OpError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -263,14 +265,30 @@ def spawn(job: dict[str, Any], fds: list[int]) -> int:
 
 
 def _spawn(job: dict[str, Any], fds: list[int]) -> int:
+    return begin(job["program"], job["argv"], job["env"], fds, tty=job["tty"])
+
+
+def begin(program: str, argv: list[str], env: dict[str, str], fds: list[int], *, tty: bool) -> int:
+    """Start a program as the leader of a session; with `tty` the first of `fds` is its terminal."""
+    actions: list[Any] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
+    if tty:
+        # The first terminal that a leader of a session opens is the one that controls it.
+        actions[0] = (os.POSIX_SPAWN_OPEN, 0, os.ttyname(fds[0]), os.O_RDWR, 0)
     return os.posix_spawnp(
-        job["program"],
-        job["argv"],
-        job["env"],
-        file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
-        setsid=True,
-        setsigdef=DEFAULT_SIGNALS,
+        program, argv, env, file_actions=actions, setsid=True, setsigdef=DEFAULT_SIGNALS
     )
+
+
+def watched(env: dict[str, str]) -> dict[str, str]:
+    """The variables of what runs on a terminal."""
+    return {name: value for name, value in env.items() if UNWATCHED.get(name) != value}
+
+
+def resize(terminal: int, rows: int, columns: int) -> None:
+    """Set the size of a terminal, by either of its ends."""
+    import termios  # noqa: PLC0415 - terminals alone need it
+
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
 def _spawn_stunted(job: dict[str, Any], fds: list[int]) -> int:

@@ -7,7 +7,7 @@ from typing import Literal, cast, get_args
 
 from anyio import CancelScope
 
-from mcp_sandbox.errors import SandboxGone
+from mcp_sandbox.errors import InvalidArgument, SandboxGone
 from mcp_sandbox.models import Background, ExecResult, Language, RunnerStatus, TerminalEnd
 from mcp_sandbox.runtime.calls import JsonObject, Reply, background_of
 from mcp_sandbox.runtime.channel import Channel
@@ -104,7 +104,7 @@ class Runtime:
         args: JsonObject = {"language": language, "timeout_s": timeout_s}
         return await self._run(args, code.encode(), env=env, on_output=on_output)
 
-    async def exec(
+    async def exec(  # noqa: PLR0913 - one way to run a command, with all that it may be given
         self,
         command: str | Sequence[str],
         *,
@@ -112,16 +112,21 @@ class Runtime:
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
         timeout_s: float = 120.0,
+        tty: bool = False,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
         """Run a bash command line, or a program with its arguments without any shell.
 
-        `on_output` gets ("stdout" | "stderr", bytes) live, with gaps when it is slow.
+        With `tty` it runs on a terminal, and what that is sent is its stdout. `on_output` gets
+        ("stdout" | "stderr", bytes) live, with gaps when it is slow.
 
         Raises:
             NotFound: `cwd` cannot be used.
+            InvalidArgument: `tty` with `stdin`.
         """
-        args: JsonObject = {"timeout_s": timeout_s}
+        if tty and stdin:
+            raise InvalidArgument("a terminal takes no stdin: leave stdin out, or tty")
+        args: JsonObject = {"timeout_s": timeout_s, "tty": tty}
         if cwd:
             args["cwd"] = cwd
         code = None

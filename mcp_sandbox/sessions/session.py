@@ -101,7 +101,7 @@ class Session:
             )
             return await _ended(entered, result)
 
-    async def exec(
+    async def exec(  # noqa: PLR0913 - one way to run a command, with all that it may be given
         self,
         command: str | Sequence[str],
         *,
@@ -109,11 +109,13 @@ class Session:
         env: Mapping[str, str] | None = None,
         stdin: str | bytes | None = None,
         timeout_s: float = 120.0,
+        tty: bool = False,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
         """Run a bash command line, or a list of program and arguments without a shell.
 
-        `on_output` gets ("stdout" | "stderr", bytes) while it runs.
+        With `tty` it runs on a terminal, and what that is sent is its stdout. `on_output` gets
+        ("stdout" | "stderr", bytes) while it runs.
         """
         given = stdin.encode() if isinstance(stdin, str) else stdin or b""
         async with self._enter("exec", command=command, cwd=cwd, env=env, stdin=stdin) as entered:
@@ -123,6 +125,7 @@ class Session:
                 env={**await self._hold.pinning.variables(), **(env or {})},
                 stdin=given,
                 timeout_s=timeout_s,
+                tty=tty,
                 on_output=on_output,
             )
             return await _ended(entered, result)

@@ -16,7 +16,14 @@ from tests.server.scripted import ScriptedSession, answering, failing, server_of
 
 TABLE = {
     "run_code": {"code": None, "language": "python", "timeout_s": 30},
-    "exec": {"command": None, "cwd": "null", "env": "null", "stdin": "null", "timeout_s": 120},
+    "exec": {
+        "command": None,
+        "cwd": "null",
+        "env": "null",
+        "stdin": "null",
+        "tty": False,
+        "timeout_s": 120,
+    },
     "read_file": {"path": None, "offset": 1, "limit": 2000},
     "write_file": {"path": None, "content": None, "encoding": "utf-8", "append": False},
     "edit_file": {"path": None, "old": None, "new": None, "replace_all": False, "dry_run": False},
@@ -240,6 +247,7 @@ async def test_arguments_reach_the_session_as_given() -> None:
         "env": {"A": "1"},
         "stdin": '{"not": "parsed"}',
         "timeout_s": 5,
+        "tty": False,
         "on_output": None,
     }
 

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Annotated
 
 import anyio
@@ -17,7 +18,7 @@ from mcp_sandbox.runtime.runtime import OnOutput
 from mcp_sandbox.server.errors import sole_error
 from mcp_sandbox.server.identity import Request, SessionFor
 from mcp_sandbox.server.results import exec_result, with_news
-from mcp_sandbox.server.text import clip, printed
+from mcp_sandbox.server.text import byte_length, clip, printed
 from mcp_sandbox.server.tool import CHANGES, SandboxTool, build_tool
 from mcp_sandbox.server.tools.parameters import Code, Env, LanguageName, Path, Text
 from mcp_sandbox.sessions.session import Session
@@ -48,6 +49,10 @@ _FOR_PROMPTS = "{!r} is for prompts and notebooks: leave it out, and run shell c
 _PRINTS = {"python": "print()", "javascript": "console.log()"}
 CodeTimeout = Annotated[float, Field(ge=1, le=300, description="Seconds until it is killed.")]
 ExecTimeout = Annotated[float, Field(ge=1, le=3600, description="Seconds until it is killed.")]
+
+Tty = Annotated[
+    bool, Field(description="On a terminal of 100 x 30, for programs that ask or draw.")
+]
 
 
 @asynccontextmanager
@@ -119,6 +124,14 @@ def _hints(result: ExecResult, code: str) -> list[str]:
     return lines
 
 
+def on_screen(result: ExecResult) -> ExecResult:
+    """What a terminal shows, instead of what it was sent; for a thread."""
+    from mcp_sandbox.server.screen import screen  # noqa: PLC0415 - terminals alone need pyte
+
+    shown = screen(result.stdout.encode())
+    return replace(result, stdout=shown, stdout_bytes=byte_length(shown))
+
+
 async def run_code(
     session: Session,
     request: Request,
@@ -147,6 +160,7 @@ async def exec_(
     cwd: Annotated[Path | None, Field(description="Default: /workspace.")] = None,
     env: Annotated[Env, Field(description="Additional variables.")] = None,
     stdin: Text | None = None,
+    tty: Tty = False,
     timeout_s: ExecTimeout = 120,
 ) -> CallToolResult:
     """Run a bash command line: pipes, git, builds, tests, package managers.
@@ -157,8 +171,15 @@ async def exec_(
     """
     async with live_progress(request) as on_output:
         result = await session.exec(
-            command, cwd=cwd, env=env, stdin=stdin, timeout_s=timeout_s, on_output=on_output
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            tty=tty,
+            on_output=on_output,
         )
+    result = await to_thread.run_sync(on_screen, result) if tty else result
     said = await hints(result, command, "bash")
     return with_news(exec_result(result, timeout_s=timeout_s), said)
 
