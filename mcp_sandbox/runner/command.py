@@ -242,7 +242,11 @@ class Command:
 
     def _open_streams(self, stdin: bytes, *, more: bool) -> list[int]:
         if self._args.get("tty"):
-            return self._open_terminal()
+            from mcp_sandbox.runner.keyboard import Keyboard  # noqa: PLC0415 - for these alone
+
+            self._keyboard = Keyboard(self._loop)
+            self._listen(self._keyboard.master)
+            return self._keyboard.theirs
         out_read, out_write = pipe()
         err_read, err_write = pipe()
         self._listen(out_read, err_read)
@@ -253,25 +257,16 @@ class Command:
         self._inflow.add(stdin, more=more)
         return [theirs, out_write, err_write]
 
-    def _open_terminal(self) -> list[int]:
-        from mcp_sandbox.runner import keyboard  # noqa: PLC0415 - terminals alone need it
-
-        master, theirs = keyboard.open_terminal()
-        self._keyboard = keyboard.Keyboard(self._loop, master)
-        self._taps = {"stdout": Tap(self._loop, master, lambda data: self._take("stdout", data))}
-        return theirs
-
     def type(self, text: bytes, key: str | None, still: Callable[[], None]) -> None:
         """Type on the terminal of the command; `still` as in Keyboard. OpError without one."""
         if not self._keyboard:
             raise OpError("invalid", "it has no terminal: only what exec tty=true started has one")
         self._keyboard.type(text, key, still)
 
-    def _listen(self, stdout: int, stderr: int) -> None:
-        self._taps = {
-            "stdout": Tap(self._loop, stdout, lambda data: self._take("stdout", data)),
-            "stderr": Tap(self._loop, stderr, lambda data: self._take("stderr", data)),
-        }
+    def _listen(self, stdout: int, stderr: int | None = None) -> None:
+        self._taps["stdout"] = Tap(self._loop, stdout, lambda data: self._take("stdout", data))
+        if stderr is not None:
+            self._taps["stderr"] = Tap(self._loop, stderr, lambda data: self._take("stderr", data))
 
     def feed(self, data: bytes, *, more: bool) -> None:
         if self._inflow:
@@ -284,7 +279,7 @@ class Command:
         if data:
             self._capture.add(name, data)
             if self._keyboard:
-                self._keyboard.showed(data)
+                self._keyboard.shown_at = time.monotonic()
             if len(data) < _LITTLE:
                 # A program that prints line by line would wake us for every line.
                 self._taps[name].pause()

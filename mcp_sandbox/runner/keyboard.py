@@ -1,4 +1,4 @@
-"""What is typed on the terminal of a command, and when its screen has come to rest after it."""
+"""The terminal of a command in pid 1: what is typed there, and when its screen rests after it."""
 
 from __future__ import annotations
 
@@ -15,74 +15,51 @@ if TYPE_CHECKING:
 
     from mcp_sandbox.runner.loop import Loop
 
-_ARROWS = {"up": b"\x1b[A", "down": b"\x1b[B", "right": b"\x1b[C", "left": b"\x1b[D"}
-_CONTROLS = {"ctrl-c": b"\x03", "ctrl-d": b"\x04", "ctrl-z": b"\x1a", "escape": b"\x1b"}
-_PLAIN = {"enter": b"\r", "tab": b"\t", "backspace": b"\x7f", "space": b" "}
-_PAGES = {"page-up": b"\x1b[5~", "page-down": b"\x1b[6~"}
-KEYS = {**_PLAIN, **_ARROWS, **_PAGES, **_CONTROLS}
-# Programs that draw switch the arrows to other sequences and back.
-_ON, _OFF = b"\x1b[?1h", b"\x1b[?1l"
+_PLAIN = {"enter": b"\r", "tab": b"\t", "backspace": b"\x7f", "space": b" ", "escape": b"\x1b"}
+_CONTROLS = {"ctrl-c": b"\x03", "ctrl-d": b"\x04", "ctrl-z": b"\x1a"}
+# As programs that draw expect them; line editors take these, too.
+_ARROWS = {"up": b"\x1bOA", "down": b"\x1bOB", "right": b"\x1bOC", "left": b"\x1bOD"}
+KEYS = {**_PLAIN, **_CONTROLS, **_ARROWS, "page-up": b"\x1b[5~", "page-down": b"\x1b[6~"}
 _STILL_S, _MOST_S = 0.3, 5.0
 _MOST_WAITING = 64 * 1024
 
 
-def open_terminal() -> tuple[int, list[int]]:
-    """Our end of a new terminal, and the program's as its stdin, stdout and stderr."""
-    try:
-        master, slave = os.openpty()
-    except OSError as exc:
-        raise OpError("busy", f"no terminal is left in this sandbox: {exc.strerror}") from exc
-    resize(master, ROWS, COLUMNS)
-    return master, [slave, os.dup(slave), os.dup(slave)]
-
-
 class Keyboard:
-    """The keyboard of one terminal, whose `master` end pid 1 reads elsewhere."""
+    """A new terminal; `theirs` is its program's end, as stdin, stdout and stderr."""
 
-    def __init__(self, loop: Loop, master: int) -> None:
+    def __init__(self, loop: Loop) -> None:
+        try:
+            self.master, slave = os.openpty()
+        except OSError as exc:
+            raise OpError("busy", f"this sandbox has no terminal left: {exc.strerror}") from exc
+        resize(slave, ROWS, COLUMNS)
+        self.theirs = [slave, os.dup(slave), os.dup(slave)]
+        self.shown_at = 0.0
         self._loop = loop
-        # The loop watches a descriptor for one thing only.
-        self._keys = Inflow(loop, os.dup(master), self._took)
         self._waiting = 0
-        self._shown_at = 0.0
-        self._end = b""
-        self._application = False
-
-    def showed(self, data: bytes) -> None:
-        """Take note of what the program has written."""
-        self._shown_at = time.monotonic()
-        seen = self._end + data
-        on, off = seen.rfind(_ON), seen.rfind(_OFF)
-        if on != off:
-            self._application = on > off
-        self._end = seen[1 - len(_ON) :]
+        # A descriptor of its own: the loop watches the other one for what is shown.
+        self._keys = Inflow(loop, os.dup(self.master), self._taken)
+        self.close = self._keys.close
 
     def type(self, text: bytes, key: str | None, still: Callable[[], None]) -> None:
-        """Type a text, then a key; `still` is called when what they change on the screen is there.
+        """Type a text, then a key. `still` is called when the screen has not changed for 0.3 s.
 
-        That is after 0.3 s without output, and at the latest after 5 s. May raise OpError.
+        At the latest it is called after 5 s. OpError: the program does not read.
         """
-        data = text.replace(b"\r\n", b"\r").replace(b"\n", b"\r") + self._sent_by(key)
-        if self._waiting + len(data) > _MOST_WAITING:
+        if self._waiting > _MOST_WAITING:
             raise OpError("busy", "the program does not read what is typed")
-        self._waiting += len(data)
-        self._shown_at = time.monotonic()
-        self._keys.add(data, more=True)
-        self._look(still, self._shown_at + _MOST_S)
+        keys = text.replace(b"\r\n", b"\r").replace(b"\n", b"\r") + (KEYS[key] if key else b"")
+        self._waiting += len(keys)
+        self._keys.add(keys, more=True)
+        self.shown_at = time.monotonic()
+        self._look(self.shown_at + _MOST_S, still)
 
-    def _sent_by(self, key: str | None) -> bytes:
-        sent = KEYS[key] if key else b""
-        return sent.replace(b"[", b"O") if self._application and key in _ARROWS else sent
-
-    def _took(self, size: int) -> None:
+    def _taken(self, size: int) -> None:
         self._waiting -= size
 
-    def _look(self, still: Callable[[], None], until: float) -> None:
-        left = min(self._shown_at + _STILL_S, until) - time.monotonic()
+    def _look(self, until: float, still: Callable[[], None]) -> None:
+        left = min(self.shown_at + _STILL_S, until) - time.monotonic()
         if left > 0:
-            self._loop.later(left, lambda: self._look(still, until))
+            self._loop.later(left, lambda: self._look(until, still))
         else:
             still()
-
-    def close(self) -> None:
-        self._keys.close()

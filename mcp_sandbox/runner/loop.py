@@ -6,7 +6,6 @@ the bytes between a connection and the pipes of a job, bounded by credit in both
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import heapq
 import os
@@ -178,11 +177,8 @@ class Tap:
             data = os.read(self._fd, CHUNK)
         except BlockingIOError:
             return -1
-        except OSError as exc:
-            if exc.errno != errno.EIO:
-                raise
-            # A terminal that no program has open any more.
-            data = b""
+        except OSError:
+            data = b""  # EIO: no program has the terminal open any more.
         if not data:
             self.close()
         self._taken(data)

@@ -13,48 +13,39 @@ from mcp_sandbox.runner.protocol import COLUMNS, ROWS
 
 _MOST_BYTES = 32 * 1024
 _MOST_S = 0.5
-_LONGEST_CELL = 8
 _ALTERNATE = 1049
-# Control strings and C1 controls; control sequences; other escape sequences; short pieces of text.
-_PIECE = re.compile(
-    r"(?P<ignored>\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x80-\x9f]+)"
-    r"|\x1b\[(?P<values>[0-?]*)(?P<more>[ -/]*)[@-~]|\x1b[ -/]*[0-~]|\x1b|[^\x1b\x80-\x9f]{1,64}"
+# What pyte would draw or take for something else: control strings, sequences, C1 controls.
+_IGNORED = re.compile(
+    r"\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"
+    r"|\x1b\[[0-9;?]*(?:[:<=>][0-?]*[ -/]*|[ -/]+)[@-~]|[\x80-\x9f]"
 )
-# In the values of a sequence that pyte would take for another one.
-_FOREIGN = re.compile("[:<=>]")
+_PIECE = re.compile(r"\x1b\[[0-?]*[@-~]|\x1b[ -/]*[0-~]|\x1b|[^\x1b]{1,64}")
 # What pyte raises on values that it does not expect; it goes on after the sequence.
 _RAISED = (TypeError, ValueError, LookupError, NameError, AttributeError, AssertionError)
 
 
 def screen(data: bytes, columns: int = COLUMNS, rows: int = ROWS) -> str:
-    """What a screen shows after the end of `data`, without the empty lines at its bottom.
-
-    Of what takes too long to draw, the text without escape sequences.
-    """
-    pieces = list(_PIECE.finditer(data[-_MOST_BYTES:].decode("utf-8", "replace")))
+    """The screen after the end of `data`; what takes too long, without escape sequences instead."""
+    text = data[-_MOST_BYTES:].decode("utf-8", "replace")
+    pieces = _PIECE.findall(_IGNORED.sub("", text))
     drawn = _Screen(columns, rows)
     stream = pyte.Stream(drawn)
     stream.use_utf8 = False  # With it pyte ignores the choice of line-drawing characters.
     until = time.monotonic() + _MOST_S
     for piece in pieces:
-        if piece["ignored"] or piece["more"] or _FOREIGN.search(piece["values"] or ""):
-            continue
         with suppress(*_RAISED):
-            stream.feed(piece[0])
+            stream.feed(piece)
         if time.monotonic() > until:
-            return "".join(
-                each[0] for each in pieces if each[0][0] != "\x1b" and not each["ignored"]
-            )
-    return drawn.text()
+            return "".join(each for each in pieces if each[0] != "\x1b")
+    lines = ("".join(drawn.buffer[y][x].data for x in range(columns)) for y in range(rows))
+    return unicodedata.normalize("NFC", "\n".join(map(str.rstrip, lines)).rstrip("\n"))
 
 
 class _Screen(pyte.Screen):
-    """Adds what pyte lacks: the second page of programs that draw, and marks without width."""
+    """Adds the second page, on which programs draw, and characters without width."""
 
-    def __init__(self, columns: int, rows: int) -> None:
-        super().__init__(columns, rows)
-        # What the second page hides; None when that is not shown.
-        self._first: dict[int, StaticDefaultDict[int, Char]] | None = {}
+    # The first page while the second is shown; None once it is back.
+    _first: dict[int, StaticDefaultDict[int, Char]] | None = {}  # noqa: RUF012 - never changed
 
     def set_mode(self, *modes: int, **kwargs: bool) -> None:
         super().set_mode(*modes, **kwargs)
@@ -77,10 +68,5 @@ class _Screen(pyte.Screen):
                 super().draw("".join(run))
             elif self.cursor.x:
                 line, at = self.buffer[self.cursor.y], self.cursor.x - 1
-                joined = line[at].data + "".join(char for char in run if wcwidth(char) == 0)
-                line[at] = line[at]._replace(data=joined[:_LONGEST_CELL])
-
-    def text(self) -> str:
-        cells = ((self.buffer[y][x].data for x in range(self.columns)) for y in range(self.lines))
-        text = "\n".join("".join(line).rstrip() for line in cells).rstrip("\n")
-        return unicodedata.normalize("NFC", text)
+                marks = "".join(char for char in run if wcwidth(char) == 0)
+                line[at] = line[at]._replace(data=line[at].data + marks)
