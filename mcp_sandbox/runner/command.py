@@ -262,6 +262,8 @@ class Command:
         if not self._keyboard:
             raise OpError("invalid", "it has no terminal: only what exec tty=true started has one")
         self._keyboard.type(text, key, still)
+        if key == "ctrl-c" and self._main and self._status is None:
+            self._keyboard.interrupt(self._main)
 
     def _listen(self, stdout: int, stderr: int | None = None) -> None:
         self._taps["stdout"] = Tap(self._loop, stdout, lambda data: self._take("stdout", data))

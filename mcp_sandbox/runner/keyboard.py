@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 
+from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.loop import Inflow
+from mcp_sandbox.runner.native import signal
 from mcp_sandbox.runner.protocol import COLUMNS, ROWS, OpError
 from mcp_sandbox.runner.worker import resize
 
@@ -36,9 +38,8 @@ class Keyboard:
         self.theirs = [slave, os.dup(slave), os.dup(slave)]
         self.shown_at = 0.0
         self._loop = loop
-        self._waiting = 0
         # A descriptor of its own: the loop watches the other one for what is shown.
-        self._keys = Inflow(loop, os.dup(self.master), self._taken)
+        self._keys = Inflow(loop, os.dup(self.master), lambda _size: None)
         self.close = self._keys.close
 
     def type(self, text: bytes, key: str | None, still: Callable[[], None]) -> None:
@@ -46,16 +47,23 @@ class Keyboard:
 
         At the latest it is called after 5 s. OpError: the program does not read.
         """
-        if self._waiting > _MOST_WAITING:
+        if len(self._keys.waiting) > _MOST_WAITING:
             raise OpError("busy", "the program does not read what is typed")
         keys = text.replace(b"\r\n", b"\r").replace(b"\n", b"\r") + (KEYS[key] if key else b"")
-        self._waiting += len(keys)
         self._keys.add(keys, more=True)
         self.shown_at = time.monotonic()
         self._look(self.shown_at + _MOST_S, still)
 
-    def _taken(self, size: int) -> None:
-        self._waiting -= size
+    def interrupt(self, main: int) -> None:
+        """Do what ctrl-c does where the kernel does not: gVisor's knows no foreground."""
+        try:
+            os.tcgetpgrp(self.master)
+        except OSError:
+            import termios  # noqa: PLC0415 - under gVisor alone
+
+            if termios.tcgetattr(self.master)[3] & termios.ISIG:
+                for pid in (main, *processes.below([main], processes.parents())):
+                    processes.send(pid, signal.SIGINT)
 
     def _look(self, until: float, still: Callable[[], None]) -> None:
         left = min(self.shown_at + _STILL_S, until) - time.monotonic()

@@ -218,12 +218,12 @@ class Inflow:
         self._fd = fd
         self._credit = credit
         self._end = end
-        self._waiting = bytearray()
+        self.waiting = bytearray()
         self._last = False
         self._open = True
 
     def add(self, data: bytes, *, more: bool) -> None:
-        self._waiting += data
+        self.waiting += data
         self._last = not more
         self._write()
 
@@ -231,16 +231,16 @@ class Inflow:
         if not self._open:
             return
         try:
-            size = os.write(self._fd, self._waiting) if self._waiting else 0
+            size = os.write(self._fd, self.waiting) if self.waiting else 0
         except BlockingIOError:
             size = 0
         except BrokenPipeError:
             self.close()
             return
-        del self._waiting[:size]
+        del self.waiting[:size]
         if size:
             self._credit(size)
-        if self._waiting or (self._last and not self._ended()):
+        if self.waiting or (self._last and not self._ended()):
             self._loop.watch(self._fd, WRITE, self._write)
         elif self._last:
             self.close()

@@ -7,13 +7,14 @@ from contextlib import suppress
 from itertools import groupby
 
 import pyte
-from pyte.screens import Char, StaticDefaultDict, wcwidth
+from pyte.screens import wcwidth
 
 from mcp_sandbox.runner.protocol import COLUMNS, ROWS
 
 _MOST_BYTES = 32 * 1024
 _MOST_S = 0.5
-_ALTERNATE = 1049
+# Programs that draw on a page of their own leave it so; what it hid is not known any more.
+_LEFT, _CLEARED = "\x1b[?1049l", "\x1b[H\x1b[2J"
 # What pyte would draw or take for something else: control strings, sequences, C1 controls.
 _IGNORED = re.compile(
     r"\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"
@@ -27,7 +28,7 @@ _RAISED = (TypeError, ValueError, LookupError, NameError, AttributeError, Assert
 def screen(data: bytes, columns: int = COLUMNS, rows: int = ROWS) -> str:
     """The screen after the end of `data`; what takes too long, without escape sequences instead."""
     text = data[-_MOST_BYTES:].decode("utf-8", "replace")
-    pieces = _PIECE.findall(_IGNORED.sub("", text))
+    pieces = _PIECE.findall(_IGNORED.sub("", text).replace(_LEFT, _CLEARED))
     drawn = _Screen(columns, rows)
     stream = pyte.Stream(drawn)
     stream.use_utf8 = False  # With it pyte ignores the choice of line-drawing characters.
@@ -42,27 +43,8 @@ def screen(data: bytes, columns: int = COLUMNS, rows: int = ROWS) -> str:
 
 
 class _Screen(pyte.Screen):
-    """Adds the second page, on which programs draw, and characters without width."""
-
-    # The first page while the second is shown; None once it is back.
-    _first: dict[int, StaticDefaultDict[int, Char]] | None = {}  # noqa: RUF012 - never changed
-
-    def set_mode(self, *modes: int, **kwargs: bool) -> None:
-        super().set_mode(*modes, **kwargs)
-        if _ALTERNATE in modes:
-            self.save_cursor()
-            self._first = self.buffer.copy()
-            self.buffer.clear()
-
-    def reset_mode(self, *modes: int, **kwargs: bool) -> None:
-        super().reset_mode(*modes, **kwargs)
-        if _ALTERNATE in modes and self._first is not None:
-            self.restore_cursor()
-            self.buffer.clear()
-            self.buffer.update(self._first)
-            self._first = None
-
     def draw(self, data: str) -> None:
+        """Draw; what has no width, where pyte would stop, joins the character before it."""
         for wide, run in groupby(data, lambda char: wcwidth(char) > 0):
             if wide:
                 super().draw("".join(run))
