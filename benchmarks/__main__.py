@@ -11,7 +11,19 @@ from docker.errors import DockerException
 from mcp import MCPError
 from rich.console import Console
 
-from benchmarks import agent, client, commands, crowd, memory, relays, skills, starts, transfer, web
+from benchmarks import (
+    agent,
+    client,
+    commands,
+    crowd,
+    memory,
+    processes,
+    relays,
+    skills,
+    starts,
+    transfer,
+    web,
+)
 from benchmarks.measure import Outcome, Row
 from benchmarks.places import Failed
 from benchmarks.report import as_json, table
@@ -19,6 +31,7 @@ from mcp_sandbox.errors import SandboxError
 
 ROWS = (
     *commands.ROWS,
+    *processes.ROWS,
     *starts.ROWS,
     *relays.ROWS,
     *client.ROWS,

@@ -19,7 +19,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from mcp_sandbox.app import open_session
     from mcp_sandbox.config import Config, load_config
-    from mcp_sandbox.errors import CallerError, OperatorError, SandboxError, SandboxGone
+    from mcp_sandbox.errors import (
+        CallerError,
+        CommandFailed,
+        OperatorError,
+        SandboxError,
+        SandboxGone,
+    )
     from mcp_sandbox.models import ChatId, ExecResult
     from mcp_sandbox.sessions.session import Session
 
@@ -28,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CallerError",
     "ChatId",
+    "CommandFailed",
     "Config",
     "ExecResult",
     "OperatorError",
@@ -39,7 +46,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "errors": ("CallerError", "OperatorError", "SandboxError", "SandboxGone"),
+    "errors": ("CallerError", "CommandFailed", "OperatorError", "SandboxError", "SandboxGone"),
     "models": ("ChatId", "ExecResult"),
     "config": ("Config", "load_config"),
     "sessions.session": ("Session",),

@@ -142,6 +142,7 @@ async def open_manager(
                 env=config.env,
                 sessions=config.sessions,
                 workspace=config.workspace,
+                calls=config.calls,
                 keep_bytes=config.output.kept,
                 may_move=config.backend != "auto",
                 keep_background=for_many,
@@ -209,6 +210,11 @@ class LateManager:
                 self.opened = await self._tasks.start(self._hold_open)
         return self.opened
 
+    def let_go(self) -> None:
+        """Answer the calls that wait for processes; these go on."""
+        if self.opened:
+            self.opened.let_go()
+
     async def open_early(self) -> None:
         """Open it before anybody asks; a failure is reported to who asks."""
         try:
@@ -243,6 +249,7 @@ async def serve_stdio(config: Config, chat: ChatId, project: Path | None = None)
             project=config.project.access,
             isolated=config.backend != "unsafe-local",
             skills=visible_skills(config, skills, chat_of),
+            calls=config.calls,
         )
         with folders.brought(chat, project):
             await transports.serve_stdio(server)

@@ -4,6 +4,8 @@ A message says what happened and what to do next. A non-zero exit code, a timeou
 output and truncated output are results, not errors.
 """
 
+from typing import Any
+
 
 class SandboxError(Exception):
     """Base of every error of this package."""
@@ -59,6 +61,14 @@ class Unsupported(CallerError):
 
 class Busy(CallerError):
     """Too many calls at once in this sandbox."""
+
+
+class CommandFailed(CallerError):
+    """A command that had to succeed did not; `result` is its ExecResult."""
+
+    def __init__(self, message: str, result: Any) -> None:  # noqa: ANN401 - values are above us
+        super().__init__(message)
+        self.result = result
 
 
 class OperatorError(SandboxError):

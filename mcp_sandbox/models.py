@@ -152,10 +152,14 @@ class RunnerHello:
 
 @dataclass(frozen=True)
 class BackgroundProcess:
-    """What runs on in a sandbox though its command has ended; `command` may be cut or empty."""
+    """What runs on in a sandbox though its call was answered; `command` may be cut or empty.
+
+    `id` names a process; what a command has left running has none.
+    """
 
     pid: int
     command: str
+    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -219,6 +223,26 @@ class TerminalEnd:
 
 
 @dataclass(frozen=True)
+class ProcessRow:
+    """A process as a list shows it: a command that outlives its call, or has.
+
+    `why` it was ended by us: "timeout", "stopped", "cancelled", or "". `memory_bytes` are those of
+    its whole tree while it is running. `of` says what it belongs to, such as "terminal".
+    """
+
+    id: str
+    command: str
+    running: bool
+    seconds: float
+    exit_code: int | None = None
+    signal: str | None = None
+    why: str = ""
+    out_of_memory: bool = False
+    memory_bytes: int = 0
+    of: str = ""
+
+
+@dataclass(frozen=True)
 class ExecResult:
     """How a command or a piece of code ended; `exit_code` is None when a `signal` ended it.
 
@@ -228,6 +252,11 @@ class ExecResult:
     workspace was too large to look through. `limit` names the size limit that it seems to have
     met. `trouble_lines` of the kept output match TROUBLE. `offline`: no network. `made_room` was
     left running by earlier commands, and ended so that this one had room for its processes.
+
+    `process` names what outlives its first call. While it is `running`, `stdout` and `stderr` are
+    what was printed since the last answer about it, from these bytes of each stream on;
+    `left_s` is the time until it is killed. `until_met`: the text that was waited for is there.
+    `of` is that of its row; of a "terminal" `stdout` is always all that is held.
     """
 
     stdout: str
@@ -248,6 +277,14 @@ class ExecResult:
     file_counts: Mapping[str, int] | None = None
     offline: bool = False
     made_room: Background = Background()
+    process: str | None = None
+    running: bool = False
+    stopped: bool = False
+    until_met: bool = False
+    left_s: int | None = None
+    stdout_from: int = 0
+    stderr_from: int = 0
+    of: str = ""
 
     @property
     def success(self) -> bool:

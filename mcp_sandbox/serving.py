@@ -76,6 +76,7 @@ class _ChatServer:
             isolated=self._config.backend != "unsafe-local",
             count=self.metrics.count,
             skills=visible_skills(self._config, self._skills, chat_of),
+            calls=self._config.calls,
         )
 
     def _figures(self) -> dict[str, float]:
@@ -193,10 +194,13 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
     ):
         folders = ClientFolders((*own_folders(), socket.parent))
         skills, metrics = await to_thread.run_sync(_opened, config)
-        count = metrics.count
         manager = LateManager(
-            tasks, partial(open_manager, config, folders, for_many=True, skills=skills, count=count)
+            tasks,
+            partial(
+                open_manager, config, folders, for_many=True, skills=skills, count=metrics.count
+            ),
         )
+        ending.let_go = manager.let_go
         server = _ChatServer(config, manager, folders, skills, metrics, ending)
         tasks.start_soon(server.build)
         tasks.start_soon(manager.open_early)

@@ -15,6 +15,7 @@ from mcp_sandbox.config.environment import (
     server_variables,
 )
 from mcp_sandbox.config.models import (
+    CallsConfig,
     Config,
     DockerConfig,
     HttpConfig,
@@ -28,6 +29,7 @@ from mcp_sandbox.config.models import (
 from mcp_sandbox.config.sources import Loaded, load_config
 
 __all__ = [
+    "CallsConfig",
     "Config",
     "DockerConfig",
     "HttpConfig",

@@ -211,6 +211,16 @@ class PoolConfig(Section):
     max_age: Duration = setting(3600.0, "one that waited so long is replaced by a new one", ge=10)
 
 
+class CallsConfig(Section):
+    """How long commands and code may take, and how long a call waits for them."""
+
+    timeout: Duration = setting(3600.0, "a command that names no limit is killed after this")
+    code_timeout: Duration = setting(120.0, "code that names no limit is killed after this")
+    longest_wait: Duration = setting(
+        55.0, "the longest time that a call may wait; clients give up after a minute", le=3600
+    )
+
+
 class OutputConfig(Section):
     """What becomes of long output."""
 
@@ -303,6 +313,7 @@ class Config(Section):
     sessions: SessionsConfig = SessionsConfig()
     pool: PoolConfig = PoolConfig()
     skills: SkillsConfig = SkillsConfig()
+    calls: CallsConfig = CallsConfig()
     output: OutputConfig = OutputConfig()
     serve: ServeConfig = ServeConfig()
     http: HttpConfig = HttpConfig()

@@ -28,8 +28,8 @@ Conversation = Callable[[JsonObject, Connection], Awaitable[None]]
 """Takes arguments and the connection, which is its own from then on."""
 Reason = Literal["signal", "shutdown", "idle", "hand-over"]
 
-# Beside the daemon of another version that takes over, the longest calls may finish.
-HAND_OVER_S = 3600.0
+# What goes on without its call is answered at once.
+_LET_GO_S = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _IDLE_LOOK_S = 30.0
 _LOG_LOOK_S = 0.2
@@ -38,9 +38,13 @@ _LONGEST_LINE = 4000
 
 
 class Ending:
-    """Why the daemon is to end: the first reason counts; asking again ends at once what runs."""
+    """Why the daemon is to end: the first reason counts; asking again ends at once what runs.
+
+    `let_go` answers the calls that wait for a process, which goes on.
+    """
 
     def __init__(self) -> None:
+        self.let_go: Callable[[], None] = lambda: None
         self.reason: Reason | None = None
         self.begun = anyio.Event()
         self.urgent = anyio.Event()
@@ -55,7 +59,7 @@ class Ending:
             self.urgent.set()
 
     async def in_time(self, finish: Callable[[float], Awaitable[object]], grace_s: float) -> None:
-        """Let calls finish within the seconds that the reason gives them, unless it gets urgent."""
+        """Let calls finish within the grace, then go on without us, unless it gets urgent."""
 
         async def hurry() -> None:
             await self.urgent.wait()
@@ -63,7 +67,9 @@ class Ending:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hurry)
-            await finish(HAND_OVER_S if self.reason == "hand-over" else grace_s)
+            await finish(grace_s)
+            self.let_go()
+            await finish(_LET_GO_S)
             tasks.cancel_scope.cancel()
 
 

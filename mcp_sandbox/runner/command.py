@@ -6,6 +6,7 @@ import os
 import time
 
 from mcp_sandbox.runner import processes
+from mcp_sandbox.runner.capture import Capture
 from mcp_sandbox.runner.loop import Inflow, Tap, pipe, widen
 from mcp_sandbox.runner.native import close, signal
 from mcp_sandbox.runner.pool import described
@@ -14,7 +15,7 @@ from mcp_sandbox.runner.worker import BASH, remove_code, watched
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
     from typing import Any
 
     from mcp_sandbox.runner.interpreter import Worker
@@ -23,18 +24,15 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.pool import Pool
     from mcp_sandbox.runner.server import Reply
     from mcp_sandbox.runner.standby import Standby
+    from mcp_sandbox.runner.table import Table
+    from mcp_sandbox.runner.waits import Wait
 
-HALF = 32 * 1024
-# Results are cut at about 30 kB of text: from here on the whole is worth keeping.
-KEEP_OVER = 20_000
-KEPT_TOTAL = 256 * 1024 * 1024
-KEPT_SECONDS = 7 * 24 * 3600
-_FOLDER = ".mcp-sandbox"
 _PRELUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "javascript.cjs")
 _NODE = ["node", "--input-type=module", "--require", _PRELUDE, "-"]
 _ARGV = {"bash": ["bash", "-c", BASH], "javascript": _NODE, "python": ["python3"]}
-_LIVE_WINDOW = 256 * 1024
 _LITTLE, _GATHER_S = 4096, 0.002
+_SHOWN_CHARS = 80
+_MOST_STDIN = 256 * 1024 * 1024
 # Longer than the pool takes a look at all processes for a fresh one.
 _SETTLE_S = 0.005
 _SETTLE_MOST_S = 5.0
@@ -53,161 +51,112 @@ _OPERATION_TRIES = 3
 _END_BYTES = 16
 
 
-class Stream:
-    """Head and tail of one stream."""
-
-    def __init__(self) -> None:
-        self.head = bytearray()
-        self.tail = bytearray()
-        self.total = 0
-
-    def add(self, data: bytes) -> None:
-        self.total += len(data)
-        room = HALF - len(self.head)
-        if room > 0:
-            self.head += data[:room]
-            data = data[room:]
-        if data:
-            self.tail += data[-HALF:]
-            if len(self.tail) > 2 * HALF:
-                del self.tail[:-HALF]
-
-    def ends(self) -> tuple[bytes, bytes]:
-        return bytes(self.head), bytes(self.tail[-HALF:])
-
-
-class Capture:
-    """Both streams of one command, and the file that keeps them in order of arrival."""
-
-    def __init__(self, workspace: str, name: str, limit: int) -> None:
-        self.streams = {"stdout": Stream(), "stderr": Stream()}
-        self._folder = os.path.join(workspace, _FOLDER, "output")
-        self._path = os.path.join(self._folder, name + ".txt")
-        self._left = limit
-        self._fd = -1
-        self._tried = limit == 0
-
-    def add(self, name: str, data: bytes) -> None:
-        before = sum(stream.total for stream in self.streams.values())
-        if not self._tried and before + len(data) > KEEP_OVER:
-            self._open()
-        if self._fd >= 0:
-            self._keep(data)
-        self.streams[name].add(data)
-
-    def close(self) -> str | None:
-        """The path of the kept file, or None when there is none."""
-        if self._fd < 0:
-            return None
-        os.close(self._fd)
-        self._fd = -1
-        return self._path
-
-    def _open(self) -> None:
-        """Begin the file with what was printed so far: little, so it is whole in the heads."""
-        self._tried = True
-        try:
-            _prepare(self._folder)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._fd = os.open(self._path, flags, 0o644)
-        except OSError:
-            # A full or unwritable workspace: the head and tail must do; the result names no file.
-            return
-        for stream in self.streams.values():
-            self._keep(stream.head)
-
-    def _keep(self, data: bytes | bytearray) -> None:
-        piece = data[: self._left]
-        try:
-            written = os.write(self._fd, piece) if piece else 0
-        except OSError:
-            self._left = 0
-            return
-        self._left = self._left - written if written == len(piece) else 0
-
-
-def _prepare(folder: str) -> None:
-    """Make the folder, keep it out of version control, and delete what is old or too much."""
-    os.makedirs(folder, exist_ok=True)
-    ignore = os.path.join(os.path.dirname(folder), ".gitignore")
-    if not os.path.lexists(ignore):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(ignore, flags, 0o644)
-        os.write(fd, b"*\n")
-        os.close(fd)
-    kept = 0
-    oldest = time.time() - KEPT_SECONDS
-    files = []
-    with os.scandir(folder) as entries:
-        # At most 1,000 files: user code may have put anything there.
-        for entry, _ in zip(entries, range(1000)):
-            if entry.is_file(follow_symlinks=False):
-                status = entry.stat(follow_symlinks=False)
-                files.append((status.st_mtime, status.st_size, entry.path))
-    for modified, size, path in sorted(files, reverse=True):
-        kept += size
-        if kept > KEPT_TOTAL or modified < oldest:
-            os.unlink(path)
-
-
 class Command:
-    """One command on its way."""
+    """One command on its way. Who waits for it is in `waits`; it is told when it ends.
+
+    `released`: its call was answered before its end. `told`: so was somebody when it had ended.
+    """
 
     def __init__(
-        self, loop: Loop, pool: Pool, standby: Standby, reply: Reply, args: dict[str, Any]
+        self, loop: Loop, pool: Pool, standby: Standby, table: Table, args: dict[str, Any]
     ) -> None:
         self._loop = loop
         self._pool = pool
         self._standby = standby
-        self._reply = reply
+        self._table = table
         self._args = args
+        self.id = ""
+        self.waits: list[Wait] = []
+        self.text = ""
+        self.released = self.told = self._stopped = self._launched = False
+        self.ended_at = float("inf")
         self._worker: Worker | None = None
         self._main: int | None = None
         self._capture = Capture(args["workspace"], args["name"], args["keep_bytes"])
+        # How much of each stream was told already.
+        self._answered = dict.fromkeys(self._capture.streams, 0)
         self._taps: dict[str, Tap] = {}
-        self._inflow: Inflow | None = None
-        self._keyboard: Keyboard | None = None
+        self.keyboard: Keyboard | None = None
+        self._stdin: int | None = None
         self._deadline: Timer | None = None
-        self._started = 0.0
+        self._started = time.monotonic()
         self._born_since = 0.0
         self._kills_before = 0
-        self._begun = False
+        self._begun = self._out_of_memory = self._is_plain = False
         self._why: str | None = None
         self._status: int | None = None
         self._changed: dict[str, Any] = dict.fromkeys(("changed", "counts"))
         self._made_room = described([])
         self._job: dict[str, Any] = {}
-        self._is_plain = False
         self._given: list[int] = []
         self._tries_left = _TRIES
-        self._live = _LIVE_WINDOW if args.get("live") else 0
+
+    @property
+    def runs(self) -> bool:
+        """It has begun for sure, or has ended."""
+        return self._main is not None or self.has_ended
+
+    @property
+    def has_ended(self) -> bool:
+        return self._status is not None
 
     def start(self, code: bytes | None, stdin: bytes, *, more: bool) -> None:
-        """Hand the job to a worker; OpError if it cannot be started."""
-        self._started = time.monotonic()
+        """Hand the job to a worker; OpError if it cannot be started.
+
+        With `more`, as soon as the rest of its input is there.
+        """
         self._born_since = processes.now_ticks()
         self._kills_before = self._pool.memory.kills()
         self._job = self._describe()
-        self._deadline = self._loop.later(self._args["timeout_s"], lambda: self._kill("timeout"))
+        self.id = self._table.enter(self)
+        shown = " ".join(self._job["argv"]) if code is None else code.decode("utf-8", "replace")
+        self.text = " ".join(shown.split())[:_SHOWN_CHARS]
+        limit_s = self._args["timeout_s"]
+        if limit_s is not None:
+            self._deadline = self._loop.later(limit_s, lambda: self.kill("timeout"))
         self._is_plain = self._args.get("language") == "bash" and not (
             stdin or more or self._args.get("tty")
         )
-        ready = self._is_plain and self._standby.start(self._job, code or b"", self._hear)
+        ready = None
+        if self._is_plain and self._pool.has_room(self._note_ending):
+            ready = self._standby.start(self._job, code or b"", self._hear)
         if ready:
-            self._worker, self._born_since = ready.worker, ready.born
+            self._worker, self._born_since, self._launched = ready.worker, ready.born, True
             # Until it has begun, another bash may have to be started on the same streams.
             self._given = ready.theirs
             self._listen(*ready.ours)
             return
-        self._given = self._open_streams(stdin, more=more)
+        self._open_streams()
         if code is not None:
             self._give_code(code)
+        if more or stdin:
+            self._stdin = _kept(stdin)
+            self.feed(b"", more=more)
+        else:
+            self._launch()
+
+    def feed(self, data: bytes, *, more: bool) -> None:
+        """More of its input; it starts when all of it is there, and has it for good."""
+        if self._stdin is None:
+            return
+        if os.fstat(self._stdin).st_size + len(data) > _MOST_STDIN:
+            self._launched = True
+            self._failed("too_large", "more input than 256 MiB: put it into a file, and read that")
+            return
+        os.write(self._stdin, data)
+        if more:
+            return
+        os.lseek(self._stdin, 0, os.SEEK_SET)
+        os.close(self._given[0])
+        self._given[0], self._stdin = _flowing(self._stdin), None
         self._launch()
 
     def _launch(self) -> None:
+        self._launched = True
         if self._why:
             self._ended(signal.SIGKILL)
             return
+        self._pool.free_held()
         if not self._pool.has_room(self._note_ending):
             self._loop.later(_SETTLE_S, self._launch)
             return
@@ -219,8 +168,7 @@ class Command:
             self._failed(exc.code, exc.message)
 
     def _give_code(self, code: bytes) -> None:
-        file = os.memfd_create("code")
-        os.write(file, code)
+        file = _kept(code)
         os.lseek(file, 0, os.SEEK_SET)
         if self._args.get("language") == "javascript":
             os.close(self._given[0])
@@ -240,66 +188,76 @@ class Command:
         gated = language == "bash"
         return {**job, "op": "command", "program": program, "argv": argv, "gated": gated}
 
-    def _open_streams(self, stdin: bytes, *, more: bool) -> list[int]:
+    def _open_streams(self) -> None:
         if self._args.get("tty"):
             from mcp_sandbox.runner.keyboard import Keyboard  # noqa: PLC0415 - for these alone
 
-            self._keyboard = Keyboard(self._loop)
-            self._listen(self._keyboard.master)
-            return self._keyboard.theirs
+            self.keyboard = Keyboard(self._loop)
+            self._listen(self.keyboard.master)
+            self._given = self.keyboard.theirs
+            return
         out_read, out_write = pipe()
         err_read, err_write = pipe()
         self._listen(out_read, err_read)
-        if not stdin and not more:
-            return [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), out_write, err_write]
-        theirs, ours = pipe()
-        self._inflow = Inflow(self._loop, ours, self._reply.credit)
-        self._inflow.add(stdin, more=more)
-        return [theirs, out_write, err_write]
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._given = [nothing, out_write, err_write]
 
-    def type(self, text: bytes, key: str | None, still: Callable[[], None]) -> None:
-        """Type on the terminal of the command; `still` as in Keyboard. OpError without one."""
-        if not self._keyboard:
-            raise OpError("invalid", "it has no terminal: only what exec tty=true started has one")
-        self._keyboard.type(text, key, still)
-        if key == "ctrl-c" and self._main and self._status is None:
-            self._keyboard.interrupt(self._main)
+    def type(self, text: str, key: str | None) -> None:
+        """Type on its terminal; OpError where there is none."""
+        if not self.keyboard or self.has_ended:
+            why = "has ended" if self.keyboard else "has no terminal: start it with exec tty=true"
+            raise OpError("invalid", f"{self.id} {why}")
+        self.keyboard.type(text.encode("utf-8", "replace"), key)
+        if key == "ctrl-c" and self._main:
+            self.keyboard.interrupt(self._main)
 
     def _listen(self, stdout: int, stderr: int | None = None) -> None:
         self._taps["stdout"] = Tap(self._loop, stdout, lambda data: self._take("stdout", data))
         if stderr is not None:
             self._taps["stderr"] = Tap(self._loop, stderr, lambda data: self._take("stderr", data))
 
-    def feed(self, data: bytes, *, more: bool) -> None:
-        if self._inflow:
-            self._inflow.add(data, more=more)
-
-    def credit(self, size: int) -> None:
-        self._live += size
-
     def _take(self, name: str, data: bytes) -> None:
         if data:
             self._capture.add(name, data)
-            if self._keyboard:
-                self._keyboard.shown_at = time.monotonic()
+            if self.keyboard:
+                self.keyboard.shown_at = time.monotonic()
             if len(data) < _LITTLE:
                 # A program that prints line by line would wake us for every line.
                 self._taps[name].pause()
                 self._loop.later(_GATHER_S, self._taps[name].resume)
-            # Live output is a courtesy: without credit it is left out, the result has it all.
-            if self._live >= len(data):
-                self._live -= len(data)
-                self._reply.data(name, data)
+            for wait in [*self.waits]:
+                wait.hear(name, data)
 
-    def cancel(self) -> None:
-        self._kill("cancelled")
+    def held(self) -> list[tuple[str, bytes]]:
+        """What is held of each stream, where something is left out in parts."""
+        streams = self._capture.streams.items()
+        return [(name, part) for name, stream in streams for part in stream.since() if part]
 
-    def _kill(self, why: str) -> None:
+    def kill(self, why: str) -> None:
+        """End it with all that it has started."""
         if self._why is None and self._status is None:
             self._why = why
             target = self._worker or self._main
             if target:
                 self._pool.kill(target)
+            elif not self._launched:
+                self._ended(signal.SIGKILL)
+
+    def stop(self, number: int, grace_s: float) -> None:
+        """Signal its process group, and after `grace_s` kill what is left of its tree."""
+        if self._status is None and self._main and number != signal.SIGKILL:
+            self._stopped = True
+            processes.send(-self._main, number)
+        else:
+            grace_s = 0
+        worker, job = self._worker, self._job
+
+        def kill_rest() -> None:
+            self.kill("stopped")
+            if self._status is not None and worker and worker.lingers and worker.job is job:
+                self._pool.kill(worker)
+
+        self._loop.later(grace_s, kill_rest)
 
     def _hear(self, said: dict[str, Any]) -> None:
         if said["e"] == "begin":
@@ -310,6 +268,8 @@ class Command:
             close(self._given)
             if self._why and self._worker:
                 self._pool.kill(self._worker)
+            for wait in [*self.waits]:
+                wait.look()
         elif said["e"] == "exit":
             self._changed = {name: said[name] for name in self._changed}
             self._ended(said["status"])
@@ -321,9 +281,14 @@ class Command:
     def _failed(self, code: str, message: str) -> None:
         if code == "process_limit" and self._tries_left > 0:
             self._make_room()
-            return
-        self._close()
-        self._reply.fail(code, message)
+        elif self.released:
+            # Who started it has its answer already, and hears of its end as of any other.
+            self._ended(signal.SIGKILL)
+        else:
+            self._close()
+            self._table.leave(self, told=True)
+            for wait in self.waits:
+                wait.fail(code, message)
 
     def _note_ending(self, pids: Collection[int]) -> None:
         known, more = self._made_room, described(pids)
@@ -383,52 +348,130 @@ class Command:
     def _ended(self, status: int) -> None:
         if self._status is not None:
             return
-        self._status = status
-        if self._why == "cancelled" or self._worker is None:
+        self._status, self.ended_at = status, time.monotonic()
+        if self._why == "cancelled" or self._worker is None or self.released:
+            # Of what goes on beside other calls nobody knows which of them changed a file.
             self._changed = dict.fromkeys(self._changed)
         for tap in self._taps.values():
             tap.drain()
-        header, payload = self._result(status)
+        kills = self._pool.memory.kills()
+        self._out_of_memory = status != 0 and self._why is None and kills > self._kills_before
         self._close()
-        self._reply.done(header, payload)
+        self._table.leave(self, told=bool(self.waits))
+        self._answer(self.waits)
+        for stream in self._capture.streams.values():
+            stream.shrink()
         if self._is_plain:
             self._standby.expect(self._job)
         else:
             self._standby.prepare_later()
 
-    def _result(self, status: int) -> tuple[dict[str, Any], bytes]:
-        ends = [part for stream in self._capture.streams.values() for part in stream.ends()]
+    def leave(self, wait: Wait) -> None:
+        """Answer one who waits no longer. When its owner leaves, the command is nobody's."""
+        if self._status is not None:
+            self.told = True
+        elif wait.owns:
+            self.released = True
+            self._capture.keep()
+            self._table.changed()
+        self._answer([wait])
+        self._standby.prepare_later()
+
+    def _answer(self, waits: list[Wait]) -> None:
+        if not waits:
+            return
+        told, whole = self._result(self._answered), self._result(None)
+        self._answered = {name: each.total for name, each in self._capture.streams.items()}
+        for wait in [*waits]:
+            self.waits.remove(wait)
+            # A screen is more than the last of what was sent there.
+            wait.done(*(whole if wait.whole or self.keyboard else told))
+
+    def _result(self, answered: dict[str, int] | None) -> tuple[dict[str, Any], bytes]:
+        streams = self._capture.streams
+        starts = answered or dict.fromkeys(streams, 0)
+        ends = [part for name, each in streams.items() for part in each.since(starts[name])]
         result = {
-            "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
-            "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
-            "why": self._why,
-            "out_of_memory": status != 0
-            and self._why is None
-            and self._pool.memory.kills() > self._kills_before,
-            "duration_ms": round((time.monotonic() - self._started) * 1000),
+            **self.row(),
+            "process": self.id if self.released else None,
+            "duration_ms": round((min(self.ended_at, time.monotonic()) - self._started) * 1000),
+            "left_s": self._left_s(),
             "sizes": [len(part) for part in ends],
-            "totals": [stream.total for stream in self._capture.streams.values()],
-            "output_file": self._capture.close(),
+            "starts": [starts[name] for name in streams],
+            "totals": [stream.total for stream in streams.values()],
+            "output_file": self._capture.file,
             "made_room": self._made_room,
             **self._changed,
         }
         return result, b"".join(ends)
+
+    def _left_s(self) -> int | None:
+        if self.has_ended or self._deadline is None:
+            return None
+        return max(0, round(self._deadline.when - time.monotonic()))
+
+    def row(self) -> dict[str, Any]:
+        """What is told of it in a list."""
+        status = -1 if self._status is None else self._status
+        exited, killed = (status >= 0 and how(status) for how in (os.WIFEXITED, os.WIFSIGNALED))
+        return {
+            "id": self.id,
+            "command": self.text,
+            "running": not self.has_ended,
+            "seconds": round(min(self.ended_at, time.monotonic()) - self._started, 1),
+            "exit_code": os.WEXITSTATUS(status) if exited else None,
+            "signal": os.WTERMSIG(status) if killed else None,
+            "why": self._why or ("stopped" if self._stopped else None),
+            "out_of_memory": self._out_of_memory,
+            "of": "terminal" if self.keyboard else "",
+        }
+
+    def root(self) -> int | None:
+        """The process with all that it has started below it."""
+        return self._main
 
     def _close(self) -> None:
         """Let go of everything; what still runs in the background writes to nobody."""
         if self._args.get("language") == "python":
             remove_code(self._args["name"])
         close(self._given)
+        if self._stdin is not None:
+            os.close(self._stdin)
+            self._stdin = None
         if self._deadline:
             self._deadline.cancel()
-        if self._inflow:
-            self._inflow.close()
-        if self._keyboard:
-            self._keyboard.close()
+        if self.keyboard:
+            self.keyboard.close()
         for tap in self._taps.values():
             tap.discard() if self._worker else tap.close()
+        self._capture.close()
         if self._worker:
             self._worker.listener = None
+
+
+def _kept(data: bytes) -> int:
+    """A file without a name that holds this."""
+    file = os.memfd_create("given", os.MFD_CLOEXEC)
+    os.write(file, data)
+    return file
+
+
+def _flowing(file: int) -> int:
+    """A pipe that holds what is in the file, or the file itself where that is too much."""
+    theirs, ours = pipe()
+    widen(ours)
+    os.set_blocking(ours, False)
+    size, sent = os.fstat(file).st_size, 0
+    try:
+        sent = os.sendfile(ours, file, 0, size) if size <= WINDOW else 0
+    except OSError:
+        sent = -1
+    os.close(ours)
+    if sent == size:
+        os.close(file)
+        return theirs
+    os.close(theirs)
+    return file
 
 
 class Operation:

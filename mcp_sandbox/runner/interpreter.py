@@ -34,6 +34,7 @@ class Worker:
         self.main: int | None = None
         # Its command has ended and left something running.
         self.lingers = False
+        self.job: dict[str, Any] | None = None
 
     def wake(self) -> None:
         """User code may have stopped it."""
@@ -42,6 +43,7 @@ class Worker:
 
     def give(self, job: dict[str, Any], fds: list[int]) -> None:
         send(self.control, job, fds)
+        self.job = job
 
 
 def is_pid(value: object) -> bool:

@@ -42,17 +42,23 @@ class Keyboard:
         self._keys = Inflow(loop, os.dup(self.master), lambda _size: None)
         self.close = self._keys.close
 
-    def type(self, text: bytes, key: str | None, still: Callable[[], None]) -> None:
-        """Type a text, then a key. `still` is called when the screen has not changed for 0.3 s.
-
-        At the latest it is called after 5 s. OpError: the program does not read.
-        """
+    def type(self, text: bytes, key: str | None) -> None:
+        """Type a text, then a key; OpError: the program does not read."""
         if len(self._keys.waiting) > _MOST_WAITING:
             raise OpError("busy", "the program does not read what is typed")
         keys = text.replace(b"\r\n", b"\r").replace(b"\n", b"\r") + (KEYS[key] if key else b"")
         self._keys.add(keys, more=True)
         self.shown_at = time.monotonic()
-        self._look(self.shown_at + _MOST_S, still)
+
+    def when_still(self, still: Callable[[], object], until: float = 0.0) -> None:
+        """Call this when the screen has not changed for 0.3 s, at the latest after 5 s."""
+        now = time.monotonic()
+        until = until or now + _MOST_S
+        left = min(self.shown_at + _STILL_S, until) - now
+        if left > 0:
+            self._loop.later(left, lambda: self.when_still(still, until))
+        else:
+            still()
 
     def interrupt(self, main: int) -> None:
         """Do what ctrl-c does where the kernel does not: gVisor's knows no foreground."""
@@ -64,10 +70,3 @@ class Keyboard:
             if termios.tcgetattr(self.master)[3] & termios.ISIG:
                 for pid in (main, *processes.below([main], processes.parents())):
                     processes.send(pid, signal.SIGINT)
-
-    def _look(self, until: float, still: Callable[[], None]) -> None:
-        left = min(self.shown_at + _STILL_S, until) - time.monotonic()
-        if left > 0:
-            self._loop.later(left, lambda: self._look(until, still))
-        else:
-            still()

@@ -35,7 +35,7 @@ _TIDY_S = 0.005
 _SOON_S = 0.02
 # cgroup v2 and v1, as a container with a private cgroup namespace sees its own group.
 _FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
-_MOST_NAMED = 20
+MOST_NAMED = 20
 _MOST_COMMAND = 120
 # So many processes and threads a call may count on; a share where the limit is low.
 _FREE = 64
@@ -72,11 +72,6 @@ class Pool:
     def quiet(self) -> bool:
         """Nothing of the user runs, not even in the background."""
         return not self._busy and not self._adopted
-
-    @property
-    def deserted(self) -> bool:
-        """No code of the user can be alive: it is quiet, and what was killed left nothing."""
-        return self.quiet and not self._tidying.planned
 
     def background(self) -> set[int]:
         """What runs on though its command has ended."""
@@ -440,7 +435,7 @@ def _open(path: str) -> int | None:
 def described(pids: Iterable[int]) -> dict[str, Any]:
     """The first of these processes by name, and how many there are."""
     found = sorted(pids)
-    named = [{"pid": pid, "command": _command(pid)} for pid in found[:_MOST_NAMED]]
+    named = [{"pid": pid, "command": _command(pid)} for pid in found[:MOST_NAMED]]
     return {"background": named, "background_total": len(found)}
 
 

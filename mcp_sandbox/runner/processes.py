@@ -180,6 +180,15 @@ def below(roots: Iterable[int], tree: dict[int, int], spared: Collection[int] = 
     return found
 
 
+def memory(pid: int) -> int:
+    """How many bytes of memory a process holds; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
 def send(pid: int, number: int) -> None:
     """Signal a process; one that is gone already is fine."""
     try:

@@ -10,12 +10,14 @@ Host to runner, by "t":
     data {id, more}             further body bytes, within the credit the runner gave
     credit {id, n}              the host took n bytes of this call's data
     cancel {id}                 stop it and everything it started; it still answers
+    release {id}                answer now; what it started goes on
 Runner to host:
     data {id, s}                "body": reliable, within credit; "stdout"/"stderr": live, may skip
     credit {id, n}              the runner took n bytes of this call's body
     done {id, result}           payload: captured output
     fail {id, code, message}
     background {background, background_total}   unasked, when what commands left running changes
+    ended {processes}           unasked: ends of processes that nobody waited for
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-VERSION = "2"
+VERSION = "3"
 UNWATCHED = {"GIT_EDITOR": "true", "NO_COLOR": "1", "PAGER": "cat", "TERM": "dumb"}
 """Variables of commands, which no person watches; what runs on a terminal goes without them."""
 COLUMNS, ROWS = 100, 30

@@ -10,15 +10,19 @@ from mcp_sandbox.runner import processes, protocol
 from mcp_sandbox.runner.command import Command, Operation
 from mcp_sandbox.runner.loop import READ, WRITE, Loop
 from mcp_sandbox.runner.native import Socket, accept, signal
-from mcp_sandbox.runner.pool import Pool, described
+from mcp_sandbox.runner.pool import MOST_NAMED, Pool, described
 from mcp_sandbox.runner.protocol import OpError, ProtocolError
 from mcp_sandbox.runner.standby import Standby
+from mcp_sandbox.runner.table import Table
+from mcp_sandbox.runner.waits import Wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from mcp_sandbox.runner.loop import Timer
+
+    Call = Operation | Wait
 
 _MOST_CONNECTIONS = 32
 _MOST_UNPROVED = 16
@@ -49,8 +53,9 @@ class Server:
         self._env = env
         self._pool = Pool(self.loop, env, int(settings.get("PIDS", "0")))
         self._pool.on_quiet = self._consider_idle
-        self._standby = Standby(self.loop, self._pool)
+        self._standby = Standby(self.loop, self._pool, self._under_way)
         self._pool.on_background = self._tell_background
+        self._table = Table(self._tell_background, self._tell_end)
         self._told: dict[str, Any] = described([])
         self._used_at = time.monotonic()
         self._retiring: Connection | None = None
@@ -115,11 +120,31 @@ class Server:
 
     def _tell_background(self) -> None:
         """Let everybody know what commands have left running, when that has changed."""
-        told = described(self._pool.background())
+        told = self._in_background()
         if told != self._told:
             self._told = told
-            for connection in [each for each in self._connections if each.proved]:
-                connection.send({"t": "background", **told})
+            self._tell_all({"t": "background", **told})
+
+    def _tell_end(self, row: dict[str, Any]) -> None:
+        """Let everybody know what has ended that nobody waited for."""
+        self._tell_all({"t": "ended", "processes": [row]})
+
+    def _tell_all(self, header: dict[str, Any]) -> None:
+        for connection in [each for each in self._connections if each.proved]:
+            connection.send(header)
+
+    def _in_background(self) -> dict[str, Any]:
+        """What runs on: first what was started by id, then what is left of other commands."""
+        started = [
+            {"pid": each.root() or 0, "command": each.text, "id": each.id}
+            for each in self._table.in_background()
+        ]
+        others = described(self._pool.background())
+        named = [*started, *others["background"]][:MOST_NAMED]
+        return {"background": named, "background_total": len(started) + others["background_total"]}
+
+    def _under_way(self) -> int:
+        return sum(len(each.calls) for each in self._connections)
 
     def _consider_idle(self) -> None:
         """Start the idle time when nobody who may is connected and nothing runs; else stop it."""
@@ -133,7 +158,7 @@ class Server:
 
     def _stop_if_idle(self) -> None:
         self._idle = None
-        if self._pool.background():
+        if self._in_background()["background_total"]:
             self._consider_idle()
         else:
             self.stop()
@@ -146,23 +171,35 @@ class Server:
             "workspace_inode": workspace.st_ino,
             "workspace_changed_ns": workspace.st_ctime_ns,
             "project": _identity(_PROJECT),
+            "ended": self._table.untold(),
             **self._told,
         }
 
     def open_call(
         self, connection: Connection, reply: Reply, op: str, args: dict[str, Any]
-    ) -> Operation | Command | None:
+    ) -> Call | None:
         """The call, not yet started, or OpError; None when it has been answered already."""
         if not isinstance(args, dict):
             raise ProtocolError("arguments are not an object")
         if self._retiring:
             raise OpError("retired", "the sandbox is about to end")
         if op == "run":
-            return Command(self.loop, self._pool, self._standby, reply, self._complete(args))
-        if op not in ("ping", "status", "retire"):
+            args = self._complete(args)
+            command = Command(self.loop, self._pool, self._standby, self._table, args)
+            return Wait(reply, command, args, owns=True)
+        if op in ("wait", "stop", "type"):
+            found = self._table.find(args.get("process"))
+            if op == "type":
+                found.type(args["text"], args["key"])
+            return Wait(reply, found, args)
+        if op not in ("ping", "status", "retire", "processes", "told"):
             return Operation(self.loop, self._pool, reply)
-        answer = self._status() if op == "status" else {}
-        if op == "retire":
+        answer: dict[str, Any] = self._status() if op == "status" else {}
+        if op == "processes":
+            answer = {"processes": self._table.rows()}
+        elif op == "told":
+            self._table.tell(args["processes"])
+        elif op == "retire":
             why = self._retire(connection, background_too=bool(args.get("background_too")))
             connection.leaving = why == "users" and bool(args.get("leaving"))
             answer = {"why": why}
@@ -173,12 +210,12 @@ class Server:
         return [each for each in self._connections if each.proved and not each.leaving]
 
     def _status(self) -> dict[str, Any]:
-        calls = sum(len(each.calls) for each in self._connections)
+        calls = self._under_way()
         return {
             "connections": len(self._users()),
             "calls": calls,
             "idle_s": 0.0 if calls else time.monotonic() - self._used_at,
-            **described(self._pool.background()),
+            **self._in_background(),
         }
 
     def _retire(self, asking: Connection, *, background_too: bool) -> str:
@@ -191,7 +228,7 @@ class Server:
             return "users"
         if any(each.calls for each in self._connections):
             return "calls"
-        if not background_too and self._pool.background():
+        if not background_too and self._in_background()["background_total"]:
             return "background"
         self._retiring = asking
         self.loop.unwatch(self._listener.fileno())
@@ -202,7 +239,7 @@ class Server:
     def _complete(self, args: dict[str, Any]) -> dict[str, Any]:
         self._count += 1
         return {
-            "timeout_s": 120.0,
+            "timeout_s": None,
             "keep_bytes": 64 * 1024 * 1024,
             "grow": True,
             **args,
@@ -212,20 +249,27 @@ class Server:
             "name": f"{os.getpid():x}{self._count:x}-{os.urandom(3).hex()}",
         }
 
-    def start(
-        self, call: Operation | Command, header: dict[str, Any], body: bytes, *, more: bool
-    ) -> None:
+    def start(self, call: Call, header: dict[str, Any], body: bytes, *, more: bool) -> None:
         """Give the call its body: for a command its code, then its stdin. May raise OpError."""
         if isinstance(call, Operation):
             op, args = header["op"], header["args"]
             args = self._complete(args) if op == "terminal" else args
             call.start(op, args, body, more=more)
             return
-        size = header["args"].get("code_bytes")
-        if size is None:
-            call.start(None, body, more=more)
+        op, args = header["op"], header["args"]
+        size, command = args.get("code_bytes"), call.command
+        if more:
+            call.took(len(body))
+        if op != "run":
+            if op == "stop":
+                command.stop(int(args["signal"]), float(args["grace_s"]))
+            elif command.keyboard and op == "type":
+                command.keyboard.when_still(call.release)
+            call.begin()
+        elif size is None:
+            command.start(None, body, more=more)
         elif isinstance(size, int) and 0 <= size <= len(body):
-            call.start(body[:size], body[size:], more=more)
+            command.start(body[:size], body[size:], more=more)
         else:
             raise OpError("invalid", "the code is larger than one frame")
 
@@ -245,6 +289,10 @@ class Reply:
     def __init__(self, connection: Connection, number: int) -> None:
         self._connection: Connection | None = connection
         self._number = number
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
 
     def data(self, name: str, data: bytes) -> None:
         if self._connection:
@@ -278,7 +326,7 @@ class Connection:
         self._decoder = protocol.Decoder()
         self._seal: protocol.Seal | None = None
         self._nonce = os.urandom(protocol.NONCE_BYTES)
-        self.calls: dict[int, Operation | Command] = {}
+        self.calls: dict[int, Call] = {}
         self._owed: dict[int, int] = {}
         self.proved = False
         # It will hang up soon, and does not count any more.
@@ -364,9 +412,7 @@ class Connection:
         except OpError as exc:
             reply.fail(exc.code, exc.message)
 
-    def _go_on(
-        self, call: Operation | Command, number: int, header: dict[str, Any], payload: bytes
-    ) -> None:
+    def _go_on(self, call: Call, number: int, header: dict[str, Any], payload: bytes) -> None:
         if header["t"] == "data":
             self._owed[number] += len(payload)
             if self._owed[number] > protocol.WINDOW + protocol.MAX_PAYLOAD:
@@ -376,6 +422,8 @@ class Connection:
             call.credit(int(header["n"]))
         elif header["t"] == "cancel":
             call.cancel()
+        elif header["t"] == "release" and isinstance(call, Wait):
+            call.release()
 
     def send(self, header: dict[str, Any], payload: bytes = b"") -> None:
         if self._sock.fileno() < 0:

@@ -3,8 +3,8 @@
 It is in the workspace and has the environment of the last command; one that needs others is
 started as usual. A worker holds it, as it holds every command, so it ends as they do.
 
-The kernel lets code of the same user change the memory of a bash. So it waits only while no code
-runs, and is ended before other code starts.
+It waits only while no call is under way, and is ended before other code starts. What goes on in the
+background may change its memory, as that of every command of the same user: it is the chat's own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mcp_sandbox.runner.protocol import OpError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from mcp_sandbox.runner.interpreter import Listener, Worker
@@ -69,8 +70,10 @@ class Ready:
 class Standby:
     """The bash that waits, if there is one."""
 
-    def __init__(self, loop: Loop, pool: Pool) -> None:
+    def __init__(self, loop: Loop, pool: Pool, under_way: Callable[[], int]) -> None:
+        """`under_way`: how many calls are."""
         self._pool = pool
+        self._under_way = under_way
         self._ready: Ready | None = None
         self._job: dict[str, Any] = {}
         # Who waits for the result of the last command comes first.
@@ -107,7 +110,7 @@ class Standby:
         return None
 
     def _prepare(self) -> None:
-        if not self._pool.deserted or (self._ready and self._pool.held is self._ready.worker):
+        if self._under_way() or (self._ready and self._pool.held is self._ready.worker):
             return
         if self._ready:
             self._ready.close()

@@ -1,13 +1,14 @@
 """The calls under way on a channel, and what the frames of a runner make of them."""
 
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+import signal
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
 
 from mcp_sandbox import errors
-from mcp_sandbox.models import Background, BackgroundProcess
+from mcp_sandbox.models import Background, BackgroundProcess, ProcessRow
 from mcp_sandbox.runner import protocol
 
 JsonObject = dict[str, Any]
@@ -97,9 +98,43 @@ def background_of(said: JsonObject) -> Background:
     """What the runner says of processes in the background, bounded."""
     named = said["background"][:_MOST_NAMED]
     return Background(
-        tuple(BackgroundProcess(int(one["pid"]), str(one["command"])[:200]) for one in named),
+        tuple(
+            BackgroundProcess(int(one["pid"]), str(one["command"])[:200], str(one.get("id", "")))
+            for one in named
+        ),
         int(said["background_total"]),
     )
+
+
+def row_of(said: Mapping[str, object]) -> ProcessRow:
+    """A process as a list shows it; TypeError and its like if that is no such thing."""
+    number = small(said["signal"])
+    return ProcessRow(
+        id=str(said["id"])[:40],
+        command=str(said["command"])[:80],
+        running=bool(said["running"]),
+        seconds=float(str(said["seconds"])),
+        exit_code=small(said["exit_code"]),
+        signal=None if number is None else _signal_name(number),
+        why=str(said["why"] or "")[:20],
+        out_of_memory=bool(said["out_of_memory"]),
+        memory_bytes=int(str(said.get("memory", 0))),
+        of=str(said.get("of", ""))[:60],
+    )
+
+
+def small(value: object) -> int | None:
+    """An exit code or signal, or None."""
+    if value is None or (isinstance(value, int) and 0 <= value <= 255):
+        return value
+    raise TypeError("no exit code")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 async def pieces(body: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes]:

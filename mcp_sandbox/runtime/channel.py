@@ -13,9 +13,9 @@ import anyio
 from anyio.abc import ByteStream, TaskGroup
 
 from mcp_sandbox import errors
-from mcp_sandbox.models import Background, FolderIdentity, RunnerHello
+from mcp_sandbox.models import Background, FolderIdentity, ProcessRow, RunnerHello
 from mcp_sandbox.runner import protocol
-from mcp_sandbox.runtime.calls import Call, JsonObject, Reply, Sink, background_of, pieces
+from mcp_sandbox.runtime.calls import Call, JsonObject, Reply, Sink, background_of, pieces, row_of
 from mcp_sandbox.telemetry.calls import span
 
 HANDSHAKE_S = 10.0
@@ -26,6 +26,7 @@ CANCEL_S = 8.0
 # A runner answers whatever its calls do: one that is silent so long is asked, and then given up.
 SILENT_S = 10.0
 ASKED_S = 15.0
+_MOST_ENDED = 32
 
 
 class Channel:
@@ -34,6 +35,8 @@ class Channel:
     def __init__(self, stream: ByteStream, token: bytes) -> None:
         self.hello = RunnerHello("", 0, 0)
         self.background = Background()
+        # The ends of processes that nobody was told of, by their ids.
+        self.ended: dict[str, ProcessRow] = {}
         # It ended because the runner does not answer any more.
         self.silent = False
         self._stream = stream
@@ -75,7 +78,7 @@ class Channel:
         """Hang up; calls under way are lost, and the runner ends what they started."""
         await self._break("the connection was closed")
 
-    async def call(
+    async def call(  # noqa: PLR0913 - a call's four ways to go on
         self,
         op: str,
         args: JsonObject,
@@ -84,11 +87,13 @@ class Channel:
         timeout_s: float = 60.0,
         sink: Sink | None = None,
         stop: anyio.CancelScope | None = None,
+        leave: anyio.CancelScope | None = None,
     ) -> Reply:
         """Send one call and wait for its end. It is never sent twice.
 
         `sink` gets (name, bytes) pieces as they come, which are then not collected. Cancelling
-        `stop` stops what the call started, and it answers all the same.
+        `stop` stops what the call started, and it answers all the same; cancelling `leave` has it
+        answered, and what it started goes on.
 
         Raises:
             CallerError: the runner says why it could not be done.
@@ -102,8 +107,16 @@ class Channel:
         self._busy.set()
         try:
             with span(f"runtime {op}"), anyio.fail_after(timeout_s):
+                header = {"t": "call", "id": number, "op": op, "args": args}
                 with stop or anyio.CancelScope():
-                    return await self._converse(number, call, {"op": op, "args": args}, body)
+                    if leave is None:
+                        return await self._converse(number, call, header, body)
+                    # What it is given it is given whole, whoever waits.
+                    await self._begin(number, call, header, body)
+                    with leave:
+                        return await self._result(number, call)
+                    await self._send({"t": "release", "id": number}, b"")
+                    return await self._result(number, call)
                 await self._cancel(number, call)
                 return await self._result(number, call)
         except errors.TooLarge:
@@ -119,15 +132,14 @@ class Channel:
             self._calls.pop(number, None)
 
     async def _converse(
-        self, number: int, call: Call, request: JsonObject, body: bytes | AsyncIterable[bytes]
+        self, number: int, call: Call, header: JsonObject, body: bytes | AsyncIterable[bytes]
     ) -> Reply:
-        header = {"t": "call", "id": number, **request}
         if isinstance(body, bytes) and len(body) <= protocol.WINDOW:
-            await self._send(header, body)
+            await self._begin(number, call, header, body)
             return await self._result(number, call)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._send_body, number, call, header, body)
+                tasks.start_soon(self._begin, number, call, header, body)
                 reply = await self._result(number, call)
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
@@ -135,13 +147,18 @@ class Channel:
             raise group.exceptions[0] from None
         return reply
 
-    async def _send_body(
+    async def _begin(
         self, number: int, call: Call, header: JsonObject, body: bytes | AsyncIterable[bytes]
     ) -> None:
         """The body in frames, as fast as it is taken. A command's code is whole in the first."""
+        if isinstance(body, bytes) and len(body) <= protocol.WINDOW:
+            await self._send(header, body)
+            return
         async for piece in pieces(body):
-            while call.credit < len(piece):
+            while call.credit < len(piece) and not call.ended:
                 await call.event.wait()
+            if call.ended:
+                return
             call.credit -= len(piece)
             await self._send({**header, "more": True}, piece)
             header = {"t": "data", "id": number}
@@ -231,6 +248,14 @@ class Channel:
             project=None if project is None else FolderIdentity(*map(int, project)),
         )
         self.background = background_of(welcome)
+        self._note_ended({"processes": welcome["ended"]})
+
+    def _note_ended(self, said: JsonObject) -> None:
+        for each in said["processes"][:_MOST_ENDED]:
+            row = row_of(each)
+            self.ended[row.id] = row
+        while len(self.ended) > _MOST_ENDED:
+            del self.ended[next(iter(self.ended))]
 
     async def _watch(self) -> None:
         """Ask a runner that says nothing during a call whether it still lives."""
@@ -274,5 +299,7 @@ class Channel:
                 raise protocol.ProtocolError(str(header["message"])[:500])
             if header["t"] == "background":
                 self.background = background_of(header)
+            if header["t"] == "ended":
+                self._note_ended(header)
             return
         call.take(header, payload)

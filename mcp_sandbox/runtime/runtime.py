@@ -1,17 +1,16 @@
 """Typed calls to one runner: code, commands and shells here, file operations in `files`."""
 
-import signal
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
-from io import BytesIO
 from typing import Literal, cast, get_args
 
 from anyio import CancelScope
 
-from mcp_sandbox.errors import InvalidArgument, SandboxGone
+from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import Background, ExecResult, Language, RunnerStatus, TerminalEnd
-from mcp_sandbox.runtime.calls import JsonObject, Reply, background_of
+from mcp_sandbox.runtime.calls import JsonObject, background_of, small
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.files import Files
+from mcp_sandbox.runtime.processes import LATE_S, MALFORMED, Processes, nonsense, result_of
 from mcp_sandbox.telemetry.calls import ended_span
 
 # Why a sandbox does not retire: other servers, calls, or what runs in the background; or it does.
@@ -19,13 +18,8 @@ Refusal = Literal["users", "calls", "background", ""]
 OnOutput = Callable[[str, bytes], Awaitable[None]]
 Show = Callable[[bytes], Awaitable[None]]
 
-# The runner enforces the time limit; one that is this late is taken for dead.
-_LATE_S = 5.0
 # Who does not answer this is ended with all that runs in it: so a slow machine gets its time.
 _RETIRE_S = 12.0
-_MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
-_COUNTED = ("created", "changed", "deleted")
-_WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
 
 
 class Runtime:
@@ -36,7 +30,7 @@ class Runtime:
     """
 
     def __init__(self, channel: Channel, *, keep_bytes: int, may_grow: bool = True) -> None:
-        self.files = Files(channel)
+        self.files, self.processes = Files(channel), Processes(channel)
         self.hello = channel.hello
         self.aclose, self.wait_broken = channel.aclose, channel.wait_broken
         self._channel = channel
@@ -66,14 +60,14 @@ class Runtime:
         """What commands have left running, as the runner last said; it tells every change."""
         return self._channel.background
 
-    async def status(self, *, timeout_s: float = _LATE_S) -> RunnerStatus:
+    async def status(self, *, timeout_s: float = LATE_S) -> RunnerStatus:
         """Who and what uses the sandbox now."""
         said = (await self._channel.call("status", {}, timeout_s=timeout_s)).result
         try:
             connections, calls = int(said["connections"]), int(said["calls"])
             return RunnerStatus(connections, calls, background_of(said), float(said["idle_s"]))
-        except _MALFORMED as exc:
-            raise await self._nonsense(exc) from exc
+        except MALFORMED as exc:
+            raise await nonsense(self._channel, exc) from exc
 
     async def retire(self, *, background_too: bool, leaving: bool = False) -> Refusal:
         """End the sandbox unless somebody else uses it; why not, or "" when it ends.
@@ -84,7 +78,7 @@ class Runtime:
         args = {"background_too": background_too, "leaving": leaving}
         said = (await self._channel.call("retire", args, timeout_s=_RETIRE_S)).result
         if said.get("why") not in get_args(Refusal):
-            raise await self._nonsense(ValueError("why it does not end"))
+            raise await nonsense(self._channel, ValueError("why it does not end"))
         return cast("Refusal", said["why"])
 
     async def run_code(
@@ -93,32 +87,37 @@ class Runtime:
         language: Language,
         *,
         env: Mapping[str, str] | None = None,
-        timeout_s: float,
+        timeout_s: float | None = None,
         on_output: OnOutput | None = None,
+        leave: CancelScope | None = None,
     ) -> ExecResult:
-        """Run code in a fresh process of its language; `on_output` as in `exec`.
+        """Run code in a fresh process of its language; the rest as in `exec`.
 
         Raises:
             Unsupported: the language is not installed in this sandbox.
         """
         args: JsonObject = {"language": language, "timeout_s": timeout_s}
-        return await self._run(args, code.encode(), env=env, on_output=on_output)
+        return await self._run(args, code.encode(), env=env, on_output=on_output, leave=leave)
 
-    async def exec(  # noqa: PLR0913 - one way to run a command, with all that it may be given
+    async def exec(  # noqa: PLR0913 - what a command can be given
         self,
         command: str | Sequence[str],
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
-        timeout_s: float = 120.0,
+        timeout_s: float | None = None,
+        until: str | None = None,
         tty: bool = False,
         on_output: OnOutput | None = None,
+        leave: CancelScope | None = None,
     ) -> ExecResult:
         """Run a bash command line, or a program with its arguments without any shell.
 
-        With `tty` it runs on a terminal, and what that is sent is its stdout. `on_output` gets
-        ("stdout" | "stderr", bytes) live, with gaps when it is slow.
+        After `timeout_s` it is killed. When `leave` is cancelled, or `until` is in its output, the
+        call is answered and the command goes on. `on_output` gets ("stdout" | "stderr", bytes)
+        live, with gaps when it is slow. With `tty` it runs on a terminal, and what
+        that is sent is its stdout.
 
         Raises:
             NotFound: `cwd` cannot be used.
@@ -126,7 +125,7 @@ class Runtime:
         """
         if tty and stdin:
             raise InvalidArgument("a terminal takes no stdin: leave stdin out, or tty")
-        args: JsonObject = {"timeout_s": timeout_s, "tty": tty}
+        args: JsonObject = {"timeout_s": timeout_s, "until": until, "tty": tty}
         if cwd:
             args["cwd"] = cwd
         code = None
@@ -134,7 +133,7 @@ class Runtime:
             args["language"], code = "bash", command.encode()
         else:
             args["argv"] = list(command)
-        return await self._run(args, code, stdin, env=env, on_output=on_output)
+        return await self._run(args, code, stdin, env=env, on_output=on_output, leave=leave)
 
     async def terminal(
         self, frames: AsyncIterable[bytes], show: Show, *, args: Mapping[str, object]
@@ -151,9 +150,9 @@ class Runtime:
             "terminal", told, body=frames, timeout_s=float("inf"), sink=lambda _, data: show(data)
         )
         try:
-            code, number = (_small(reply.result[name]) for name in ("exit_code", "signal"))
-        except _MALFORMED as exc:
-            raise await self._nonsense(exc) from exc
+            code, number = (small(reply.result[name]) for name in ("exit_code", "signal"))
+        except MALFORMED as exc:
+            raise await nonsense(self._channel, exc) from exc
         return TerminalEnd(exit_code=code, signal=number)
 
     async def _run(
@@ -164,7 +163,9 @@ class Runtime:
         *,
         env: Mapping[str, str] | None,
         on_output: OnOutput | None,
+        leave: CancelScope | None,
     ) -> ExecResult:
+        limit_s = args["timeout_s"]
         args |= {"keep_bytes": self._keep_bytes, "grow": self._may_grow, "live": bool(on_output)}
         if env:
             args["env"] = dict(env)
@@ -174,64 +175,14 @@ class Runtime:
             "run",
             args,
             body=(code or b"") + stdin,
-            timeout_s=args["timeout_s"] + _LATE_S,
+            timeout_s=float("inf") if limit_s is None else limit_s + LATE_S,
             sink=on_output,
             stop=self._stop,
+            leave=leave,
         )
         try:
-            result = _result(reply)
-        except _MALFORMED as exc:
-            raise await self._nonsense(exc) from exc
+            result = result_of(reply)
+        except MALFORMED as exc:
+            raise await nonsense(self._channel, exc) from exc
         ended_span("runner run", result.duration_ms)
         return result
-
-    async def _nonsense(self, exc: Exception) -> SandboxGone:
-        """No runner of ours says such a thing: nothing of it is believed any more."""
-        await self._channel.aclose()
-        return SandboxGone(f"the sandbox sent a result that makes no sense: {exc}")
-
-
-def _small(value: object) -> int | None:
-    if value is None or (isinstance(value, int) and 0 <= value <= 255):
-        return value
-    raise TypeError("no exit code")
-
-
-def _result(reply: Reply) -> ExecResult:
-    said, body = reply.result, BytesIO(reply.body)
-    out_head, out_tail, err_head, err_tail = (body.read(int(size)) for size in said["sizes"])
-    out_total, err_total = (int(total) for total in said["totals"])
-    number, counts, changed = said["signal"], said.get("counts"), said["changed"]
-    return ExecResult(
-        stdout=_text(out_head, out_tail, out_total),
-        stderr=_text(err_head, err_tail, err_total),
-        exit_code=None if said["exit_code"] is None else int(said["exit_code"]),
-        signal=None if number is None else _signal_name(int(number)),
-        duration_ms=int(said["duration_ms"]),
-        timed_out=said["why"] == "timeout",
-        out_of_memory=bool(said["out_of_memory"]),
-        killed_because=_WHY.get(str(said["why"])),
-        truncated=len(reply.body) < out_total + err_total,
-        stdout_bytes=out_total,
-        stderr_bytes=err_total,
-        output_file=None if said["output_file"] is None else str(said["output_file"]),
-        changed_files=None if changed is None else tuple(str(name) for name in changed[:20]),
-        file_counts=counts and dict(zip(_COUNTED, map(int, counts), strict=True)),
-        made_room=background_of(said["made_room"]) if "made_room" in said else Background(),
-    )
-
-
-def _text(head: bytes, tail: bytes, total: int) -> str:
-    """Whole output, or both ends with a line between them that says how much is left out."""
-    missing = total - len(head) - len(tail)
-    if missing <= 0:
-        return (head + tail).decode("utf-8", "replace")
-    start, end = head.decode("utf-8", "replace"), tail.decode("utf-8", "replace")
-    return f"{start}\n[... {missing:,} bytes left out ...]\n{end}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

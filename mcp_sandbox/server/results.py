@@ -10,8 +10,9 @@ import re
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Iterable
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from shlex import quote
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from mcp_sandbox.models import (
     GrepResult,
     Listing,
     MoveResult,
+    ProcessRow,
     WriteResult,
 )
 from mcp_sandbox.runner.files.reading import MAX_IMAGE, image_type
@@ -46,6 +48,7 @@ from mcp_sandbox.server.text import (
     show_name,
     without_internals,
 )
+from mcp_sandbox.sessions.news import how_it_is
 from mcp_sandbox.sessions.session import SandboxReport
 
 MAX_SIDE = 8_000
@@ -75,11 +78,13 @@ _READERS = (
     ((b"\xff\xfe", b"\xfe\xff"), "UTF-16 text", "iconv -f UTF-16 -t UTF-8 {0}"),
     (b"", "", "a program that reads this type, such as python3; all bytes: od -A x -t x1z {0}"),
 )
+_SILENT = {True: "(nothing new was printed)", False: "(no output)"}
 _GAP = " bytes left out here; "
 _TROUBLE = re.compile(f"^.*(?:{TROUBLE})", re.IGNORECASE | re.MULTILINE)
 _IN_META = (
     *("exit_code", "signal", "duration_ms", "timed_out", "out_of_memory", "killed_because"),
     *("limit", "stdout_bytes", "stderr_bytes", "output_file", "file_counts"),
+    *("process", "running"),
 )
 _OF_FILE = ("kind", "mime", "size", "first_line", "lines", "total_lines", "more")
 
@@ -185,15 +190,24 @@ def _webp(data: bytes) -> tuple[int, int]:
 _MEASURES = {"image/png": _png, "image/jpeg": _jpeg, "image/gif": _gif, "image/webp": _webp}
 
 
-def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
-    """Standard output, standard error and how the command ended, each a block when not empty."""
+def exec_result(result: ExecResult, *, tail: int | None = None) -> CallToolResult:
+    """Standard output, standard error and how the command ended, each a block when not empty.
+
+    With `tail` the last lines of what is held.
+    """
+    if tail is not None:
+        out, err = (_last(text, tail) for text in (result.stdout, result.stderr))
+        result = replace(result, stdout=out, stderr=err)
+        result = replace(result, stdout_bytes=byte_length(out), stderr_bytes=byte_length(err))
     out_bytes, err_bytes = (byte_length(printed(each)) for each in (result.stdout, result.stderr))
     err_bytes = min(err_bytes, max(_OUTPUT_BYTES // 3, _OUTPUT_BYTES - out_bytes))
-    shown_out = _stream(result.stdout, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes)
-    shown_err = _stream(result.stderr, err_bytes, result, result.stderr_bytes)
+    shown_out = _stream(
+        result.stdout, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes, result.stdout_from
+    )
+    shown_err = _stream(result.stderr, err_bytes, result, result.stderr_bytes, result.stderr_from)
     shown_err = shown_err if result.success else without_internals(shown_err)
     unseen = result.trouble_lines - len(_TROUBLE.findall(f"{shown_out}\n{shown_err}"))
-    ending = "\n".join(f"[{line}]" for line in _ending(result, timeout_s, unseen))
+    ending = "\n".join(f"[{line}]" for line in _ending(result, unseen))
     blocks = [shown_out, f"[stderr]\n{shown_err}" if shown_err else "", ending]
     names = result.changed_files
     meta = {
@@ -201,10 +215,11 @@ def exec_result(result: ExecResult, *, timeout_s: float) -> CallToolResult:
         "truncated": _GAP in shown_out + shown_err,
         "changed_files": None if names is None else [show_name(name) for name in names],
     }
-    return texts(blocks if any(blocks) else ["(no output)"], meta)
+    silent = not (shown_out or shown_err) and (result.process or not ending)
+    return texts([_SILENT[result.running] if silent else "", *blocks], meta)
 
 
-def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> str:
+def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int, begin: int) -> str:
     cut, size = Shortened(text), max_bytes
     # What was printed is cut, not what is shown of it: so the hint knows the place in the file.
     lost = total_bytes > byte_length(text)  # The runner has left out the middle already.
@@ -220,21 +235,22 @@ def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> 
     alone = total_bytes == result.stdout_bytes + result.stderr_bytes
     if not result.output_file:
         rest = "print less to see them"
-    elif head.endswith("\n") and "\n" in text[len(cut.head) :][:2_000]:
+    elif not begin and head.endswith("\n") and "\n" in text[len(cut.head) :][:2_000]:
         line = cut.next_line if alone else 1
         rest = f"to see them: read_file path={result.output_file} offset={line}"
     else:
-        start, size = first + 1 if alone else 1, min(missing, _OUTPUT_BYTES)
+        start, size = begin + first + 1 if alone else 1, min(missing, _OUTPUT_BYTES)
         rest = f"to see them: exec tail -c +{start} {result.output_file} | head -c {size}"
     return f"{head}\n[… {missing:,}{_GAP}{rest} …]\n{tail}"
 
 
-def _ending(result: ExecResult, timeout_s: float, unseen: int) -> Iterable[str]:
+def _ending(result: ExecResult, unseen: int) -> Iterable[str]:
     if unseen > 0:
         look = f"grep -naiE '{TROUBLE}' {result.output_file}"
         yield f"{_count(unseen, 'line')} left out with {TROUBLE}: exec {look}"
-    if ended := _how_it_ended(result, timeout_s):
-        yield ended
+    if ended := _goes_on(result) if result.running else _how_it_ended(result):
+        seconds = f"{result.process} has ended after {result.duration_ms / 1000:.0f} s: "
+        yield seconds * bool(result.process and not result.running) + ended
     if result.made_room.total:
         yield _what_made_room(result.made_room)
     if result.limit:
@@ -248,19 +264,53 @@ def _ending(result: ExecResult, timeout_s: float, unseen: int) -> Iterable[str]:
         yield f"files created or changed: {', '.join(names)}{others}"
 
 
-def _how_it_ended(result: ExecResult, timeout_s: float) -> str:
+def _goes_on(result: ExecResult) -> str:
+    name, seconds = result.process, f"{result.duration_ms / 1000:.0f} s"
+    how = "what was waited for is there; it " if result.until_met else ""
+    until = ""
+    if result.left_s is not None:
+        ends = datetime.now().astimezone() + timedelta(seconds=result.left_s)
+        until = f", at most until {ends:%H:%M}"
+    whole = f"; its whole output: read_file path={result.output_file}" if result.output_file else ""
+    return (
+        f"{how}goes on as {name} after {seconds}{until}; process action=wait id={name} waits for "
+        f"its end, action=stop ends it{whole}"
+    )
+
+
+def _last(text: str, lines: int) -> str:
+    return "".join(text.splitlines(keepends=True)[-lines:])
+
+
+def process_list(rows: Sequence[ProcessRow]) -> CallToolResult:
+    """A line each: id, state, seconds, memory, what it belongs to, the command."""
+    lines = [
+        f"{row.id}  {how_it_is(row)}  {row.seconds:.0f} s  "
+        f"{f'{row.memory_bytes >> 20} MiB  ' if row.running else ''}"
+        f"{f'({row.of})  ' if row.of else ''}{show_name(row.command)}"
+        for row in rows
+    ]
+    meta = {"processes": [vars(row) for row in rows]}
+    return texts(["\n".join(lines) or "[no process runs in the background, or has lately]"], meta)
+
+
+def _how_it_ended(result: ExecResult) -> str:
+    seconds = f"{round(result.duration_ms / 1000, 1):g} s"
+    ended = f"exit code {result.exit_code}" if result.exit_code or result.process else ""
     if result.timed_out:
-        return (
-            f"timed out after {timeout_s:g} s and was killed with all its processes; "
+        ended = (
+            f"timed out after {seconds} and was killed with all its processes; "
             "give a larger timeout_s, or do less in one call"
         )
-    if result.out_of_memory:
-        return "killed: out of memory; see sandbox_info for the limit"
-    if result.killed_because:
-        return f"killed: {show_name(result.killed_because)}"
-    if result.signal:
-        return f"killed by signal {result.signal}"
-    return f"exit code {result.exit_code}" if result.exit_code else ""
+    elif result.stopped:
+        ended = f"stopped after {seconds}"
+    elif result.out_of_memory:
+        ended = "killed: out of memory; see sandbox_info for the limit"
+    elif result.killed_because:
+        ended = f"killed: {show_name(result.killed_because)}"
+    elif result.signal:
+        ended = f"killed by signal {result.signal}"
+    return ended
 
 
 def _what_made_room(ended: Background) -> str:

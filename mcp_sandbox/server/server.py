@@ -14,7 +14,7 @@ from mcp.shared.message import SessionMessage
 from mcp.types import CallToolResult, Icon, InputRequiredResult, NotificationParams
 
 from mcp_sandbox import __version__
-from mcp_sandbox.config import HttpConfig
+from mcp_sandbox.config import CallsConfig, HttpConfig
 from mcp_sandbox.models import Network, ProjectAccess
 from mcp_sandbox.server.errors import protocol_errors
 from mcp_sandbox.server.flow import UserSessions
@@ -28,6 +28,7 @@ from mcp_sandbox.server.text import clip, show_name
 from mcp_sandbox.server.tool import TOOLS, offered
 from mcp_sandbox.server.tools.code import code_tools
 from mcp_sandbox.server.tools.files import file_tools
+from mcp_sandbox.server.tools.processes import process_tools
 from mcp_sandbox.server.tools.sandbox import sandbox_tools
 from mcp_sandbox.server.tools.skills import skill_tools
 from mcp_sandbox.telemetry.calls import Count
@@ -127,7 +128,7 @@ class SandboxServer(MCPServer[dict[str, Any]]):
         return await super().call_tool(name, arguments, context)
 
 
-def build_server(
+def build_server(  # noqa: PLR0913 - what the composition root knows
     session_for: SessionFor,
     *,
     network: Network = "none",
@@ -135,15 +136,17 @@ def build_server(
     isolated: bool = True,
     count: Count | None = None,
     skills: Visible | None = None,
+    calls: CallsConfig | None = None,
 ) -> SandboxServer:
-    """The server with the twelve core tools. It opens no session before a tool is called.
+    """The server with the core tools. It opens no session before a tool is called.
 
     `count` gets the record of every call that has ended. `skills` are those that it teaches.
     """
     about = [_WHAT, _PROJECT[project], _NETWORK[network]] if isolated else [_WHAT, _UNSAFE]
-    warning = "" if isolated else _UNSAFE
+    warning, calls = "" if isolated else _UNSAFE, calls or CallsConfig()
     tools = [
-        *code_tools(session_for, note=warning),
+        *code_tools(session_for, note=warning, calls=calls),
+        *process_tools(session_for, calls=calls),
         *file_tools(session_for),
         *sandbox_tools(session_for),
         *(skill_tools(session_for) if skills else ()),

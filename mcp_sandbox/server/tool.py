@@ -8,8 +8,10 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
+from anyio import CancelScope
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
 from mcp.types import CallToolResult, ToolAnnotations
@@ -64,8 +66,22 @@ TOOLS = {
     "read_file": "cat open view view_file open_file notebookread",
     "run_code": "python ipython jupyter code_interpreter python_repl_ast notebookedit node",
     "skill_activate": "skill",
+    "process": "bashoutput bash_output killshell kill_shell kill ps jobs background taskoutput",
     "write_file": "create save create_file",
 }
+
+
+@dataclass
+class Patience:
+    """Of a client with a call: `leave` is cancelled when it is `lost`, by its own time limit."""
+
+    leave: CancelScope = field(default_factory=CancelScope)
+    lost: bool = False
+
+    def lose(self) -> None:
+        """The client waits no longer, and has forgotten the call."""
+        self.lost = True
+        self.leave.cancel()
 
 
 class Arguments(ArgModelBase, extra="forbid", strict=True, allow_inf_nan=False):
@@ -95,11 +111,19 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
             result: CallToolResult = await self.fn(session, **checked)
             if convert_result:
                 self.fn_metadata.convert_result(result)
-            # Clients show a model nothing but the structured part of a result that has one.
-            return result if result.structured_content else with_news(result, session.take_news())
+            # Clients show a model nothing but the structured part of a result that has one, and
+            # nothing at all of an answer that comes too late.
+            unread = result.structured_content or patience(context).lost
+            return result if unread else with_news(result, await session.take_news())
 
 
-def build_tool(
+def patience(request: Request) -> Patience:
+    """That of the client of a request; not every client says when it has lost it."""
+    given = request.request_context.request
+    return given if isinstance(given, Patience) else Patience()
+
+
+def build_tool(  # noqa: PLR0913 - what a tool is described by
     function: Callable[..., Awaitable[CallToolResult]],
     session_for: SessionFor,
     *,
@@ -107,10 +131,11 @@ def build_tool(
     annotations: ToolAnnotations,
     output: type[BaseModel] | None = None,
     note: str = "",
+    bounds: Mapping[str, tuple[Any, Any]] | None = None,
 ) -> SandboxTool:
     """The tool that `function` describes: its name, docstring and parameters are what clients see.
 
-    `note` is added to the description.
+    `note` is added to the description. `bounds`: type and default of parameters that are set.
     """
     parameters = inspect.signature(function).parameters
     fields: dict[str, Any] = {
@@ -118,6 +143,7 @@ def build_tool(
         for name, each in parameters.items()
         if name not in ("session", "request")
     }
+    fields |= {name: bound for name, bound in (bounds or {}).items() if name in fields}
     model = create_model(f"{function.__name__}_arguments", __base__=Arguments, **fields)
     schema = model.model_json_schema()
     # Titles only repeat the names.
@@ -203,7 +229,8 @@ def _unknown(name: str, known: Schema, missing: Sequence[str]) -> str:
 
 def _allowed(schema: Schema) -> str:
     if "anyOf" in schema:
-        return " or ".join(_allowed(branch) for branch in schema["anyOf"])
+        given = [branch for branch in schema["anyOf"] if branch["type"] != "null"]
+        return " or ".join(map(_allowed, given))
     if "enum" in schema:
         return f"one of {', '.join(map(str, schema['enum']))}"
     return f"{_KINDS[schema['type']]}{_bounds(schema)}"

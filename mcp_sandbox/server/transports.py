@@ -21,7 +21,7 @@ import anyio.lowlevel
 from anyio.abc import ByteReceiveStream, ByteSendStream, ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from mcp.shared.message import SessionMessage
+from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from mcp.types import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
@@ -39,6 +39,7 @@ from pydantic import ValidationError
 
 from mcp_sandbox.server.errors import sole_error
 from mcp_sandbox.server.server import SandboxServer
+from mcp_sandbox.server.tool import Patience
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,9 @@ _LEAVE = (signal.SIGINT, signal.SIGTERM)
 MOST_UNANSWERED = 256
 """Requests of one client at a time; each may hold a result that the client does not take."""
 _TOO_MANY = -32000
+_CANCELLED = "notifications/cancelled"
+# "Request timed out" (Claude CLI), "timed out after 4s" (Python SDK); an interruption says else.
+_TIMED_OUT = "timed out"
 GRACE_S = 1.0
 """How long the requests of a client that closed its side may take to be answered still."""
 # Whatever stands in a line is one of these, so that their number bounds the work. The closing quote
@@ -179,6 +183,8 @@ class _Wire:
         self._lock = anyio.Lock()
         # Whether somebody waits for the answer.
         self._open: dict[RequestId, bool] = {}
+        # Of the tool calls under way.
+        self._patience: dict[RequestId, Patience] = {}
         self._answered = anyio.Event()
 
     async def read(
@@ -190,9 +196,11 @@ class _Wire:
         async with to_server:
             while (line := await next_line(lines)) is not None:
                 message = await self._parsed(line)
-                if message is not None and await self._has_room_for(message):
-                    self._note_request(message)
-                    await to_server.send(SessionMessage(message))
+                if message is None or not await self._has_room_for(message):
+                    continue
+                self._note_request(message)
+                if not self._is_lost_patience(message):
+                    await to_server.send(SessionMessage(message, self._about(message)))
             # `printf … | mcp-sandbox stdio` closes its side before it has read the answers.
             with anyio.move_on_after(GRACE_S):
                 await self._wait_until_answered()
@@ -201,9 +209,13 @@ class _Wire:
         """Send the server's messages to the client."""
         async with from_server:
             async for item in from_server:
-                await self._send_message(item.message)
-                if isinstance(item.message, JSONRPCResponse | JSONRPCError):
-                    self._settle(item.message.id)
+                if not isinstance(item.message, JSONRPCResponse | JSONRPCError):
+                    await self._send_message(item.message)
+                    continue
+                patience = self._patience.pop(item.message.id or "", None)
+                if patience is None or not patience.lost:
+                    await self._send_message(item.message)
+                self._settle(item.message.id)
 
     async def leave(self, leaving: anyio.Event, serving: anyio.CancelScope) -> None:
         """End the serving after `leaving`, between two requests of the client."""
@@ -247,6 +259,26 @@ class _Wire:
             except anyio.BrokenResourceError:
                 logger.debug("the client reads no more: dropped a message to it")
 
+    def _about(self, message: JSONRPCMessage) -> ServerMessageMetadata | None:
+        """What the tool that is called learns of its client's patience."""
+        self._patience.pop(_cancelled_by(message)[0], None)
+        if not isinstance(message, JSONRPCRequest) or message.method != "tools/call":
+            return None
+        self._patience[message.id] = Patience()
+        return ServerMessageMetadata(request_context=self._patience[message.id])
+
+    def _is_lost_patience(self, message: JSONRPCMessage) -> bool:
+        """Whether a client gives up by its own time limit, and no person has interrupted it.
+
+        What it has started goes on then, and the agent is told of its end.
+        """
+        request_id, reason = _cancelled_by(message)
+        patience = self._patience.get(request_id)
+        if patience is None or _TIMED_OUT not in reason.lower():
+            return False
+        patience.lose()
+        return True
+
     def _note_request(self, message: JSONRPCMessage) -> None:
         if isinstance(message, JSONRPCRequest):
             self._open[message.id] = message.method != "subscriptions/listen"
@@ -263,6 +295,15 @@ class _Wire:
         while any(self._open.values()):
             self._answered = anyio.Event()
             await self._answered.wait()
+
+
+def _cancelled_by(message: JSONRPCMessage) -> tuple[RequestId, str]:
+    """The request that a message says is cancelled, and why; "" if it says nothing such."""
+    if not isinstance(message, JSONRPCNotification) or message.method != _CANCELLED:
+        return "", ""
+    said = message.params or {}
+    request_id = said.get("requestId")
+    return request_id if isinstance(request_id, str | int) else "", str(said.get("reason"))
 
 
 def _encoded(message: JSONRPCMessage) -> bytes:

@@ -37,13 +37,15 @@ _ACCESS: Mapping[str, Access] = {
 class Action:
     """What is wanted of a chat's sandbox: `what` is the name of a tool, or "shell".
 
-    `arguments` are as the caller gave them; `size` is how many bytes are to be written.
+    `arguments` are as the caller gave them; `size` is how many bytes are to be written. Cancelling
+    `leave` has the call answered before its end, if that can be.
     """
 
     chat: ChatId
     what: str
     arguments: Mapping[str, object] = field(default_factory=dict[str, object])
     size: int = 0
+    leave: anyio.CancelScope | None = None
 
 
 @dataclass
@@ -74,11 +76,17 @@ class Gate:
         self._count = count
         self._calls = 0
         self._ended = anyio.Event()
+        self._leaves: set[anyio.CancelScope] = set()
         self._closed: str | None = None
 
     def close(self, why: str) -> None:
         """Let no call in from now on; the first reason is the one that callers are told."""
         self._closed = self._closed or why
+
+    def let_go(self) -> None:
+        """Have those calls answered that wait for a process; it goes on."""
+        for leave in self._leaves:
+            leave.cancel()
 
     async def wait_empty(self) -> None:
         """Return when all calls have ended that were let in."""
@@ -128,8 +136,12 @@ class Gate:
         with recorded(action.what, self._count) as record:
             record.chat, record.backend = action.chat, self._hold_of(action.chat).backend
             # The tool that does what the action does, a command as one line.
-            tool = "exec" if action.what == "shell" else action.what
-            given, command = action.arguments, action.arguments.get("command")
+            tool, given = action.what, action.arguments
+            if tool == "process" and given.get("text"):
+                # What is typed can be a command.
+                given = {"command": given["text"]}
+            tool = "exec" if "command" in given else tool
+            command = given.get("command")
             if isinstance(command, list | tuple):
                 given = {**given, "command": shlex.join(map(str, command))}
             self._narrow(action.chat, tool, given)
@@ -137,8 +149,11 @@ class Gate:
             if self._closed:
                 raise Draining(self._closed)
             self._calls += 1
+            leaves = {action.leave} if action.leave else set[anyio.CancelScope]()
+            self._leaves |= leaves
             try:
                 yield record
             finally:
+                self._leaves -= leaves
                 self._calls -= 1
                 self._ended.set()

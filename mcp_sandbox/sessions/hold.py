@@ -9,14 +9,17 @@ from typing import Literal
 import anyio
 
 from mcp_sandbox.errors import Busy, SandboxGone, Unsupported
-from mcp_sandbox.models import BackendName, ChatId, SandboxId
+from mcp_sandbox.models import BackendName, ChatId, ProcessRow, SandboxId
+from mcp_sandbox.sessions.news import ended, ended_with
 from mcp_sandbox.sessions.pinning import Pinning
-from mcp_sandbox.sessions.rooms import GrowthGuard, Held, Rooms, Use, ended_with
+from mcp_sandbox.sessions.rooms import GrowthGuard, Held, Rooms, Use
 from mcp_sandbox.sessions.ways import Ways
 from mcp_sandbox.telemetry.calls import span
 from mcp_sandbox.telemetry.logs import event
 
 logger = logging.getLogger(__name__)
+
+_MOST_NAMED = 8
 
 
 class Hold:
@@ -28,8 +31,7 @@ class Hold:
         self.backend: BackendName = rooms.backend.name
         self.meter = rooms.workspaces.meter(chat)
         self.pinning = Pinning(chat, rooms.workspaces)
-        # What the agent should know and was not told yet; it is told once.
-        self.take_news = partial(rooms.news.take, chat)
+        self.calls = rooms.settings.calls
         self._tell_agent = partial(rooms.news.tell, chat)
         self._rooms = rooms
         self._ways = Ways(chat, rooms)
@@ -39,6 +41,20 @@ class Hold:
         # Of these, how many are past the opening, and use the sandbox.
         self._inside = 0
         self._left = anyio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """There is a sandbox, or nobody makes one."""
+        return self._held is not None or not self._lock.locked()
+
+    async def take_news(self) -> list[str]:
+        """What the agent should know and was not told yet; it is told once."""
+        rows = self._held.runtime.processes.untold() if self._held else ()
+        if rows and self._held:
+            # First: whoever ends in between, nothing is told twice.
+            with suppress(SandboxGone):
+                await self._held.runtime.processes.tell(rows)
+        return [*self._rooms.news.take(self.chat), *map(ended, rows)]
 
     @property
     def is_busy(self) -> bool:
@@ -93,7 +109,7 @@ class Hold:
             async with self._lock:
                 if self._held is held:
                     cause = await self._bury(held)
-                    reason = str(exc)
+                    reason = f"{str(exc).rstrip('.')}."
                     if cause:
                         reason = (
                             f"the sandbox ended: {cause}; what was under way is lost, files "
@@ -113,6 +129,8 @@ class Hold:
         if self._held is held:
             self._held = None
             self._rooms.slots.release(self)
+            for row in held.runtime.processes.untold():
+                self._tell_agent(ended(row).partition(";")[0])
         held.guard.watching.cancel()
 
     async def _open(self) -> Held:
@@ -342,6 +360,8 @@ class Hold:
             if status.calls:
                 # Whose call it is ends it.
                 return
+            if await self._stop_all(held):
+                return
             with anyio.CancelScope(shield=True):
                 async with self._rooms.records.hold(self.chat):
                     self._forget(held)
@@ -350,3 +370,18 @@ class Hold:
                 "The sandbox was ended since the last call: what ran in its background filled the "
                 f"workspace; this is a new one on the same files.{ended_with(status.background)}"
             )
+
+    async def _stop_all(self, held: Held) -> bool:
+        """End what was started by id, and say so; whether there was such."""
+        rows: list[ProcessRow] = []
+        with suppress(SandboxGone):
+            rows = [row for row in await held.runtime.processes.list() if row.running]
+            for row in rows:
+                await held.runtime.processes.stop(row.id, "KILL")
+        if rows:
+            named = ", ".join(f"{row.id} ({row.command})" for row in rows[:_MOST_NAMED])
+            self._tell_agent(
+                "What ran in the background filled the workspace, and was stopped since the last "
+                f"call: {named}. Make room: delete what is not needed."
+            )
+        return bool(rows)

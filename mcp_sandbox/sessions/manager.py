@@ -299,3 +299,7 @@ class SessionManager:
         self._handing_over = hand_over
         with anyio.move_on_after(seconds):
             await self._gate.wait_empty()
+
+    def let_go(self) -> None:
+        """Answer the calls that wait for processes; these go on, for the next server."""
+        self._gate.let_go()

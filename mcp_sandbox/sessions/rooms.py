@@ -14,8 +14,9 @@ from anyio.abc import TaskGroup
 from mcp_sandbox.backends.base import Backend, Sandbox
 from mcp_sandbox.config.models import MIB, show_size
 from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable, WorkspaceFull
-from mcp_sandbox.models import Background, ChatId, Ending, ExecResult, Limits
+from mcp_sandbox.models import Ending, ExecResult, Limits
 from mcp_sandbox.runtime.runtime import Runtime
+from mcp_sandbox.sessions.news import News
 from mcp_sandbox.sessions.records import ChatRecords, Ledger
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.sessions.slots import Slots
@@ -26,9 +27,6 @@ from mcp_sandbox.workspace.projects import Projects, Shown
 
 logger = logging.getLogger(__name__)
 
-_MOST_OF_A_CHAT = 5
-_MOST_CHATS = 1000
-_MOST_NAMED = 8
 _WORDS: dict[Ending, str] = {
     "memory": "it ran out of memory ({memory})",
     "killed": "it was killed from outside",
@@ -48,24 +46,6 @@ _LIMITS = {
     "file size limit exceeded": _FILE,
     "no space left on device": "/tmp ({tmp}) and /dev/shm ({shm}) are small: use /workspace",  # noqa: S108
 }
-
-
-class News:
-    """Short texts for the next result of a chat, the latest ones; each is told once."""
-
-    def __init__(self) -> None:
-        self._untold: dict[ChatId, list[str]] = {}
-
-    def tell(self, chat: ChatId, text: str) -> None:
-        """Keep a text until the chat's agent takes it."""
-        untold = [*self._untold.pop(chat, []), text][-_MOST_OF_A_CHAT:]
-        if len(self._untold) >= _MOST_CHATS:
-            del self._untold[next(iter(self._untold))]
-        self._untold[chat] = untold
-
-    def take(self, chat: ChatId) -> list[str]:
-        """What the chat's agent was not told yet."""
-        return self._untold.pop(chat, [])
 
 
 @dataclass
@@ -220,20 +200,6 @@ class Use:
 def cause(ending: Ending, limits: Limits) -> str:
     """What it died of."""
     return _WORDS[ending].format(memory=show_size(limits.memory_mb * MIB))
-
-
-def ended_with(background: Background) -> str:
-    """What was running in the background, and does so no more; empty if nothing was."""
-    if not background.total:
-        return ""
-    named = [
-        f"{process.command or 'a process'} (pid {process.pid})"
-        for process in background.processes[:_MOST_NAMED]
-    ]
-    more = background.total - len(named)
-    if more > 0:
-        named.append(f"{more} more")
-    return f" Ended with it, in the background: {', '.join(named)}."
 
 
 def limit_met(result: ExecResult, limits: Mapping[str, str]) -> str:

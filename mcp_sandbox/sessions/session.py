@@ -4,7 +4,9 @@ from collections.abc import AsyncIterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 
-from mcp_sandbox.errors import SandboxError
+from anyio import CancelScope
+
+from mcp_sandbox.errors import CommandFailed, SandboxError
 from mcp_sandbox.models import (
     TROUBLE,
     BackendName,
@@ -26,6 +28,7 @@ from mcp_sandbox.runner.protocol import VERSION
 from mcp_sandbox.runtime.runtime import OnOutput, Runtime, Show
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 from mcp_sandbox.sessions.hold import Hold
+from mcp_sandbox.sessions.processes import Processes, leaving
 from mcp_sandbox.sessions.rooms import limit_met
 from mcp_sandbox.sessions.skills import ChatSkills
 
@@ -42,6 +45,9 @@ for p in pip npm uv; do command -v "$p" >/dev/null && echo "$p present"; done
 echo "bash $BASH_VERSION"
 wait
 """
+
+
+_SHOWN_CHARS = 500
 
 
 @dataclass(frozen=True)
@@ -77,58 +83,96 @@ class Session:
     def __init__(self, hold: Hold, gate: Gate, skills: ChatSkills) -> None:
         self._hold = hold
         self._gate = gate
+        self.processes = Processes(hold.chat, gate, self.exec)
         self.chat: ChatId = hold.chat
         self.backend: BackendName = hold.backend
         self.skills = skills
 
-    def take_news(self) -> list[str]:
+    @property
+    def is_open(self) -> bool:
+        """False while its sandbox is just being made."""
+        return self._hold.is_open
+
+    async def take_news(self) -> list[str]:
         """What became of the sandbox between the calls, for the next result; told once."""
-        return [*self._hold.take_news(), *self.skills.take_warnings()]
+        return [*await self._hold.take_news(), *self.skills.take_warnings()]
 
     async def run_code(
         self,
         code: str,
         language: Language = "python",
         *,
-        timeout_s: float = 30.0,
+        timeout_s: float | None = None,
+        wait_s: float | None = None,
         on_output: OnOutput | None = None,
+        leave: CancelScope | None = None,
     ) -> ExecResult:
-        """Run code in a fresh process of its language; `on_output` as in `exec`."""
-        async with self._enter("run_code", code=code, language=language) as entered:
-            env = await self._hold.pinning.variables()
+        """Run code in a fresh process of its language; the rest as in `exec`."""
+        leave = leave or CancelScope()
+        given = {"code": code, "language": language}
+        async with self._enter("run_code", 0, leave, **given) as entered:
             result = await entered.runtime.run_code(
-                code, language, env=env, timeout_s=timeout_s, on_output=on_output
+                code,
+                language,
+                env=await self._hold.pinning.variables(),
+                timeout_s=self._limit_s(timeout_s, wait_s, self._hold.calls.code_timeout),
+                on_output=on_output,
+                leave=leaving(leave, wait_s),
             )
             return await _ended(entered, result)
 
-    async def exec(  # noqa: PLR0913 - one way to run a command, with all that it may be given
+    async def exec(  # noqa: PLR0913 - what a command can be given
         self,
         command: str | Sequence[str],
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | bytes | None = None,
-        timeout_s: float = 120.0,
         tty: bool = False,
+        timeout_s: float | None = None,
+        wait_s: float | None = None,
+        until: str | None = None,
+        check: bool = False,
         on_output: OnOutput | None = None,
+        leave: CancelScope | None = None,
     ) -> ExecResult:
         """Run a bash command line, or a list of program and arguments without a shell.
 
-        With `tty` it runs on a terminal, and what that is sent is its stdout. `on_output` gets
-        ("stdout" | "stderr", bytes) while it runs.
+        After `timeout_s` it is killed. After `wait_s`, when `until` is in its output, or when
+        `leave` is cancelled, the answer is how far it is, and it goes on as `result.process`.
+        `on_output` gets ("stdout" | "stderr", bytes) while it runs. With `tty` it has a terminal
+        instead of pipes.
+
+        Raises:
+            CommandFailed: with `check`, it did not succeed.
         """
         given = stdin.encode() if isinstance(stdin, str) else stdin or b""
-        async with self._enter("exec", command=command, cwd=cwd, env=env, stdin=stdin) as entered:
+        leave = leave or CancelScope()
+        told = {"command": command, "cwd": cwd, "env": env, "stdin": stdin}
+        async with self._enter("exec", 0, leave, **told) as entered:
             result = await entered.runtime.exec(
                 command,
                 cwd=cwd,
                 env={**await self._hold.pinning.variables(), **(env or {})},
                 stdin=given,
-                timeout_s=timeout_s,
+                timeout_s=self._limit_s(timeout_s, wait_s, self._hold.calls.timeout),
+                until=until,
                 tty=tty,
                 on_output=on_output,
+                leave=leaving(leave, wait_s),
             )
-            return await _ended(entered, result)
+            result = await _ended(entered, result)
+        if check and not (result.success or result.running):
+            ended = f"signal {result.signal}" if result.signal else f"exit code {result.exit_code}"
+            why = "its time limit" if result.timed_out else ended
+            said = (result.stderr or result.stdout).strip()[-_SHOWN_CHARS:]
+            raise CommandFailed(f"{str(command)[:200]!r} ended with {why}: {said}", result)
+        return result
+
+    @staticmethod
+    def _limit_s(timeout_s: float | None, wait_s: float | None, default_s: float) -> float | None:
+        """What nobody waits for lives as long as its sandbox, unless it is told otherwise."""
+        return None if timeout_s is None and wait_s == 0 else timeout_s or default_s
 
     async def shell(
         self, frames: AsyncIterable[bytes], show: Show, *, args: Mapping[str, object]
@@ -241,9 +285,9 @@ class Session:
         )
 
     def _enter(
-        self, what: str, size: int = 0, /, **arguments: object
+        self, what: str, size: int = 0, leave: CancelScope | None = None, /, **arguments: object
     ) -> AbstractAsyncContextManager[Entered]:
-        return self._gate.enter(Action(self.chat, what, arguments, size))
+        return self._gate.enter(Action(self.chat, what, arguments, size, leave))
 
 
 async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
@@ -255,6 +299,8 @@ async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
         look = entered.runtime.bounded(entered.stop, may_grow=False)
         result = replace(result, trouble_lines=await _troubles(look, kept))
     result = replace(result, offline=held.sandbox.facts.network.startswith("none"))
+    if result.running:
+        return result
     if entered.stop.cancelled_caught:
         return replace(result, killed_because=str(held.guard.problem))
     if result.success:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from mcp_sandbox.backends.base import Backend
-from mcp_sandbox.config import SessionsConfig, WorkspaceConfig
+from mcp_sandbox.config import CallsConfig, SessionsConfig, WorkspaceConfig
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import ChatId, Limits, Mount, Network, SandboxInfo, SandboxSpec
 from mcp_sandbox.workspace.directory import ChatDirectories
@@ -33,6 +33,7 @@ class SessionSettings:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     sessions: SessionsConfig = field(default_factory=SessionsConfig)
     workspace: WorkspaceConfig = field(default_factory=WorkspaceConfig)
+    calls: CallsConfig = field(default_factory=CallsConfig)
     keep_bytes: int = 64 * 1024 * 1024
     may_move: bool = True
     keep_background: bool = False

@@ -24,8 +24,9 @@ from mcp_sandbox.errors import (
 from mcp_sandbox.models import ChatId, SandboxId, SandboxInfo, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Refusal, Runtime
+from mcp_sandbox.sessions.news import ended_with
 from mcp_sandbox.sessions.records import ChatRecord
-from mcp_sandbox.sessions.rooms import Held, Rooms, cause, ended_with
+from mcp_sandbox.sessions.rooms import Held, Rooms, cause
 from mcp_sandbox.sessions.settings import SPEC, STARTED, chat_of, of_chats, started_s
 from mcp_sandbox.sessions.warm import connect
 from mcp_sandbox.telemetry.logs import event

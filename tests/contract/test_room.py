@@ -54,7 +54,7 @@ async def test_trees_give_way_until_64_places_are_free(session: Session) -> None
         await leave(session, 45, 86380 + number)
     code = f"import subprocess; print(subprocess.getoutput({_COUNT!r}))"
     result = await session.run_code(code)
-    assert int(result.stdout) < _PLACES - 64
+    assert int(result.stdout) <= _PLACES - 64
     assert result.made_room.total == 45
 
 

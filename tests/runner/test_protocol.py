@@ -17,6 +17,7 @@ from anyio.abc import ByteStream
 from mcp_sandbox.backends import local_socket
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.runner import pool, protocol
+from mcp_sandbox.runner.frames import MAX_BYTES, frames
 from mcp_sandbox.runtime.channel import Channel
 
 RUNNER = Path(protocol.__file__).with_name("__main__.py")
@@ -183,10 +184,10 @@ async def test_a_changed_or_repeated_frame_is_noticed(runner: Runner) -> None:
 
 async def test_more_data_than_there_is_credit_for_is_refused(runner: Runner) -> None:
     stream, decoder, seal = await greeted(runner)
-    args = {"argv": ["sleep", "60"]}
-    chunk = bytes(protocol.MAX_PAYLOAD)
+    args = {"command": ["sleep", "60"], "tty": False}
+    chunk = b"".join(frames(bytes(15 * MAX_BYTES)))
     async with stream:
-        call = {"t": "call", "id": 1, "op": "run", "args": args, "more": True}
+        call = {"t": "call", "id": 1, "op": "terminal", "args": args, "more": True}
         await stream.send(protocol.encode(call, chunk, seal))
         with anyio.fail_after(10):
             try:
@@ -318,6 +319,7 @@ async def test_a_forged_frame_of_the_other_side_ends_the_channel_with_a_reason(
                 theirs = bytes.fromhex(said["nonce"])
                 proof = protocol.prove(token, "runner", theirs, mine)
                 about = {"python": "3", "workspace_inode": 1, "workspace_changed_ns": 1}
+                about["ended"] = []
                 about |= pool.described([])
                 await stream.send(protocol.encode({"t": "welcome", "proof": proof, **about}))
                 await stream.receive()

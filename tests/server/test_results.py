@@ -34,7 +34,7 @@ def ended(**changes: Any) -> ExecResult:
 
 
 def blocks(result: ExecResult) -> list[str]:
-    content = results.exec_result(result, timeout_s=30).content
+    content = results.exec_result(result).content
     return [block.text for block in content if isinstance(block, TextContent)]
 
 
@@ -106,7 +106,6 @@ def test_long_output_keeps_head_and_tail_and_says_how_to_read_the_rest() -> None
         ended(
             stdout=out, stdout_bytes=len(out), output_file="/workspace/.mcp-sandbox/output/1.txt"
         ),
-        timeout_s=30,
     )
     text = text_of(result)
     assert byte_length(text) <= MAX_TEXT_BYTES
@@ -120,9 +119,7 @@ def test_long_output_keeps_head_and_tail_and_says_how_to_read_the_rest() -> None
 
 def test_what_the_sandbox_left_out_is_counted_too() -> None:
     text = text_of(
-        results.exec_result(
-            ended(stdout="x" * 64_000, stdout_bytes=1_000_000_000, truncated=True), timeout_s=30
-        )
+        results.exec_result(ended(stdout="x" * 64_000, stdout_bytes=1_000_000_000, truncated=True))
     )
     assert "999,973,0" in text
     assert "print less to see them" in text
@@ -138,7 +135,6 @@ def test_a_result_is_bounded_whatever_is_printed(char: str, out: int, err: int) 
             exit_code=1,
             changed_files=tuple("f" * 250 + str(n) for n in range(20)),
         ),
-        timeout_s=30,
     )
     assert byte_length(text_of(result)) <= MAX_TEXT_BYTES
     result.model_dump_json()
@@ -146,7 +142,7 @@ def test_a_result_is_bounded_whatever_is_printed(char: str, out: int, err: int) 
 
 def test_the_machine_readable_form_is_in_meta() -> None:
     result = ended(stdout="x", exit_code=2, stdout_bytes=1)
-    assert meta(results.exec_result(result, timeout_s=30)) == {
+    assert meta(results.exec_result(result)) == {
         "exit_code": 2,
         "signal": None,
         "duration_ms": 7,

@@ -6,20 +6,22 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import anyio
 from anyio import to_thread
 from mcp.types import CallToolResult
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
+from mcp_sandbox.config.models import CallsConfig, show_duration
 from mcp_sandbox.models import ExecResult, Language
 from mcp_sandbox.runtime.runtime import OnOutput
 from mcp_sandbox.server.errors import sole_error
 from mcp_sandbox.server.identity import Request, SessionFor
 from mcp_sandbox.server.results import exec_result, with_news
 from mcp_sandbox.server.text import byte_length, clip, printed
-from mcp_sandbox.server.tool import CHANGES, SandboxTool, build_tool
+from mcp_sandbox.server.tool import CHANGES, SandboxTool, build_tool, patience
 from mcp_sandbox.server.tools.parameters import Code, Env, LanguageName, Path, Text
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.skills.preflight import Inventory, unmet
@@ -29,6 +31,7 @@ INTERVAL_S = 0.2
 """At most five messages a second."""
 SILENCE_S = 10.0
 """Clients give up on a call they hear nothing of, so a silent one says that it is alive."""
+_MAKING_S = 1.0
 _MAX_KEPT = 8_000
 _DECODER = codecs.getincrementaldecoder("utf-8")
 # How programs say that there is no network, and what pip and apt say instead.
@@ -47,22 +50,25 @@ _FOREIGN = re.compile(r"^(?:\$ |>>> |!\w+|%%?[a-z]{2,})", re.MULTILINE)
 _REFUSED = re.compile("SyntaxError|syntax error|command not found|no job control|no such job")
 _FOR_PROMPTS = "{!r} is for prompts and notebooks: leave it out, and run shell commands with exec"
 _PRINTS = {"python": "print()", "javascript": "console.log()"}
-CodeTimeout = Annotated[float, Field(ge=1, le=300, description="Seconds until it is killed.")]
-ExecTimeout = Annotated[float, Field(ge=1, le=3600, description="Seconds until it is killed.")]
-
+Until = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=200),
+    Field(description="Answer as soon as this text is printed."),
+]
+WAIT_S = 45.0
 Tty = Annotated[
-    bool, Field(description="On a terminal of 100 x 30, for programs that ask or draw.")
+    bool, Field(description="On a terminal, for programs that ask or draw; process types there.")
 ]
 
 
 @asynccontextmanager
-async def live_progress(request: Request) -> AsyncGenerator[OnOutput | None]:
+async def live_progress(session: Session, request: Request) -> AsyncGenerator[OnOutput | None]:
     """Report what is fed to the yielded function while the body runs; None if nobody listens."""
     meta = request.request_context.meta
     if not meta or meta.get("progress_token") is None:
         yield None
         return
-    progress = _Progress(request)
+    progress = _Progress(session, request)
     with sole_error():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(progress.report)
@@ -73,7 +79,8 @@ async def live_progress(request: Request) -> AsyncGenerator[OnOutput | None]:
 class _Progress:
     """The last output of a call, and the loop that sends it."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, session: Session, request: Request) -> None:
+        self._session = session
         self._request = request
         self._recent = b""
         self._arrived = anyio.Event()
@@ -85,10 +92,13 @@ class _Progress:
     async def report(self) -> None:
         started = time.monotonic()
         while True:
-            with anyio.move_on_after(SILENCE_S):
+            being_made = not self._session.is_open
+            with anyio.move_on_after(_MAKING_S if being_made else SILENCE_S):
                 await self._arrived.wait()
             elapsed_s = time.monotonic() - started
             message = f"running for {elapsed_s:.0f} s"
+            if being_made:
+                message = f"the sandbox is being made ({elapsed_s:.0f} s)"
             if self._arrived.is_set():
                 self._arrived = anyio.Event()
                 # The last character may have come in part only.
@@ -124,12 +134,16 @@ def _hints(result: ExecResult, code: str) -> list[str]:
     return lines
 
 
-def on_screen(result: ExecResult) -> ExecResult:
-    """What a terminal shows, instead of what it was sent; for a thread."""
+async def shown(result: ExecResult) -> ExecResult:
+    """The result with what its terminal shows, if it has one, instead of what was sent there."""
+    return await to_thread.run_sync(_on_screen, result) if result.of == "terminal" else result
+
+
+def _on_screen(result: ExecResult) -> ExecResult:
     from mcp_sandbox.server.screen import screen  # noqa: PLC0415 - terminals alone need pyte
 
-    shown = screen(result.stdout.encode())
-    return replace(result, stdout=shown, stdout_bytes=byte_length(shown))
+    text = screen(result.stdout.encode())
+    return replace(result, stdout=text, stdout_bytes=byte_length(text))
 
 
 async def run_code(
@@ -138,18 +152,27 @@ async def run_code(
     code: Code,
     *,
     language: LanguageName = "python",
-    timeout_s: CodeTimeout = 30,
+    wait_s: float = WAIT_S,
+    timeout_s: float | None = None,
 ) -> CallToolResult:
     """Run Python, bash or JavaScript code and see what it prints.
 
     Every call is a fresh process in /workspace: keep what you need in files. Use print() to see
     values. JavaScript takes import, require and top-level await. Answers stdout, stderr, a
-    non-zero exit code and the files created or changed.
+    non-zero exit code and the files created or changed. What takes longer than wait_s goes on in
+    the background: see process.
     """
-    async with live_progress(request) as on_output:
-        result = await session.run_code(code, language, timeout_s=timeout_s, on_output=on_output)
+    async with live_progress(session, request) as on_output:
+        result = await session.run_code(
+            code,
+            language,
+            timeout_s=timeout_s,
+            wait_s=wait_s,
+            on_output=on_output,
+            leave=patience(request).leave,
+        )
     said = await hints(result, code, language)
-    return with_news(exec_result(result, timeout_s=timeout_s), said)
+    return with_news(exec_result(result), said)
 
 
 async def exec_(
@@ -161,15 +184,18 @@ async def exec_(
     env: Annotated[Env, Field(description="Additional variables.")] = None,
     stdin: Text | None = None,
     tty: Tty = False,
-    timeout_s: ExecTimeout = 120,
+    wait_s: float = WAIT_S,
+    until: Until | None = None,
+    timeout_s: float | None = None,
 ) -> CallToolResult:
-    """Run a bash command line: pipes, git, builds, tests, package managers.
+    """Run a bash command line: pipes, git, builds, tests, servers, package managers.
 
     Each call is a new shell; cd and variables do not carry over. Answers stdout, stderr, a
-    non-zero exit code and the files created or changed. Processes left in the background are not
-    waited for.
+    non-zero exit code and the files created or changed. What takes longer than wait_s goes on in
+    the background, and you are told when it ends: see process. To start a server, give until the
+    text that it prints when it is ready, or wait_s=0.
     """
-    async with live_progress(request) as on_output:
+    async with live_progress(session, request) as on_output:
         result = await session.exec(
             command,
             cwd=cwd,
@@ -177,17 +203,33 @@ async def exec_(
             stdin=stdin,
             timeout_s=timeout_s,
             tty=tty,
+            wait_s=wait_s,
+            until=until,
             on_output=on_output,
+            leave=patience(request).leave,
         )
-    result = await to_thread.run_sync(on_screen, result) if tty else result
+    result = await shown(result)
     said = await hints(result, command, "bash")
-    return with_news(exec_result(result, timeout_s=timeout_s), said)
+    return with_news(exec_result(result), said)
 
 
-def code_tools(session_for: SessionFor, *, note: str) -> list[SandboxTool]:
+def waits(longest_s: float, what: str) -> tuple[Any, float]:
+    """Type and default of a parameter that says how long a call waits."""
+    about = f"Seconds to wait; then {what}. 0: do not wait."
+    return Annotated[float, Field(ge=0, le=longest_s, description=about)], min(WAIT_S, longest_s)
+
+
+def code_tools(session_for: SessionFor, *, note: str, calls: CallsConfig) -> list[SandboxTool]:
     """run_code and exec; `note` is added to their descriptions."""
     anything = CHANGES.model_copy(update={"open_world_hint": True})
+    tool = partial(build_tool, session_for=session_for, annotations=anything, note=note)
+    wait = {"wait_s": waits(calls.longest_wait, "it goes on in the background")}
     return [
-        build_tool(run_code, session_for, title="Run code", annotations=anything, note=note),
-        build_tool(exec_, session_for, title="Run a command", annotations=anything, note=note),
+        tool(run_code, title="Run code", bounds=wait | _limit(calls.code_timeout)),
+        tool(exec_, title="Run a command", bounds=wait | _limit(calls.timeout)),
     ]
+
+
+def _limit(default_s: float) -> dict[str, tuple[Any, None]]:
+    about = f"Seconds until it is killed. Default: {show_duration(default_s)}, none with wait_s=0."
+    return {"timeout_s": (Annotated[float, Field(ge=1, le=86_400, description=about)] | None, None)}

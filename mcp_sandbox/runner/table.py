@@ -1,0 +1,111 @@
+"""The commands by id: which run, which have ended, and of whose end somebody was told."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from mcp_sandbox.runner import processes
+from mcp_sandbox.runner.protocol import OpError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from mcp_sandbox.runner.command import Command
+
+MOST_RUNNING = 64
+_MOST_ENDED = 32
+_ENDED_S = 3600.0
+_LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
+_NAMED = 20
+
+
+class Table:
+    """What goes on though its call was answered; of the ended, the last 32 of the last hour."""
+
+    def __init__(self, told: Callable[[], None], ended: Callable[[dict[str, Any]], None]) -> None:
+        """`told`: what runs has changed. `ended`: an end that nobody waited for."""
+        self._count = 0
+        # Drawn anew in each sandbox: an id from an ended one is never another command.
+        self._sandbox = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(3))
+        self._running: dict[str, Command] = {}
+        self._ended: dict[str, Command] = {}
+        self._on_change = told
+        self._on_end = ended
+
+    def enter(self, command: Command) -> str:
+        """The id of a new command; OpError when too many go on already."""
+        released = [each for each in self._running.values() if each.released]
+        if len(released) >= MOST_RUNNING:
+            named = ", ".join(f"{each.id} ({each.text})" for each in released[:_NAMED])
+            raise OpError(
+                "busy",
+                f"{len(released)} processes run in this sandbox, and no more may: end some with "
+                f"process action=stop. They are {named}, …",
+            )
+        self._count += 1
+        number = f"p{self._count}-{self._sandbox}"
+        self._running[number] = command
+        return number
+
+    def changed(self) -> None:
+        """A command goes on from here without its call."""
+        self._on_change()
+
+    def leave(self, command: Command, *, told: bool) -> None:
+        """It has ended. Who had its id may ask for it for a while."""
+        self._running.pop(command.id, None)
+        if not command.released:
+            return
+        self._ended[command.id] = command
+        while len(self._ended) > _MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
+        command.told = told
+        if not told:
+            self._on_end(command.row())
+        self._on_change()
+
+    def find(self, number: object) -> Command:
+        """The command of this id; OpError that names those there are."""
+        self._forget_old()
+        known = {**self._ended, **self._running}
+        if isinstance(number, str) and number in known:
+            return known[number]
+        there = ", ".join(known) or "none"
+        why = f"there is no process {str(number)[:60]!r}"
+        if isinstance(number, str) and number.partition("-")[2] not in ("", self._sandbox):
+            why = f"{number[:60]!r} is of an earlier sandbox of this chat, and ended with it"
+        raise OpError("not_found", f"{why}; there are: {there} (process action=list)")
+
+    def in_background(self) -> list[Command]:
+        """What goes on and nobody owns."""
+        return [each for each in self._running.values() if each.released]
+
+    def untold(self) -> list[dict[str, Any]]:
+        """The ends that nobody was told of."""
+        self._forget_old()
+        return [each.row() for each in self._ended.values() if not each.told]
+
+    def tell(self, numbers: list[str]) -> None:
+        """Somebody was told of these."""
+        for number in numbers:
+            if number in self._ended:
+                self._ended[number].told = True
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All of them, the newest last; of what runs, the memory of its whole tree in bytes."""
+        self._forget_old()
+        tree = processes.parents() if self._running else {}
+        rows = [each.row() for each in self._ended.values()]
+        for each in self._running.values():
+            root = each.root()
+            pids = [root, *processes.below([root], tree)] if root else []
+            rows.append({**each.row(), "memory": sum(map(processes.memory, pids))})
+        return rows
+
+    def _forget_old(self) -> None:
+        oldest = time.monotonic() - _ENDED_S
+        for each in [each for each in self._ended.values() if each.ended_at < oldest]:
+            del self._ended[each.id]

@@ -1,0 +1,146 @@
+"""Typed calls about commands by their ids, and what a runner says of how commands go."""
+
+import signal
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Literal
+
+from anyio import CancelScope
+
+from mcp_sandbox.errors import SandboxGone
+from mcp_sandbox.models import Background, ExecResult, ProcessRow
+from mcp_sandbox.runtime.calls import JsonObject, Reply, Sink, background_of, row_of
+from mcp_sandbox.runtime.channel import Channel
+
+Stop = Literal["TERM", "INT", "HUP", "KILL"]
+_Typing = Literal["enter", "tab", "escape", "backspace", "space", "ctrl-c", "ctrl-d", "ctrl-z"]
+Key = _Typing | Literal["up", "down", "left", "right", "page-up", "page-down"]
+
+# The runner enforces the time limits; one that is this late is taken for dead.
+LATE_S = 5.0
+MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
+_COUNTED = ("created", "changed", "deleted")
+_WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
+_MOST_ROWS = 1000
+
+
+class Processes:
+    """What runs in one sandbox, or has run, over one channel.
+
+    Any call may raise SandboxGone, and NotFound for an id that the sandbox does not know; it says
+    which there are.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    async def list(self) -> Sequence[ProcessRow]:
+        """What runs, and what has ended lately, the newest last."""
+        reply = await self._channel.call("processes", {}, timeout_s=LATE_S)
+        try:
+            return [row_of(said) for said in reply.result["processes"][:_MOST_ROWS]]
+        except MALFORMED as exc:
+            raise await nonsense(self._channel, exc) from exc
+
+    async def wait(
+        self,
+        process: str,
+        *,
+        until: str | None = None,
+        whole: bool = False,
+        on_output: Sink | None = None,
+        leave: CancelScope | None = None,
+    ) -> ExecResult:
+        """Its end, or how far it is: as soon as `until` is in its output, or `leave` is cancelled.
+
+        What was printed since the last answer about it, or the `whole` as far as it is held.
+        """
+        args = {"process": process, "until": until, "whole": whole, "live": bool(on_output)}
+        return await self._look("wait", args, on_output, leave)
+
+    async def stop(self, process: str, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
+        """End it: a signal to its process group, after the grace its whole tree is killed."""
+        args = {"process": process, "signal": signal.Signals[f"SIG{how}"].value}
+        return await self._look("stop", {**args, "grace_s": grace_s})
+
+    async def type(self, process: str, text: str, key: Key | None) -> ExecResult:
+        """Type on its terminal; how far it is when its screen has been still for a moment."""
+        return await self._look("type", {"process": process, "text": text, "key": key})
+
+    async def _look(
+        self,
+        op: str,
+        args: JsonObject,
+        on_output: Sink | None = None,
+        leave: CancelScope | None = None,
+    ) -> ExecResult:
+        reply = await self._channel.call(
+            op, args, timeout_s=float("inf"), sink=on_output, leave=leave
+        )
+        try:
+            result = result_of(reply)
+        except MALFORMED as exc:
+            raise await nonsense(self._channel, exc) from exc
+        if not result.running:
+            self._channel.ended.pop(str(args["process"]), None)
+        return result
+
+    def untold(self) -> Sequence[ProcessRow]:
+        """The ends that nobody was told of, as far as the runner has said."""
+        return [*self._channel.ended.values()]
+
+    async def tell(self, rows: Sequence[ProcessRow]) -> None:
+        """Somebody has been told of these: no other server needs to."""
+        for row in rows:
+            self._channel.ended.pop(row.id, None)
+        await self._channel.call("told", {"processes": [row.id for row in rows]}, timeout_s=LATE_S)
+
+
+async def nonsense(channel: Channel, exc: Exception) -> SandboxGone:
+    """No runner of ours says such a thing: nothing of it is believed any more."""
+    await channel.aclose()
+    return SandboxGone(f"the sandbox sent a result that makes no sense: {exc}")
+
+
+def result_of(reply: Reply) -> ExecResult:
+    """How a command ended, or how far it is."""
+    said, body = reply.result, BytesIO(reply.body)
+    out_head, out_tail, err_head, err_tail = (body.read(int(size)) for size in said["sizes"])
+    out_from, err_from = (int(start) for start in said["starts"])
+    out_total, err_total = (int(total) for total in said["totals"])
+    out_total, err_total = out_total - out_from, err_total - err_from
+    counts, changed, row = said.get("counts"), said["changed"], row_of(said)
+    return ExecResult(
+        stdout=_text(out_head, out_tail, out_total),
+        stderr=_text(err_head, err_tail, err_total),
+        exit_code=row.exit_code,
+        signal=row.signal,
+        duration_ms=int(said["duration_ms"]),
+        timed_out=row.why == "timeout",
+        out_of_memory=row.out_of_memory,
+        killed_because=_WHY.get(row.why),
+        truncated=len(reply.body) < out_total + err_total,
+        stdout_bytes=out_total,
+        stderr_bytes=err_total,
+        output_file=None if said["output_file"] is None else str(said["output_file"]),
+        changed_files=None if changed is None else tuple(str(name) for name in changed[:20]),
+        file_counts=counts and dict(zip(_COUNTED, map(int, counts), strict=True)),
+        made_room=background_of(said["made_room"]) if "made_room" in said else Background(),
+        process=None if said["process"] is None else row.id,
+        running=row.running,
+        stopped=row.why == "stopped",
+        until_met=bool(said["until_met"]),
+        left_s=None if said["left_s"] is None else int(said["left_s"]),
+        stdout_from=out_from,
+        stderr_from=err_from,
+        of=row.of,
+    )
+
+
+def _text(head: bytes, tail: bytes, total: int) -> str:
+    """Whole output, or both ends with a line between them that says how much is left out."""
+    missing = total - len(head) - len(tail)
+    if missing <= 0:
+        return (head + tail).decode("utf-8", "replace")
+    start, end = head.decode("utf-8", "replace"), tail.decode("utf-8", "replace")
+    return f"{start}\n[... {missing:,} bytes left out ...]\n{end}"

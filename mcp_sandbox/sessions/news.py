@@ -1,0 +1,64 @@
+"""What an agent should know and did not ask for, as sentences; each is told once."""
+
+from mcp_sandbox.models import Background, ChatId, ProcessRow
+
+_MOST_OF_A_CHAT = 5
+_MOST_CHATS = 1000
+_MOST_NAMED = 8
+
+
+class News:
+    """Short texts for the next result of a chat, the latest ones; each is told once."""
+
+    def __init__(self) -> None:
+        self._untold: dict[ChatId, list[str]] = {}
+
+    def tell(self, chat: ChatId, text: str) -> None:
+        """Keep a text until the chat's agent takes it."""
+        untold = [*self._untold.pop(chat, []), text][-_MOST_OF_A_CHAT:]
+        if len(self._untold) >= _MOST_CHATS:
+            del self._untold[next(iter(self._untold))]
+        self._untold[chat] = untold
+
+    def take(self, chat: ChatId) -> list[str]:
+        """What the chat's agent was not told yet."""
+        return self._untold.pop(chat, [])
+
+
+def how_it_is(row: ProcessRow) -> str:
+    """How a process ended, or that it is running, in a few words."""
+    if row.running:
+        return "running"
+    if row.out_of_memory:
+        return "ran out of memory"
+    words = {"timeout": "timed out", "stopped": "was stopped", "cancelled": "was cancelled"}
+    if row.why in words:
+        return words[row.why]
+    return f"was killed by {row.signal}" if row.signal else f"ended with exit code {row.exit_code}"
+
+
+def ended(row: ProcessRow) -> str:
+    """A process has ended, and nobody had waited for that."""
+    return (
+        f"{row.id} ({row.command}) {how_it_is(row)} after {row.seconds:.0f} s; process action=wait "
+        f"id={row.id} shows its last output"
+    )
+
+
+def ended_with(background: Background) -> str:
+    """What was running in the background, and does so no more; empty if nothing was."""
+    if not background.total:
+        return ""
+    named = [
+        f"{each.id or each.command or 'a process'} ({each.command if each.id else pid(each.pid)})"
+        for each in background.processes[:_MOST_NAMED]
+    ]
+    more = background.total - len(named)
+    if more > 0:
+        named.append(f"{more} more")
+    return f" Ended with it, in the background: {', '.join(named)}."
+
+
+def pid(number: int) -> str:
+    """A process that has no id of ours."""
+    return f"pid {number}"

@@ -1,0 +1,126 @@
+"""The processes of one chat: what outlives the call that started it."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+
+from anyio import CancelScope, current_time
+
+from mcp_sandbox.errors import NotFound, SandboxGone
+from mcp_sandbox.models import ChatId, ExecResult, ProcessRow
+from mcp_sandbox.runtime.processes import Key, Stop
+from mcp_sandbox.runtime.runtime import OnOutput
+from mcp_sandbox.sessions.gate import Action, Entered, Gate
+
+Run = Callable[..., Awaitable[ExecResult]]
+
+
+class Processes:
+    """Those of one chat, by the ids that results name. Errors are those of a session's calls."""
+
+    def __init__(self, chat: ChatId, gate: Gate, run: Run) -> None:
+        """`run` is the session's `exec`."""
+        self._chat = chat
+        self._gate = gate
+        self._run = run
+
+    @asynccontextmanager
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        tty: bool = False,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator["Process"]:
+        """Start a command that runs beside the block, and ends with it."""
+        how = {"cwd": cwd, "env": env, "tty": tty, "timeout_s": timeout_s}
+        started = await self._run(command, **how, wait_s=0)
+        process = Process(self, started)
+        try:
+            yield process
+        finally:
+            with CancelScope(shield=True), suppress(NotFound, SandboxGone):
+                await process.stop(grace_s=1)
+
+    async def list(self) -> Sequence[ProcessRow]:
+        """What runs, and what has ended lately, the newest last."""
+        async with self._enter("list") as entered:
+            return await entered.runtime.processes.list()
+
+    async def wait(
+        self,
+        process: str,
+        *,
+        wait_s: float | None = None,
+        until: str | None = None,
+        whole: bool = False,
+        on_output: OnOutput | None = None,
+        leave: CancelScope | None = None,
+    ) -> ExecResult:
+        """Its end, or after `wait_s`, or as soon as `until` was printed, how far it is.
+
+        With what it has printed since the last answer about it, or the `whole` as far as it is
+        held. Cancelling it ends the wait alone.
+
+        Raises:
+            NotFound: there is no such process; the message names those there are.
+        """
+        leave = leave or CancelScope()
+        async with self._enter("wait", process, leave) as entered:
+            return await entered.runtime.processes.wait(
+                process, until=until, whole=whole, on_output=on_output, leave=leaving(leave, wait_s)
+            )
+
+    async def stop(self, process: str, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
+        """Signal its process group, and after the grace kill its whole tree; how it ended."""
+        async with self._enter("stop", process) as entered:
+            return await entered.runtime.processes.stop(process, how, grace_s=grace_s)
+
+    async def type(self, process: str, text: str = "", key: Key | None = None) -> ExecResult:
+        """Type a text, then a key, on its terminal; what that was sent until it was still.
+
+        Raises:
+            InvalidArgument: it has no terminal.
+        """
+        async with self._enter("input", process, text=text) as entered:
+            return await entered.runtime.processes.type(process, text, key)
+
+    def _enter(
+        self,
+        action: str,
+        process: str | None = None,
+        leave: CancelScope | None = None,
+        **more: str,
+    ) -> AbstractAsyncContextManager[Entered]:
+        arguments = {"action": action, "id": process, **more}
+        return self._gate.enter(Action(self._chat, "process", arguments, leave=leave))
+
+
+class Process:
+    """A command that was started by `start`, and is ended with its block."""
+
+    def __init__(self, processes: Processes, started: ExecResult) -> None:
+        self.id = started.process or ""
+        self._processes = processes
+        # It may have ended before anybody could wait for it.
+        self._ended = None if started.running else started
+
+    async def wait(self, *, wait_s: float | None = None, until: str | None = None) -> ExecResult:
+        """See `Processes.wait`."""
+        return self._ended or await self._processes.wait(self.id, wait_s=wait_s, until=until)
+
+    async def type(self, text: str = "", key: Key | None = None) -> ExecResult:
+        """See `Processes.type`."""
+        return self._ended or await self._processes.type(self.id, text, key)
+
+    async def stop(self, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
+        """See `Processes.stop`."""
+        return self._ended or await self._processes.stop(self.id, how, grace_s=grace_s)
+
+
+def leaving(leave: CancelScope, wait_s: float | None) -> CancelScope:
+    """The scope whose end has a call answered: after `wait_s`, or when it is cancelled."""
+    if wait_s is not None:
+        leave.deadline = current_time() + wait_s
+    return leave

@@ -1,0 +1,270 @@
+"""Commands that outlive their calls: waited for, watched, listed, stopped, and told of once."""
+
+import re
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+
+from mcp_sandbox.app import open_manager
+from mcp_sandbox.config import Config
+from mcp_sandbox.config.models import MIB
+from mcp_sandbox.errors import Busy, CommandFailed, NotFound
+from mcp_sandbox.models import ProcessRow
+from mcp_sandbox.sessions.manager import SessionManager
+from mcp_sandbox.sessions.session import Session
+from tests.contract.conftest import CHAT
+
+UNTIL_TOLD = "while [ ! -e go ]; do sleep 0.02; done; "
+
+
+async def seen(ask: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something is so."""
+    with anyio.fail_after(20):
+        while not await ask():
+            await anyio.sleep(0.02)
+
+
+async def row(session: Session, process: str | None) -> ProcessRow:
+    (found,) = [each for each in await session.processes.list() if each.id == process]
+    return found
+
+
+async def has_ended(session: Session, process: str | None) -> None:
+    async def ended() -> bool:
+        return not (await row(session, process)).running
+
+    await seen(ended)
+
+
+async def test_a_call_answers_when_its_time_is_over_and_the_command_goes_on(
+    emptied: Session,
+) -> None:
+    begun = await emptied.exec(f"echo first; {UNTIL_TOLD} echo second; exit 3", wait_s=0.3)
+    assert begun.running
+    assert begun.process
+    assert begun.stdout == "first\n"
+    assert begun.exit_code is None
+    await emptied.write_file("go", "")
+    ended = await emptied.processes.wait(begun.process)
+    assert (ended.stdout, ended.exit_code, ended.running) == ("second\n", 3, False)
+
+
+async def test_code_goes_on_too_with_its_limit(emptied: Session) -> None:
+    endless = "import time\nwhile True: time.sleep(0.1)"
+    begun = await emptied.run_code(endless, wait_s=0.2, timeout_s=1)
+    assert begun.process
+    assert begun.left_s in (0, 1)
+    ended = await emptied.processes.wait(begun.process)
+    assert ended.timed_out
+
+
+async def test_what_nobody_waits_for_begins_at_once_and_has_no_limit(emptied: Session) -> None:
+    begun = await emptied.exec("sleep 86300", wait_s=0)
+    assert begun.process
+    assert begun.left_s is None
+    assert (await row(emptied, begun.process)).running
+    await emptied.processes.stop(begun.process)
+
+
+async def test_what_cannot_start_is_refused_though_nobody_waits(emptied: Session) -> None:
+    with pytest.raises(NotFound, match="cwd"):
+        await emptied.exec("true", cwd="nowhere", wait_s=0)
+
+
+async def test_a_call_answers_as_soon_as_a_text_is_printed(emptied: Session) -> None:
+    command = f"printf 'rea'; sleep 0.1; echo 'dy now'; {UNTIL_TOLD}"
+    begun = await emptied.exec(command, until="ready")
+    assert begun.until_met
+    assert begun.stdout.startswith("ready")
+    again = await emptied.processes.wait(begun.process or "", until="ready now")
+    assert again.until_met
+    await emptied.write_file("go", "")
+    ended = await emptied.processes.wait(begun.process or "", until="never")
+    assert not ended.until_met
+    assert ended.exit_code == 0
+
+
+async def test_each_answer_has_what_was_printed_since_the_last_one(emptied: Session) -> None:
+    command = "echo one; while read line; do [ -e $line ] && break; done < <(yes go); echo two"
+    begun = await emptied.exec(f"{command}; seq 3", until="one")
+    await emptied.write_file("go", "")
+    ended = await emptied.processes.wait(begun.process or "")
+    assert ended.stdout == "two\n1\n2\n3\n"
+    whole = await emptied.processes.wait(begun.process or "", whole=True)
+    assert whole.stdout == "one\ntwo\n1\n2\n3\n"
+    kept = await emptied.exec(["cat", begun.output_file or ""])
+    assert kept.stdout == whole.stdout
+
+
+async def test_much_output_is_bounded_and_kept_in_its_file(emptied: Session) -> None:
+    begun = await emptied.exec(f"seq 100000; {UNTIL_TOLD} seq 100001 200000", until="\n100000\n")
+    await emptied.write_file("go", "")
+    ended = await emptied.processes.wait(begun.process or "")
+    assert ended.truncated
+    assert ended.stdout.endswith("199999\n200000\n")
+    assert ended.stdout_from == begun.stdout_bytes
+    kept = await emptied.exec(["wc", "-l", ended.output_file or ""])
+    assert kept.stdout.startswith("200000 ")
+
+
+async def test_an_end_that_nobody_waited_for_is_told_once(emptied: Session) -> None:
+    begun = await emptied.exec(f"{UNTIL_TOLD} exit 4", wait_s=0)
+    assert await emptied.take_news() == []
+    await emptied.write_file("go", "")
+    await has_ended(emptied, begun.process)
+    (told,) = await emptied.take_news()
+    assert re.match(rf"{begun.process} \(while .*\) ended with exit code 4 after \d+ s; ", told)
+    assert await emptied.take_news() == []
+
+
+async def test_an_end_that_somebody_waited_for_is_no_news(emptied: Session) -> None:
+    begun = await emptied.exec("sleep 0.1", wait_s=0)
+    await emptied.processes.wait(begun.process or "")
+    assert await emptied.take_news() == []
+
+
+async def test_a_process_is_stopped_with_all_that_it_started(emptied: Session) -> None:
+    tree = "(setsid sleep 86301 & setsid sleep 86302 &); trap '' TERM; while :; do sleep 0.05; done"
+    begun = await emptied.exec(f"{tree}", wait_s=0.2)
+    ended = await emptied.processes.stop(begun.process or "", grace_s=0.2)
+    assert (ended.stopped, ended.signal) == (True, "SIGKILL")
+    left = await emptied.exec("pgrep -fc '^sleep 8630[12]'", timeout_s=10)
+    assert left.stdout == "0\n"
+
+
+async def test_a_polite_program_ends_by_itself_when_it_is_stopped(emptied: Session) -> None:
+    polite = "trap 'echo bye; exit 5' INT; echo ready; while :; do sleep 0.02; done"
+    begun = await emptied.exec(polite, until="ready")
+    ended = await emptied.processes.stop(begun.process or "", "INT")
+    assert (ended.stopped, ended.exit_code, ended.stdout) == (True, 5, "bye\n")
+
+
+async def test_a_wait_that_is_cancelled_ends_alone(emptied: Session) -> None:
+    begun = await emptied.exec(UNTIL_TOLD, wait_s=0)
+    with anyio.move_on_after(0.2):
+        await emptied.processes.wait(begun.process or "")
+    assert (await row(emptied, begun.process)).running
+    await emptied.write_file("go", "")
+    assert (await emptied.processes.wait(begun.process or "")).exit_code == 0
+
+
+async def test_an_unknown_id_is_answered_with_those_there_are(emptied: Session) -> None:
+    begun = await emptied.exec("sleep 86303", wait_s=0)
+    with pytest.raises(NotFound, match=rf"no process 'p1'; there are: .*{begun.process}"):
+        await emptied.processes.wait("p1")
+    with pytest.raises(NotFound, match="an earlier sandbox of this chat, and ended with it"):
+        await emptied.processes.wait("p1-000")
+    await emptied.processes.stop(begun.process or "")
+
+
+async def test_input_is_read_whole_after_the_call_was_answered(emptied: Session) -> None:
+    begun = await emptied.exec(f"{UNTIL_TOLD} wc -c", stdin=b"x" * (8 << 20), wait_s=0)
+    await emptied.write_file("go", "")
+    assert (await emptied.processes.wait(begun.process or "")).stdout == f"{8 << 20}\n"
+
+
+async def test_so_many_may_run_and_the_next_is_refused_with_their_list(emptied: Session) -> None:
+    begun = [await emptied.exec(["sleep", "86306"], wait_s=0) for _ in range(64)]
+    with pytest.raises(Busy, match=rf"64 processes run .*{begun[0].process}"):
+        await emptied.exec("true")
+    await emptied.processes.stop(begun[0].process or "")
+    await emptied.exec("pkill -f '^sleep 86306'")
+
+    async def all_have_ended() -> bool:
+        return not any(each.running for each in await emptied.processes.list())
+
+    await seen(all_have_ended)
+    assert len(await emptied.processes.list()) == 32
+    await emptied.take_news()
+
+
+async def test_a_process_of_a_block_ends_with_it(emptied: Session) -> None:
+    async with emptied.processes.start("echo ready; sleep 86304") as process:
+        assert (await process.wait(until="ready")).running
+    assert not (await row(emptied, process.id)).running
+
+
+async def test_a_command_that_has_to_succeed_raises_when_it_does_not(emptied: Session) -> None:
+    with pytest.raises(CommandFailed, match="exit code 3: no such thing") as caught:
+        await emptied.exec("echo no such thing >&2; exit 3", check=True)
+    assert caught.value.result.exit_code == 3
+
+
+async def test_ids_hold_in_two_servers_and_each_is_told(
+    manager: SessionManager, config: Config
+) -> None:
+    mine = await manager.session(CHAT)
+    await mine.exec("true")
+    async with open_manager(config) as other:
+        theirs = await other.session(CHAT)
+        await theirs.exec("true")
+        begun = await mine.exec("sleep 0.2; echo done", wait_s=0)
+        ended = await theirs.processes.wait(begun.process or "")
+        assert ended.stdout == "done\n"
+        begun = await mine.exec("sleep 0.1", wait_s=0)
+        await has_ended(mine, begun.process)
+        assert len(await mine.take_news()) == 1
+        assert len(await theirs.take_news()) == 1
+
+
+async def test_a_new_server_tells_what_no_other_has_told(
+    manager: SessionManager, config: Config
+) -> None:
+    mine = await manager.session(CHAT)
+    told = await mine.exec("sleep 0.1", wait_s=0)
+    await has_ended(mine, told.process)
+    await mine.take_news()
+    untold = await mine.exec("sleep 0.1", wait_s=0)
+    await has_ended(mine, untold.process)
+    async with open_manager(config) as other:
+        theirs = await other.session(CHAT)
+        await theirs.exec("true")
+        (news,) = await theirs.take_news()
+    assert news.startswith(f"{untold.process} ")
+
+
+async def test_commands_work_beside_those_that_go_on(emptied: Session) -> None:
+    begun = [await emptied.exec("sleep 86305", wait_s=0) for _ in range(3)]
+    for _ in range(3):
+        assert (await emptied.exec("echo $((6*7))")).stdout == "42\n"
+    for each in begun:
+        await emptied.processes.stop(each.process or "", "KILL")
+
+
+async def test_what_fills_the_workspace_is_stopped_and_the_sandbox_stays(config: Config) -> None:
+    small = config.workspace.model_copy(update={"size_limit": 20 * MIB, "min_free": 0})
+    async with open_manager(config.model_copy(update={"workspace": small})) as manager:
+        session = await manager.session(CHAT)
+        quiet = await session.exec("sleep 86307", wait_s=0)
+        await session.exec("echo here > /tmp/mark-of-filling")
+        fills = "while :; do head -c 1000000 /dev/zero >> big; sleep 0.01; done"
+        begun = await session.exec(fills, wait_s=0)
+        told: list[str] = []
+
+        async def was_told() -> bool:
+            told.extend(await session.take_news())
+            return any("filled the workspace" in each for each in told)
+
+        await seen(was_told)
+        assert begun.process
+        assert begun.process in " ".join(told)
+        await session.exec("rm big /tmp/mark-of-filling")
+        assert not (await row(session, begun.process)).running
+        assert not (await row(session, quiet.process)).running
+
+
+@pytest.mark.parametrize("victim", ["everything", "worker"])
+async def test_what_user_code_kills_under_a_process_is_never_a_false_success(
+    emptied: Session, backend_name: str, victim: str
+) -> None:
+    if backend_name == "docker-runsc":
+        pytest.skip("gVisor does not shield pid 1: the sandbox dies")
+    begun = await emptied.exec(f"{UNTIL_TOLD} echo lived; exit 6", wait_s=0)
+    await emptied.exec("kill -9 -1" if victim == "everything" else "pkill -9 -x mcp-sandbox")
+    await emptied.write_file("go", "")
+    ended = await emptied.processes.wait(begun.process or "")
+    if victim == "everything":
+        assert ended.signal == "SIGKILL"
+    else:
+        assert (ended.exit_code, ended.stdout) == (6, "lived\n")
