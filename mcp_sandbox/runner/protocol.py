@@ -6,7 +6,8 @@ frame's number. User code that gets between the two ends (a replaced socket, a h
 cut the connection; it cannot add, change, repeat or reorder a frame unnoticed.
 
 Host to runner, by "t":
-    call {id, op, args, more}   payload: first bytes of the body; `more`: data frames follow
+    call {id, op, args, more}   payload: first bytes of the body; `more`: data frames follow;
+                                `release`: as if that followed at once
     data {id, more}             further body bytes, within the credit the runner gave
     credit {id, n}              the host took n bytes of this call's data
     cancel {id}                 stop it and everything it started; it still answers

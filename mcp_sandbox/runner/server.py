@@ -409,6 +409,8 @@ class Connection:
             if call:
                 self.calls[number] = call
                 self._server.start(call, header, payload, more=more)
+                if header.get("release") and isinstance(call, Wait):
+                    call.release()
         except OpError as exc:
             reply.fail(exc.code, exc.message)
 

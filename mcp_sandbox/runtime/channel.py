@@ -111,9 +111,10 @@ class Channel:
                 with stop or anyio.CancelScope():
                     if leave is None:
                         return await self._converse(number, call, header, body)
+                    is_over = leave.deadline <= anyio.current_time()
                     # What it is given it is given whole, whoever waits.
-                    await self._begin(number, call, header, body)
-                    with leave:
+                    await self._begin(number, call, {**header, "release": is_over}, body)
+                    with anyio.CancelScope() if is_over else leave:
                         return await self._result(number, call)
                     await self._send({"t": "release", "id": number}, b"")
                     return await self._result(number, call)

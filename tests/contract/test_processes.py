@@ -268,3 +268,11 @@ async def test_what_user_code_kills_under_a_process_is_never_a_false_success(
         assert ended.signal == "SIGKILL"
     else:
         assert (ended.exit_code, ended.stdout) == (6, "lived\n")
+
+
+async def test_who_does_not_wait_for_what_has_ended_is_answered_too(emptied: Session) -> None:
+    begun = await emptied.exec("sleep 0.05", wait_s=0)
+    await has_ended(emptied, begun.process)
+    for _ in range(2):
+        assert (await emptied.processes.wait(begun.process or "", wait_s=0)).exit_code == 0
+    assert (await emptied.exec("echo works")).stdout == "works\n"
