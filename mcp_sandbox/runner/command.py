@@ -105,6 +105,9 @@ class Command:
 
         With `more`, as soon as the rest of its input is there.
         """
+        tty = self._args.get("tty")
+        if tty and (stdin or more):
+            raise OpError("invalid", "a terminal takes no stdin: leave stdin out, or tty")
         self._born_since = processes.now_ticks()
         self._kills_before = self._pool.memory.kills()
         self._job = self._describe()
@@ -114,9 +117,7 @@ class Command:
         limit_s = self._args["timeout_s"]
         if limit_s is not None:
             self._deadline = self._loop.later(limit_s, lambda: self.kill("timeout"))
-        self._is_plain = self._args.get("language") == "bash" and not (
-            stdin or more or self._args.get("tty")
-        )
+        self._is_plain = self._args.get("language") == "bash" and not (stdin or more or tty)
         ready = None
         if self._is_plain and self._pool.has_room(self._note_ending):
             ready = self._standby.start(self._job, code or b"", self._hear)
@@ -384,7 +385,6 @@ class Command:
         self._answered = {name: each.total for name, each in self._capture.streams.items()}
         for wait in [*waits]:
             self.waits.remove(wait)
-            # A screen is more than the last of what was sent there.
             wait.done(*(whole if wait.whole or self.keyboard else told))
 
     def _result(self, answered: dict[str, int] | None) -> tuple[dict[str, Any], bytes]:

@@ -234,7 +234,7 @@ class Inflow:
             size = os.write(self._fd, self.waiting) if self.waiting else 0
         except BlockingIOError:
             size = 0
-        except BrokenPipeError:
+        except OSError:
             self.close()
             return
         del self.waiting[:size]

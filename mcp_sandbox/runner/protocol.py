@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 VERSION = "3"
 UNWATCHED = {"GIT_EDITOR": "true", "NO_COLOR": "1", "PAGER": "cat", "TERM": "dumb"}
 """Variables of commands, which no person watches; what runs on a terminal goes without them."""
-COLUMNS, ROWS = 100, 30
-"""The terminal of a command."""
+COLUMNS, ROWS = 100, 30  # Of the terminal of a command.
 PREFIX = struct.Struct(">II")
 SEAL_BYTES = 16
 # A header travels on to a worker in one datagram, whose default limit is about 200 KiB.

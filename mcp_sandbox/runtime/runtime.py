@@ -5,7 +5,6 @@ from typing import Literal, cast, get_args
 
 from anyio import CancelScope
 
-from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import Background, ExecResult, Language, RunnerStatus, TerminalEnd
 from mcp_sandbox.runtime.calls import JsonObject, background_of, small
 from mcp_sandbox.runtime.channel import Channel
@@ -116,15 +115,11 @@ class Runtime:
 
         After `timeout_s` it is killed. When `leave` is cancelled, or `until` is in its output, the
         call is answered and the command goes on. `on_output` gets ("stdout" | "stderr", bytes)
-        live, with gaps when it is slow. With `tty` it runs on a terminal, and what
-        that is sent is its stdout.
+        live, with gaps when it is slow. With `tty` what its terminal is sent is its stdout.
 
         Raises:
             NotFound: `cwd` cannot be used.
-            InvalidArgument: `tty` with `stdin`.
         """
-        if tty and stdin:
-            raise InvalidArgument("a terminal takes no stdin: leave stdin out, or tty")
         args: JsonObject = {"timeout_s": timeout_s, "until": until, "tty": tty}
         if cwd:
             args["cwd"] = cwd

@@ -34,9 +34,8 @@ class Processes:
         timeout_s: float | None = None,
     ) -> AsyncGenerator["Process"]:
         """Start a command that runs beside the block, and ends with it."""
-        how = {"cwd": cwd, "env": env, "tty": tty, "timeout_s": timeout_s}
-        started = await self._run(command, **how, wait_s=0)
-        process = Process(self, started)
+        how = {"cwd": cwd, "env": env, "tty": tty, "timeout_s": timeout_s, "wait_s": 0}
+        process = Process(self, await self._run(command, **how))
         try:
             yield process
         finally:
@@ -78,22 +77,15 @@ class Processes:
             return await entered.runtime.processes.stop(process, how, grace_s=grace_s)
 
     async def type(self, process: str, text: str = "", key: Key | None = None) -> ExecResult:
-        """Type a text, then a key, on its terminal; what that was sent until it was still.
-
-        Raises:
-            InvalidArgument: it has no terminal.
-        """
-        async with self._enter("input", process, text=text) as entered:
+        """Type a text, then a key, on its terminal; all that is held of what that was sent."""
+        action = Action(self._chat, "process", {"action": "input", "id": process, "text": text})
+        async with self._gate.enter(action) as entered:
             return await entered.runtime.processes.type(process, text, key)
 
     def _enter(
-        self,
-        action: str,
-        process: str | None = None,
-        leave: CancelScope | None = None,
-        **more: str,
+        self, action: str, process: str | None = None, leave: CancelScope | None = None
     ) -> AbstractAsyncContextManager[Entered]:
-        arguments = {"action": action, "id": process, **more}
+        arguments = {"action": action, "id": process}
         return self._gate.enter(Action(self._chat, "process", arguments, leave=leave))
 
 

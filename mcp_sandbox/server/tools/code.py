@@ -56,9 +56,6 @@ Until = Annotated[
     Field(description="Answer as soon as this text is printed."),
 ]
 WAIT_S = 45.0
-Tty = Annotated[
-    bool, Field(description="On a terminal, for programs that ask or draw; process types there.")
-]
 
 
 @asynccontextmanager
@@ -183,7 +180,7 @@ async def exec_(
     cwd: Annotated[Path | None, Field(description="Default: /workspace.")] = None,
     env: Annotated[Env, Field(description="Additional variables.")] = None,
     stdin: Text | None = None,
-    tty: Tty = False,
+    tty: Annotated[bool, Field(description="On a terminal, for what asks or draws.")] = False,
     wait_s: float = WAIT_S,
     until: Until | None = None,
     timeout_s: float | None = None,
@@ -208,9 +205,8 @@ async def exec_(
             on_output=on_output,
             leave=patience(request).leave,
         )
-    result = await shown(result)
     said = await hints(result, command, "bash")
-    return with_news(exec_result(result), said)
+    return with_news(exec_result(await shown(result)), said)
 
 
 def waits(longest_s: float, what: str) -> tuple[Any, float]:
