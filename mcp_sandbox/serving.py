@@ -222,14 +222,14 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
             return told | await notice(arguments.get("variables", {}))
 
         with recent_log() as log:
-            from mcp_sandbox.daemon.chats import Chats
+            from mcp_sandbox.daemon import chats, copying
 
-            chats = Chats(manager.open)
+            people = chats.Chats(manager.open)
             control = Control(
                 ending,
                 log,
-                more={"status": status, **chats.commands},
-                conversations={"shell": chats.shell},
+                more={"status": status, **people.commands},
+                conversations={"shell": people.shell, "copy": partial(copying.copy, people)},
             )
             async with anyio.create_task_group() as doors:
                 if web is not None:

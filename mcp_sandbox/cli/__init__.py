@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from mcp_sandbox import __version__
-from mcp_sandbox.cli import daemon, local, setting_up, shell, skills
+from mcp_sandbox.cli import copy, daemon, local, setting_up, shell, skills
 from mcp_sandbox.cli.options import printable
 from mcp_sandbox.errors import NoDaemon, SandboxError
 
@@ -35,6 +35,7 @@ for _command in (
     daemon.rm,
     daemon.gc,
     shell.shell,
+    copy.cp,
     daemon.logs,
     daemon.shutdown,
     local.stdio,

@@ -16,6 +16,7 @@ from mcp_sandbox.errors import Ambiguous, InvalidArgument, NotFound, SandboxErro
 from mcp_sandbox.models import ChatId, SessionStatus
 from mcp_sandbox.runner.frames import END, ERROR, MAX_BYTES, FrameError, Frames, frame, size
 from mcp_sandbox.sessions.manager import SessionManager
+from mcp_sandbox.sessions.session import Session
 
 _SIZES_S = 0.1
 _SIZES_LEAST = 20
@@ -79,19 +80,23 @@ class Chats:
         chats = [status.chat for status in await manager.list()]
         return manager, find_chat(str(arguments.get("chat", "")), chats)
 
+    async def session(self, arguments: JsonObject) -> Session:
+        """The computer of the chat that is named."""
+        manager, chat = await self._found(arguments)
+        return await manager.session(chat)
+
     async def shell(self, arguments: JsonObject, connection: Connection) -> None:
         """Say that frames follow, and pass them on both ways until the shell ends.
 
         Raises:
             SandboxError: it cannot begin; nothing has been said.
         """
-        manager, chat = await self._found(arguments)
-        session = await manager.session(chat)
+        session = await self.session(arguments)
         first = size(_positive(arguments, "rows"), _positive(arguments, "columns"))
         tty, term = bool(arguments.get("tty", True)), arguments.get("term")
         if not (isinstance(term, str) and _TERM.fullmatch(term)):
             term = "xterm-256color"
-        env = {"TERM": term} if tty else {}
+        env, room = {"TERM": term} if tty else {}, int(arguments.get("room") or 0)
         args = {"env": env, "tty": tty, "command": arguments.get("command", [])}
         shown = Frames()
         await connection.tell({"event": {"chat": str(session.chat)}})
@@ -103,7 +108,7 @@ class Chats:
 
         async with aclosing(_typed(first, connection)) as typed:
             try:
-                ended = await session.shell(typed, show, args=args)
+                ended = await session.shell(typed, show, args=args, room=room)
             except (SandboxError, FrameError) as exc:
                 await connection.send(frame(ERROR, str(exc).encode()[:MAX_BYTES]))
             else:

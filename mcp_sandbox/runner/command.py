@@ -383,9 +383,11 @@ class Command:
             return
         told, whole = self._result(self._answered), self._result(None)
         self._answered = {name: each.total for name, each in self._capture.streams.items()}
-        for wait in [*waits]:
-            self.waits.remove(wait)
-            wait.done(*(whole if wait.whole or self.keyboard else told))
+        for wait in [wait for wait in self.waits if wait in waits]:
+            # A caller that is found to have hung up leaves us while others are answered.
+            if wait in self.waits:
+                self.waits.remove(wait)
+                wait.done(*(whole if wait.whole or self.keyboard else told))
 
     def _result(self, answered: dict[str, int] | None) -> tuple[dict[str, Any], bytes]:
         streams = self._capture.streams

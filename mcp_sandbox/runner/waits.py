@@ -86,7 +86,8 @@ class Wait:
         if self.owns:
             self.command.kill("cancelled")
         else:
-            self.command.waits.remove(self)
+            if self in self.command.waits:
+                self.command.waits.remove(self)
             self.fail("cancelled", "the wait was cancelled; what it waited for goes on")
 
     def done(self, result: dict[str, Any], payload: bytes) -> None:

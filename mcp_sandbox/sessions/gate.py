@@ -115,6 +115,8 @@ class Gate:
                         with held.guard.call():
                             yield Entered(held, held.runtime, record)
                     case "run":
+                        if action.size:
+                            await hold.meter.check_room(action.size)
                         # A command may grow files; in a full workspace it can look and delete, but
                         # not write.
                         full = await hold.meter.problem()

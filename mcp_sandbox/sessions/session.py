@@ -175,10 +175,13 @@ class Session:
         return None if timeout_s is None and wait_s == 0 else timeout_s or default_s
 
     async def shell(
-        self, frames: AsyncIterable[bytes], show: Show, *, args: Mapping[str, object]
+        self, frames: AsyncIterable[bytes], show: Show, *, args: Mapping[str, object], room: int = 0
     ) -> TerminalEnd:
-        """Let a person use a shell; what it leaves running ends with it. See runtime."""
-        async with self._enter("shell", command=args.get("command")) as entered:
+        """Let a person use a shell, in need of `room` bytes; what it leaves running ends with it.
+
+        See runtime.
+        """
+        async with self._enter("shell", room, command=args.get("command")) as entered:
             ended = await entered.runtime.terminal(frames, show, args=args)
             entered.record.exit_code = ended.exit_code
             return ended

@@ -14,6 +14,7 @@ NODE = "node@22.23.3"
 PACKAGES: Mapping[str, str] = {
     "inspector": "@modelcontextprotocol/inspector@2.12.0",
     "conformance": "@modelcontextprotocol/conformance@0.2.0-alpha.12",
+    "vite": "vite@6.4.6",
     "claude": "@anthropic-ai/claude-code@2.1.328",
 }
 # Half a gigabyte: nobody should get it by running all tests.

@@ -2,15 +2,22 @@
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mcp import Client
+from mcp.types import CallToolResult
 
 from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId, ExecResult
+from mcp_sandbox.server.identity import one_chat, sessions_by
+from mcp_sandbox.server.server import build_server
 from mcp_sandbox.sessions.session import Session
 from tests.conftest import configured
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER
+
+META = "mcp-sandbox/result"
 
 
 @pytest.fixture(params=[DOCKER, BUBBLEWRAP])
@@ -29,6 +36,25 @@ def config(backend_name: str, data_root: Path) -> Config:
 async def session(config: Config) -> AsyncGenerator[Session]:
     async with open_manager(config) as manager:
         yield await manager.session(ChatId("reader", "shipped"))
+
+
+@pytest.fixture
+async def client(session: Session) -> AsyncGenerator[Client]:
+    """What calls the tools of that chat, as an agent does."""
+
+    async def the_one(_chat: ChatId) -> Session:
+        return session
+
+    async with Client(build_server(sessions_by(one_chat(session.chat), the_one))) as client:
+        yield client
+
+
+async def call(client: Client, said: dict[str, Any], **more: object) -> CallToolResult:
+    """Make a call as a text writes it, but for what is given; it must succeed."""
+    given = {name: value for name, value in {**said, **more}.items() if name != "tool"}
+    result = await client.call_tool(said["tool"], given)
+    assert not result.is_error, result
+    return result
 
 
 async def learn(session: Session, name: str) -> None:

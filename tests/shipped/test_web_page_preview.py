@@ -1,10 +1,23 @@
 """A page is checked as a browser would fetch it, and becomes one file."""
 
+import io
 import re
+import tarfile
+from contextlib import closing
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+import pytest
+from anyio import to_thread
+from mcp import Client
+from mcp.types import CallToolResult
 
 from mcp_sandbox.sessions.session import Session
-from tests.shipped.conftest import learn, run
-from tests.shipped.texts import SHIPPED, commands
+from tests.conftest import npm_folder
+from tests.e2e import npm
+from tests.server.scripted import text_of
+from tests.shipped.conftest import META, call, learn, run
+from tests.shipped.texts import SHIPPED, calls, commands
 
 NAME = "web-page-preview"
 SCRIPTS = f"python3 /opt/skills/{NAME}/scripts"
@@ -22,18 +35,76 @@ HEAD = (
 )
 
 
-async def test_every_command_works_as_written(session: Session) -> None:
+async def test_every_command_works_as_written(session: Session, client: Client) -> None:
     await learn(session, NAME)
-    build, check, serve, bundle, pack = commands(NAME)
+    build, check, check_server, bundle, pack = commands(NAME)
     await run(session, f"{build}echo '<!-- mine -->' >> site/index.html")
     fine = "1 pages, 0 other files, 0 links to other hosts (not followed): no problems\n"
     assert (await run(session, check)).stdout == fine
-    served = (await run(session, serve)).stdout
-    assert served.startswith(fine)
-    assert "HTTP/1.0 200 OK" in served
+    static, preview, *_ = calls(NAME)
+    await call(client, static)
+    assert (await run(session, check_server)).stdout == fine
+    assert "<!-- mine -->" in await page_at(await call(client, preview))
     assert "outputs/page.html" in (await run(session, bundle)).stdout
     await run(session, pack)
     assert (await run(session, "unzip -Z1 outputs/site.zip")).stdout == "index.html\n"
+
+
+async def test_a_python_server_is_shown_and_started_again_as_written(
+    session: Session, client: Client
+) -> None:
+    (program,) = commands(NAME, language="python")
+    await session.write_file("app.py", program)
+    _, _, start, preview, _, _, stop = calls(NAME)
+    begun = await call(client, start)
+    shown = await call(client, preview)
+    assert await page_at(shown) == "<h1>It works</h1>"
+    await call(client, stop, id=(begun.meta or {})[META]["process"])
+    await session.write_file("app.py", program.replace("It works", "Again"))
+    await call(client, start)
+    assert address_in(await call(client, preview)) == address_in(shown)
+    assert await page_at(shown) == "<h1>Again</h1>"
+
+
+@pytest.mark.vite
+async def test_a_vite_project_is_shown_as_written(
+    session: Session, client: Client, pytestconfig: pytest.Config
+) -> None:
+    installed = npm.installed("vite", npm_folder(pytestconfig)).parent
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        # Node is there.
+        for folder in sorted(installed.iterdir()):
+            if not folder.name.startswith("node"):
+                tar.add(folder, f"app/node_modules/{folder.name}")
+    await session.write_file("app.tar", packed.getvalue())
+    await run(session, "tar -xf app.tar && rm app.tar")
+    await session.write_file("app/index.html", "<script type='module' src='/main.js'></script>")
+    await session.write_file("app/main.js", "document.body.append('ready')")
+    *_, start, preview, _ = calls(NAME)
+    await call(client, start)
+    assert "/@vite/client" in await page_at(await call(client, preview))
+
+
+def address_in(result: CallToolResult) -> str:
+    """The URL that a preview answers."""
+    found = re.search(r"http://\S+", text_of(result))
+    assert found
+    return found[0]
+
+
+async def page_at(result: CallToolResult) -> str:
+    """What a browser gets at the URL of a preview: it looks for every *.localhost here."""
+    url = urlsplit(address_in(result))
+
+    def fetch() -> str:
+        with closing(HTTPConnection("127.0.0.1", url.port or 80, timeout=20)) as connection:
+            connection.request("GET", url.path, headers={"Host": url.netloc})
+            answer = connection.getresponse()
+            assert answer.status == 200
+            return answer.read().decode()
+
+    return await to_thread.run_sync(fetch)
 
 
 async def test_every_kind_of_problem_is_found_and_explained(session: Session) -> None:

@@ -1,7 +1,9 @@
 """Where the shipped skills are, and the code in their texts."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 SHIPPED = Path(__file__).parents[2] / "skills"
 NAMES = sorted(folder.name for folder in SHIPPED.iterdir())
@@ -13,3 +15,10 @@ def commands(name: str, document: str = "SKILL.md", language: str = "sh") -> lis
     found = re.findall(rf"^( *)```{language}\n(.*?)^\1```$", text, re.MULTILINE | re.DOTALL)
     assert found, (name, document)
     return [re.sub(f"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
+
+
+def calls(name: str) -> list[dict[str, Any]]:
+    """The calls of tools in the text of a skill, one a line."""
+    return [
+        json.loads(line) for block in commands(name, language="json") for line in block.splitlines()
+    ]
