@@ -14,7 +14,7 @@ from mcp_sandbox.runtime.channel import Channel
 
 Stop = Literal["TERM", "INT", "HUP", "KILL"]
 _Typing = Literal["enter", "tab", "escape", "backspace", "space", "ctrl-c", "ctrl-d", "ctrl-z"]
-Key = _Typing | Literal["up", "down", "left", "right", "page-up", "page-down"]
+Key = Literal[_Typing, "up", "down", "left", "right", "page-up", "page-down"]
 
 # The runner enforces the time limits; one that is this late is taken for dead.
 LATE_S = 5.0

@@ -1,9 +1,17 @@
 """Programs on a terminal, which they ask and draw on."""
 
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import get_args
+
+import anyio
 import pytest
 
-from mcp_sandbox.errors import InvalidArgument
+from mcp_sandbox.errors import Busy, InvalidArgument
+from mcp_sandbox.runtime.processes import Key
 from mcp_sandbox.sessions.manager import SessionManager
+from mcp_sandbox.sessions.processes import Process
 from mcp_sandbox.sessions.session import Session
 
 
@@ -15,6 +23,14 @@ def manager(lasting: SessionManager) -> SessionManager:
 @pytest.fixture
 def session(emptied: Session) -> Session:
     return emptied
+
+
+@asynccontextmanager
+async def on_terminal(session: Session, command: str, until: str) -> AsyncGenerator[Process]:
+    """A command on a terminal that has printed this, as a pattern that it does not hold itself."""
+    async with session.processes.start(command, tty=True) as process:
+        assert (await process.wait(until=until)).until_met
+        yield process
 
 
 async def test_a_command_has_a_terminal_of_its_own(session: Session) -> None:
@@ -77,3 +93,131 @@ async def test_a_terminal_controls_its_session(session: Session) -> None:
     look = "import os; print(os.tcgetpgrp(0) == os.getpgrp(), os.getsid(0) == os.getppid())"
     result = await session.exec(f"python3 -c '{look}'; true", tty=True)
     assert result.stdout == "True True\r\n"
+
+
+async def test_a_dialogue_is_led_with_a_program_that_asks(session: Session) -> None:
+    async with on_terminal(session, "python3 -q", ">>> ") as python:
+        answer = await python.type("6 * 7", "enter")
+        assert answer.running
+        assert answer.of == "terminal"
+        assert "42\r\n" in answer.stdout
+        await python.type("for n in range(2): print('n is', n + 4)\n", "enter")
+        # What a terminal shows is no news: each answer has all that is held.
+        both = await python.wait(wait_s=0)
+        assert "42\r\n" in both.stdout
+        assert "n is 4\r\nn is 5\r\n" in both.stdout
+        assert (await python.type("exit(5)", "enter")).exit_code == 5
+
+
+async def test_a_word_is_asked_for_without_an_echo(session: Session) -> None:
+    asks = "read -rsp 'Pass''word: ' word; echo; echo got ${#word}"
+    async with on_terminal(session, asks, "Password: ") as asking:
+        ended = await asking.type("secret", "enter")
+    assert ended.stdout == "Password: \r\ngot 6\r\n"
+
+
+async def test_keys_arrive_as_programs_expect_them(session: Session) -> None:
+    await session.write_file(
+        "keys.py",
+        "import os, tty\ntty.setraw(0)\nprint('ready', end='', flush=True)\n"
+        "while (keys := os.read(0, 999)) != b'q': print(keys.hex(), end='', flush=True)\n",
+    )
+    plain = {"enter": b"\r", "tab": b"\t", "escape": b"\x1b", "backspace": b"\x7f", "space": b" "}
+    arrows = {"up": b"\x1bOA", "down": b"\x1bOB", "left": b"\x1bOD", "right": b"\x1bOC"}
+    pages = {"page-up": b"\x1b[5~", "page-down": b"\x1b[6~"}
+    controls = {"ctrl-c": b"\x03", "ctrl-d": b"\x04", "ctrl-z": b"\x1a"}
+    sent = {**plain, **arrows, **pages, **controls}
+    async with on_terminal(session, "python3 keys.py", "ready") as keys:
+        async with anyio.create_task_group() as tasks:
+            for key in get_args(Key):
+                tasks.start_soon(keys.type, "", key)
+        shown = await keys.wait(wait_s=0)
+        read = bytes.fromhex(shown.stdout.removeprefix("ready"))
+        pressed = re.findall(rb"(?s)\x1b(?:O.|\[.~)|.", read)
+        assert sorted(pressed) == sorted(sent[key] for key in get_args(Key))
+        shown = await keys.type("\u00e9\n", "enter")
+        assert shown.stdout.endswith("c3a90d0d")
+        assert (await keys.type("q")).exit_code == 0
+
+
+async def test_a_program_is_interrupted_by_its_key(session: Session) -> None:
+    async with on_terminal(session, "echo re''ady; exec sleep 86320", "ready") as sleeping:
+        ended = await sleeping.type(key="ctrl-c")
+    assert (ended.signal, ended.running) == ("SIGINT", False)
+
+
+async def test_what_is_typed_ends_by_its_key(session: Session) -> None:
+    async with on_terminal(session, "echo re''ady; cat > given", "ready") as reading:
+        assert (await reading.type("one\ntwo\n")).running
+        assert (await reading.type(key="ctrl-d")).exit_code == 0
+    assert (await session.exec("cat given")).stdout == "one\ntwo\n"
+
+
+async def test_a_flood_is_interrupted(session: Session) -> None:
+    async with on_terminal(session, "exec yes 'a flo''od'", "a flood") as flood:
+        ended = await flood.type(key="ctrl-c")
+        assert ended.signal == "SIGINT"
+        assert ended.stdout.count("a flood") > 5
+
+
+@pytest.mark.slow
+async def test_who_types_is_answered_though_the_screen_never_rests(session: Session) -> None:
+    async with on_terminal(session, "while echo mo''re; do sleep 0.1; done", "more") as restless:
+        began = anyio.current_time()
+        assert (await restless.type("x")).running
+        assert 4.5 < anyio.current_time() - began < 8
+
+
+async def test_an_editor_writes_what_was_typed(session: Session) -> None:
+    editor = (await session.exec("command -v vim vi nano | head -n 1")).stdout.strip()
+    if "vi" not in editor:
+        pytest.skip("there is no vi")
+    async with on_terminal(session, f"{editor} -u NONE file", "file") as vi:
+        await vi.type("ifirst\nsecond", "escape")
+        await vi.type("kx")
+        assert (await vi.type(":wq", "enter")).exit_code == 0
+    assert (await session.exec("cat file")).stdout == "firs\nsecond\n"
+
+
+async def test_only_what_has_a_terminal_and_runs_can_be_typed_to(session: Session) -> None:
+    async with session.processes.start("sleep 86321") as deaf:
+        with pytest.raises(InvalidArgument, match=f"{deaf.id} has no terminal.*exec tty=true"):
+            await deaf.type("x")
+        (row,) = [row for row in await session.processes.list() if row.id == deaf.id]
+        assert row.of == ""
+    async with on_terminal(session, "echo re''ady; sleep 86322", "ready") as stopped:
+        (row,) = [row for row in await session.processes.list() if row.id == stopped.id]
+        assert row.of == "terminal"
+        ended = await stopped.stop("KILL")
+        assert ended.stdout == "ready\r\n"
+        with pytest.raises(InvalidArgument, match=f"{stopped.id} has ended"):
+            await stopped.type("x")
+
+
+async def test_nothing_breaks_when_nobody_reads_what_is_typed(session: Session) -> None:
+    closing = "echo re''ady; exec <&- >&- 2>&-; sleep 86323"
+    raw = "stty raw -echo; echo re''ady; exec sleep 86324"
+    async with (
+        on_terminal(session, closing, "ready") as closed,
+        on_terminal(session, raw, "ready") as busy,
+    ):
+        for _ in range(3):
+            await closed.type("x" * 1000, "enter")
+        await busy.type("x" * 120_000)
+        with pytest.raises(Busy, match="does not read"):
+            await busy.type("x")
+        assert (await closed.wait(wait_s=0)).running
+        assert (await busy.wait(wait_s=0)).running
+
+
+async def test_who_gives_up_while_typing_leaves_the_program_alone(session: Session) -> None:
+    async with on_terminal(session, "echo be''gun; cat; echo re''ad", "begun") as reading:
+        with anyio.move_on_after(0.1):
+            await reading.type("first\n")
+        async with anyio.create_task_group() as tasks:
+            for word in ("second\n", "third\n"):
+                tasks.start_soon(reading.type, word)
+        ended = await reading.type(key="ctrl-d")
+    lines = re.findall("first|second|third|read", ended.stdout)
+    # As they were typed, and as they were read.
+    assert sorted(lines) == sorted([*["first", "second", "third"] * 2, "read"])
