@@ -22,8 +22,7 @@ _CONTROLS = {"ctrl-c": b"\x03", "ctrl-d": b"\x04", "ctrl-z": b"\x1a"}
 # As programs that draw expect them; line editors take these, too.
 _ARROWS = {"up": b"\x1bOA", "down": b"\x1bOB", "right": b"\x1bOC", "left": b"\x1bOD"}
 KEYS = {**_PLAIN, **_CONTROLS, **_ARROWS, "page-up": b"\x1b[5~", "page-down": b"\x1b[6~"}
-_STILL_S, _MOST_S = 0.3, 5.0
-_MOST_WAITING = 64 * 1024
+_STILL_S, _MOST_S, _MOST_WAITING = 0.3, 5.0, 64 * 1024
 
 
 class Keyboard:

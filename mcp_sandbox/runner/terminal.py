@@ -50,16 +50,17 @@ def run(args: dict[str, Any], typed: int, shown: int, _end: bytes) -> dict[str, 
 def _start(args: dict[str, Any]) -> tuple[int, int, dict[int, bytes]]:
     """The shell, where it reads, and where it writes with the kind of frames for that."""
     worker.enter(args["cwd"])
-    tty, env = args["tty"], worker.watched(args["env"]) if args["tty"] else args["env"]
+    env = worker.watched(args["env"]) if args["tty"] else args["env"]
     command = ["-c", 'exec "$@"', "bash", *args["command"]] if args["command"] else []
+    job = {**args, "program": _SHELL, "argv": ["bash", *command], "env": env}
     try:
-        if tty:
+        if args["tty"]:
             master, slave = os.openpty()
             theirs, keys, outputs = [slave] * 3, os.dup(master), {master: DATA}
         else:
             (stdin, keys), (out, stdout), (err, stderr) = os.pipe(), os.pipe(), os.pipe()
             theirs, outputs = [stdin, stdout, stderr], {out: DATA, err: STDERR}
-        pid = worker.begin(_SHELL, ["bash", *command], env, theirs, tty=tty)
+        pid = worker.begin(job, theirs)
     except OSError as exc:
         raise worker.cannot_start(_SHELL, exc) from exc
     for end in {*theirs}:

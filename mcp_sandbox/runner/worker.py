@@ -259,24 +259,19 @@ def spawn(job: dict[str, Any], fds: list[int]) -> int:
     """Start a program with fds as stdin, stdout, stderr and perhaps code; may raise OpError."""
     enter(job["cwd"])
     try:
-        return _spawn(job, fds) if job["grow"] else _spawn_stunted(job, fds)
+        return begin(job, fds) if job["grow"] else _spawn_stunted(job, fds)
     except OSError as exc:
         raise cannot_start(job["argv"][0], exc) from exc
 
 
-def _spawn(job: dict[str, Any], fds: list[int]) -> int:
-    return begin(job["program"], job["argv"], job["env"], fds, tty=job["tty"])
-
-
-def begin(program: str, argv: list[str], env: dict[str, str], fds: list[int], *, tty: bool) -> int:
-    """Start a program as the leader of a session; with `tty` the first of `fds` is its terminal."""
+def begin(job: dict[str, Any], fds: list[int]) -> int:
+    """Start a program as the leader of a session; with a `tty` the first of `fds` is that."""
     actions: list[Any] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
-    if tty:
+    if job["tty"]:
         # The first terminal that a leader of a session opens is the one that controls it.
         actions[0] = (os.POSIX_SPAWN_OPEN, 0, os.ttyname(fds[0]), os.O_RDWR, 0)
-    return os.posix_spawnp(
-        program, argv, env, file_actions=actions, setsid=True, setsigdef=DEFAULT_SIGNALS
-    )
+    how: dict[str, Any] = {"setsid": True, "setsigdef": DEFAULT_SIGNALS}
+    return os.posix_spawnp(job["program"], job["argv"], job["env"], file_actions=actions, **how)
 
 
 def watched(env: dict[str, str]) -> dict[str, str]:
@@ -298,7 +293,7 @@ def _spawn_stunted(job: dict[str, Any], fds: list[int]) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
-        return _spawn(job, fds)
+        return begin(job, fds)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 

@@ -140,8 +140,7 @@ class Session:
 
         After `timeout_s` it is killed. After `wait_s`, when `until` is in its output, or when
         `leave` is cancelled, the answer is how far it is, and it goes on as `result.process`.
-        `on_output` gets ("stdout" | "stderr", bytes) while it runs. With `tty` it has a terminal
-        instead of pipes.
+        `on_output` gets ("stdout" | "stderr", bytes) while it runs. `tty`: on a terminal.
 
         Raises:
             CommandFailed: with `check`, it did not succeed.

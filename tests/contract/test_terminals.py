@@ -173,7 +173,7 @@ async def test_an_editor_writes_what_was_typed(session: Session) -> None:
     if "vi" not in editor:
         pytest.skip("there is no vi")
     async with on_terminal(session, f"{editor} -u NONE file", "file") as vi:
-        await vi.type("ifirst\nsecond", "escape")
+        await vi.type("ione two\nthree", "escape")
         await vi.type("kx")
         assert (await vi.type(":wq", "enter")).exit_code == 0
     assert (await session.exec("cat file")).stdout == "firs\nsecond\n"
