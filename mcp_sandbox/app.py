@@ -144,6 +144,7 @@ async def open_manager(
                 workspace=config.workspace,
                 calls=config.calls,
                 keep_bytes=config.output.kept,
+                previews=config.previews.enabled,
                 may_move=config.backend != "auto",
                 keep_background=for_many,
                 pool_size=size,

@@ -250,6 +250,12 @@ class SkillsConfig(Section):
     )
 
 
+class PreviewsConfig(Section):
+    """Addresses at which a browser on this machine finds what listens in a sandbox."""
+
+    enabled: bool = setting(True, "let agents open previews")
+
+
 class ServeConfig(Section):
     """The daemon, `mcp-sandbox serve`."""
 
@@ -315,5 +321,6 @@ class Config(Section):
     skills: SkillsConfig = SkillsConfig()
     calls: CallsConfig = CallsConfig()
     output: OutputConfig = OutputConfig()
+    previews: PreviewsConfig = PreviewsConfig()
     serve: ServeConfig = ServeConfig()
     http: HttpConfig = HttpConfig()

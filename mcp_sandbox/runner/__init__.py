@@ -3,8 +3,8 @@
 server.py is a small epoll server on a unix socket; it proves a token to whoever connects and
 hands each call to a worker. worker.py is a forked process that does one job at a time, as the
 subreaper of whatever the job starts, so that no descendant can hide. python.py keeps a warm
-interpreter that forks for each piece of Python. files/ holds the file operations.
-protocol.py holds the frames, the same file for both ends.
+interpreter that forks for each piece of Python. files/ holds the file operations;
+dial.py connects to ports inside. protocol.py holds the frames, the same file for both ends.
 
 The modules that load before the first call get by without `typing` (TYPE_CHECKING is a plain
 constant there): it would be a third of the start-up time.

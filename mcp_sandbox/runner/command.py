@@ -11,6 +11,7 @@ from mcp_sandbox.runner.loop import Inflow, Tap, pipe, widen
 from mcp_sandbox.runner.native import close, signal
 from mcp_sandbox.runner.pool import described
 from mcp_sandbox.runner.protocol import WINDOW, OpError
+from mcp_sandbox.runner.shell import memory_of, remembering
 from mcp_sandbox.runner.worker import BASH, remove_code, watched
 
 TYPE_CHECKING = False
@@ -65,11 +66,13 @@ class Command:
         self._standby = standby
         self._table = table
         self._args = args
-        self.id = ""
+        self.id = self.text = ""
         self.waits: list[Wait] = []
-        self.text = ""
         self.released = self.told = self._stopped = self._launched = False
         self.ended_at = float("inf")
+        self.shell: str | None = args.get("shell")
+        # Until its worker says more: without it nothing of the command is remembered.
+        self._of_shell = ["kept"] if self.shell else []
         self._worker: Worker | None = None
         self._main: int | None = None
         self._capture = Capture(args["workspace"], args["name"], args["keep_bytes"])
@@ -80,9 +83,8 @@ class Command:
         self._stdin: int | None = None
         self._deadline: Timer | None = None
         self._started = time.monotonic()
-        self._born_since = 0.0
-        self._kills_before = 0
-        self._begun = self._out_of_memory = self._is_plain = False
+        self._born_since, self._kills_before = 0.0, 0
+        self._begun = self._is_plain = self._out_of_memory = False
         self._why: str | None = None
         self._status: int | None = None
         self._changed: dict[str, Any] = dict.fromkeys(("changed", "counts"))
@@ -105,9 +107,6 @@ class Command:
 
         With `more`, as soon as the rest of its input is there.
         """
-        tty = self._args.get("tty")
-        if tty and (stdin or more):
-            raise OpError("invalid", "a terminal takes no stdin: leave stdin out, or tty")
         self._born_since = processes.now_ticks()
         self._kills_before = self._pool.memory.kills()
         self._job = self._describe()
@@ -117,7 +116,10 @@ class Command:
         limit_s = self._args["timeout_s"]
         if limit_s is not None:
             self._deadline = self._loop.later(limit_s, lambda: self.kill("timeout"))
-        self._is_plain = self._args.get("language") == "bash" and not (stdin or more or tty)
+        if self.shell:
+            given, cwd = self._args["given"], self._args["moves"]
+            code = remembering(code or b"", memory_of(self.shell), given, cwd=cwd)
+        self._is_plain = self._job["gated"] and not (stdin or more or self._job["tty"])
         ready = None
         if self._is_plain and self._pool.has_room(self._note_ending):
             ready = self._standby.start(self._job, code or b"", self._hear)
@@ -187,6 +189,7 @@ class Command:
         # By its path: PATH begins with directories that it would be looked for in first.
         program = "/bin/bash" if language == "bash" else argv[0]
         gated = language == "bash"
+        job["shell"] = memory_of(self.shell) if self.shell else None
         return {**job, "op": "command", "program": program, "argv": argv, "gated": gated}
 
     def _open_streams(self) -> None:
@@ -273,6 +276,7 @@ class Command:
                 wait.look()
         elif said["e"] == "exit":
             self._changed = {name: said[name] for name in self._changed}
+            self._of_shell = said.get("shell") or []
             self._ended(said["status"])
         elif said["e"] == "fail":
             self._failed(said["code"], said["message"])
@@ -403,6 +407,7 @@ class Command:
             "totals": [stream.total for stream in streams.values()],
             "output_file": self._capture.file,
             "made_room": self._made_room,
+            "shell": self._of_shell,
             **self._changed,
         }
         return result, b"".join(ends)
@@ -425,7 +430,7 @@ class Command:
             "signal": os.WTERMSIG(status) if killed else None,
             "why": self._why or ("stopped" if self._stopped else None),
             "out_of_memory": self._out_of_memory,
-            "of": "terminal" if self.keyboard else "",
+            "of": "terminal" if self.keyboard else f"shell {self.shell}" if self.shell else "",
         }
 
     def root(self) -> int | None:

@@ -13,7 +13,8 @@ Host to runner, by "t":
     cancel {id}                 stop it and everything it started; it still answers
     release {id}                answer now; what it started goes on
 Runner to host:
-    data {id, s}                "body": reliable, within credit; "stdout"/"stderr": live, may skip
+    data {id, s}                "body": reliable, within credit; "stdout"/"stderr": live, may skip;
+                                "end": one byte that says that no more of the body follows
     credit {id, n}              the runner took n bytes of this call's body
     done {id, result}           payload: captured output
     fail {id, code, message}
@@ -49,7 +50,7 @@ MAX_HEADER = 128 * 1024
 MAX_PAYLOAD = 1024 * 1024
 CHUNK = 256 * 1024
 WINDOW = 1024 * 1024
-MAX_CALLS = 256
+MAX_CALLS = 1024
 NONCE_BYTES = 16
 
 

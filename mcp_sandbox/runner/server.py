@@ -8,6 +8,7 @@ import time
 
 from mcp_sandbox.runner import processes, protocol
 from mcp_sandbox.runner.command import Command, Operation
+from mcp_sandbox.runner.dial import Dial
 from mcp_sandbox.runner.loop import READ, WRITE, Loop
 from mcp_sandbox.runner.native import Socket, accept, signal
 from mcp_sandbox.runner.pool import MOST_NAMED, Pool, described
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from mcp_sandbox.runner.loop import Timer
 
-    Call = Operation | Wait
+    Call = Operation | Wait | Dial
 
 _MOST_CONNECTIONS = 32
 _MOST_UNPROVED = 16
@@ -144,7 +145,9 @@ class Server:
         return {"background": named, "background_total": len(started) + others["background_total"]}
 
     def _under_way(self) -> int:
-        return sum(len(each.calls) for each in self._connections)
+        """How many calls are; what is sent to a server inside is its own business."""
+        calls = (call for each in self._connections for call in each.calls.values())
+        return sum(not isinstance(call, Dial) for call in calls)
 
     def _consider_idle(self) -> None:
         """Start the idle time when nobody who may is connected and nothing runs; else stop it."""
@@ -188,10 +191,9 @@ class Server:
             command = Command(self.loop, self._pool, self._standby, self._table, args)
             return Wait(reply, command, args, owns=True)
         if op in ("wait", "stop", "type"):
-            found = self._table.find(args.get("process"))
-            if op == "type":
-                found.type(args["text"], args["key"])
-            return Wait(reply, found, args)
+            return Wait(reply, self._table.find(args.get("process")), args)
+        if op == "dial":
+            return Dial(self.loop, reply, args)
         if op not in ("ping", "status", "retire", "processes", "told"):
             return Operation(self.loop, self._pool, reply)
         answer: dict[str, Any] = self._status() if op == "status" else {}
@@ -245,6 +247,9 @@ class Server:
             **args,
             "cwd": args.get("cwd") or self._workspace,
             "env": {**self._env, **(args.get("env") or {})},
+            # What a shell is to have anew; the rest it remembers.
+            "moves": bool(args.get("cwd")),
+            "given": list(args.get("env") or {}),
             "workspace": self._workspace,
             "name": f"{os.getpid():x}{self._count:x}-{os.urandom(3).hex()}",
         }
@@ -255,6 +260,9 @@ class Server:
             op, args = header["op"], header["args"]
             args = self._complete(args) if op == "terminal" else args
             call.start(op, args, body, more=more)
+            return
+        if isinstance(call, Dial):
+            call.start(body, more=more)
             return
         op, args = header["op"], header["args"]
         size, command = args.get("code_bytes"), call.command

@@ -55,6 +55,7 @@ class Call:
         self.error: errors.SandboxError | None = None
         self.credit = protocol.WINDOW
         self.uncredited = 0
+        self.last = ""
         self.event = anyio.Event()
 
     def wake(self) -> None:
@@ -80,8 +81,9 @@ class Call:
         self.wake()
 
     def _collect(self, name: str, payload: bytes) -> None:
-        if name not in ("body", "stdout", "stderr") or not payload:
-            raise protocol.ProtocolError("data of an unknown stream, or none")
+        if name not in ("body", "end", "stdout", "stderr") or not payload or self.last == "end":
+            raise protocol.ProtocolError("data of an unknown stream, or none, or after its end")
+        self.last = name
         if self.sink:
             # The credit given bounds what may wait here.
             if sum(len(data) for _, data in self.pieces) > 2 * protocol.WINDOW:

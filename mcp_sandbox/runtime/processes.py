@@ -1,7 +1,7 @@
 """Typed calls about commands by their ids, and what a runner says of how commands go."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Sequence
 from io import BytesIO
 from typing import Literal
 
@@ -22,6 +22,13 @@ MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
 _COUNTED = ("created", "changed", "deleted")
 _WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
 _MOST_ROWS = 1000
+_OF_SHELL = {
+    "new": "this shell is new; the next call with its name goes on where this one has ended",
+    "broken": "what this shell remembered was damaged: it has begun anew",
+    "moved": "the directory this shell was in is gone: this command began in /workspace",
+    "kept": "the shell remembers nothing of this command and is as before it: bash was killed, "
+    "replaced by exec, or left by exit under its own EXIT trap, or more than 4 MiB were to be kept",
+}
 
 
 class Processes:
@@ -66,6 +73,24 @@ class Processes:
     async def type(self, process: str, text: str, key: Key | None) -> ExecResult:
         """Type on its terminal; how far it is when its screen has been still for a moment."""
         return await self._look("type", {"process": process, "text": text, "key": key})
+
+    async def dial(
+        self,
+        port: int,
+        sent: bytes | AsyncIterable[bytes] = b"",
+        sink: Sink | None = None,
+        *,
+        wait_s: float,
+    ) -> None:
+        """Connect to a port of the sandbox's loopback, until both directions have ended.
+
+        `sink` gets ("body", bytes), and ("end", …) once. Without one, to be connected is enough.
+
+        Raises:
+            NotFound: nothing answers within `wait_s`; the message names the ports that are used.
+        """
+        args = {"port": port, "wait_s": wait_s, "look": sink is None}
+        await self._channel.call("dial", args, body=sent, timeout_s=float("inf"), sink=sink)
 
     async def _look(
         self,
@@ -134,6 +159,7 @@ def result_of(reply: Reply) -> ExecResult:
         stdout_from=out_from,
         stderr_from=err_from,
         of=row.of,
+        shell=() if row.running else tuple(_OF_SHELL[word] for word in said["shell"][:4]),
     )
 
 

@@ -1,10 +1,12 @@
 """Typed calls to one runner: code, commands and shells here, file operations in `files`."""
 
+import re
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from typing import Literal, cast, get_args
 
 from anyio import CancelScope
 
+from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import Background, ExecResult, Language, RunnerStatus, TerminalEnd
 from mcp_sandbox.runtime.calls import JsonObject, background_of, small
 from mcp_sandbox.runtime.channel import Channel
@@ -19,6 +21,7 @@ Show = Callable[[bytes], Awaitable[None]]
 
 # Who does not answer this is ended with all that runs in it: so a slow machine gets its time.
 _RETIRE_S = 12.0
+_SHELL = re.compile(r"[A-Za-z0-9._-]{1,32}", re.ASCII)
 
 
 class Runtime:
@@ -105,6 +108,7 @@ class Runtime:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
+        shell: str | None = None,
         timeout_s: float | None = None,
         until: str | None = None,
         tty: bool = False,
@@ -117,10 +121,22 @@ class Runtime:
         call is answered and the command goes on. `on_output` gets ("stdout" | "stderr", bytes)
         live, with gaps when it is slow. With `tty` what its terminal is sent is its stdout.
 
+        A `shell` of that name goes on where its last command has ended; see `runner/shell.py`.
+
         Raises:
             NotFound: `cwd` cannot be used.
+            InvalidArgument: `shell` is no name for one, or there is no command line; or with `tty`.
+            Busy: `shell` runs another command.
         """
         args: JsonObject = {"timeout_s": timeout_s, "until": until, "tty": tty}
+        if tty and (stdin or shell):
+            raise InvalidArgument("tty takes no stdin and no shell: leave these out, or tty")
+        if shell is not None:
+            if not _SHELL.fullmatch(shell):
+                raise InvalidArgument("shell takes 1 to 32 letters, digits, '.', '_' or '-'")
+            if not isinstance(command, str):
+                raise InvalidArgument("shell takes a command line, not a list")
+            args["shell"] = shell
         if cwd:
             args["cwd"] = cwd
         code = None

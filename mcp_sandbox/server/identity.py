@@ -38,12 +38,17 @@ class Caller:
 CallerOf = Callable[[Request], Caller]
 
 
+def is_over_http(request: Request) -> bool:
+    """Whether its client may be on another machine."""
+    return hasattr(request.request_context.request, "scope")
+
+
 def _caller(request: Request, other: ChatOf) -> Caller:
-    scope = getattr(request.request_context.request, "scope", None)
-    if scope is None:
+    if not is_over_http(request):
         chat = other(request)
         return Caller(chat.user, chat)
-    caller: Caller = scope[CALLER]
+    http: Any = request.request_context.request
+    caller: Caller = http.scope[CALLER]
     return caller
 
 

@@ -251,6 +251,7 @@ def _ending(result: ExecResult, unseen: int) -> Iterable[str]:
     if ended := _goes_on(result) if result.running else _how_it_ended(result):
         seconds = f"{result.process} has ended after {result.duration_ms / 1000:.0f} s: "
         yield seconds * bool(result.process and not result.running) + ended
+    yield from result.shell
     if result.made_room.total:
         yield _what_made_room(result.made_room)
     if result.limit:
@@ -487,6 +488,7 @@ class SandboxInfoReport(BaseModel, frozen=True):
     network: str
     limits: dict[str, str]
     programs: dict[str, str]
+    previews: dict[int, str]
     workspace: WorkspaceReport
     project: str
     versions: dict[str, str]

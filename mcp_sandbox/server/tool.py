@@ -63,6 +63,7 @@ TOOLS = {
     "grep": "search rg ripgrep search_files search_file_content codebase_search",
     "list_files": "ls dir list_dir list_directory",
     "move_file": "mv rename",
+    "preview": "open_browser browser_preview preview_start open_port expose_port serve",
     "read_file": "cat open view view_file open_file notebookread",
     "run_code": "python ipython jupyter code_interpreter python_repl_ast notebookedit node",
     "skill_activate": "skill",

@@ -31,6 +31,8 @@ _ACCESS: Mapping[str, Access] = {
     "exec": "run",
     "shell": "run",
 }
+# They take as long as a person likes.
+_ENDLESS = ("shell", "preview")
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,12 @@ class Gate:
         self._ended = anyio.Event()
         self._leaves: set[anyio.CancelScope] = set()
         self._closed: str | None = None
+        self.closing = anyio.Event()
 
     def close(self, why: str) -> None:
         """Let no call in from now on; the first reason is the one that callers are told."""
         self._closed = self._closed or why
+        self.closing.set()
 
     def let_go(self) -> None:
         """Have those calls answered that wait for a process; it goes on."""
@@ -106,7 +110,7 @@ class Gate:
         """
         hold = self._hold_of(action.chat)
         with self.passed(action) as record:
-            async with hold.open_sandbox(endless=action.what == "shell") as held:
+            async with hold.open_sandbox(endless=action.what in _ENDLESS) as held:
                 match _ACCESS.get(action.what, "read"):
                     case "read":
                         yield Entered(held, held.runtime, record)

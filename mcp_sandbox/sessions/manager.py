@@ -19,6 +19,7 @@ from mcp_sandbox.models import BackendName, ChatId, SandboxInfo, SessionStatus, 
 from mcp_sandbox.sessions.cleaning import Cleaning, GcReport, Reaper
 from mcp_sandbox.sessions.gate import Gate
 from mcp_sandbox.sessions.hold import Hold
+from mcp_sandbox.sessions.previews import Previews
 from mcp_sandbox.sessions.records import ChatRecord, Ledger
 from mcp_sandbox.sessions.rooms import Rooms, Use
 from mcp_sandbox.sessions.session import Session
@@ -198,7 +199,8 @@ class SessionManager:
     async def session(self, chat: ChatId) -> Session:
         """The chat's session; its sandbox is made at the first call that needs it."""
         hold = self._hold(chat)
-        return Session(hold, self._gate, ChatSkills(chat, self._skills, hold.pinning, self._gate))
+        skills = ChatSkills(chat, self._skills, hold.pinning, self._gate)
+        return Session(hold, self._gate, skills, Previews(chat, self._gate, self._rooms))
 
     def _hold(self, chat: ChatId) -> Hold:
         if not self._entered:

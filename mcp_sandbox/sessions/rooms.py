@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup
 from mcp_sandbox.backends.base import Backend, Sandbox
 from mcp_sandbox.config.models import MIB, show_size
 from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable, WorkspaceFull
-from mcp_sandbox.models import Ending, ExecResult, Limits
+from mcp_sandbox.models import ChatId, Ending, ExecResult, Limits
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.news import News
 from mcp_sandbox.sessions.records import ChatRecords, Ledger
@@ -50,7 +50,10 @@ _LIMITS = {
 
 @dataclass
 class Rooms:
-    """What every hold of one manager shares; `tasks` and `pool` are there while that is open."""
+    """What every hold of one manager shares; `tasks` and `pool` are there while that is open.
+
+    `addresses`: name and port of each preview that there was.
+    """
 
     backend: Backend
     workspaces: Workspaces
@@ -59,6 +62,7 @@ class Rooms:
     settings: SessionSettings
     slots: Slots
     news: News = field(default_factory=News)
+    addresses: dict[tuple[ChatId, int], tuple[str, int]] = field(default_factory=dict)
     pool: WarmPool | None = None
     tasks: TaskGroup = field(init=False)
 
@@ -166,7 +170,7 @@ class Held:
     """An open sandbox. `suits` is False while it is unknown whether it is as it should be now.
 
     `news` is what the agent should know of the one that was there before; `epitaph` says what
-    became of this one, once it has ended under a call.
+    became of this one, once it has ended under a call. `previews` has the address of each port.
     """
 
     sandbox: Sandbox
@@ -177,6 +181,7 @@ class Held:
     suits: bool = True
     paused: bool = False
     epitaph: str | None = None
+    previews: dict[int, str] = field(default_factory=dict[int, str])
     guard: GrowthGuard = field(init=False)
 
 

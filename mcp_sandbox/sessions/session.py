@@ -28,6 +28,7 @@ from mcp_sandbox.runner.protocol import VERSION
 from mcp_sandbox.runtime.runtime import OnOutput, Runtime, Show
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 from mcp_sandbox.sessions.hold import Hold
+from mcp_sandbox.sessions.previews import Previews
 from mcp_sandbox.sessions.processes import Processes, leaving
 from mcp_sandbox.sessions.rooms import limit_met
 from mcp_sandbox.sessions.skills import ChatSkills
@@ -54,7 +55,8 @@ _SHOWN_CHARS = 500
 class SandboxReport:
     """The answer of `sandbox_info`. `programs` maps a name to its version.
 
-    `project` says whether and how the folder of the chat's client is shown.
+    `project` says whether and how the folder of the chat's client is shown; `previews` maps a port
+    to its address.
     """
 
     chat: ChatId
@@ -65,6 +67,7 @@ class SandboxReport:
     limits: Mapping[str, str]
     network: str
     programs: Mapping[str, str]
+    previews: Mapping[int, str]
     workspace: str
     project: str
     usage: WorkspaceUsage
@@ -80,13 +83,14 @@ class Session:
     files), OperatorError (no sandbox can be made) and CallerError (the call cannot be done).
     """
 
-    def __init__(self, hold: Hold, gate: Gate, skills: ChatSkills) -> None:
+    def __init__(self, hold: Hold, gate: Gate, skills: ChatSkills, previews: Previews) -> None:
         self._hold = hold
         self._gate = gate
         self.processes = Processes(hold.chat, gate, self.exec)
         self.chat: ChatId = hold.chat
         self.backend: BackendName = hold.backend
         self.skills = skills
+        self.previews = previews
 
     @property
     def is_open(self) -> bool:
@@ -128,6 +132,7 @@ class Session:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | bytes | None = None,
+        shell: str | None = None,
         tty: bool = False,
         timeout_s: float | None = None,
         wait_s: float | None = None,
@@ -138,22 +143,25 @@ class Session:
     ) -> ExecResult:
         """Run a bash command line, or a list of program and arguments without a shell.
 
-        After `timeout_s` it is killed. After `wait_s`, when `until` is in its output, or when
-        `leave` is cancelled, the answer is how far it is, and it goes on as `result.process`.
-        `on_output` gets ("stdout" | "stderr", bytes) while it runs. `tty`: on a terminal.
+        Commands in a `shell` of the same name find directory, variables, functions and options as
+        the one before has left them. After `timeout_s` it is killed. After `wait_s`, when `until`
+        is in its output, or when `leave` is cancelled, the answer is how far it is, and it goes on
+        as `result.process`. `on_output` gets ("stdout" | "stderr", bytes) while it runs.
+        `tty`: on a terminal.
 
         Raises:
             CommandFailed: with `check`, it did not succeed.
         """
         given = stdin.encode() if isinstance(stdin, str) else stdin or b""
         leave = leave or CancelScope()
-        told = {"command": command, "cwd": cwd, "env": env, "stdin": stdin}
+        told = {"command": command, "cwd": cwd, "env": env, "stdin": stdin, "shell": shell}
         async with self._enter("exec", 0, leave, **told) as entered:
             result = await entered.runtime.exec(
                 command,
                 cwd=cwd,
                 env={**await self._hold.pinning.variables(), **(env or {})},
                 stdin=given,
+                shell=shell,
                 timeout_s=self._limit_s(timeout_s, wait_s, self._hold.calls.timeout),
                 until=until,
                 tty=tty,
@@ -267,6 +275,7 @@ class Session:
                 limits=facts.limits,
                 network=facts.network,
                 programs={name: version for name, _, version in pairs},
+                previews=entered.held.previews,
                 workspace="/workspace",
                 project=entered.held.shown.said,
                 usage=usage,

@@ -35,6 +35,7 @@ class SessionSettings:
     workspace: WorkspaceConfig = field(default_factory=WorkspaceConfig)
     calls: CallsConfig = field(default_factory=CallsConfig)
     keep_bytes: int = 64 * 1024 * 1024
+    previews: bool = True
     may_move: bool = True
     keep_background: bool = False
     pool_size: int = 0

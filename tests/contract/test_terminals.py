@@ -52,9 +52,11 @@ async def test_what_is_for_unwatched_commands_is_not_set_on_a_terminal(session: 
     assert given.stdout == "vt100,,,\r\n"
 
 
-async def test_a_terminal_takes_no_stdin(session: Session) -> None:
-    with pytest.raises(InvalidArgument, match="stdin"):
+async def test_a_terminal_takes_no_stdin_and_no_shell(session: Session) -> None:
+    with pytest.raises(InvalidArgument, match="no stdin and no shell"):
         await session.exec("cat", tty=True, stdin="given")
+    with pytest.raises(InvalidArgument, match="no stdin and no shell"):
+        await session.exec("cd /tmp", tty=True, shell="build")
 
 
 async def test_a_program_that_floods_its_terminal_is_seen_to_its_end(session: Session) -> None:
@@ -176,7 +178,7 @@ async def test_an_editor_writes_what_was_typed(session: Session) -> None:
         await vi.type("ione two\nthree", "escape")
         await vi.type("kx")
         assert (await vi.type(":wq", "enter")).exit_code == 0
-    assert (await session.exec("cat file")).stdout == "firs\nsecond\n"
+    assert (await session.exec("cat file")).stdout == "one tw\nthree\n"
 
 
 async def test_only_what_has_a_terminal_and_runs_can_be_typed_to(session: Session) -> None:

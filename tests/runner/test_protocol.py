@@ -18,6 +18,7 @@ from mcp_sandbox.backends import local_socket
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.runner import pool, protocol
 from mcp_sandbox.runner.frames import MAX_BYTES, frames
+from mcp_sandbox.runtime.calls import Call
 from mcp_sandbox.runtime.channel import Channel
 
 RUNNER = Path(protocol.__file__).with_name("__main__.py")
@@ -67,6 +68,18 @@ async def started(folder: Path, *, idle_s: str) -> AsyncGenerator[Runner]:
             yield Runner(process, folder, token)
         finally:
             process.terminate()
+
+
+async def test_nothing_comes_after_the_end_of_a_body() -> None:
+    async def sink(_stream: str, _data: bytes) -> None:
+        return
+
+    call = Call(sink)
+    call.take({"t": "data", "s": "body"}, b"x")
+    call.take({"t": "data", "s": "end"}, b"\0")
+    for stream in ("body", "end"):
+        with pytest.raises(protocol.ProtocolError, match="after its end"):
+            call.take({"t": "data", "s": stream}, b"x")
 
 
 async def works(runner: Runner) -> bool:

@@ -27,6 +27,10 @@ class ScriptedSession:
     def take_news(self) -> list[str]:
         return []
 
+    @property
+    def previews(self) -> Any:
+        return self
+
     def __getattr__(self, method: str) -> Answer:
         async def call(*args: Any, **kwargs: Any) -> Any:
             self.calls.append((method, args, kwargs))

@@ -87,12 +87,25 @@ async def test_an_older_client_without_a_chat_gets_one_for_its_session(data_root
 
 async def test_a_client_that_names_no_chat_is_told_which_line_to_add(data_root: Path) -> None:
     async with served(data_root) as web, web.client("auto", await web.headers()) as client:
-        assert len((await client.list_tools()).tools) == 12
+        assert len((await client.list_tools()).tools) == 13
         result = await client.call_tool("exec", {"command": "echo"})
         assert result.is_error
         assert '"headers": {"Mcp-Sandbox-Chat": "my-project"}' in text_of(result)
         assert ".mcp.json" in text_of(result)
     assert web.computers.chats == []
+
+
+@MODES
+async def test_there_are_no_previews_for_a_browser_that_is_elsewhere(
+    data_root: Path, mode: str
+) -> None:
+    async with served(data_root) as web:
+        headers = await web.headers("alice", **{CHAT: "work"})
+        async with web.client(mode, headers) as client:
+            result = await client.call_tool("preview", {"port": 3000})
+            assert result.is_error
+            assert "over HTTP" in text_of(result)
+            assert "curl http://127.0.0.1:3000/" in text_of(result)
 
 
 async def test_a_newer_client_cannot_name_a_session_instead_of_a_chat(data_root: Path) -> None:

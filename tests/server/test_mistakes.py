@@ -71,7 +71,7 @@ def mistakes(name: str, schema: dict[str, Any]) -> Iterator[tuple[str, Any, Any]
     if "default" in schema:
         yield from (("null", None, LEFT_OUT), ("nothing", "", LEFT_OUT))
     else:
-        yield "null", None, f"{wrong}text"
+        yield "null", None, wrong
     yield "a list", [1], wrong
     yield "an object in an object", {"a": {"b": {}}}, name
     yield from {
@@ -258,6 +258,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("grep", {"regex": "a", "include": "*.py"}, "did you mean glob?"),
     ("glob", {"glob": "*"}, "did you mean pattern?"),
     ("list_files", {"directory": "."}, "did you mean path?"),
+    ("preview", {"port": 0}, "port must be a whole number from 1 to 65,535, not 0."),
+    ("preview", {"port": 70_000}, "port must be a whole number from 1 to 65,535, not 70000."),
+    ("preview", {"port": 8000, "path": "http://localhost:8000/"}, "path: begin with /, as in"),
+    ("preview", {"port": 8000, "path": "index.html"}, "path: begin with /, as in"),
+    ("preview", {"port": 1, "wait_s": 0}, "nothing answers on port 1 of 127.0.0.1"),
+    ("open_browser", {}, "did you mean preview?"),
     ("bash", {"command": "ls"}, "did you mean exec?"),
     ("Read", {"path": "a"}, "did you mean read_file?"),
     ("Write", {"path": "a"}, "did you mean write_file?"),
@@ -299,4 +305,4 @@ async def test_the_rest_is_refused_with_a_way_out(
 
 def test_every_tool_has_its_rows() -> None:
     assert len(ROWS) > 120
-    assert len(SCHEMAS) == 14
+    assert len(SCHEMAS) == 15

@@ -331,6 +331,7 @@ def test_what_a_sandbox_says_of_itself_is_shown_not_sent() -> None:
         limits={"memory": "2048 MiB"},
         network="none",
         programs={"rg\x1b": "1" * 1000},
+        previews={},
         workspace="/workspace",
         project="none: the client named no folder",
         usage=WorkspaceUsage(1, 2, 3),

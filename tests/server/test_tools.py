@@ -21,6 +21,7 @@ TABLE = {
         "cwd": "null",
         "env": "null",
         "stdin": "null",
+        "shell": "null",
         "tty": False,
         "timeout_s": 120,
     },
@@ -39,6 +40,7 @@ TABLE = {
     },
     "delete_file": {"path": None, "recursive": False},
     "move_file": {"source": None, "destination": None, "overwrite": False},
+    "preview": {"port": None, "path": "/", "wait_s": 20},
     "sandbox_info": {},
     "sandbox_reset": {"keep_files": True},
 }
@@ -53,6 +55,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "grep": {"pattern": "x"},
     "delete_file": {"path": "a"},
     "move_file": {"source": "a", "destination": "b"},
+    "preview": {"port": 8000},
     "sandbox_info": {},
     "sandbox_reset": {},
 }
@@ -237,6 +240,7 @@ async def test_arguments_reach_the_session_as_given() -> None:
         "cwd": "src",
         "env": {"A": "1"},
         "stdin": '{"not": "parsed"}',
+        "shell": "build",
         "timeout_s": 5,
     }
     await call(session, "exec", arguments)
@@ -246,6 +250,7 @@ async def test_arguments_reach_the_session_as_given() -> None:
         "cwd": "src",
         "env": {"A": "1"},
         "stdin": '{"not": "parsed"}',
+        "shell": "build",
         "timeout_s": 5,
         "tty": False,
         "on_output": None,

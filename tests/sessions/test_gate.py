@@ -95,6 +95,7 @@ async def test_what_a_skill_leaves_out_is_refused_to_a_program_and_to_a_shell(
             session.reset(keep_files=False),
             shell(session, "touch", "made"),
             shell(session),
+            session.previews.open(8000),
         ):
             with pytest.raises(NotPermitted, match="allowed-tools of the active skills"):
                 await refused

@@ -180,6 +180,9 @@ async def exec_(
     cwd: Annotated[Path | None, Field(description="Default: /workspace.")] = None,
     env: Annotated[Env, Field(description="Additional variables.")] = None,
     stdin: Text | None = None,
+    shell: Annotated[
+        str | None, Field(min_length=1, max_length=32, description="Its memory is used and kept.")
+    ] = None,
     tty: Annotated[bool, Field(description="On a terminal, for what asks or draws.")] = False,
     wait_s: float = WAIT_S,
     until: Until | None = None,
@@ -187,10 +190,11 @@ async def exec_(
 ) -> CallToolResult:
     """Run a bash command line: pipes, git, builds, tests, servers, package managers.
 
-    Each call is a new shell; cd and variables do not carry over. Answers stdout, stderr, a
-    non-zero exit code and the files created or changed. What takes longer than wait_s goes on in
-    the background, and you are told when it ends: see process. To start a server, give until the
-    text that it prints when it is ready, or wait_s=0.
+    Each call is a new shell; with shell=NAME, directory, variables, functions and options carry
+    over to the next call with that name, one call at a time. Answers stdout, stderr, a non-zero
+    exit code and the files created or changed. What takes longer than wait_s goes on in the
+    background, and you are told when it ends: see process. To start a server, give until the text
+    that it prints when it is ready, or wait_s=0.
     """
     async with live_progress(session, request) as on_output:
         result = await session.exec(
@@ -198,6 +202,7 @@ async def exec_(
             cwd=cwd,
             env=env,
             stdin=stdin,
+            shell=shell,
             timeout_s=timeout_s,
             tty=tty,
             wait_s=wait_s,

@@ -2,20 +2,31 @@
 
 from functools import partial
 from typing import Annotated, Literal
+from urllib.parse import quote
 
 from mcp.types import CallToolResult
-from pydantic import Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from mcp_sandbox.config.models import CallsConfig
-from mcp_sandbox.errors import InvalidArgument
+from mcp_sandbox.errors import InvalidArgument, NotPermitted
 from mcp_sandbox.runtime.processes import Key, Stop
-from mcp_sandbox.server.identity import Request, SessionFor
-from mcp_sandbox.server.results import exec_result, process_list
+from mcp_sandbox.server.identity import Request, SessionFor, is_over_http
+from mcp_sandbox.server.results import exec_result, process_list, texts
 from mcp_sandbox.server.tool import CHANGES, SandboxTool, build_tool, patience
 from mcp_sandbox.server.tools.code import WAIT_S, Until, live_progress, shown, waits
 from mcp_sandbox.server.tools.parameters import Path, Text
 from mcp_sandbox.sessions.session import Session
 
+
+def _beginning_at_the_root(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError("begin with /, as in /index.html: the rest of the address is made here")
+    return quote(path, safe="/?#[]@!$&'()*+,;=%:~")
+
+
+Port = Annotated[int, Field(ge=1, le=65_535)]
+UrlPath = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_beginning_at_the_root)]
+PreviewWait = Annotated[float, Field(ge=0, le=55)]
 _TAKES = {
     "list": (),
     "wait": ("id", "until", "tail"),
@@ -72,8 +83,30 @@ async def process(
     return exec_result(await shown(result), tail=tail)
 
 
+async def preview(
+    session: Session, request: Request, port: Port, path: UrlPath = "/", wait_s: PreviewWait = 20
+) -> CallToolResult:
+    """Get an address at which the user's browser shows a web server that runs in this computer.
+
+    Start the server in the background first. Waits until it listens on the port of 127.0.0.1.
+    """
+    if is_over_http(request):
+        raise NotPermitted(
+            "there are no previews over HTTP: the address would be one of the sandbox server's "
+            f"machine, not of the user's. Look yourself: curl http://127.0.0.1:{port}/ with exec"
+        )
+    address = await session.previews.open(port, wait_s=wait_s)
+    said = f"{address}{path}\nGive the user this address: it opens in a browser on their machine, "
+    said += f"as long as this sandbox lives. In here it is http://127.0.0.1:{port}{path}"
+    return texts([said], {"address": address + path})
+
+
 def process_tools(session_for: SessionFor, *, calls: CallsConfig) -> list[SandboxTool]:
-    """The tool `process`."""
-    tool = partial(build_tool, session_for=session_for, annotations=CHANGES)
+    """The tools process and preview."""
+    tool = partial(build_tool, session_for=session_for)
     wait = {"wait_s": waits(calls.longest_wait, "you are told how far it is")}
-    return [tool(process, title="Processes in the background", bounds=wait)]
+    opens = CHANGES.model_copy(update={"destructive_hint": False, "idempotent_hint": True})
+    return [
+        tool(process, title="Processes in the background", annotations=CHANGES, bounds=wait),
+        tool(preview, title="Preview a web page", annotations=opens),
+    ]

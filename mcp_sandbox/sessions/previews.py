@@ -1,0 +1,160 @@
+"""Previews: addresses of this machine that lead a browser to a port of a chat's sandbox.
+
+Only who knows the name is let in, which other users and web pages do not. What passes is neither
+read, but for the first head of each connection, nor changed.
+"""
+
+import re
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from secrets import compare_digest, token_hex
+
+import anyio
+from anyio.abc import SocketListener, SocketStream
+
+from mcp_sandbox import errors
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.gate import Action, Gate
+from mcp_sandbox.sessions.rooms import Held, Rooms
+
+_MOST, _MOST_CONNECTIONS = 8, 64
+_MOST_HEAD, _HEAD_S = 16 * 1024, 10.0
+# A server inside may just be starting anew.
+_CONNECT_S = 2.0
+# Who is still sending when we hang up loses our answer; and how long a listener rests in trouble.
+_LAST_S, _TRY_AGAIN_S = 1.0, 0.1
+_REQUEST = re.compile(rb"\S+ [/*]\S* HTTP/1\.[01]\r\n")
+_HOST = re.compile(rb"^host[ \t]*:[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
+_HUNG_UP = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
+
+End = Callable[[], Awaitable[object]]
+
+
+class _RefusedError(Exception):
+    """What the client is answered."""
+
+
+class Previews:
+    """Those of one chat. They end with its sandbox and with this server."""
+
+    def __init__(self, chat: ChatId, gate: Gate, rooms: Rooms) -> None:
+        self._chat = chat
+        self._gate = gate
+        self._rooms = rooms
+
+    async def open(self, port: int, *, wait_s: float = 20.0) -> str:
+        """The address of what listens on `port`, the same for as long as this server lives.
+
+        Raises:
+            NotFound: nothing listens there within `wait_s`.
+            NotPermitted: previews are switched off.
+            Busy: the chat has too many.
+        """
+        if not self._rooms.settings.previews:
+            raise errors.NotPermitted("previews are switched off here (previews.enabled)")
+        async with self._gate.enter(Action(self._chat, "preview", {"port": port})) as entered:
+            await entered.runtime.processes.dial(port, wait_s=wait_s)
+            opened = entered.held.previews
+            if len(opened) >= _MOST and port not in opened:
+                ports = ", ".join(map(str, opened))
+                raise errors.Busy(f"{_MOST} ports have a preview, which is the most: {ports}")
+            return opened.get(port) or self._start(port, entered.held)
+
+    def _start(self, port: int, held: Held) -> str:
+        names = self._rooms.addresses
+        name, wanted = names.get((self._chat, port), (f"{token_hex(16)}.localhost", 0))
+        try:
+            listening = socket.create_server(("127.0.0.1", wanted))
+        except OSError:
+            listening = socket.create_server(("127.0.0.1", 0))
+        number = listening.getsockname()[1]
+        names[self._chat, port] = name, number
+        preview = _Preview(self._chat, port, name, self._gate)
+        self._rooms.tasks.start_soon(preview.serve, listening, held.runtime.wait_broken)
+        held.previews[port] = f"http://{name}:{number}"
+        return held.previews[port]
+
+
+@dataclass(eq=False)
+class _Preview:
+    chat: ChatId
+    port: int
+    name: str
+    gate: Gate
+    connections: int = 0
+
+    async def serve(self, listening: socket.socket, gone: End) -> None:
+        """Take connections until the sandbox ends or the gate closes."""
+        listening.setblocking(False)
+        async with (
+            await SocketListener.from_socket(listening) as listener,
+            anyio.create_task_group() as tasks,
+        ):
+
+            async def end_with(end: End) -> None:
+                await end()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(end_with, gone)
+            tasks.start_soon(end_with, self.gate.closing.wait)
+            while True:
+                try:
+                    tasks.start_soon(self._answer, await listener.accept())
+                except OSError:
+                    # No descriptor is left, or who came has gone again.
+                    await anyio.sleep(_TRY_AGAIN_S)
+
+    async def _answer(self, client: SocketStream) -> None:
+        self.connections += 1
+        with suppress(*_HUNG_UP, errors.SandboxGone):
+            async with client:
+                try:
+                    await self._let_in(client)
+                except _RefusedError as refused:
+                    await _refuse(client, str(refused))
+                except (errors.CallerError, errors.OperatorError) as exc:
+                    await _refuse(client, "502 Bad Gateway", f"{exc}\n")
+        self.connections -= 1
+
+    async def _let_in(self, client: SocketStream) -> None:
+        if self.connections > _MOST_CONNECTIONS:
+            raise _RefusedError("503 Service Unavailable")
+        with anyio.fail_after(_HEAD_S):
+            began = await _beginning(client, self.name)
+
+        async def sent() -> AsyncGenerator[bytes]:
+            yield began
+            async for data in client:
+                yield data
+
+        async def take(stream: str, data: bytes) -> None:
+            await (client.send_eof() if stream == "end" else client.send(data))
+
+        async with self.gate.enter(Action(self.chat, "preview", {"port": self.port})) as entered:
+            dial = entered.runtime.processes.dial
+            await dial(self.port, sent(), take, wait_s=_CONNECT_S)
+
+
+async def _beginning(client: SocketStream, name: str) -> bytes:
+    """What has come once the first head is whole: it carries the name."""
+    came = b""
+    while (end := came.find(b"\r\n\r\n", 0, _MOST_HEAD)) < 0:
+        if len(came) >= _MOST_HEAD:
+            raise _RefusedError("431 Request Header Fields Too Large")
+        came += await client.receive()
+    head = came[: end + 2]
+    hosts = [host.partition(b":")[0].rstrip().lower() for host in _HOST.findall(head)]
+    if len(hosts) != 1 or not compare_digest(hosts[0], name.encode()) or not _REQUEST.match(head):
+        raise _RefusedError("421 Misdirected Request")
+    return came
+
+
+async def _refuse(client: SocketStream, status: str, text: str = "") -> None:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close"
+    await client.send(f"{head}\r\n\r\n{text or status}".encode())
+    await client.send_eof()
+    with anyio.move_on_after(_LAST_S):
+        async for _ in client:
+            pass
