@@ -258,6 +258,7 @@ class ExecResult:
     `process` names what outlives its first call. While it is `running`, `stdout` and `stderr` are
     what was printed since the last answer about it, from these bytes of each stream on;
     `left_s` is the time until it is killed. `until_met`: the text that was waited for is there.
+    `of` is that of its row; of a "terminal" `stdout` is always all that is held.
     `shell`: what is to be said of a shell that remembers.
     """
 
@@ -288,6 +289,7 @@ class ExecResult:
     left_s: int | None = None
     stdout_from: int = 0
     stderr_from: int = 0
+    of: str = ""
     shell: tuple[str, ...] = ()
 
     @property

@@ -12,7 +12,7 @@ from mcp_sandbox.runner.native import close, signal
 from mcp_sandbox.runner.pool import described
 from mcp_sandbox.runner.protocol import WINDOW, OpError
 from mcp_sandbox.runner.shell import memory_of, remembering
-from mcp_sandbox.runner.worker import BASH, remove_code
+from mcp_sandbox.runner.worker import BASH, remove_code, watched
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from mcp_sandbox.runner.cells import Notebook
     from mcp_sandbox.runner.interpreter import Worker
+    from mcp_sandbox.runner.keyboard import Keyboard
     from mcp_sandbox.runner.loop import Loop, Timer
     from mcp_sandbox.runner.pool import Pool
     from mcp_sandbox.runner.server import Reply
@@ -81,6 +82,7 @@ class Command:
         # How much of each stream was told already.
         self._answered = dict.fromkeys(self._capture.streams, 0)
         self._taps: dict[str, Tap] = {}
+        self.keyboard: Keyboard | None = None
         self._stdin: int | None = None
         self._deadline: Timer | None = None
         self._started = time.monotonic()
@@ -120,7 +122,7 @@ class Command:
         if self.shell:
             given, cwd = self._args["given"], self._args["moves"]
             code = remembering(code or b"", memory_of(self.shell), given, cwd=cwd)
-        self._is_plain = self._args.get("language") == "bash" and not stdin and not more
+        self._is_plain = self._job["gated"] and not (stdin or more or self._job["tty"])
         ready = None
         if self._is_plain and self._pool.has_room(self._note_ending):
             ready = self._standby.start(self._job, code or b"", self._hear)
@@ -185,8 +187,10 @@ class Command:
             self._given.append(file)
 
     def _describe(self) -> dict[str, Any]:
-        keep = ("cwd", "env", "workspace", "grow", "name", "notebook")
+        keep = ("cwd", "env", "workspace", "grow", "name", "notebook", "tty")
         job = {"id": self.id, **{key: self._args.get(key) for key in keep}}
+        if job["tty"]:
+            job["env"] = {"TERM": "xterm-256color", **watched(self._args["env"])}
         language = self._args.get("language")
         argv = _ARGV[language] if language else self._args["argv"]
         # By its path: PATH begins with directories that it would be looked for in first.
@@ -196,21 +200,38 @@ class Command:
         return {**job, "op": "command", "program": program, "argv": argv, "gated": gated}
 
     def _open_streams(self) -> None:
+        if self._args.get("tty"):
+            from mcp_sandbox.runner.keyboard import Keyboard  # noqa: PLC0415 - for these alone
+
+            self.keyboard = Keyboard(self._loop)
+            self._listen(self.keyboard.master)
+            self._given = self.keyboard.theirs
+            return
         out_read, out_write = pipe()
         err_read, err_write = pipe()
         self._listen(out_read, err_read)
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._given = [nothing, out_write, err_write]
 
-    def _listen(self, stdout: int, stderr: int) -> None:
-        self._taps = {
-            "stdout": Tap(self._loop, stdout, lambda data: self._take("stdout", data)),
-            "stderr": Tap(self._loop, stderr, lambda data: self._take("stderr", data)),
-        }
+    def type(self, text: str, key: str | None) -> None:
+        """Type on its terminal; OpError where there is none."""
+        if not self.keyboard or self.has_ended:
+            why = "has ended" if self.keyboard else "has no terminal: start it with exec tty=true"
+            raise OpError("invalid", f"{self.id} {why}")
+        self.keyboard.type(text.encode("utf-8", "replace"), key)
+        if key == "ctrl-c" and self._main:
+            self.keyboard.interrupt(self._main)
+
+    def _listen(self, stdout: int, stderr: int | None = None) -> None:
+        self._taps["stdout"] = Tap(self._loop, stdout, lambda data: self._take("stdout", data))
+        if stderr is not None:
+            self._taps["stderr"] = Tap(self._loop, stderr, lambda data: self._take("stderr", data))
 
     def _take(self, name: str, data: bytes) -> None:
         if data:
             self._capture.add(name, data)
+            if self.keyboard:
+                self.keyboard.shown_at = time.monotonic()
             if len(data) < _LITTLE:
                 # A program that prints line by line would wake us for every line.
                 self._taps[name].pause()
@@ -379,7 +400,7 @@ class Command:
             # A caller that is found to have hung up leaves us while others are answered.
             if wait in self.waits:
                 self.waits.remove(wait)
-                wait.done(*(whole if wait.whole else told))
+                wait.done(*(whole if wait.whole or self.keyboard else told))
 
     def _result(self, answered: dict[str, int] | None) -> tuple[dict[str, Any], bytes]:
         streams = self._capture.streams
@@ -421,12 +442,15 @@ class Command:
             "signal": os.WTERMSIG(status) if killed else None,
             "why": self._why or ("stopped" if self._stopped else None),
             "out_of_memory": self._out_of_memory,
-            "of": f"notebook {self._job['notebook']}"
-            if self._notebook
-            else f"shell {self.shell}"
-            if self.shell
-            else "",
+            "of": self._of(),
         }
+
+    def _of(self) -> str:
+        if self.keyboard:
+            return "terminal"
+        if self._notebook:
+            return f"notebook {self._job['notebook']}"
+        return f"shell {self.shell}" if self.shell else ""
 
     def root(self) -> int | None:
         """The process with all that it has started below it."""
@@ -442,6 +466,8 @@ class Command:
             self._stdin = None
         if self._deadline:
             self._deadline.cancel()
+        if self.keyboard:
+            self.keyboard.close()
         for tap in self._taps.values():
             tap.discard() if self._worker else tap.close()
         self._capture.close()

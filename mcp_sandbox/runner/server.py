@@ -192,7 +192,7 @@ class Server:
             args = self._complete(args)
             command = Command(self.loop, self._pool, self._standby, self._table, args)
             return Wait(reply, command, args, owns=True)
-        if op in ("wait", "stop"):
+        if op in ("wait", "stop", "type"):
             return self._about(reply, op, args)
         if op == "dial":
             return Dial(self.loop, reply, args)
@@ -282,6 +282,8 @@ class Server:
         if op != "run":
             if op == "stop":
                 command.stop(int(args["signal"]), float(args["grace_s"]))
+            elif command.keyboard and op == "type":
+                command.keyboard.when_still(call.release)
             call.begin()
         elif size is None:
             command.start(None, body, more=more)

@@ -37,6 +37,8 @@ class Wait:
         self._released = False
         if len(self._until) > _MOST_UNTIL:
             raise OpError("invalid", "the text to wait for is too long")
+        if "text" in args:
+            command.type(args["text"], args["key"])
         command.waits.append(self)
 
     def begin(self) -> None:

@@ -7,14 +7,16 @@ over a socket pair, one JSON datagram a message, file descriptors attached.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import select
+import struct
 import time
 
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.files.paths import resolve
 from mcp_sandbox.runner.native import Socket, close, pair, receive, send, signal
-from mcp_sandbox.runner.protocol import MAX_HEADER, OpError
+from mcp_sandbox.runner.protocol import MAX_HEADER, UNWATCHED, OpError
 from mcp_sandbox.runner.shell import SAVE, WHOLE, saver
 
 TYPE_CHECKING = False
@@ -319,20 +321,31 @@ def spawn(job: dict[str, Any], fds: list[int]) -> int:
     """Start a program with fds as stdin, stdout, stderr and perhaps code; may raise OpError."""
     enter(job["cwd"])
     try:
-        return _spawn(job, fds) if job["grow"] else _spawn_stunted(job, fds)
+        return begin(job, fds) if job["grow"] else _spawn_stunted(job, fds)
     except OSError as exc:
         raise cannot_start(job["argv"][0], exc) from exc
 
 
-def _spawn(job: dict[str, Any], fds: list[int]) -> int:
-    return os.posix_spawnp(
-        job["program"],
-        job["argv"],
-        job["env"],
-        file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
-        setsid=True,
-        setsigdef=DEFAULT_SIGNALS,
-    )
+def begin(job: dict[str, Any], fds: list[int]) -> int:
+    """Start a program as the leader of a session; with a `tty` the first of `fds` is that."""
+    actions: list[Any] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
+    if job["tty"]:
+        # The first terminal that a leader of a session opens is the one that controls it.
+        actions[0] = (os.POSIX_SPAWN_OPEN, 0, os.ttyname(fds[0]), os.O_RDWR, 0)
+    how: dict[str, Any] = {"setsid": True, "setsigdef": DEFAULT_SIGNALS}
+    return os.posix_spawnp(job["program"], job["argv"], job["env"], file_actions=actions, **how)
+
+
+def watched(env: dict[str, str]) -> dict[str, str]:
+    """The variables of what runs on a terminal."""
+    return {name: value for name, value in env.items() if UNWATCHED.get(name) != value}
+
+
+def resize(terminal: int, rows: int, columns: int) -> None:
+    """Set the size of a terminal, by either of its ends."""
+    import termios  # noqa: PLC0415 - terminals alone need it
+
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
 def _spawn_stunted(job: dict[str, Any], fds: list[int]) -> int:
@@ -342,7 +355,7 @@ def _spawn_stunted(job: dict[str, Any], fds: list[int]) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
-        return _spawn(job, fds)
+        return begin(job, fds)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 

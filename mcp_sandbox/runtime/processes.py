@@ -13,6 +13,8 @@ from mcp_sandbox.runtime.calls import JsonObject, Reply, Sink, background_of, ro
 from mcp_sandbox.runtime.channel import Channel
 
 Stop = Literal["TERM", "INT", "HUP", "KILL"]
+_Typing = Literal["enter", "tab", "escape", "backspace", "space", "ctrl-c", "ctrl-d", "ctrl-z"]
+Key = Literal[_Typing, "up", "down", "left", "right", "page-up", "page-down"]
 
 # The runner enforces the time limits; one that is this late is taken for dead.
 LATE_S = 5.0
@@ -68,6 +70,10 @@ class Processes:
         """End it: a signal to its process group, after the grace its whole tree is killed."""
         args = {"process": process, "signal": signal.Signals[f"SIG{how}"].value}
         return await self._look("stop", {**args, "grace_s": grace_s})
+
+    async def type(self, process: str, text: str, key: Key | None) -> ExecResult:
+        """Type on its terminal; how far it is when its screen has been still for a moment."""
+        return await self._look("type", {"process": process, "text": text, "key": key})
 
     async def dial(
         self,
@@ -159,6 +165,7 @@ def result_of(reply: Reply) -> ExecResult:
         left_s=None if said["left_s"] is None else int(said["left_s"]),
         stdout_from=out_from,
         stderr_from=err_from,
+        of=row.of,
         shell=() if row.running else tuple(_OF_SHELL[word] for word in said["shell"][:4]),
     )
 

@@ -113,6 +113,7 @@ class Runtime:
         shell: str | None = None,
         timeout_s: float | None = None,
         until: str | None = None,
+        tty: bool = False,
         on_output: OnOutput | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
@@ -120,16 +121,18 @@ class Runtime:
 
         After `timeout_s` it is killed. When `leave` is cancelled, or `until` is in its output, the
         call is answered and the command goes on. `on_output` gets ("stdout" | "stderr", bytes)
-        live, with gaps when it is slow.
+        live, with gaps when it is slow. With `tty` what its terminal is sent is its stdout.
 
         A `shell` of that name goes on where its last command has ended; see `runner/shell.py`.
 
         Raises:
             NotFound: `cwd` cannot be used.
-            InvalidArgument: `shell` is no name for one, or there is no command line.
+            InvalidArgument: `shell` is no name for one, or there is no command line; or with `tty`.
             Busy: `shell` runs another command.
         """
-        args: JsonObject = {"timeout_s": timeout_s, "until": until}
+        args: JsonObject = {"timeout_s": timeout_s, "until": until, "tty": tty}
+        if tty and (stdin or shell):
+            raise InvalidArgument("tty takes no stdin and no shell: leave these out, or tty")
         if shell is not None:
             if not _SHELL.fullmatch(shell):
                 raise InvalidArgument("shell takes 1 to 32 letters, digits, '.', '_' or '-'")

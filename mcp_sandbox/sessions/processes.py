@@ -8,7 +8,7 @@ from anyio import CancelScope, current_time
 
 from mcp_sandbox.errors import CallerError, NotFound, SandboxGone
 from mcp_sandbox.models import ChatId, ExecResult, ProcessRow
-from mcp_sandbox.runtime.processes import Stop
+from mcp_sandbox.runtime.processes import Key, Stop
 from mcp_sandbox.runtime.runtime import OnOutput, Runtime
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 
@@ -32,11 +32,12 @@ class Processes:
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        tty: bool = False,
         timeout_s: float | None = None,
     ) -> AsyncGenerator["Process"]:
         """Start a command that runs beside the block, and ends with it."""
-        started = await self._run(command, cwd=cwd, env=env, timeout_s=timeout_s, wait_s=0)
-        process = Process(self, started)
+        how = {"cwd": cwd, "env": env, "tty": tty, "timeout_s": timeout_s, "wait_s": 0}
+        process = Process(self, await self._run(command, **how))
         try:
             yield process
         finally:
@@ -78,6 +79,12 @@ class Processes:
         async with self._enter("stop", process) as entered:
             return await entered.runtime.processes.stop(process, how, grace_s=grace_s)
 
+    async def type(self, process: str, text: str = "", key: Key | None = None) -> ExecResult:
+        """Type a text, then a key, on its terminal; all that is held of what that was sent."""
+        action = Action(self._chat, "process", {"action": "input", "id": process, "text": text})
+        async with self._gate.enter(action) as entered:
+            return await entered.runtime.processes.type(process, text, key)
+
     def _enter(
         self, action: str, process: str | None = None, leave: CancelScope | None = None
     ) -> AbstractAsyncContextManager[Entered]:
@@ -97,6 +104,10 @@ class Process:
     async def wait(self, *, wait_s: float | None = None, until: str | None = None) -> ExecResult:
         """See `Processes.wait`."""
         return self._ended or await self._processes.wait(self.id, wait_s=wait_s, until=until)
+
+    async def type(self, text: str = "", key: Key | None = None) -> ExecResult:
+        """See `Processes.type`."""
+        return self._ended or await self._processes.type(self.id, text, key)
 
     async def stop(self, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
         """See `Processes.stop`."""

@@ -144,6 +144,7 @@ class Session:
         env: Mapping[str, str] | None = None,
         stdin: str | bytes | None = None,
         shell: str | None = None,
+        tty: bool = False,
         timeout_s: float | None = None,
         wait_s: float | None = None,
         until: str | None = None,
@@ -157,6 +158,7 @@ class Session:
         the one before has left them. After `timeout_s` it is killed. After `wait_s`, when `until`
         is in its output, or when `leave` is cancelled, the answer is how far it is, and it goes on
         as `result.process`. `on_output` gets ("stdout" | "stderr", bytes) while it runs.
+        `tty`: on a terminal.
 
         Raises:
             CommandFailed: with `check`, it did not succeed.
@@ -173,6 +175,7 @@ class Session:
                 shell=shell,
                 timeout_s=self._limit_s(timeout_s, wait_s, self._hold.calls.timeout),
                 until=until,
+                tty=tty,
                 on_output=on_output,
                 leave=leaving(leave, wait_s),
             )

@@ -173,6 +173,27 @@ async def test_only_what_was_let_go_outlives_a_daemon_that_is_killed(tmp_path: P
         assert await client.exec("pgrep -fc '^sleep 8639[2]'") == "0\n"
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_dialogue_with_a_program_is_answered_by_its_screen(
+    tmp_path: Path, backend: str
+) -> None:
+    where = place(tmp_path, backend)
+    async with running(where), in_chat(where, "a") as client:
+        asks = "read -p 'Which colour? ' colour; printf '\\033[2J\\033[H%s it is\\n' $colour; cat"
+        begun = await client.call("exec", command=asks, tty=True, until="? ")
+        name = process_of(begun)
+        assert text(begun).startswith(
+            f"Which colour?\n[what was waited for is there; it goes on as {name}"
+        )
+        typed = await client.call("process", action="input", id=name, text="green", key="enter")
+        assert text(typed).startswith(f"green it is\n[goes on as {name}")
+        assert "(terminal)" in text(await client.call("process", action="list"))
+        looked = await client.call("process", action="wait", id=name, wait_s=0)
+        assert text(looked).startswith("green it is\n[goes on as")
+        ended = await client.call("process", action="input", id=name, key="ctrl-d")
+        assert text(ended).startswith(f"green it is\n[{name} has ended after")
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -181,7 +202,10 @@ async def test_only_what_was_let_go_outlives_a_daemon_that_is_killed(tmp_path: P
         ({"action": "wait", "id": "nothing"}, "there is no process 'nothing'"),
         ({"action": "stop", "id": "p1", "tail": 3}, "tail has no meaning with action=stop"),
         ({"action": "list", "until": "x"}, "until has no meaning with action=list"),
-        ({"action": "restart", "id": "p1"}, "action must be one of list, wait, stop"),
+        ({"action": "restart", "id": "p1"}, "action must be one of list, wait, input, stop"),
+        ({"action": "wait", "id": "p1", "text": "x"}, "text has no meaning with action=wait"),
+        ({"action": "input", "id": "p1", "key": "f1"}, "key must be one of enter, tab, escape"),
+        ({"action": "input", "id": "p1", "text": "x"}, "there is no process 'p1'"),
         ({"action": "wait", "id": "p1", "wait_s": 56}, "wait_s must be a number from 0 to 55"),
         ({"action": "wait", "id": "p1", "wait_s": -1}, "wait_s must be a number from 0 to 55"),
         ({"action": "wait", "id": "p1", "tail": 0}, "tail must be a whole number from 1 to 2,000"),

@@ -22,6 +22,7 @@ TABLE = {
         "env": "null",
         "stdin": "null",
         "shell": "null",
+        "tty": False,
         "timeout_s": 120,
     },
     "read_file": {"path": None, "offset": 1, "limit": 2000},
@@ -251,6 +252,7 @@ async def test_arguments_reach_the_session_as_given() -> None:
         "stdin": '{"not": "parsed"}',
         "shell": "build",
         "timeout_s": 5,
+        "tty": False,
         "on_output": None,
     }
 

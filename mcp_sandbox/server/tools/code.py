@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from mcp_sandbox.runtime.runtime import OnOutput
 from mcp_sandbox.server.errors import sole_error
 from mcp_sandbox.server.identity import Request, SessionFor
 from mcp_sandbox.server.results import exec_result, with_news
-from mcp_sandbox.server.text import clip, printed
+from mcp_sandbox.server.text import byte_length, clip, printed
 from mcp_sandbox.server.tool import CHANGES, SandboxTool, build_tool, patience
 from mcp_sandbox.server.tools.parameters import Code, Env, LanguageName, Path, Text
 from mcp_sandbox.sessions.session import Session
@@ -136,6 +137,18 @@ def _hints(result: ExecResult, code: str) -> list[str]:
     return lines
 
 
+async def shown(result: ExecResult) -> ExecResult:
+    """The result with what its terminal shows, if it has one, instead of what was sent there."""
+    return await to_thread.run_sync(_on_screen, result) if result.of == "terminal" else result
+
+
+def _on_screen(result: ExecResult) -> ExecResult:
+    from mcp_sandbox.server.screen import screen  # noqa: PLC0415 - terminals alone need pyte
+
+    text = screen(result.stdout.encode())
+    return replace(result, stdout=text, stdout_bytes=byte_length(text))
+
+
 async def run_code(
     session: Session,
     request: Request,
@@ -179,6 +192,7 @@ async def exec_(
     shell: Annotated[
         str | None, Field(min_length=1, max_length=32, description="Its memory is used and kept.")
     ] = None,
+    tty: Annotated[bool, Field(description="On a terminal, for what asks or draws.")] = False,
     wait_s: float = WAIT_S,
     until: Until | None = None,
     timeout_s: float | None = None,
@@ -199,13 +213,14 @@ async def exec_(
             stdin=stdin,
             shell=shell,
             timeout_s=timeout_s,
+            tty=tty,
             wait_s=wait_s,
             until=until,
             on_output=on_output,
             leave=patience(request).leave,
         )
     said = await hints(result, command, "bash")
-    return with_news(exec_result(result), said)
+    return with_news(exec_result(await shown(result)), said)
 
 
 def waits(longest_s: float, what: str) -> tuple[Any, float]:
