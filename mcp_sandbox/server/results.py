@@ -295,15 +295,15 @@ def process_list(rows: Sequence[ProcessRow]) -> CallToolResult:
 
 
 def _how_it_ended(result: ExecResult) -> str:
-    seconds = f"{round(result.duration_ms / 1000, 1):g} s"
+    seconds = round(result.duration_ms / 1000, 1)
     ended = f"exit code {result.exit_code}" if result.exit_code or result.process else ""
     if result.timed_out:
         ended = (
-            f"timed out after {seconds} and was killed with all its processes; "
+            f"timed out after {seconds:g} s and was killed with all its processes; "
             "give a larger timeout_s, or do less in one call"
         )
     elif result.stopped:
-        ended = f"stopped after {seconds}"
+        ended = f"stopped after {seconds:g} s"
     elif result.out_of_memory:
         ended = "killed: out of memory; see sandbox_info for the limit"
     elif result.killed_because:

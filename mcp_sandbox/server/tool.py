@@ -39,6 +39,7 @@ PARAMETERS = {
     "cwd": "workdir working_dir working_directory dir directory path",
     "destination": "dst dest to target new_path new_name",
     "glob": "include include_pattern file_pattern type",
+    "id": "process process_id pid shell_id bash_id task_id session_id",
     "limit": "head_limit max_results max_count num_lines end_line",
     "new": "new_string new_str new_text replace replacement",
     "offset": "start_line line start view_range",
@@ -46,6 +47,10 @@ PARAMETERS = {
     "path": "file_path filename file target_file uri dir directory folder",
     "pattern": "regex regexp query search glob",
     "source": "src from old_path path",
+    "tail": "lines num_lines limit",
+    "timeout_s": "timeout timeout_ms timeout_seconds max_time",
+    "until": "wait_for wait_until pattern filter",
+    "wait_s": "wait run_in_background background block yield_time_ms",
 }
 _KINDS = {
     "string": "text",
@@ -63,10 +68,10 @@ TOOLS = {
     "grep": "search rg ripgrep search_files search_file_content codebase_search",
     "list_files": "ls dir list_dir list_directory",
     "move_file": "mv rename",
+    "process": "bashoutput bash_output killshell kill_shell kill ps jobs background taskoutput",
     "read_file": "cat open view view_file open_file notebookread",
     "run_code": "python ipython jupyter code_interpreter python_repl_ast notebookedit node",
     "skill_activate": "skill",
-    "process": "bashoutput bash_output killshell kill_shell kill ps jobs background taskoutput",
     "write_file": "create save create_file",
 }
 
@@ -241,7 +246,7 @@ def _bounds(schema: Schema) -> str:
         low = "1 to" if schema.get("minLength") else "at most"
         return f" of {low} {schema['maxLength']:,} characters"
     if "maximum" in schema:
-        return f" from {schema['minimum']:,} to {schema['maximum']:,}"
+        return f" from {schema['minimum']:,} to {schema['maximum']:,.15g}"
     return f" of at least {schema['minimum']:,}" if "minimum" in schema else ""
 
 

@@ -69,5 +69,5 @@ async def process(
 def process_tools(session_for: SessionFor, *, calls: CallsConfig) -> list[SandboxTool]:
     """The tool `process`."""
     tool = partial(build_tool, session_for=session_for, annotations=CHANGES)
-    wait = {"wait_s": waits(calls.longest_wait, "you are told how far it is")}
+    wait = {"wait_s": waits(calls.longest_wait)}
     return [tool(process, title="Processes in the background", bounds=wait)]
