@@ -52,6 +52,7 @@ PARAMETERS = {
     "until": "wait_for wait_until pattern filter",
     "wait_s": "wait run_in_background background block yield_time_ms",
 }
+_TOLD = 1_000
 _KINDS = {
     "string": "text",
     "integer": "a whole number",
@@ -116,10 +117,15 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
             result: CallToolResult = await self.fn(session, **checked)
             if convert_result:
                 self.fn_metadata.convert_result(result)
-            # Clients show a model nothing but the structured part of a result that has one, and
-            # nothing at all of an answer that comes too late.
-            unread = result.structured_content or patience(context).lost
-            return result if unread else with_news(result, await session.take_news())
+            # Clients show a model nothing but the structured part of a result that has one.
+            news = [] if result.structured_content else await session.take_news()
+            if patience(context).lost:
+                # Of an answer that comes too late they show nothing: it comes with the next one.
+                said = "\n".join(each.text for each in result.content if each.type == "text")
+                news.append(f"{self.name}, for which your client did not wait: {said[-_TOLD:]}")
+                while news:
+                    session.tell_news(news.pop(0))
+            return with_news(result, news)
 
 
 def patience(request: Request) -> Patience:

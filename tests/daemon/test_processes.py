@@ -36,11 +36,11 @@ async def exists(client: Client, name: str) -> None:
             await anyio.sleep(0.02)
 
 
-async def told(client: Client, words: str) -> str:
-    """The news that says so, of the first result that has it."""
+async def told(client: Client, words: str, tool: str = "exec", **arguments: object) -> str:
+    """The news that says so, of the first result that has it; any may, that of the first too."""
     with anyio.fail_after(20):
         while True:
-            said = text(await client.call("exec", command="true"))
+            said = text(await client.call(tool, **(arguments or {"command": "true"})))
             if words in said:
                 return said
             await anyio.sleep(0.05)
@@ -105,8 +105,7 @@ async def test_an_end_is_told_once_with_the_next_result_of_any_tool(tmp_path: Pa
     async with running(where), in_chat(where, "a") as client:
         name = process_of(await client.call("exec", command=LASTS, wait_s=0))
         await exists(client, "begun")
-        await client.call("write_file", path="go", content="")
-        said = await told(client, name)
+        said = await told(client, name, "write_file", path="go", content="")
         assert re.search(rf"\[{name} \(touch begun; .*\) ended with exit code 0 after \d s; ", said)
         assert name not in text(await client.call("glob", pattern="*"))
 
@@ -127,10 +126,13 @@ async def test_work_goes_on_when_the_client_gives_up_by_its_time_limit(
     async with running(where), in_chat(where, "a") as client, in_chat(where, "a") as other:
         number = await begun(client, other)
         await cancel(client, number, "SdkError: Request timed out")
-        await other.exec("touch go")
-        await exists(other, "finished")
+        said = await told(client, "exec, for which your client did not wait")
+        assert re.search(r"\[goes on as p\d+-\w+ after \d s, ", said)
+        (folder,) = {path.parent for path in where.data.rglob("begun")}
+        (folder / "go").touch()
         said = await told(client, "ended with exit code 0")
         assert "touch begun" in said
+        assert (folder / "finished").read_text() == "done\n"
 
 
 async def test_nothing_is_left_of_what_a_person_interrupts(tmp_path: Path) -> None:
@@ -153,8 +155,8 @@ async def test_work_goes_on_when_the_daemon_is_stopped_in_a_call(tmp_path: Path)
         name = process_of(answer["result"])
         assert await daemon.end() == 0
     async with running(where), in_chat(where, "a") as client:
-        await client.exec("touch go")
-        assert f"[{name} (touch begun" in await told(client, "ended with exit code 0")
+        said = await told(client, "ended with exit code 0", command="touch go")
+        assert f"[{name} (touch begun" in said
 
 
 async def test_only_what_was_let_go_outlives_a_daemon_that_is_killed(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ class ScriptedSession:
 
     def __init__(self, answer: Answer) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.news: list[str] = []
         self._answer = answer
         self.chat, self.backend = CHAT, "unsafe-local"
 
@@ -31,7 +32,11 @@ class ScriptedSession:
         return self
 
     async def take_news(self) -> list[str]:
-        return []
+        taken, self.news = self.news, []
+        return taken
+
+    def tell_news(self, text: str) -> None:
+        self.news.append(text)
 
     def __getattr__(self, method: str) -> Answer:
         async def call(*args: Any, **kwargs: Any) -> Any:

@@ -133,7 +133,7 @@ async def test_a_client_that_closes_at_once_gets_its_answers() -> None:
         listed = await client.request("tools/list", {})
         await client.stdin.aclose()
         assert (await client.answer(number))["result"]["serverInfo"]["name"] == "mcp-sandbox"
-        assert len((await client.answer(listed))["result"]["tools"]) == 12
+        assert len((await client.answer(listed))["result"]["tools"]) == 13
         assert await client.process.wait() == 0
 
 
@@ -219,7 +219,7 @@ async def test_arguments_that_json_does_not_know_are_refused_readably() -> None:
             result = (await client.receive())["result"]
             assert result["isError"]
             text = result["content"][0]["text"]
-            assert "timeout_s must be a number from 1 to 300" in text
+            assert "timeout_s must be a number from 1 to 86,400" in text
             assert said in text
 
 

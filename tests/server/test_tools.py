@@ -362,9 +362,21 @@ async def test_whole_numbers_may_have_a_point() -> None:
         ("process", {"action": "wait"}, "id is missing: action=wait needs it, action=list shows"),
         ("process", {"action": "stop"}, "id is missing: action=stop needs it, action=list shows"),
         ("process", {"action": "kill"}, "action must be one of list, wait, stop, not "),
-        ("process", {"action": "wait", "id": "p1-a", "tail": 0}, "tail must be a whole number from"),
-        ("process", {"action": "stop", "id": "p1-a", "signal": "QUIT"}, "signal must be one of TERM"),
-        ("process", {"action": "stop", "id": "p1-a", "grace_s": 31}, "grace_s must be a number from"),
+        (
+            "process",
+            {"action": "wait", "id": "p1-a", "tail": 0},
+            "tail must be a whole number from",
+        ),
+        (
+            "process",
+            {"action": "stop", "id": "p1-a", "signal": "QUIT"},
+            "signal must be one of TERM",
+        ),
+        (
+            "process",
+            {"action": "stop", "id": "p1-a", "grace_s": 31},
+            "grace_s must be a number from",
+        ),
         (
             "process",
             {"action": "stop", "id": "p1-a", "until": "ready"},
@@ -439,6 +451,29 @@ async def test_live_output_goes_out_as_progress() -> None:
             result = await client.call_tool("exec", {"command": "x"}, progress_callback=on_progress)
     assert text_of(result) == "42\n"
     assert told == ["step 1\nstep 2 "]
+
+
+@pytest.mark.parametrize("tool", ["exec", "run_code", "process"])
+async def test_who_waits_for_the_sandbox_itself_is_told_so(tool: str) -> None:
+    told: list[str | None] = []
+    heard = anyio.Event()
+
+    async def answer(*_: Any, **__: Any) -> ExecResult:
+        await heard.wait()
+        return DONE
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        told.append(message)
+        heard.set()
+
+    session = ScriptedSession(answer)
+    session.is_open = False
+    arguments = {"action": "wait", "id": "p1-abc"} if tool == "process" else MINIMAL[tool]
+    with anyio.fail_after(10):
+        async with Client(server_of(session), mode="legacy") as client:
+            result = await client.call_tool(tool, arguments, progress_callback=on_progress)
+    assert text_of(result).startswith("42\n")
+    assert str(told[0]).startswith("the sandbox is being made (")
 
 
 async def test_an_error_is_readable_also_while_progress_is_reported() -> None:

@@ -54,7 +54,7 @@ Until = Annotated[
     StringConstraints(min_length=1, max_length=200),
     Field(description="Answer as soon as this text is printed."),
 ]
-WAIT_S = 45.0
+WAIT_S = 45
 
 
 @asynccontextmanager
