@@ -80,6 +80,7 @@ _READERS = (
 )
 _SILENT = {True: "(nothing new was printed)", False: "(no output)"}
 _GAP = " bytes left out here; "
+_LOST = "\n[... "
 _TROUBLE = re.compile(f"^.*(?:{TROUBLE})", re.IGNORECASE | re.MULTILINE)
 _IN_META = (
     *("exit_code", "signal", "duration_ms", "timed_out", "out_of_memory", "killed_because"),
@@ -198,13 +199,14 @@ def exec_result(result: ExecResult, *, tail: int | None = None) -> CallToolResul
     if tail is not None:
         out, err = (_last(text, tail) for text in (result.stdout, result.stderr))
         result = replace(result, stdout=out, stderr=err)
-        result = replace(result, stdout_bytes=byte_length(out), stderr_bytes=byte_length(err))
+        out_bytes, err_bytes = byte_length(out), byte_length(err)
+        begins = (result.stdout_bytes - out_bytes, result.stderr_bytes - err_bytes)
+        result = replace(result, stdout_bytes=out_bytes, stderr_bytes=err_bytes)
+        result = replace(result, stdout_from=begins[0], stderr_from=begins[1])
     out_bytes, err_bytes = (byte_length(printed(each)) for each in (result.stdout, result.stderr))
     err_bytes = min(err_bytes, max(_OUTPUT_BYTES // 3, _OUTPUT_BYTES - out_bytes))
-    shown_out = _stream(
-        result.stdout, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes, result.stdout_from
-    )
-    shown_err = _stream(result.stderr, err_bytes, result, result.stderr_bytes, result.stderr_from)
+    shown_out = _stream(result.stdout, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes)
+    shown_err = _stream(result.stderr, err_bytes, result, result.stderr_bytes)
     shown_err = shown_err if result.success else without_internals(shown_err)
     unseen = result.trouble_lines - len(_TROUBLE.findall(f"{shown_out}\n{shown_err}"))
     ending = "\n".join(f"[{line}]" for line in _ending(result, unseen))
@@ -219,12 +221,15 @@ def exec_result(result: ExecResult, *, tail: int | None = None) -> CallToolResul
     return texts([_SILENT[result.running] if silent else "", *blocks], meta)
 
 
-def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int, begin: int) -> str:
+def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> str:
     cut, size = Shortened(text), max_bytes
     # What was printed is cut, not what is shown of it: so the hint knows the place in the file.
     lost = total_bytes > byte_length(text)  # The runner has left out the middle already.
     while (lost and not cut.left_out) or byte_length(printed(cut.head + cut.tail)) > max_bytes:
         cut, size = shorten(text, size), size * 2 // 3
+    if lost and text.startswith(_LOST):
+        # Nothing is held any more of where it began.
+        cut = replace(cut, head="")
     head, tail = printed(cut.head), printed(cut.tail)
     if not cut.left_out:
         return head
@@ -233,13 +238,14 @@ def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int, beg
     missing = total_bytes - first - last
     # The kept file holds both streams in order of arrival: places count only if there is one.
     alone = total_bytes == result.stdout_bytes + result.stderr_bytes
+    begin = result.stdout_from + result.stderr_from
     if not result.output_file:
         rest = "print less to see them"
     elif not begin and head.endswith("\n") and "\n" in text[len(cut.head) :][:2_000]:
         line = cut.next_line if alone else 1
         rest = f"to see them: read_file path={result.output_file} offset={line}"
     else:
-        start, size = begin + first + 1 if alone else 1, min(missing, _OUTPUT_BYTES)
+        start, size = begin + first * alone + 1, min(missing, _OUTPUT_BYTES)
         rest = f"to see them: exec tail -c +{start} {result.output_file} | head -c {size}"
     return f"{head}\n[… {missing:,}{_GAP}{rest} …]\n{tail}"
 

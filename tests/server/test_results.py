@@ -148,12 +148,22 @@ def test_the_last_lines_alone_are_shown_and_counted() -> None:
 def test_what_was_printed_since_the_last_answer_is_found_in_the_file_by_its_bytes() -> None:
     path = "/workspace/.mcp-sandbox/output/1.txt"
     out = "".join(f"{number}\n" for number in range(20_000))
-    later = ended(stdout=out, stdout_bytes=len(out), stdout_from=500, output_file=path)
-    text = text_of(results.exec_result(later))
+    later = ended(stdout=out, stdout_bytes=len(out), output_file=path)
+    text = text_of(results.exec_result(replace(later, stdout_from=460, stderr_from=40)))
     head, _, rest = text.partition("\n[… ")
     start = re.search(rf"tail -c \+(\d+) {re.escape(path)}", rest)
     assert start
     assert int(start[1]) == 500 + len(head) + 1
+
+
+def test_of_the_last_lines_too_the_place_in_the_file_is_found() -> None:
+    out = "".join(f"{number}{'-' * 90}\n" for number in range(1000))
+    whole = ended(stdout=out, stdout_bytes=len(out), output_file="/f")
+    text = text_of(results.exec_result(whole, tail=500))
+    assert text.startswith("500-")
+    start = re.search(r"exec tail -c \+(\d+) /f", text)
+    assert start
+    assert text.partition("\n[… ")[0].endswith(out[: int(start[1]) - 1][-200:])
 
 
 def test_processes_are_listed_a_line_each() -> None:
