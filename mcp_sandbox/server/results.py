@@ -80,7 +80,6 @@ _READERS = (
 )
 _SILENT = {True: "(nothing new was printed)", False: "(no output)"}
 _GAP = " bytes left out here; "
-_LOST = "\n[... "
 _TROUBLE = re.compile(f"^.*(?:{TROUBLE})", re.IGNORECASE | re.MULTILINE)
 _IN_META = (
     *("exit_code", "signal", "duration_ms", "timed_out", "out_of_memory", "killed_because"),
@@ -198,11 +197,10 @@ def exec_result(result: ExecResult, *, tail: int | None = None) -> CallToolResul
     """
     if tail is not None:
         out, err = (_last(text, tail) for text in (result.stdout, result.stderr))
-        result = replace(result, stdout=out, stderr=err)
         out_bytes, err_bytes = byte_length(out), byte_length(err)
-        begins = (result.stdout_bytes - out_bytes, result.stderr_bytes - err_bytes)
+        begin = result.stdout_bytes + result.stderr_bytes - out_bytes - err_bytes
+        result = replace(result, stdout=out, stderr=err, stdout_from=begin, stderr_from=0)
         result = replace(result, stdout_bytes=out_bytes, stderr_bytes=err_bytes)
-        result = replace(result, stdout_from=begins[0], stderr_from=begins[1])
     out_bytes, err_bytes = (byte_length(printed(each)) for each in (result.stdout, result.stderr))
     err_bytes = min(err_bytes, max(_OUTPUT_BYTES // 3, _OUTPUT_BYTES - out_bytes))
     shown_out = _stream(result.stdout, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes)
@@ -227,7 +225,7 @@ def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> 
     lost = total_bytes > byte_length(text)  # The runner has left out the middle already.
     while (lost and not cut.left_out) or byte_length(printed(cut.head + cut.tail)) > max_bytes:
         cut, size = shorten(text, size), size * 2 // 3
-    if lost and text.startswith(_LOST):
+    if lost and text.startswith("\n[... "):
         # Nothing is held any more of where it began.
         cut = replace(cut, head="")
     head, tail = printed(cut.head), printed(cut.tail)

@@ -49,7 +49,6 @@ PARAMETERS = {
     "source": "src from old_path path",
     "tail": "lines num_lines limit",
     "timeout_s": "timeout timeout_ms timeout_seconds max_time",
-    "until": "wait_for wait_until pattern filter",
     "wait_s": "wait run_in_background background block yield_time_ms",
 }
 _TOLD = 1_000

@@ -83,14 +83,15 @@ class Session:
     def __init__(self, hold: Hold, gate: Gate, skills: ChatSkills) -> None:
         self._hold = hold
         self._gate = gate
+        # Its text is said with the next result.
+        self.tell_news = hold.tell_agent
         self.chat: ChatId = hold.chat
         self.backend: BackendName = hold.backend
         self.skills = skills
 
     @property
     def processes(self) -> Processes:
-        """What outlives its call."""
-        # Made anew: a session that refers to itself would keep its hold when it is forgotten.
+        """What outlives its call. Made anew: kept here it would keep the session, and its hold."""
         return Processes(self.chat, self._gate, self.exec)
 
     @property
@@ -101,10 +102,6 @@ class Session:
     async def take_news(self) -> list[str]:
         """What became of the sandbox between the calls, for the next result; told once."""
         return [*await self._hold.take_news(), *self.skills.take_warnings()]
-
-    def tell_news(self, text: str) -> None:
-        """Have it said with the next result."""
-        self._hold.tell_agent(text)
 
     async def run_code(
         self,
