@@ -115,7 +115,16 @@ async def test_a_program_writes_text_as_it_is(data_root: Path) -> None:
 async def test_no_call_enters_once_the_block_has_ended(data_root: Path) -> None:
     async with session_of(configured("unsafe-local", data_root)) as session:
         await session.write_file("a", b"kept")
-    for late in (session.read_file("a"), session.reset(), shell(session)):
+    processes = session.processes
+    for late in (
+        session.read_file("a"),
+        session.reset(),
+        shell(session),
+        session.exec("true", wait_s=0),
+        processes.list(),
+        processes.wait("p1-abc"),
+        processes.stop("p1-abc"),
+    ):
         with pytest.raises(Draining, match=r"`async with` block .* has ended.*open_session\(\)"):
             await late
 
