@@ -40,6 +40,11 @@ class Stream:
         tail = bytes(self.tail[-HALF:])
         return bytes(self.head[start:]), tail[max(0, start - self.total + len(tail)) :]
 
+    def parts(self) -> list[bytes]:
+        """What is held: one part, or two where something is left out between them."""
+        head, tail = self.since()
+        return [head + tail] if len(head) + len(tail) == self.total else [head, tail]
+
     def shrink(self) -> None:
         """It has ended: the last of it is enough for who asks later."""
         if self.tail:

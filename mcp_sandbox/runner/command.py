@@ -240,9 +240,9 @@ class Command:
                 wait.hear(name, data)
 
     def held(self) -> list[tuple[str, bytes]]:
-        """What is held of each stream, where something is left out in parts."""
+        """The parts of each stream that are held."""
         streams = self._capture.streams.items()
-        return [(name, part) for name, stream in streams for part in stream.since() if part]
+        return [(name, part) for name, stream in streams for part in stream.parts() if part]
 
     def kill(self, why: str) -> None:
         """End it with all that it has started."""

@@ -46,6 +46,8 @@ class Wait:
         for name, held in self.command.held():
             if not self._reply.is_open:
                 return
+            # What is left out before it is not there to be joined to.
+            self._last.pop(name, None)
             self.hear(name, held)
         if self._reply.is_open and self.command.has_ended:
             self.command.leave(self)

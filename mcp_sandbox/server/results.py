@@ -199,14 +199,14 @@ def exec_result(result: ExecResult, *, tail: int | None = None) -> CallToolResul
     """
     if tail is not None:
         out, err = (_last(text, tail) for text in (result.stdout, result.stderr))
-        result = replace(result, stdout=out, stderr=err)
-        result = replace(result, stdout_bytes=byte_length(out), stderr_bytes=byte_length(err))
+        out_bytes, err_bytes = byte_length(out), byte_length(err)
+        begin = result.stdout_bytes + result.stderr_bytes - out_bytes - err_bytes
+        result = replace(result, stdout=out, stderr=err, stdout_from=begin, stderr_from=0)
+        result = replace(result, stdout_bytes=out_bytes, stderr_bytes=err_bytes)
     out_bytes, err_bytes = (byte_length(printed(each)) for each in (result.stdout, result.stderr))
     err_bytes = min(err_bytes, max(_OUTPUT_BYTES // 3, _OUTPUT_BYTES - out_bytes))
-    shown_out = _stream(
-        result.stdout, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes, result.stdout_from
-    )
-    shown_err = _stream(result.stderr, err_bytes, result, result.stderr_bytes, result.stderr_from)
+    shown_out = _stream(result.stdout, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes)
+    shown_err = _stream(result.stderr, err_bytes, result, result.stderr_bytes)
     shown_err = shown_err if result.success else without_internals(shown_err)
     unseen = result.trouble_lines - len(_TROUBLE.findall(f"{shown_out}\n{shown_err}"))
     pictures, said = _pictures(result.figures)
@@ -250,12 +250,15 @@ def _image(content: FileContent, found: Picture) -> ImageContent:
     return ImageContent(data=data, mime_type=found.mime, type="image")
 
 
-def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int, begin: int) -> str:
+def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> str:
     cut, size = Shortened(text), max_bytes
     # What was printed is cut, not what is shown of it: so the hint knows the place in the file.
     lost = total_bytes > byte_length(text)  # The runner has left out the middle already.
     while (lost and not cut.left_out) or byte_length(printed(cut.head + cut.tail)) > max_bytes:
         cut, size = shorten(text, size), size * 2 // 3
+    if lost and text.startswith("\n[... "):
+        # Nothing is held any more of where it began.
+        cut = replace(cut, head="")
     head, tail = printed(cut.head), printed(cut.tail)
     if not cut.left_out:
         return head
@@ -264,13 +267,14 @@ def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int, beg
     missing = total_bytes - first - last
     # The kept file holds both streams in order of arrival: places count only if there is one.
     alone = total_bytes == result.stdout_bytes + result.stderr_bytes
+    begin = result.stdout_from + result.stderr_from
     if not result.output_file:
         rest = "print less to see them"
     elif not begin and head.endswith("\n") and "\n" in text[len(cut.head) :][:2_000]:
         line = cut.next_line if alone else 1
         rest = f"to see them: read_file path={result.output_file} offset={line}"
     else:
-        start, size = begin + first + 1 if alone else 1, min(missing, _OUTPUT_BYTES)
+        start, size = begin + first * alone + 1, min(missing, _OUTPUT_BYTES)
         rest = f"to see them: exec tail -c +{start} {result.output_file} | head -c {size}"
     return f"{head}\n[… {missing:,}{_GAP}{rest} …]\n{tail}"
 
@@ -331,17 +335,17 @@ def process_list(rows: Sequence[ProcessRow]) -> CallToolResult:
 
 
 def _how_it_ended(result: ExecResult) -> str:
-    seconds = f"{round(result.duration_ms / 1000, 1):g} s"
+    seconds = round(result.duration_ms / 1000, 1)
     ended = f"exit code {result.exit_code}" if result.exit_code or result.process else ""
     if result.timed_out:
         goes_on = result.notebook in ("new", "kept")
         end = "interrupted, variables are kept" if goes_on else "killed with all its processes"
         ended = (
-            f"timed out after {seconds} and was {end}; "
+            f"timed out after {seconds:g} s and was {end}; "
             "give a larger timeout_s, or do less in one call"
         )
     elif result.stopped:
-        ended = f"stopped after {seconds}"
+        ended = f"stopped after {seconds:g} s"
     elif result.out_of_memory:
         ended = "killed: out of memory; see sandbox_info for the limit"
     elif result.killed_because:

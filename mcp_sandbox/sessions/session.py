@@ -90,11 +90,17 @@ class Session:
     def __init__(self, hold: Hold, gate: Gate, skills: ChatSkills, previews: Previews) -> None:
         self._hold = hold
         self._gate = gate
-        self.processes = Processes(hold.chat, gate, self.exec)
+        # Its text is said with the next result.
+        self.tell_news = hold.tell_agent
         self.chat: ChatId = hold.chat
         self.backend: BackendName = hold.backend
         self.skills = skills
         self.previews = previews
+
+    @property
+    def processes(self) -> Processes:
+        """What outlives its call. Made anew: kept here it would keep the session, and its hold."""
+        return Processes(self.chat, self._gate, self.exec)
 
     @property
     def is_open(self) -> bool:

@@ -11,9 +11,11 @@ from mcp_sandbox.config import Config
 from mcp_sandbox.config.models import MIB
 from mcp_sandbox.errors import Busy, CommandFailed, NotFound
 from mcp_sandbox.models import ProcessRow
+from mcp_sandbox.server.results import exec_result
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.contract.conftest import CHAT
+from tests.server.scripted import text_of
 
 UNTIL_TOLD = "while [ ! -e go ]; do sleep 0.02; done; "
 
@@ -106,6 +108,19 @@ async def test_much_output_is_bounded_and_kept_in_its_file(emptied: Session) -> 
     assert ended.stdout_from == begun.stdout_bytes
     kept = await emptied.exec(["wc", "-l", ended.output_file or ""])
     assert kept.stdout.startswith("200000 ")
+
+
+async def test_what_no_buffer_holds_is_named_with_its_place_in_the_file(emptied: Session) -> None:
+    command = f"echo beside >&2; seq 10000; {UNTIL_TOLD} seq 10001 60000; echo all"
+    begun = await emptied.exec(command, until="\n10000\n")
+    await emptied.write_file("go", "")
+    ended = await emptied.processes.wait(begun.process or "")
+    shown = text_of(exec_result(ended))
+    (look,) = re.findall(r"^\n\[… [\d,]+ bytes left out here; to see them: exec (.*) …\]\n", shown)
+    missing = (await emptied.exec(look)).stdout
+    assert missing.startswith("10001\n10002\n")
+    assert "\n60000\nall\n" in shown
+    assert "10001" not in shown
 
 
 async def test_an_end_that_nobody_waited_for_is_told_once(emptied: Session) -> None:

@@ -36,13 +36,14 @@ async def exists(client: Client, name: str) -> None:
             await anyio.sleep(0.02)
 
 
-async def told(client: Client, words: str, said: str = "") -> str:
-    """The news that says so, of the first result that has it."""
+async def told(client: Client, words: str, tool: str = "exec", **arguments: object) -> str:
+    """The news that says so, of the first result that has it; any may, that of the first too."""
     with anyio.fail_after(20):
-        while words not in said:
-            said = text(await client.call("exec", command="true"))
-            await anyio.sleep(0.01)
-    return said
+        while True:
+            said = text(await client.call(tool, **(arguments or {"command": "true"})))
+            if words in said:
+                return said
+            await anyio.sleep(0.05)
 
 
 async def cancel(client: Client, number: int, reason: str) -> None:
@@ -104,8 +105,7 @@ async def test_an_end_is_told_once_with_the_next_result_of_any_tool(tmp_path: Pa
     async with running(where), in_chat(where, "a") as client:
         name = process_of(await client.call("exec", command=LASTS, wait_s=0))
         await exists(client, "begun")
-        written = await client.call("write_file", path="go", content="")
-        said = await told(client, name, text(written))
+        said = await told(client, name, "write_file", path="go", content="")
         assert re.search(rf"\[{name} \(touch begun; .*\) ended with exit code 0 after \d s; ", said)
         assert name not in text(await client.call("glob", pattern="*"))
 
@@ -126,12 +126,13 @@ async def test_work_goes_on_when_the_client_gives_up_by_its_time_limit(
     async with running(where), in_chat(where, "a") as client, in_chat(where, "a") as other:
         number = await begun(client, other)
         await cancel(client, number, "SdkError: Request timed out")
-        listed = text(await client.call("process", action="list"))
-        assert "running" in listed
-        written = await client.call("write_file", path="go", content="")
-        said = await told(client, "ended with exit code 0", text(written))
-        assert f"[{listed.split()[0]} (touch begun" in said
-        assert await client.exec("cat finished") == "done\n"
+        said = await told(client, "exec, for which your client did not wait")
+        assert re.search(r"\[goes on as p\d+-\w+ after \d s, ", said)
+        (folder,) = {path.parent for path in where.data.rglob("begun")}
+        (folder / "go").touch()
+        said = await told(client, "ended with exit code 0")
+        assert "touch begun" in said
+        assert (folder / "finished").read_text() == "done\n"
 
 
 async def test_nothing_is_left_of_what_a_person_interrupts(tmp_path: Path) -> None:
@@ -154,8 +155,7 @@ async def test_work_goes_on_when_the_daemon_is_stopped_in_a_call(tmp_path: Path)
         name = process_of(answer["result"])
         assert await daemon.end() == 0
     async with running(where), in_chat(where, "a") as client:
-        written = await client.call("write_file", path="go", content="")
-        said = await told(client, "ended with exit code 0", text(written))
+        said = await told(client, "ended with exit code 0", command="touch go")
         assert f"[{name} (touch begun" in said
 
 

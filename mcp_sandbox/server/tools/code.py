@@ -55,7 +55,7 @@ Until = Annotated[
     StringConstraints(min_length=1, max_length=200),
     Field(description="Answer as soon as this text is printed."),
 ]
-WAIT_S = 45.0
+WAIT_S = 45
 
 
 NotebookName = Annotated[
@@ -202,8 +202,8 @@ async def exec_(
     Each call is a new shell; with shell=NAME, directory, variables, functions and options carry
     over to the next call with that name, one call at a time. Answers stdout, stderr, a non-zero
     exit code and the files created or changed. What takes longer than wait_s goes on in the
-    background, and you are told when it ends: see process. To start a server, give until the text
-    that it prints when it is ready, or wait_s=0.
+    background, and you are told when it ends: see process. To start a server, set until to what
+    it prints when it is ready, or wait_s to 0.
     """
     async with live_progress(session, request) as on_output:
         result = await session.exec(
@@ -223,17 +223,17 @@ async def exec_(
     return with_news(exec_result(await shown(result)), said)
 
 
-def waits(longest_s: float, what: str) -> tuple[Any, float]:
+def waits(longest_s: float) -> tuple[Any, float]:
     """Type and default of a parameter that says how long a call waits."""
-    about = f"Seconds to wait; then {what}. 0: do not wait."
-    return Annotated[float, Field(ge=0, le=longest_s, description=about)], min(WAIT_S, longest_s)
+    wait = Annotated[float, Field(ge=0, le=longest_s, description="Seconds to wait.")]
+    return wait, min(WAIT_S, longest_s)
 
 
 def code_tools(session_for: SessionFor, *, note: str, calls: CallsConfig) -> list[SandboxTool]:
     """run_code and exec; `note` is added to their descriptions."""
     anything = CHANGES.model_copy(update={"open_world_hint": True})
     tool = partial(build_tool, session_for=session_for, annotations=anything, note=note)
-    wait = {"wait_s": waits(calls.longest_wait, "it goes on in the background")}
+    wait = {"wait_s": waits(calls.longest_wait)}
     return [
         tool(run_code, title="Run code", bounds=wait | _limit(calls.code_timeout)),
         tool(exec_, title="Run a command", bounds=wait | _limit(calls.timeout)),

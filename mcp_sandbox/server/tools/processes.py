@@ -104,7 +104,7 @@ async def preview(
 def process_tools(session_for: SessionFor, *, calls: CallsConfig) -> list[SandboxTool]:
     """The tools process and preview."""
     tool = partial(build_tool, session_for=session_for)
-    wait = {"wait_s": waits(calls.longest_wait, "you are told how far it is")}
+    wait = {"wait_s": waits(calls.longest_wait)}
     opens = CHANGES.model_copy(update={"destructive_hint": False, "idempotent_hint": True})
     return [
         tool(process, title="Processes in the background", annotations=CHANGES, bounds=wait),
