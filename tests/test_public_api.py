@@ -8,6 +8,7 @@ import mcp_sandbox
 PROMISED = [
     "CallerError",
     "ChatId",
+    "CommandFailed",
     "Config",
     "ExecResult",
     "OperatorError",

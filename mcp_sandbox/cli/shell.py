@@ -10,7 +10,7 @@ import sys
 import termios
 import tty
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import Annotated
 
@@ -102,7 +102,8 @@ class _Joined:
             typing = [0] if self._typing and not self._to_daemon else []
             sending = [daemon] if self._to_daemon else []
             ready, _, _ = select.select([daemon, self._woken, *typing], sending, [])
-            if self._woken in ready:
+            # Before what was typed, which `select` may find ready while the signal is on its way.
+            with suppress(BlockingIOError):
                 os.read(self._woken, _PIECE)
                 columns, rows = shutil.get_terminal_size()
                 self._to_daemon += size(rows, columns)

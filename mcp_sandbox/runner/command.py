@@ -11,14 +11,17 @@ from mcp_sandbox.runner.loop import Inflow, Tap, pipe, widen
 from mcp_sandbox.runner.native import close, signal
 from mcp_sandbox.runner.pool import described
 from mcp_sandbox.runner.protocol import WINDOW, OpError
-from mcp_sandbox.runner.worker import BASH, remove_code
+from mcp_sandbox.runner.shell import memory_of, remembering
+from mcp_sandbox.runner.worker import BASH, remove_code, watched
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any
 
+    from mcp_sandbox.runner.cells import Notebook
     from mcp_sandbox.runner.interpreter import Worker
+    from mcp_sandbox.runner.keyboard import Keyboard
     from mcp_sandbox.runner.loop import Loop, Timer
     from mcp_sandbox.runner.pool import Pool
     from mcp_sandbox.runner.server import Reply
@@ -56,6 +59,8 @@ class Command:
     `released`: its call was answered before its end. `told`: so was somebody when it had ended.
     """
 
+    _notebook: Notebook | None = None
+
     def __init__(
         self, loop: Loop, pool: Pool, standby: Standby, table: Table, args: dict[str, Any]
     ) -> None:
@@ -64,30 +69,30 @@ class Command:
         self._standby = standby
         self._table = table
         self._args = args
-        self.id = ""
+        self.id = self.text = ""
         self.waits: list[Wait] = []
-        self.text = ""
         self.released = self.told = self._stopped = self._launched = False
         self.ended_at = float("inf")
-        self._worker: Worker | None = None
+        self.shell: str | None = args.get("shell")
+        # Until its worker says more: without it nothing of the command is remembered.
+        self._of_shell = ["kept"] if self.shell else []
+        self._worker: Worker | Notebook | None = None
         self._main: int | None = None
         self._capture = Capture(args["workspace"], args["name"], args["keep_bytes"])
         # How much of each stream was told already.
         self._answered = dict.fromkeys(self._capture.streams, 0)
         self._taps: dict[str, Tap] = {}
+        self.keyboard: Keyboard | None = None
         self._stdin: int | None = None
         self._deadline: Timer | None = None
         self._started = time.monotonic()
-        self._born_since = 0.0
-        self._kills_before = 0
-        self._begun = False
+        self._born_since, self._kills_before = 0.0, 0
+        self._begun = self._is_plain = self._out_of_memory = False
         self._why: str | None = None
         self._status: int | None = None
-        self._out_of_memory = False
         self._changed: dict[str, Any] = dict.fromkeys(("changed", "counts"))
         self._made_room = described([])
         self._job: dict[str, Any] = {}
-        self._is_plain = False
         self._given: list[int] = []
         self._tries_left = _TRIES
 
@@ -107,14 +112,17 @@ class Command:
         """
         self._born_since = processes.now_ticks()
         self._kills_before = self._pool.memory.kills()
-        self._job = self._describe()
         self.id = self._table.enter(self)
+        self._job = self._describe()
         shown = " ".join(self._job["argv"]) if code is None else code.decode("utf-8", "replace")
         self.text = " ".join(shown.split())[:_SHOWN_CHARS]
         limit_s = self._args["timeout_s"]
         if limit_s is not None:
             self._deadline = self._loop.later(limit_s, lambda: self.kill("timeout"))
-        self._is_plain = self._args.get("language") == "bash" and not stdin and not more
+        if self.shell:
+            given, cwd = self._args["given"], self._args["moves"]
+            code = remembering(code or b"", memory_of(self.shell), given, cwd=cwd)
+        self._is_plain = self._job["gated"] and not (stdin or more or self._job["tty"])
         ready = None
         if self._is_plain and self._pool.has_room(self._note_ending):
             ready = self._standby.start(self._job, code or b"", self._hear)
@@ -160,6 +168,10 @@ class Command:
             return
         self._begun = False
         try:
+            if self._job["notebook"]:
+                start = self._pool.cells.start
+                self._worker = self._notebook = start(self._job, self._given, self._hear)
+                return
             seat = self._args.get("language") == "python"
             self._worker = self._pool.start(self._job, self._given, self._hear, seat=seat)
         except OpError as exc:
@@ -175,31 +187,51 @@ class Command:
             self._given.append(file)
 
     def _describe(self) -> dict[str, Any]:
-        keep = ("cwd", "env", "workspace", "grow", "name")
-        job = {key: self._args.get(key) for key in keep}
+        keep = ("cwd", "env", "workspace", "grow", "name", "notebook", "tty")
+        job = {"id": self.id, **{key: self._args.get(key) for key in keep}}
+        if job["tty"]:
+            job["env"] = {"TERM": "xterm-256color", **watched(self._args["env"])}
         language = self._args.get("language")
         argv = _ARGV[language] if language else self._args["argv"]
         # By its path: PATH begins with directories that it would be looked for in first.
         program = "/bin/bash" if language == "bash" else argv[0]
         gated = language == "bash"
+        job["shell"] = memory_of(self.shell) if self.shell else None
         return {**job, "op": "command", "program": program, "argv": argv, "gated": gated}
 
     def _open_streams(self) -> None:
+        if self._args.get("tty"):
+            from mcp_sandbox.runner.keyboard import Keyboard  # noqa: PLC0415 - for these alone
+
+            self.keyboard = Keyboard(self._loop)
+            self._listen(self.keyboard.master)
+            self._given = self.keyboard.theirs
+            return
         out_read, out_write = pipe()
         err_read, err_write = pipe()
         self._listen(out_read, err_read)
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._given = [nothing, out_write, err_write]
 
-    def _listen(self, stdout: int, stderr: int) -> None:
-        self._taps = {
-            "stdout": Tap(self._loop, stdout, lambda data: self._take("stdout", data)),
-            "stderr": Tap(self._loop, stderr, lambda data: self._take("stderr", data)),
-        }
+    def type(self, text: str, key: str | None) -> None:
+        """Type on its terminal; OpError where there is none."""
+        if not self.keyboard or self.has_ended:
+            why = "has ended" if self.keyboard else "has no terminal: start it with exec tty=true"
+            raise OpError("invalid", f"{self.id} {why}")
+        self.keyboard.type(text.encode("utf-8", "replace"), key)
+        if key == "ctrl-c" and self._main:
+            self.keyboard.interrupt(self._main)
+
+    def _listen(self, stdout: int, stderr: int | None = None) -> None:
+        self._taps["stdout"] = Tap(self._loop, stdout, lambda data: self._take("stdout", data))
+        if stderr is not None:
+            self._taps["stderr"] = Tap(self._loop, stderr, lambda data: self._take("stderr", data))
 
     def _take(self, name: str, data: bytes) -> None:
         if data:
             self._capture.add(name, data)
+            if self.keyboard:
+                self.keyboard.shown_at = time.monotonic()
             if len(data) < _LITTLE:
                 # A program that prints line by line would wake us for every line.
                 self._taps[name].pause()
@@ -208,16 +240,18 @@ class Command:
                 wait.hear(name, data)
 
     def held(self) -> list[tuple[str, bytes]]:
-        """What is held of each stream, where something is left out in parts."""
+        """The parts of each stream that are held."""
         streams = self._capture.streams.items()
-        return [(name, part) for name, stream in streams for part in stream.since() if part]
+        return [(name, part) for name, stream in streams for part in stream.parts() if part]
 
     def kill(self, why: str) -> None:
         """End it with all that it has started."""
         if self._why is None and self._status is None:
             self._why = why
             target = self._worker or self._main
-            if target:
+            if self._notebook and target is self._notebook:
+                self._pool.cells.interrupt(self._notebook)
+            elif target:
                 self._pool.kill(target)
             elif not self._launched:
                 self._ended(signal.SIGKILL)
@@ -251,6 +285,7 @@ class Command:
                 wait.look()
         elif said["e"] == "exit":
             self._changed = {name: said[name] for name in self._changed}
+            self._of_shell = said.get("shell") or []
             self._ended(said["status"])
         elif said["e"] == "fail":
             self._failed(said["code"], said["message"])
@@ -290,7 +325,7 @@ class Command:
         self._worker = None
         if self._status is not None:
             return
-        if self._why:
+        if self._why or self._notebook:
             until = time.monotonic() + _SETTLE_MOST_S
             self._loop.later(_SETTLE_S, lambda: self._settle(until))
         elif self._begun:
@@ -369,11 +404,12 @@ class Command:
             # A caller that is found to have hung up leaves us while others are answered.
             if wait in self.waits:
                 self.waits.remove(wait)
-                wait.done(*(whole if wait.whole else told))
+                wait.done(*(whole if wait.whole or self.keyboard else told))
 
     def _result(self, answered: dict[str, int] | None) -> tuple[dict[str, Any], bytes]:
         streams = self._capture.streams
         starts = answered or dict.fromkeys(streams, 0)
+        is_python = self._args.get("language") == "python"
         ends = [part for name, each in streams.items() for part in each.since(starts[name])]
         result = {
             **self.row(),
@@ -384,7 +420,10 @@ class Command:
             "starts": [starts[name] for name in streams],
             "totals": [stream.total for stream in streams.values()],
             "output_file": self._capture.file,
+            "figures": self._capture.figures() if self.has_ended and is_python else [],
+            "notebook": self._notebook.state if self._notebook else "",
             "made_room": self._made_room,
+            "shell": self._of_shell,
             **self._changed,
         }
         return result, b"".join(ends)
@@ -407,7 +446,15 @@ class Command:
             "signal": os.WTERMSIG(status) if killed else None,
             "why": self._why or ("stopped" if self._stopped else None),
             "out_of_memory": self._out_of_memory,
+            "of": self._of(),
         }
+
+    def _of(self) -> str:
+        if self.keyboard:
+            return "terminal"
+        if self._notebook:
+            return f"notebook {self._job['notebook']}"
+        return f"shell {self.shell}" if self.shell else ""
 
     def root(self) -> int | None:
         """The process with all that it has started below it."""
@@ -423,6 +470,8 @@ class Command:
             self._stdin = None
         if self._deadline:
             self._deadline.cancel()
+        if self.keyboard:
+            self.keyboard.close()
         for tap in self._taps.values():
             tap.discard() if self._worker else tap.close()
         self._capture.close()

@@ -150,7 +150,7 @@ def widen(fd: int) -> None:
 
 
 class Tap:
-    """The reading end of a pipe: gives what arrives to `taken`, and tells the end by b""."""
+    """The end of a pipe or terminal to read: `taken` gets what arrives, and b"" at the end."""
 
     def __init__(self, loop: Loop, fd: int, taken: Callable[[bytes], None]) -> None:
         os.set_blocking(fd, False)
@@ -177,6 +177,8 @@ class Tap:
             data = os.read(self._fd, CHUNK)
         except BlockingIOError:
             return -1
+        except OSError:
+            data = b""  # EIO: no program has the terminal open any more.
         if not data:
             self.close()
         self._taken(data)
@@ -216,12 +218,12 @@ class Inflow:
         self._fd = fd
         self._credit = credit
         self._end = end
-        self._waiting = bytearray()
+        self.waiting = bytearray()
         self._last = False
         self._open = True
 
     def add(self, data: bytes, *, more: bool) -> None:
-        self._waiting += data
+        self.waiting += data
         self._last = not more
         self._write()
 
@@ -229,16 +231,16 @@ class Inflow:
         if not self._open:
             return
         try:
-            size = os.write(self._fd, self._waiting) if self._waiting else 0
+            size = os.write(self._fd, self.waiting) if self.waiting else 0
         except BlockingIOError:
             size = 0
-        except BrokenPipeError:
+        except OSError:
             self.close()
             return
-        del self._waiting[:size]
+        del self.waiting[:size]
         if size:
             self._credit(size)
-        if self._waiting or (self._last and not self._ended()):
+        if self.waiting or (self._last and not self._ended()):
             self._loop.watch(self._fd, WRITE, self._write)
         elif self._last:
             self.close()

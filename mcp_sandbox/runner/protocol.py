@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 VERSION = "3"
 UNWATCHED = {"GIT_EDITOR": "true", "NO_COLOR": "1", "PAGER": "cat", "TERM": "dumb"}
-"""Variables of commands, which no person watches; a shell on a terminal goes without them."""
+"""Variables of commands, which no person watches; what runs on a terminal goes without them."""
+COLUMNS, ROWS = 100, 30  # Of the terminal of a command.
 PREFIX = struct.Struct(">II")
 SEAL_BYTES = 16
 # A header travels on to a worker in one datagram, whose default limit is about 200 KiB.

@@ -6,17 +6,13 @@ It lives in a worker, which ends with it, and with the worker all that the shell
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import select
-import struct
-import termios
 import time
 
 from mcp_sandbox.runner import frames, processes, worker
 from mcp_sandbox.runner.frames import DATA, SIZE, STDERR, FrameError
 from mcp_sandbox.runner.native import signal
-from mcp_sandbox.runner.protocol import UNWATCHED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,31 +50,20 @@ def run(args: dict[str, Any], typed: int, shown: int, _end: bytes) -> dict[str, 
 def _start(args: dict[str, Any]) -> tuple[int, int, dict[int, bytes]]:
     """The shell, where it reads, and where it writes with the kind of frames for that."""
     worker.enter(args["cwd"])
-    unwatched = UNWATCHED if args["tty"] else {}
-    env = {name: value for name, value in args["env"].items() if unwatched.get(name) != value}
+    env = worker.watched(args["env"]) if args["tty"] else args["env"]
     command = ["-c", 'exec "$@"', "bash", *args["command"]] if args["command"] else []
+    job = {**args, "program": _SHELL, "argv": ["bash", *command], "env": env}
     try:
         if args["tty"]:
             master, slave = os.openpty()
-            theirs, keys, outputs = [slave], os.dup(master), {master: DATA}
-            # The first terminal that a leader of a session opens is the one that controls it.
-            begin: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0)]
-            begin += [(os.POSIX_SPAWN_DUP2, 0, number) for number in (1, 2)]
+            theirs, keys, outputs = [slave] * 3, os.dup(master), {master: DATA}
         else:
             (stdin, keys), (out, stdout), (err, stderr) = os.pipe(), os.pipe(), os.pipe()
             theirs, outputs = [stdin, stdout, stderr], {out: DATA, err: STDERR}
-            begin = [(os.POSIX_SPAWN_DUP2, end, number) for number, end in enumerate(theirs)]
-        pid = os.posix_spawn(
-            _SHELL,
-            ["bash", *command],
-            env,
-            file_actions=begin,
-            setsid=True,
-            setsigdef=worker.DEFAULT_SIGNALS,
-        )
+        pid = worker.begin(job, theirs)
     except OSError as exc:
         raise worker.cannot_start(_SHELL, exc) from exc
-    for end in theirs:
+    for end in {*theirs}:
         os.close(end)
     worker.lower(pid, grow=args["grow"])
     return pid, keys, outputs
@@ -166,8 +151,7 @@ class _Terminal:
                 self._resize(*frames.rows_and_columns(content))
 
     def _resize(self, rows: int, columns: int) -> None:
-        size = struct.pack("HHHH", rows, columns, 0, 0)
-        fcntl.ioctl(self._keys, termios.TIOCSWINSZ, size)
+        worker.resize(self._keys, rows, columns)
         try:
             os.tcgetpgrp(self._keys)
         except OSError:

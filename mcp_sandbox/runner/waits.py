@@ -37,6 +37,8 @@ class Wait:
         self._released = False
         if len(self._until) > _MOST_UNTIL:
             raise OpError("invalid", "the text to wait for is too long")
+        if "text" in args:
+            command.type(args["text"], args["key"])
         command.waits.append(self)
 
     def begin(self) -> None:
@@ -44,6 +46,8 @@ class Wait:
         for name, held in self.command.held():
             if not self._reply.is_open:
                 return
+            # What is left out before it is not there to be joined to.
+            self._last.pop(name, None)
             self.hear(name, held)
         if self._reply.is_open and self.command.has_ended:
             self.command.leave(self)

@@ -7,14 +7,17 @@ over a socket pair, one JSON datagram a message, file descriptors attached.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import select
+import struct
 import time
 
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.files.paths import resolve
 from mcp_sandbox.runner.native import Socket, close, pair, receive, send, signal
-from mcp_sandbox.runner.protocol import MAX_HEADER, OpError
+from mcp_sandbox.runner.protocol import MAX_HEADER, UNWATCHED, OpError
+from mcp_sandbox.runner.shell import SAVE, WHOLE, saver
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ SHIELDED = (
 DEFAULT_SIGNALS = (*SHIELDED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
 _NICER_BY = 5
 _MOMENT_MS = 1
+_MAX_MEMORY = 4 * 1024 * 1024
 _CLOCK_REALTIME_COARSE = 5  # Linux's number; Python has no name for it.
 # Looking for what a command changed costs no more: enough for a project.
 _BUDGET_S = 0.05
@@ -48,7 +52,7 @@ _NONE: _Folder = (-1, set(), [])
 # has a size limit and shows in process lists.
 BASH = (
     "IFS= read -r -u 4 __code || kill -KILL $$; exec 4<&-; SECONDS=0; "
-    'IFS= read -r -d "" -u 3 __code; exec 3<&-; eval "unset __code; $__code"'
+    'mapfile -d "" -t -u 3 __code; exec 3<&-; eval "unset __code; $__code"'
 )
 
 
@@ -115,7 +119,7 @@ class Worker:
         self._say(e="pid", pid=pid)
         close(fds)
         lower(pid, grow=job["grow"])
-        return self._see_through(pid, job)
+        return self._see_through(pid, job, [])
 
     def _gated(self, job: dict[str, Any], fds: list[int]) -> bool:
         """Start what waits at a gate, and open it when pid 1 knows which process it is.
@@ -136,6 +140,7 @@ class Worker:
                     # User code has killed it while it waited; it never saw its command.
                     pid = self._start(job, [*fds, gate.fileno()])
                 self._names.begin(job["workspace"])
+            said = recall(job["shell"]) if job["shell"] else []
             self._say(e="pid", pid=pid)
             lower(pid, grow=job["grow"])
             close(fds)
@@ -144,12 +149,13 @@ class Worker:
         finally:
             gate.close()
             opener.close()
-        return self._see_through(pid, job)
+        return self._see_through(pid, job, said)
 
-    def _see_through(self, pid: int, job: dict[str, Any]) -> bool:
+    def _see_through(self, pid: int, job: dict[str, Any], said: list[str]) -> bool:
         status, stays = _await(pid)
+        said = said + remember(job["shell"]) if job["shell"] else []
         changed, counts = self._names.end(job["workspace"])
-        self._say(e="exit", status=status, changed=changed, counts=counts, stays=stays)
+        self._say(e="exit", status=status, changed=changed, counts=counts, stays=stays, shell=said)
         if stays:
             _await(None)
         return not stays
@@ -167,6 +173,64 @@ class Worker:
             raise OpError("cancelled", "nobody takes the result") from exc
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def recall(memory: str) -> list[str]:
+    """Make room for the memory of a shell; what is to be said of the one that is there."""
+    try:
+        os.makedirs(os.path.dirname(memory), exist_ok=True)
+        _remove(f"{memory}.new")
+        _remove(f"{memory}.moved")
+        if _content(saver(memory)) != SAVE:
+            _remove(saver(memory))
+            with open(saver(memory), "xb") as file:
+                file.write(SAVE)
+        if _size(memory):
+            return []
+        os.unlink(memory)
+    except FileNotFoundError:
+        return ["new"]
+    except OSError as exc:
+        why = f"no shell can be kept in {memory}: {os.strerror(exc.errno or 0)}"
+        raise OpError("wrong_kind", why) from exc
+    return ["broken"]
+
+
+def remember(memory: str) -> list[str]:
+    """Put the new memory of a shell into place if it is whole; what is to be said of it."""
+    said, size = ["moved"] * _remove(f"{memory}.moved"), _size(f"{memory}.new")
+    try:
+        if size > len(WHOLE):
+            os.rename(f"{memory}.new", memory)
+    except OSError:
+        size = 0
+    return said if size else [*said, "kept"]
+
+
+def _size(memory: str) -> int:
+    """The size of a memory, 0 unless it is whole."""
+    content = _content(memory)
+    return len(content) if content.endswith(WHOLE) and len(content) <= _MAX_MEMORY else 0
+
+
+def _content(path: str) -> bytes:
+    """What is in a file of a shell; user code may have put anything there."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.read(file, _MAX_MEMORY + 1)
+        finally:
+            os.close(file)
+    except OSError:
+        return b""
+
+
+def _remove(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
 
 
 def _operation(op: str) -> Callable[..., dict[str, Any]]:
@@ -257,20 +321,31 @@ def spawn(job: dict[str, Any], fds: list[int]) -> int:
     """Start a program with fds as stdin, stdout, stderr and perhaps code; may raise OpError."""
     enter(job["cwd"])
     try:
-        return _spawn(job, fds) if job["grow"] else _spawn_stunted(job, fds)
+        return begin(job, fds) if job["grow"] else _spawn_stunted(job, fds)
     except OSError as exc:
         raise cannot_start(job["argv"][0], exc) from exc
 
 
-def _spawn(job: dict[str, Any], fds: list[int]) -> int:
-    return os.posix_spawnp(
-        job["program"],
-        job["argv"],
-        job["env"],
-        file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
-        setsid=True,
-        setsigdef=DEFAULT_SIGNALS,
-    )
+def begin(job: dict[str, Any], fds: list[int]) -> int:
+    """Start a program as the leader of a session; with a `tty` the first of `fds` is that."""
+    actions: list[Any] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
+    if job["tty"]:
+        # The first terminal that a leader of a session opens is the one that controls it.
+        actions[0] = (os.POSIX_SPAWN_OPEN, 0, os.ttyname(fds[0]), os.O_RDWR, 0)
+    how: dict[str, Any] = {"setsid": True, "setsigdef": DEFAULT_SIGNALS}
+    return os.posix_spawnp(job["program"], job["argv"], job["env"], file_actions=actions, **how)
+
+
+def watched(env: dict[str, str]) -> dict[str, str]:
+    """The variables of what runs on a terminal."""
+    return {name: value for name, value in env.items() if UNWATCHED.get(name) != value}
+
+
+def resize(terminal: int, rows: int, columns: int) -> None:
+    """Set the size of a terminal, by either of its ends."""
+    import termios  # noqa: PLC0415 - terminals alone need it
+
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
 def _spawn_stunted(job: dict[str, Any], fds: list[int]) -> int:
@@ -280,7 +355,7 @@ def _spawn_stunted(job: dict[str, Any], fds: list[int]) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
-        return _spawn(job, fds)
+        return begin(job, fds)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 

@@ -41,7 +41,8 @@ _WHAT = (
     "analyse data, keep files. Use it whenever running something beats guessing. Files in "
     "/workspace stay for the whole conversation and after restarts; relative paths start there. "
     "run_code runs a program, exec a shell command; read_file, write_file, edit_file, list_files, "
-    "glob and grep work on its files; sandbox_info says what is installed and which limits hold."
+    "glob and grep work on its files; sandbox_info says what is installed and which limits hold. "
+    "What takes long goes on while you do other things: process waits for it, and you are told."
 )
 _APART = (
     "It is not the user's machine: it does not see the user's files, and nothing you do in it can "

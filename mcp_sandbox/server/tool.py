@@ -39,6 +39,7 @@ PARAMETERS = {
     "cwd": "workdir working_dir working_directory dir directory path",
     "destination": "dst dest to target new_path new_name",
     "glob": "include include_pattern file_pattern type",
+    "id": "process process_id pid shell_id bash_id task_id session_id",
     "limit": "head_limit max_results max_count num_lines end_line",
     "new": "new_string new_str new_text replace replacement",
     "offset": "start_line line start view_range",
@@ -46,7 +47,11 @@ PARAMETERS = {
     "path": "file_path filename file target_file uri dir directory folder",
     "pattern": "regex regexp query search glob",
     "source": "src from old_path path",
+    "tail": "lines num_lines limit",
+    "timeout_s": "timeout timeout_ms timeout_seconds max_time",
+    "wait_s": "wait run_in_background background block yield_time_ms",
 }
+_TOLD = 1_000
 _KINDS = {
     "string": "text",
     "integer": "a whole number",
@@ -64,10 +69,10 @@ TOOLS = {
     "list_files": "ls dir list_dir list_directory",
     "move_file": "mv rename",
     "preview": "open_browser browser_preview preview_start open_port expose_port serve",
+    "process": "bashoutput bash_output killshell kill_shell kill ps jobs background taskoutput",
     "read_file": "cat open view view_file open_file notebookread",
     "run_code": "python ipython jupyter code_interpreter python_repl_ast notebookedit node",
     "skill_activate": "skill",
-    "process": "bashoutput bash_output killshell kill_shell kill ps jobs background taskoutput",
     "write_file": "create save create_file",
 }
 
@@ -112,10 +117,15 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
             result: CallToolResult = await self.fn(session, **checked)
             if convert_result:
                 self.fn_metadata.convert_result(result)
-            # Clients show a model nothing but the structured part of a result that has one, and
-            # nothing at all of an answer that comes too late.
-            unread = result.structured_content or patience(context).lost
-            return result if unread else with_news(result, await session.take_news())
+            # Clients show a model nothing but the structured part of a result that has one.
+            news = [] if result.structured_content else await session.take_news()
+            if patience(context).lost:
+                # Of an answer that comes too late they show nothing: it comes with the next one.
+                said = "\n".join(each.text for each in result.content if each.type == "text")
+                news.append(f"{self.name}, for which your client did not wait: {said[-_TOLD:]}")
+                while news:
+                    session.tell_news(news.pop(0))
+            return with_news(result, news)
 
 
 def patience(request: Request) -> Patience:
@@ -242,7 +252,7 @@ def _bounds(schema: Schema) -> str:
         low = "1 to" if schema.get("minLength") else "at most"
         return f" of {low} {schema['maxLength']:,} characters"
     if "maximum" in schema:
-        return f" from {schema['minimum']:,} to {schema['maximum']:,}"
+        return f" from {schema['minimum']:,} to {schema['maximum']:,.15g}"
     return f" of at least {schema['minimum']:,}" if "minimum" in schema else ""
 
 

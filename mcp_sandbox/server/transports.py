@@ -303,7 +303,9 @@ def _cancelled_by(message: JSONRPCMessage) -> tuple[RequestId, str]:
         return "", ""
     said = message.params or {}
     request_id = said.get("requestId")
-    return request_id if isinstance(request_id, str | int) else "", str(said.get("reason"))
+    if isinstance(request_id, bool) or not isinstance(request_id, str | int):
+        request_id = ""
+    return request_id, str(said.get("reason"))
 
 
 def _encoded(message: JSONRPCMessage) -> bytes:

@@ -32,7 +32,7 @@ class Hold:
         self.meter = rooms.workspaces.meter(chat)
         self.pinning = Pinning(chat, rooms.workspaces)
         self.calls = rooms.settings.calls
-        self._tell_agent = partial(rooms.news.tell, chat)
+        self.tell_agent = partial(rooms.news.tell, chat)
         self._rooms = rooms
         self._ways = Ways(chat, rooms)
         self._lock = anyio.Lock()
@@ -130,7 +130,7 @@ class Hold:
             self._held = None
             self._rooms.slots.release(self)
             for row in () if goes_on else held.runtime.processes.untold():
-                self._tell_agent(ended(row).rpartition(";")[0])
+                self.tell_agent(ended(row).rpartition(";")[0])
         held.guard.watching.cancel()
 
     async def _open(self) -> Held:
@@ -177,7 +177,7 @@ class Hold:
                 self._forget(held)
                 await self._ways.destroy(held)
         if ended := ended_with(background):
-            self._tell_agent(f"The sandbox was replaced because of its age.{ended}")
+            self.tell_agent(f"The sandbox was replaced because of its age.{ended}")
 
     async def _resume(self, held: Held) -> None:
         try:
@@ -190,7 +190,7 @@ class Hold:
 
     def _tell_ended(self, held: Held, cause: str | None) -> None:
         if cause is not None:
-            self._tell_agent(
+            self.tell_agent(
                 f"The sandbox had ended since the last call: {cause or 'it did not answer'}; "
                 f"this is a new one on the same files.{ended_with(held.runtime.background)}"
             )
@@ -209,14 +209,14 @@ class Hold:
             held.suits = True
             if news is not None:
                 self._forget(held)
-                self._tell_agent(news)
+                self.tell_agent(news)
 
     def _keep(self, held: Held) -> None:
         held.guard = GrowthGuard(self.meter, self._end_for_growth)
         self._rooms.tasks.start_soon(held.guard.run)
         self._held = held
         if held.news:
-            self._tell_agent(held.news)
+            self.tell_agent(held.news)
         chat, backend = str(self.chat), self.backend
         event(logger, "sandbox opened", chat=chat, backend=backend, sandbox=held.sandbox.id)
 
@@ -366,7 +366,7 @@ class Hold:
                 async with self._rooms.records.hold(self.chat):
                     self._forget(held)
                     await self._ways.destroy(held)
-            self._tell_agent(
+            self.tell_agent(
                 "The sandbox was ended since the last call: what ran in its background filled the "
                 f"workspace; this is a new one on the same files.{ended_with(status.background)}"
             )
@@ -380,7 +380,7 @@ class Hold:
                 await held.runtime.processes.stop(row.id, "KILL")
         if rows:
             named = ", ".join(f"{row.id} ({row.command})" for row in rows[:_MOST_NAMED])
-            self._tell_agent(
+            self.tell_agent(
                 "What ran in the background filled the workspace, and was stopped since the last "
                 f"call: {named}. Make room: delete what is not needed."
             )

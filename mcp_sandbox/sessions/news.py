@@ -50,7 +50,9 @@ def ended_with(background: Background) -> str:
     if not background.total:
         return ""
     named = [
-        f"{each.id} ({each.command})" if each.id else f"{each.command or 'a process'} (pid {each.pid})"
+        f"{each.id} ({each.command})"
+        if each.id
+        else f"{each.command or 'a process'} (pid {each.pid})"
         for each in background.processes[:_MOST_NAMED]
     ]
     more = background.total - len(named)

@@ -2,16 +2,18 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 
 from anyio import CancelScope, current_time
 
-from mcp_sandbox.errors import NotFound, SandboxGone
+from mcp_sandbox.errors import CallerError, NotFound, SandboxGone
 from mcp_sandbox.models import ChatId, ExecResult, ProcessRow
-from mcp_sandbox.runtime.processes import Stop
-from mcp_sandbox.runtime.runtime import OnOutput
+from mcp_sandbox.runtime.processes import Key, Stop
+from mcp_sandbox.runtime.runtime import OnOutput, Runtime
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 
 Run = Callable[..., Awaitable[ExecResult]]
+_FIGURES_READ = 10
 
 
 class Processes:
@@ -30,11 +32,12 @@ class Processes:
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        tty: bool = False,
         timeout_s: float | None = None,
     ) -> AsyncGenerator["Process"]:
         """Start a command that runs beside the block, and ends with it."""
-        started = await self._run(command, cwd=cwd, env=env, timeout_s=timeout_s, wait_s=0)
-        process = Process(self, started)
+        how = {"cwd": cwd, "env": env, "tty": tty, "timeout_s": timeout_s, "wait_s": 0}
+        process = Process(self, await self._run(command, **how))
         try:
             yield process
         finally:
@@ -66,14 +69,21 @@ class Processes:
         """
         leave = leave or CancelScope()
         async with self._enter("wait", process, leave) as entered:
-            return await entered.runtime.processes.wait(
+            result = await entered.runtime.processes.wait(
                 process, until=until, whole=whole, on_output=on_output, leave=leaving(leave, wait_s)
             )
+            return await with_figures(entered.runtime, result)
 
     async def stop(self, process: str, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
         """Signal its process group, and after the grace kill its whole tree; how it ended."""
         async with self._enter("stop", process) as entered:
             return await entered.runtime.processes.stop(process, how, grace_s=grace_s)
+
+    async def type(self, process: str, text: str = "", key: Key | None = None) -> ExecResult:
+        """Type a text, then a key, on its terminal; all that is held of what that was sent."""
+        action = Action(self._chat, "process", {"action": "input", "id": process, "text": text})
+        async with self._gate.enter(action) as entered:
+            return await entered.runtime.processes.type(process, text, key)
 
     def _enter(
         self, action: str, process: str | None = None, leave: CancelScope | None = None
@@ -95,9 +105,23 @@ class Process:
         """See `Processes.wait`."""
         return self._ended or await self._processes.wait(self.id, wait_s=wait_s, until=until)
 
+    async def type(self, text: str = "", key: Key | None = None) -> ExecResult:
+        """See `Processes.type`."""
+        return self._ended or await self._processes.type(self.id, text, key)
+
     async def stop(self, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
         """See `Processes.stop`."""
         return self._ended or await self._processes.stop(self.id, how, grace_s=grace_s)
+
+
+async def with_figures(runtime: Runtime, result: ExecResult) -> ExecResult:
+    """The data of the first figures, as far as they are files that can be read."""
+    figures = list(result.figures)
+    for at, path in enumerate(each.path for each in result.figures[:_FIGURES_READ]):
+        with suppress(CallerError):
+            content = await runtime.files.read_lines(path, limit=1, max_bytes=1)
+            figures[at] = replace(content, path=path)
+    return replace(result, figures=tuple(figures))
 
 
 def leaving(leave: CancelScope, wait_s: float | None) -> CancelScope:

@@ -11,9 +11,11 @@ from mcp_sandbox.config import Config, LimitsConfig
 from mcp_sandbox.config.models import MIB
 from mcp_sandbox.errors import Busy, CommandFailed, NotFound
 from mcp_sandbox.models import ProcessRow
+from mcp_sandbox.server.results import exec_result
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.contract.conftest import CHAT
+from tests.server.scripted import text_of
 
 UNTIL_TOLD = "while [ ! -e go ]; do sleep 0.02; done; "
 
@@ -106,6 +108,19 @@ async def test_much_output_is_bounded_and_kept_in_its_file(emptied: Session) -> 
     assert ended.stdout_from == begun.stdout_bytes
     kept = await emptied.exec(["wc", "-l", ended.output_file or ""])
     assert kept.stdout.startswith("200000 ")
+
+
+async def test_what_no_buffer_holds_is_named_with_its_place_in_the_file(emptied: Session) -> None:
+    command = f"echo beside >&2; seq 10000; {UNTIL_TOLD} seq 10001 60000; echo all"
+    begun = await emptied.exec(command, until="\n10000\n")
+    await emptied.write_file("go", "")
+    ended = await emptied.processes.wait(begun.process or "")
+    shown = text_of(exec_result(ended))
+    (look,) = re.findall(r"^\n\[… [\d,]+ bytes left out here; to see them: exec (.*) …\]\n", shown)
+    missing = (await emptied.exec(look)).stdout
+    assert missing.startswith("10001\n10002\n")
+    assert "\n60000\nall\n" in shown
+    assert "10001" not in shown
 
 
 async def test_an_end_that_nobody_waited_for_is_told_once(emptied: Session) -> None:
@@ -276,6 +291,17 @@ async def test_who_does_not_wait_for_what_has_ended_is_answered_too(emptied: Ses
     for _ in range(2):
         assert (await emptied.processes.wait(begun.process or "", wait_s=0)).exit_code == 0
     assert (await emptied.exec("echo works")).stdout == "works\n"
+
+
+async def test_a_shell_is_busy_until_what_goes_on_in_it_has_ended(emptied: Session) -> None:
+    begun = await emptied.exec(f"{UNTIL_TOLD} FOUND=yes", shell="busy", wait_s=0)
+    assert (await row(emptied, begun.process)).of == "shell busy"
+    with pytest.raises(Busy, match=rf"'busy' is busy with {begun.process} "):
+        await emptied.exec("true", shell="busy")
+    assert (await emptied.exec("echo free", shell="free")).stdout == "free\n"
+    await emptied.write_file("go", "")
+    await emptied.processes.wait(begun.process or "")
+    assert (await emptied.exec("echo $FOUND", shell="busy")).stdout == "yes\n"
 
 
 async def test_what_a_stopped_process_leaves_is_killed_after_its_grace(emptied: Session) -> None:

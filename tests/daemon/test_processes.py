@@ -36,13 +36,14 @@ async def exists(client: Client, name: str) -> None:
             await anyio.sleep(0.02)
 
 
-async def told(client: Client, words: str, said: str = "") -> str:
-    """The news that says so, of the first result that has it."""
+async def told(client: Client, words: str, tool: str = "exec", **arguments: object) -> str:
+    """The news that says so, of the first result that has it; any may, that of the first too."""
     with anyio.fail_after(20):
-        while words not in said:
-            said = text(await client.call("exec", command="true"))
-            await anyio.sleep(0.01)
-    return said
+        while True:
+            said = text(await client.call(tool, **(arguments or {"command": "true"})))
+            if words in said:
+                return said
+            await anyio.sleep(0.05)
 
 
 async def cancel(client: Client, number: int, reason: str) -> None:
@@ -104,8 +105,7 @@ async def test_an_end_is_told_once_with_the_next_result_of_any_tool(tmp_path: Pa
     async with running(where), in_chat(where, "a") as client:
         name = process_of(await client.call("exec", command=LASTS, wait_s=0))
         await exists(client, "begun")
-        written = await client.call("write_file", path="go", content="")
-        said = await told(client, name, text(written))
+        said = await told(client, name, "write_file", path="go", content="")
         assert re.search(rf"\[{name} \(touch begun; .*\) ended with exit code 0 after \d s; ", said)
         assert name not in text(await client.call("glob", pattern="*"))
 
@@ -126,12 +126,13 @@ async def test_work_goes_on_when_the_client_gives_up_by_its_time_limit(
     async with running(where), in_chat(where, "a") as client, in_chat(where, "a") as other:
         number = await begun(client, other)
         await cancel(client, number, "SdkError: Request timed out")
-        listed = text(await client.call("process", action="list"))
-        assert "running" in listed
-        written = await client.call("write_file", path="go", content="")
-        said = await told(client, "ended with exit code 0", text(written))
-        assert f"[{listed.split()[0]} (touch begun" in said
-        assert await client.exec("cat finished") == "done\n"
+        said = await told(client, "exec, for which your client did not wait")
+        assert re.search(r"\[goes on as p\d+-\w+ after \d s, ", said)
+        (folder,) = {path.parent for path in where.data.rglob("begun")}
+        (folder / "go").touch()
+        said = await told(client, "ended with exit code 0")
+        assert "touch begun" in said
+        assert (folder / "finished").read_text() == "done\n"
 
 
 async def test_nothing_is_left_of_what_a_person_interrupts(tmp_path: Path) -> None:
@@ -154,8 +155,7 @@ async def test_work_goes_on_when_the_daemon_is_stopped_in_a_call(tmp_path: Path)
         name = process_of(answer["result"])
         assert await daemon.end() == 0
     async with running(where), in_chat(where, "a") as client:
-        written = await client.call("write_file", path="go", content="")
-        said = await told(client, "ended with exit code 0", text(written))
+        said = await told(client, "ended with exit code 0", command="touch go")
         assert f"[{name} (touch begun" in said
 
 
@@ -173,6 +173,27 @@ async def test_only_what_was_let_go_outlives_a_daemon_that_is_killed(tmp_path: P
         assert await client.exec("pgrep -fc '^sleep 8639[2]'") == "0\n"
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_dialogue_with_a_program_is_answered_by_its_screen(
+    tmp_path: Path, backend: str
+) -> None:
+    where = place(tmp_path, backend)
+    async with running(where), in_chat(where, "a") as client:
+        asks = "read -p 'Which colour? ' colour; printf '\\033[2J\\033[H%s it is\\n' $colour; cat"
+        begun = await client.call("exec", command=asks, tty=True, until="? ")
+        name = process_of(begun)
+        assert text(begun).startswith(
+            f"Which colour?\n[what was waited for is there; it goes on as {name}"
+        )
+        typed = await client.call("process", action="input", id=name, text="green", key="enter")
+        assert text(typed).startswith(f"green it is\n[goes on as {name}")
+        assert "(terminal)" in text(await client.call("process", action="list"))
+        looked = await client.call("process", action="wait", id=name, wait_s=0)
+        assert text(looked).startswith("green it is\n[goes on as")
+        ended = await client.call("process", action="input", id=name, key="ctrl-d")
+        assert text(ended).startswith(f"green it is\n[{name} has ended after")
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -181,7 +202,10 @@ async def test_only_what_was_let_go_outlives_a_daemon_that_is_killed(tmp_path: P
         ({"action": "wait", "id": "nothing"}, "there is no process 'nothing'"),
         ({"action": "stop", "id": "p1", "tail": 3}, "tail has no meaning with action=stop"),
         ({"action": "list", "until": "x"}, "until has no meaning with action=list"),
-        ({"action": "restart", "id": "p1"}, "action must be one of list, wait, stop"),
+        ({"action": "restart", "id": "p1"}, "action must be one of list, wait, input, stop"),
+        ({"action": "wait", "id": "p1", "text": "x"}, "text has no meaning with action=wait"),
+        ({"action": "input", "id": "p1", "key": "f1"}, "key must be one of enter, tab, escape"),
+        ({"action": "input", "id": "p1", "text": "x"}, "there is no process 'p1'"),
         ({"action": "wait", "id": "p1", "wait_s": 56}, "wait_s must be a number from 0 to 55"),
         ({"action": "wait", "id": "p1", "wait_s": -1}, "wait_s must be a number from 0 to 55"),
         ({"action": "wait", "id": "p1", "tail": 0}, "tail must be a whole number from 1 to 2,000"),

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from mcp_sandbox.config import SkillsConfig
+from mcp_sandbox.config import CallsConfig, SkillsConfig
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.identity import SessionFor, callers_by, one_chat
 from mcp_sandbox.server.server import SandboxServer, build_server
@@ -17,15 +17,26 @@ Answer = Callable[..., Awaitable[Any]]
 
 
 class ScriptedSession:
-    """Notes every call as (method, args, kwargs) and answers all of them alike."""
+    """Notes every call as (method, args, kwargs), without who may `leave` it; all answers alike."""
+
+    is_open = True
 
     def __init__(self, answer: Answer) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.news: list[str] = []
         self._answer = answer
         self.chat, self.backend = CHAT, "unsafe-local"
 
-    def take_news(self) -> list[str]:
-        return []
+    @property
+    def processes(self) -> "ScriptedSession":
+        return self
+
+    async def take_news(self) -> list[str]:
+        taken, self.news = self.news, []
+        return taken
+
+    def tell_news(self, text: str) -> None:
+        self.news.append(text)
 
     @property
     def previews(self) -> Any:
@@ -33,7 +44,8 @@ class ScriptedSession:
 
     def __getattr__(self, method: str) -> Answer:
         async def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls.append((method, args, kwargs))
+            noted = {name: value for name, value in kwargs.items() if name != "leave"}
+            self.calls.append((method, args, noted))
             return await self._answer(*args, **kwargs)
 
         return call
@@ -60,12 +72,14 @@ def shipped_skills(data_root: Path) -> Visible:
     return Visible(skills, callers_by(one_chat(CHAT)), settings)
 
 
-def server_of(session: ScriptedSession, skills: Visible | None = None) -> SandboxServer:
+def server_of(
+    session: ScriptedSession, skills: Visible | None = None, calls: CallsConfig | None = None
+) -> SandboxServer:
     async def session_for(_request: Any) -> Any:
         return session
 
     find: SessionFor = session_for
-    return build_server(find, skills=skills)
+    return build_server(find, skills=skills, calls=calls)
 
 
 def text_of(result: Any) -> str:

@@ -20,7 +20,10 @@ Row = tuple[str, str, dict[str, Any], dict[str, Any] | str]
 
 WAY_OUT = re.compile("must be |: give |did you mean |this tool takes |leave it out")
 LEFT_OUT = object()
-COMPANIONS = {("skill_activate", "offset"): {"path": "a"}}
+COMPANIONS = {
+    ("skill_activate", "offset"): {"path": "a"},
+    **{("process", name): {"action": "wait", "id": "a"} for name in ("until", "tail")},
+}
 """What else has to be given with a parameter."""
 
 
@@ -94,7 +97,7 @@ def text_mistakes(wrong: str, kind: dict[str, Any]) -> Iterator[tuple[str, Any, 
 
 def number_mistakes(wrong: str, kind: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     low, high = kind["minimum"], kind["maximum"]
-    span = f"from {low:,} to {high:,}, not "
+    span = f"from {low:,} to {high:,.15g}, not "
     yield "text", str(high), high
     yield "text with a point", f" {low}.0 ", low
     yield "a word", "ten", f'{span}"ten".'
@@ -245,6 +248,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("exec", {"script": "ls"}, "did you mean command?"),
     ("exec", {"command": "ls", "workdir": "/"}, "did you mean cwd?"),
     ("exec", {"command": "ls", "timeout": 5}, "did you mean timeout_s?"),
+    ("exec", {"command": "ls", "timeout_ms": 5000}, "did you mean timeout_s?"),
+    ("exec", {"command": "ls", "run_in_background": True}, "did you mean wait_s?"),
+    ("exec", {"command": "ls", "background": True}, "did you mean wait_s?"),
+    ("exec", {"command": "ls", "wait_s": 45_000}, "Milliseconds? It is seconds: 45."),
+    ("exec", {"command": "ls", "wait_s": 0, "cwd": "nowhere"}, "cwd"),
+    ("process", {"action": "wait", "bash_id": "p1-abc"}, "did you mean id?"),
+    ("process", {"action": "stop", "shell_id": "p1-abc"}, "did you mean id?"),
+    ("process", {"action": "wait", "id": "p1-abc", "lines": 5}, "did you mean tail?"),
+    ("process", {"action": "wait", "id": "nosuch"}, "there is no process 'nosuch'; there are: "),
+    ("process", {"action": "wait", "id": "p1-000"}, "is of an earlier sandbox of this chat"),
+    ("process", {"action": "wait"}, "action=list shows all"),
+    ("process", {"action": "list", "tail": 5}, "leave it out"),
     ("run_code", {"source": "1"}, "did you mean code?"),
     ("run_code", {"code": "1", "lang": "py"}, "did you mean language?"),
     ("run_code", {"code": "1", "language": "typescript"}, "write a file, then exec"),
@@ -274,6 +289,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Grep", {}, "did you mean grep?"),
     ("Glob", {}, "did you mean glob?"),
     ("python", {}, "did you mean run_code?"),
+    ("BashOutput", {}, "did you mean process?"),
+    ("KillShell", {}, "did you mean process?"),
+    ("TaskOutput", {}, "did you mean process?"),
     ("execute_code", {}, "did you mean run_code?"),
     ("mv", {}, "did you mean move_file?"),
     ("zzz", {}, "the tools are run_code, exec, "),

@@ -194,3 +194,13 @@ async def test_the_next_result_tells_once_that_the_sandbox_had_ended(data_root: 
         ]
         assert "sleep 86377" in text_of(result)
         assert "had ended" not in await tools.text("exec", command="echo again")
+
+
+async def test_a_terminal_is_answered_as_its_screen(data_root: Path) -> None:
+    async with tools_of(data_root) as tools:
+        draws = r"printf 'one\ntwo\033[1;3Hmore\033[31m\n\n\nlast\n'; exit 3"
+        text = await tools.text("exec", command=draws, tty=True)
+        assert text == "onmore\ntwo\n\nlast\n[exit code 3]"
+        flood = await tools.text("exec", command="seq 100000", tty=True)
+        assert flood == "\n".join(map(str, range(99972, 100001)))
+        assert "stdin" in await tools.error("exec", command="cat", tty=True, stdin="x")

@@ -1,4 +1,5 @@
 import base64
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from mcp_sandbox.models import (
     GrepResult,
     Listing,
     MoveResult,
+    ProcessRow,
     WorkspaceUsage,
     WriteResult,
 )
@@ -82,7 +84,16 @@ def test_how_many_changed_files_are_not_named_is_said(counts: dict[str, int], sa
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"exit_code": None, "timed_out": True, "signal": "SIGKILL"}, "timed out after 30 s"),
+        (
+            {"exit_code": None, "timed_out": True, "signal": "SIGKILL", "duration_ms": 30_004},
+            "[timed out after 30 s and was killed with all its processes; give a larger timeout_s",
+        ),
+        ({"process": "p1-abc"}, "[p1-abc has ended after 0 s: exit code 0]"),
+        ({"process": "p1-abc", "exit_code": 3}, "[p1-abc has ended after 0 s: exit code 3]"),
+        (
+            {"process": "p1-abc", "exit_code": None, "signal": "SIGTERM", "stopped": True},
+            "[p1-abc has ended after 0 s: stopped after 0 s]",
+        ),
         ({"exit_code": None, "signal": "SIGSEGV"}, "[killed by signal SIGSEGV]"),
         ({"exit_code": 137, "out_of_memory": True}, "[killed: out of memory"),
         ({"exit_code": None, "killed_because": "workspace full"}, "[killed: workspace full]"),
@@ -90,6 +101,92 @@ def test_how_many_changed_files_are_not_named_is_said(counts: dict[str, int], sa
 )
 def test_the_way_a_command_ended_is_said(changes: dict[str, Any], said: str) -> None:
     assert said in blocks(ended(**changes))[-1]
+
+
+def test_what_goes_on_is_no_error_and_says_how_to_wait_for_it() -> None:
+    going = ended(
+        stdout="a\n",
+        exit_code=None,
+        duration_ms=45_000,
+        process="p3-7fq",
+        running=True,
+        left_s=600,
+        output_file="/workspace/.mcp-sandbox/output/1.txt",
+    )
+    result = results.exec_result(going)
+    assert not result.is_error
+    out, ending = blocks(going)
+    assert out == "a\n"
+    assert re.fullmatch(
+        r"\[goes on as p3-7fq after 45 s, at most until \d\d:\d\d; process action=wait id=p3-7fq "
+        r"waits for its end, action=stop ends it; its whole output: "
+        r"read_file path=/workspace/\.mcp-sandbox/output/1\.txt\]",
+        ending,
+    )
+    assert (meta(result)["process"], meta(result)["running"]) == ("p3-7fq", True)
+
+
+def test_what_goes_on_without_a_limit_names_none() -> None:
+    silent, ending = blocks(ended(exit_code=None, process="p1-a", running=True))
+    assert silent == "(nothing new was printed)"
+    assert ending.startswith("[goes on as p1-a after 0 s; process action=wait id=p1-a ")
+
+
+def test_a_text_that_was_waited_for_is_said_to_be_there() -> None:
+    met = ended(stdout="ready\n", exit_code=None, process="p1-a", running=True, until_met=True)
+    assert blocks(met)[-1].startswith("[what was waited for is there; it goes on as p1-a ")
+
+
+def test_the_last_lines_alone_are_shown_and_counted() -> None:
+    out = "".join(f"{number}\n" for number in range(1000))
+    running = ended(stdout=out, stderr="e\n", stdout_bytes=3890, process="p1-a", running=True)
+    result = results.exec_result(running, tail=2)
+    assert text_of(result).startswith("998\n999\n\n[stderr]\ne\n\n[goes on as p1-a ")
+    assert (meta(result)["stdout_bytes"], meta(result)["truncated"]) == (8, False)
+
+
+def test_what_was_printed_since_the_last_answer_is_found_in_the_file_by_its_bytes() -> None:
+    path = "/workspace/.mcp-sandbox/output/1.txt"
+    out = "".join(f"{number}\n" for number in range(20_000))
+    later = ended(stdout=out, stdout_bytes=len(out), output_file=path)
+    text = text_of(results.exec_result(replace(later, stdout_from=460, stderr_from=40)))
+    head, _, rest = text.partition("\n[… ")
+    start = re.search(rf"tail -c \+(\d+) {re.escape(path)}", rest)
+    assert start
+    assert int(start[1]) == 500 + len(head) + 1
+
+
+def test_of_the_last_lines_too_the_place_in_the_file_is_found() -> None:
+    out = "".join(f"{number}{'-' * 90}\n" for number in range(1000))
+    whole = ended(stdout=out, stdout_bytes=len(out), output_file="/f")
+    text = text_of(results.exec_result(whole, tail=500))
+    assert text.startswith("500-")
+    start = re.search(r"exec tail -c \+(\d+) /f", text)
+    assert start
+    assert text.partition("\n[… ")[0].endswith(out[: int(start[1]) - 1][-200:])
+
+
+def test_processes_are_listed_a_line_each() -> None:
+    going = ProcessRow("p1-abc", "make\n-j4", running=True, seconds=3.2, memory_bytes=5 << 20)
+    listed = [
+        going,
+        ProcessRow("p2-abc", "true", running=False, seconds=1, exit_code=0),
+        replace(going, id="p3-abc", running=False, signal="SIGTERM", why="stopped", of="terminal"),
+        ProcessRow("p4-abc", "x", running=False, seconds=9, signal="SIGKILL", why="timeout"),
+        ProcessRow("p5-abc", "x", running=False, seconds=9, signal="SIGKILL", out_of_memory=True),
+        ProcessRow("p6-abc", "x", running=False, seconds=9, signal="SIGSEGV"),
+    ]
+    result = results.process_list(listed)
+    assert text_of(result).splitlines() == [
+        "p1-abc  running  3 s  5 MiB  make␊-j4",
+        "p2-abc  ended with exit code 0  1 s  true",
+        "p3-abc  was stopped  3 s  (terminal)  make␊-j4",
+        "p4-abc  timed out  9 s  x",
+        "p5-abc  ran out of memory  9 s  x",
+        "p6-abc  was killed by SIGSEGV  9 s  x",
+    ]
+    assert [each["id"] for each in meta(result)["processes"]] == [each.id for each in listed]
+    assert "no process runs" in text_of(results.process_list([]))
 
 
 def test_what_was_ended_to_make_room_is_named() -> None:
@@ -156,6 +253,8 @@ def test_the_machine_readable_form_is_in_meta() -> None:
         "output_file": None,
         "changed_files": [],
         "file_counts": None,
+        "process": None,
+        "running": False,
     }
 
 

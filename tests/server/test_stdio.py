@@ -219,7 +219,7 @@ async def test_arguments_that_json_does_not_know_are_refused_readably() -> None:
             result = (await client.receive())["result"]
             assert result["isError"]
             text = result["content"][0]["text"]
-            assert "timeout_s must be a number from 1 to 300" in text
+            assert "timeout_s must be a number from 1 to 86,400" in text
             assert said in text
 
 

@@ -10,13 +10,41 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 
 from mcp_sandbox import errors
+from mcp_sandbox.config import CallsConfig
 from mcp_sandbox.models import ExecResult, FileContent, Listing, WriteResult
 from mcp_sandbox.server.server import build_server
 from tests.server.scripted import ScriptedSession, answering, failing, server_of, text_of
 
 TABLE = {
-    "run_code": {"code": None, "language": "python", "timeout_s": 30},
-    "exec": {"command": None, "cwd": "null", "env": "null", "stdin": "null", "timeout_s": 120},
+    "run_code": {
+        "code": None,
+        "language": "python",
+        "notebook": "null",
+        "wait_s": 45,
+        "timeout_s": "null",
+    },
+    "exec": {
+        "command": None,
+        "cwd": "null",
+        "env": "null",
+        "stdin": "null",
+        "shell": "null",
+        "tty": False,
+        "wait_s": 45,
+        "until": "null",
+        "timeout_s": "null",
+    },
+    "process": {
+        "action": None,
+        "id": "null",
+        "wait_s": 45,
+        "until": "null",
+        "tail": "null",
+        "text": "null",
+        "key": "null",
+        "signal": "TERM",
+        "grace_s": 5,
+    },
     "read_file": {"path": None, "offset": 1, "limit": 2000},
     "write_file": {"path": None, "content": None, "encoding": "utf-8", "append": False},
     "edit_file": {"path": None, "old": None, "new": None, "replace_all": False, "dry_run": False},
@@ -39,6 +67,7 @@ TABLE = {
 MINIMAL: dict[str, dict[str, Any]] = {
     "run_code": {"code": "1"},
     "exec": {"command": "true"},
+    "process": {"action": "list"},
     "read_file": {"path": "a"},
     "write_file": {"path": "a", "content": ""},
     "edit_file": {"path": "a", "old": "x", "new": ""},
@@ -90,16 +119,32 @@ async def test_the_tool_table_is_the_promised_one() -> None:
 
 async def test_limits_of_the_parameters_are_in_the_schema() -> None:
     tools = {tool.name: tool.input_schema["properties"] for tool in await listed()}
-    assert (
-        tools["run_code"]["timeout_s"]["minimum"],
-        tools["run_code"]["timeout_s"]["maximum"],
-    ) == (
-        1,
-        300,
-    )
-    assert tools["exec"]["timeout_s"]["maximum"] == 3600
+    for tool in ("run_code", "exec"):
+        limit = tools[tool]["timeout_s"]["anyOf"][0]
+        assert (limit["minimum"], limit["maximum"]) == (1, 86_400)
+    for tool in ("run_code", "exec", "process"):
+        wait = tools[tool]["wait_s"]
+        assert (wait["minimum"], wait["maximum"], wait["default"]) == (0, 55, 45)
+    assert "Default: 2m," in tools["run_code"]["timeout_s"]["anyOf"][0]["description"]
+    assert "Default: 1h," in tools["exec"]["timeout_s"]["anyOf"][0]["description"]
     assert tools["list_files"]["depth"]["maximum"] == 10
     assert tools["run_code"]["language"]["enum"] == ["python", "bash", "javascript"]
+
+
+async def test_the_limits_that_are_set_are_in_the_schema_and_hold() -> None:
+    calls = CallsConfig(timeout=600, code_timeout=5, longest_wait=20)
+    session = answering(DONE)
+    async with Client(server_of(session, calls=calls)) as client:
+        tools = {tool.name: tool.input_schema for tool in (await client.list_tools()).tools}
+        refused = await client.call_tool("exec", {"command": "true", "wait_s": 21})
+        await client.call_tool("exec", {"command": "true"})
+    for tool in ("run_code", "exec", "process"):
+        wait = tools[tool]["properties"]["wait_s"]
+        assert (wait["maximum"], wait["default"]) == (20, 20)
+    assert "Default: 5s," in str(tools["run_code"])
+    assert "Default: 10m," in str(tools["exec"])
+    assert text_of(refused) == "wait_s must be a number from 0 to 20, not 21."
+    assert [kwargs["wait_s"] for _, _, kwargs in session.calls] == [20]
 
 
 async def test_tools_cost_few_tokens() -> None:
@@ -108,7 +153,7 @@ async def test_tools_cost_few_tokens() -> None:
         for t in await listed()
     ]
     # About four characters a token.
-    assert len(json.dumps(seen)) < 7_200
+    assert len(json.dumps(seen)) < 8_500
 
 
 async def test_every_tool_has_a_title_a_description_and_honest_annotations() -> None:
@@ -232,6 +277,9 @@ async def test_arguments_reach_the_session_as_given() -> None:
         "cwd": "src",
         "env": {"A": "1"},
         "stdin": '{"not": "parsed"}',
+        "shell": "build",
+        "wait_s": 0,
+        "until": "ready",
         "timeout_s": 5,
     }
     await call(session, "exec", arguments)
@@ -241,7 +289,11 @@ async def test_arguments_reach_the_session_as_given() -> None:
         "cwd": "src",
         "env": {"A": "1"},
         "stdin": '{"not": "parsed"}',
+        "shell": "build",
+        "wait_s": 0,
+        "until": "ready",
         "timeout_s": 5,
+        "tty": False,
         "on_output": None,
     }
 
@@ -261,7 +313,15 @@ async def test_arguments_reach_the_session_as_given() -> None:
 async def test_common_names_of_languages_are_understood(alias: str, language: str) -> None:
     session = answering(DONE)
     await call(session, "run_code", {"code": "1", "language": alias})
-    assert session.calls == [("run_code", ("1", language), {"timeout_s": 30, "on_output": None})]
+    ((method, args, _),) = session.calls
+    assert (method, args) == ("run_code", ("1", language))
+
+
+async def test_what_is_not_given_is_left_to_the_settings() -> None:
+    session = answering(DONE)
+    await call(session, "run_code", {"code": "1"})
+    how = {"notebook": None, "timeout_s": None, "wait_s": 45, "on_output": None}
+    assert session.calls[0][2] == how
 
 
 async def test_base64_content_is_decoded_and_wrong_base64_is_refused() -> None:
@@ -293,7 +353,7 @@ async def test_whole_numbers_may_have_a_point() -> None:
             "run_code",
             {"code": "1", "timeout": 3},
             "There is no parameter 'timeout': did you mean timeout_s? "
-            "this tool takes code, language, timeout_s.",
+            "this tool takes code, language, notebook, wait_s, timeout_s.",
         ),
         ("sandbox_info", {"x": 1}, "There is no parameter 'x': this tool takes no arguments."),
         ("run_code", {"code": 5}, "code must be text of 1 to 1,048,576 characters, not 5."),
@@ -305,12 +365,39 @@ async def test_whole_numbers_may_have_a_point() -> None:
         (
             "run_code",
             {"code": "1", "timeout_s": True},
-            "timeout_s must be a number from 1 to 300, not true.",
+            "timeout_s must be a number from 1 to 86,400, not true.",
         ),
-        ("run_code", {"code": "1", "timeout_s": 301}, "from 1 to 300, not 301."),
-        ("run_code", {"code": "1", "timeout_s": "5s"}, 'from 1 to 300, not "5s".'),
-        ("exec", {"command": "x", "timeout_s": -1}, "from 1 to 3,600, not -1."),
+        ("run_code", {"code": "1", "timeout_s": 86_401}, "from 1 to 86,400, not 86401."),
+        ("run_code", {"code": "1", "timeout_s": "5s"}, 'from 1 to 86,400, not "5s".'),
+        ("exec", {"command": "x", "timeout_s": -1}, "from 1 to 86,400, not -1."),
         ("exec", {"command": "x", "timeout_s": 10**400}, "timeout_s must be a number"),
+        ("exec", {"command": "x", "wait_s": 56}, "wait_s must be a number from 0 to 55, not 56."),
+        ("exec", {"command": "x", "wait_s": -1}, "wait_s must be a number from 0 to 55, not -1."),
+        ("exec", {"command": "x", "wait_s": "NaN"}, "wait_s must be a number from 0 to 55, not "),
+        ("exec", {"command": "x", "until": "a" * 201}, "until must be text of 1 to 200 characters"),
+        ("process", {"action": "wait"}, "id is missing: action=wait needs it, action=list shows"),
+        ("process", {"action": "stop"}, "id is missing: action=stop needs it, action=list shows"),
+        ("process", {"action": "kill"}, "action must be one of list, wait, stop, not "),
+        (
+            "process",
+            {"action": "wait", "id": "p1-a", "tail": 0},
+            "tail must be a whole number from",
+        ),
+        (
+            "process",
+            {"action": "stop", "id": "p1-a", "signal": "QUIT"},
+            "signal must be one of TERM",
+        ),
+        (
+            "process",
+            {"action": "stop", "id": "p1-a", "grace_s": 31},
+            "grace_s must be a number from",
+        ),
+        (
+            "process",
+            {"action": "stop", "id": "p1-a", "until": "ready"},
+            "until has no meaning with action=stop: leave it out",
+        ),
         (
             "exec",
             {"command": "x", "env": {"A": [1]}},
@@ -319,7 +406,7 @@ async def test_whole_numbers_may_have_a_point() -> None:
         ("exec", {"command": "x", "env": {"A=B": "1"}}, "cannot be a variable's name"),
         ("exec", {"command": "x", "env": {"A": "\0"}}, "without NUL"),
         ("exec", {"command": "x", "env": {"A": "\udc80"}}, "env: the value of 'A' must be text"),
-        ("exec", {"command": "x", "env": ["A"]}, "an object with text values or null, not a list"),
+        ("exec", {"command": "x", "env": ["A"]}, "an object with text values, not a list"),
         ("exec", {"command": ""}, "command must be text"),
         ("read_file", {"path": "a", "offset": 0}, "offset must be a whole number from 1 to"),
         ("read_file", {"path": "a", "offset": 1.5}, "offset must be a whole number from 1 to"),
@@ -380,6 +467,29 @@ async def test_live_output_goes_out_as_progress() -> None:
             result = await client.call_tool("exec", {"command": "x"}, progress_callback=on_progress)
     assert text_of(result) == "42\n"
     assert told == ["step 1\nstep 2 "]
+
+
+@pytest.mark.parametrize("tool", ["exec", "run_code", "process"])
+async def test_who_waits_for_the_sandbox_itself_is_told_so(tool: str) -> None:
+    told: list[str | None] = []
+    heard = anyio.Event()
+
+    async def answer(*_: Any, **__: Any) -> ExecResult:
+        await heard.wait()
+        return DONE
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        told.append(message)
+        heard.set()
+
+    session = ScriptedSession(answer)
+    session.is_open = False
+    arguments = {"action": "wait", "id": "p1-abc"} if tool == "process" else MINIMAL[tool]
+    with anyio.fail_after(10):
+        async with Client(server_of(session), mode="legacy") as client:
+            result = await client.call_tool(tool, arguments, progress_callback=on_progress)
+    assert text_of(result).startswith("42\n")
+    assert str(told[0]).startswith("the sandbox is being made (")
 
 
 async def test_an_error_is_readable_also_while_progress_is_reported() -> None:

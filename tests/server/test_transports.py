@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 from anyio.abc import SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
@@ -95,6 +96,105 @@ async def test_a_cancelled_request_is_not_waited_for_at_the_end(tmp_path: Path) 
         await begun.wait()
         await client.send(method="notifications/cancelled", params={"requestId": ["not an id"]})
         await client.send(method="notifications/cancelled", params={"requestId": 1})
+
+
+class Slow(ScriptedSession):
+    """Answers the command "x" with `left` when it is left, or `ended` is set; others at once."""
+
+    def __init__(self, left: ExecResult) -> None:
+        super().__init__(self._answer_slowly)
+        self.begun, self.ended, self.cancelled = anyio.Event(), anyio.Event(), anyio.Event()
+        self._left = left
+
+    async def _answer_slowly(self, command: str, *, leave: anyio.CancelScope, **_: Any) -> Any:
+        if command != "x":
+            return ExecResult(f"{command}\n", "", 0, 1)
+        self.begun.set()
+        try:
+            with leave:
+                await self.ended.wait()
+        except anyio.get_cancelled_exc_class():
+            self.cancelled.set()
+            raise
+        return self._left
+
+    def tell_news(self, text: str) -> None:
+        super().tell_news(text)
+        self.ended.set()
+
+
+async def begin(client: SocketClient, session: Slow) -> None:
+    """Make the call 1, which is slow."""
+    params = {"name": "exec", "arguments": {"command": "x"}}
+    await client.send(id=1, method="tools/call", params=params)
+    await session.begun.wait()
+
+
+async def give_up(client: SocketClient, request_id: Any, reason: Any) -> None:
+    params = {"requestId": request_id, "reason": reason}
+    await client.send(method="notifications/cancelled", params=params)
+
+
+async def next_answer(client: SocketClient) -> tuple[Any, str]:
+    """That to the call 2, which is quick, with all that was said before it."""
+    params = {"name": "exec", "arguments": {"command": "y"}}
+    await client.send(id=2, method="tools/call", params=params)
+    answer = await client.receive()
+    return answer["id"], "\n".join(block["text"] for block in answer["result"]["content"])
+
+
+GOES_ON = ExecResult("begun\n", "", None, 1, process="p1-abc", running=True)
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (GOES_ON, "begun\n\n[goes on as p1-abc after 0 s; process action=wait id=p1-abc waits for"),
+        (ExecResult("", "", 3, 1), "[exit code 3]"),
+    ],
+    ids=["goes on", "had just ended"],
+)
+@pytest.mark.parametrize("reason", ["SdkError: Request timed out", "Timed out after 4s"])
+@pytest.mark.parametrize("times", [1, 2])
+async def test_what_a_client_gave_up_by_its_time_limit_is_told_with_the_next_answer(
+    tmp_path: Path, reason: str, times: int, left: ExecResult, said: str
+) -> None:
+    session = Slow(left)
+    async with served(server_of(session), tmp_path) as client:
+        await begin(client, session)
+        session.news = ["told before"]
+        for _ in range(times):
+            await give_up(client, 1, reason)
+        await session.ended.wait()
+        number, told = await next_answer(client)
+    assert number == 2
+    assert told.startswith("y\n\n[told before]\n[exec, for which your client did not wait: ")
+    assert said in told
+    assert not session.cancelled.is_set()
+
+
+@pytest.mark.parametrize("reason", ["AbortError: This operation was aborted", None, 7, {"a": []}])
+async def test_what_a_person_interrupts_is_cancelled(tmp_path: Path, reason: Any) -> None:
+    session = Slow(GOES_ON)
+    async with served(server_of(session), tmp_path) as client:
+        await begin(client, session)
+        await give_up(client, 1, reason)
+        await session.cancelled.wait()
+        # Whom nobody hears of any more is not given up either.
+        await give_up(client, 1, "Request timed out")
+    assert session.news == []
+
+
+@pytest.mark.parametrize("request_id", [["not an id"], {"a": 1}, None, True, 1.5, 99, "x", ""])
+async def test_giving_up_what_is_no_call_changes_nothing(tmp_path: Path, request_id: Any) -> None:
+    session = Slow(ExecResult("x\n", "", 0, 1))
+    async with served(server_of(session), tmp_path) as client:
+        await begin(client, session)
+        await give_up(client, request_id, "Request timed out")
+        assert await next_answer(client) == (2, "y\n")
+        session.ended.set()
+        answer = await client.receive()
+        assert (answer["id"], answer["result"]["content"][0]["text"]) == (1, "x\n")
 
 
 async def test_an_answer_that_json_cannot_carry_becomes_an_error(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ async def test_what_a_skill_leaves_out_is_refused_to_a_program_and_to_a_shell(
         await session.skills.activate("review")
         for refused in (
             session.exec("touch made"),
+            session.exec("touch made", wait_s=0),
             session.exec(["touch", "made"]),
             session.run_code("1"),
             session.write_file("made", b""),
@@ -115,7 +116,16 @@ async def test_a_program_writes_text_as_it_is(data_root: Path) -> None:
 async def test_no_call_enters_once_the_block_has_ended(data_root: Path) -> None:
     async with session_of(configured("unsafe-local", data_root)) as session:
         await session.write_file("a", b"kept")
-    for late in (session.read_file("a"), session.reset(), shell(session)):
+    processes = session.processes
+    for late in (
+        session.read_file("a"),
+        session.reset(),
+        shell(session),
+        session.exec("true", wait_s=0),
+        processes.list(),
+        processes.wait("p1-abc"),
+        processes.stop("p1-abc"),
+    ):
         with pytest.raises(Draining, match=r"`async with` block .* has ended.*open_session\(\)"):
             await late
 
@@ -132,6 +142,12 @@ def test_there_is_no_other_way_into_a_sandbox() -> None:
         "sessions/gate.py: held.runtime.bounded",
         # They are given that of a call that has entered.
         "sessions/session.py: runtime.exec",
+        # An end is told once; what fills the workspace is stopped.
+        "sessions/hold.py: self._held.runtime.processes.untold",
+        "sessions/hold.py: self._held.runtime.processes.tell",
+        "sessions/hold.py: held.runtime.processes.untold",
+        "sessions/hold.py: held.runtime.processes.list",
+        "sessions/hold.py: held.runtime.processes.stop",
     }
 
 
@@ -140,7 +156,8 @@ def entrances(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute):
             continue
-        uses = ast.unparse(node.value).split(".")[-1] == "runtime" and node.attr not in CARE
         written = ast.unparse(node)
+        whose = ast.unparse(node.value).removesuffix(".processes").split(".")[-1]
+        uses = whose == "runtime" and node.attr not in CARE | {"processes"}
         if node.attr == "open_sandbox" or (uses and not written.startswith("entered.")):
             yield written

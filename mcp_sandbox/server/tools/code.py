@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from mcp_sandbox.runtime.runtime import OnOutput
 from mcp_sandbox.server.errors import sole_error
 from mcp_sandbox.server.identity import Request, SessionFor
 from mcp_sandbox.server.results import exec_result, with_news
-from mcp_sandbox.server.text import clip, printed
+from mcp_sandbox.server.text import byte_length, clip, printed
 from mcp_sandbox.server.tool import CHANGES, SandboxTool, build_tool, patience
 from mcp_sandbox.server.tools.parameters import Code, Env, LanguageName, Path, Text
 from mcp_sandbox.sessions.session import Session
@@ -54,7 +55,12 @@ Until = Annotated[
     StringConstraints(min_length=1, max_length=200),
     Field(description="Answer as soon as this text is printed."),
 ]
-WAIT_S = 45.0
+WAIT_S = 45
+
+
+NotebookName = Annotated[
+    str, Field(min_length=1, max_length=32, description="A name: there, Python's variables stay.")
+]
 
 
 @asynccontextmanager
@@ -109,8 +115,9 @@ async def hints(result: ExecResult, code: str, language: Language) -> list[str]:
     """Sentences for an agent about a piece of code that failed, or that showed nothing."""
     if not result.success:
         return await to_thread.run_sync(_hints, result, code)
-    shown = result.stdout or result.stderr or result.changed_files or language == "bash"
-    return [] if shown else [f"nothing was printed: show values with {_PRINTS[language]}"]
+    shown = any((result.stdout, result.stderr, result.changed_files, result.figures))
+    way = "" if shown else _PRINTS.get(language)
+    return [f"nothing was printed: show values with {way}"] if way else []
 
 
 def _hints(result: ExecResult, code: str) -> list[str]:
@@ -130,32 +137,47 @@ def _hints(result: ExecResult, code: str) -> list[str]:
     return lines
 
 
+async def shown(result: ExecResult) -> ExecResult:
+    """The result with what its terminal shows, if it has one, instead of what was sent there."""
+    return await to_thread.run_sync(_on_screen, result) if result.of == "terminal" else result
+
+
+def _on_screen(result: ExecResult) -> ExecResult:
+    from mcp_sandbox.server.screen import screen  # noqa: PLC0415 - terminals alone need pyte
+
+    text = screen(result.stdout.encode())
+    return replace(result, stdout=text, stdout_bytes=byte_length(text))
+
+
 async def run_code(
     session: Session,
     request: Request,
     code: Code,
     *,
     language: LanguageName = "python",
+    notebook: NotebookName | None = None,
     wait_s: float = WAIT_S,
     timeout_s: float | None = None,
 ) -> CallToolResult:
     """Run Python, bash or JavaScript code and see what it prints.
 
-    Every call is a fresh process in /workspace: keep what you need in files. Use print() to see
-    values. JavaScript takes import, require and top-level await. Answers stdout, stderr, a
-    non-zero exit code and the files created or changed. What takes longer than wait_s goes on in
-    the background: see process.
+    Every call is a fresh process in /workspace: keep what you need in files, or name a notebook:
+    in one, Python's variables stay for the next call, and the last value is shown. Use print() to
+    see values; matplotlib figures are shown. JavaScript takes import, require and top-level await.
+    Answers stdout, stderr, a non-zero exit code and the files created or changed. What takes longer
+    than wait_s goes on in the background: see process.
     """
     async with live_progress(session, request) as on_output:
         result = await session.run_code(
             code,
             language,
+            notebook=notebook,
             timeout_s=timeout_s,
             wait_s=wait_s,
             on_output=on_output,
             leave=patience(request).leave,
         )
-    said = await hints(result, code, language)
+    said = [] if notebook and result.success else await hints(result, code, language)
     return with_news(exec_result(result), said)
 
 
@@ -167,16 +189,21 @@ async def exec_(
     cwd: Annotated[Path | None, Field(description="Default: /workspace.")] = None,
     env: Annotated[Env, Field(description="Additional variables.")] = None,
     stdin: Text | None = None,
+    shell: Annotated[
+        str | None, Field(min_length=1, max_length=32, description="Its memory is used and kept.")
+    ] = None,
+    tty: Annotated[bool, Field(description="On a terminal, for what asks or draws.")] = False,
     wait_s: float = WAIT_S,
     until: Until | None = None,
     timeout_s: float | None = None,
 ) -> CallToolResult:
     """Run a bash command line: pipes, git, builds, tests, servers, package managers.
 
-    Each call is a new shell; cd and variables do not carry over. Answers stdout, stderr, a
-    non-zero exit code and the files created or changed. What takes longer than wait_s goes on in
-    the background, and you are told when it ends: see process. To start a server, give until the
-    text that it prints when it is ready, or wait_s=0.
+    Each call is a new shell; with shell=NAME, directory, variables, functions and options carry
+    over to the next call with that name, one call at a time. Answers stdout, stderr, a non-zero
+    exit code and the files created or changed. What takes longer than wait_s goes on in the
+    background, and you are told when it ends: see process. To start a server, set until to what
+    it prints when it is ready, or wait_s to 0.
     """
     async with live_progress(session, request) as on_output:
         result = await session.exec(
@@ -184,27 +211,29 @@ async def exec_(
             cwd=cwd,
             env=env,
             stdin=stdin,
+            shell=shell,
             timeout_s=timeout_s,
+            tty=tty,
             wait_s=wait_s,
             until=until,
             on_output=on_output,
             leave=patience(request).leave,
         )
     said = await hints(result, command, "bash")
-    return with_news(exec_result(result), said)
+    return with_news(exec_result(await shown(result)), said)
 
 
-def waits(longest_s: float, what: str) -> tuple[Any, float]:
+def waits(longest_s: float) -> tuple[Any, float]:
     """Type and default of a parameter that says how long a call waits."""
-    about = f"Seconds to wait; then {what}. 0: do not wait."
-    return Annotated[float, Field(ge=0, le=longest_s, description=about)], min(WAIT_S, longest_s)
+    wait = Annotated[float, Field(ge=0, le=longest_s, description="Seconds to wait.")]
+    return wait, min(WAIT_S, longest_s)
 
 
 def code_tools(session_for: SessionFor, *, note: str, calls: CallsConfig) -> list[SandboxTool]:
     """run_code and exec; `note` is added to their descriptions."""
     anything = CHANGES.model_copy(update={"open_world_hint": True})
     tool = partial(build_tool, session_for=session_for, annotations=anything, note=note)
-    wait = {"wait_s": waits(calls.longest_wait, "it goes on in the background")}
+    wait = {"wait_s": waits(calls.longest_wait)}
     return [
         tool(run_code, title="Run code", bounds=wait | _limit(calls.code_timeout)),
         tool(exec_, title="Run a command", bounds=wait | _limit(calls.timeout)),

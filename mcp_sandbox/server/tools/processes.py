@@ -9,12 +9,12 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from mcp_sandbox.config.models import CallsConfig
 from mcp_sandbox.errors import InvalidArgument, NotPermitted
-from mcp_sandbox.runtime.processes import Stop
+from mcp_sandbox.runtime.processes import Key, Stop
 from mcp_sandbox.server.identity import Request, SessionFor, is_over_http
 from mcp_sandbox.server.results import exec_result, process_list, texts
 from mcp_sandbox.server.tool import CHANGES, SandboxTool, build_tool, patience
-from mcp_sandbox.server.tools.code import WAIT_S, Until, live_progress, waits
-from mcp_sandbox.server.tools.parameters import Path
+from mcp_sandbox.server.tools.code import WAIT_S, Until, live_progress, shown, waits
+from mcp_sandbox.server.tools.parameters import Path, Text
 from mcp_sandbox.sessions.session import Session
 
 
@@ -30,9 +30,10 @@ PreviewWait = Annotated[float, Field(ge=0, le=55)]
 _TAKES = {
     "list": (),
     "wait": ("id", "until", "tail"),
+    "input": ("id", "text", "key"),
     "stop": ("id",),
 }
-Action = Literal["list", "wait", "stop"]
+Action = Literal["list", "wait", "input", "stop"]
 
 
 async def process(
@@ -44,6 +45,8 @@ async def process(
     wait_s: float = WAIT_S,
     until: Until | None = None,
     tail: Annotated[int, Field(ge=1, le=2000, description="wait: last lines only.")] | None = None,
+    text: Annotated[Text | None, Field(description="input: to be typed.")] = None,
+    key: Annotated[Key | None, Field(description="input: a key to press after that.")] = None,
     signal: Annotated[Stop, Field(description="stop: for its process group.")] = "TERM",
     grace_s: Annotated[
         float, Field(ge=0, le=30, description="stop: seconds until its whole tree is killed.")
@@ -52,10 +55,11 @@ async def process(
     """Look after what exec and run_code have left running in the background.
 
     list: what runs, and what has ended lately. wait: until it ends, until a text is printed or
-    wait_s is over; answers what was printed since the last look. stop: end it. You are told of
-    each end without asking.
+    wait_s is over; answers what was printed since the last look. input: type on the terminal of
+    what exec started with tty=true, and see its screen. stop: end it. You are told of each end
+    without asking.
     """
-    given = {"id": id, "until": until, "tail": tail}
+    given = {"id": id, "until": until, "tail": tail, "text": text, "key": key}
     for name, value in given.items():
         if value is not None and name not in _TAKES[action]:
             raise InvalidArgument(f"{name} has no meaning with action={action}: leave it out")
@@ -64,7 +68,9 @@ async def process(
     if id is None:
         raise InvalidArgument(f"id is missing: action={action} needs it, action=list shows all")
     if action == "stop":
-        return exec_result(await session.processes.stop(id, signal, grace_s=grace_s))
+        return exec_result(await shown(await session.processes.stop(id, signal, grace_s=grace_s)))
+    if action == "input":
+        return exec_result(await shown(await session.processes.type(id, text or "", key)))
     async with live_progress(session, request) as on_output:
         result = await session.processes.wait(
             id,
@@ -74,7 +80,7 @@ async def process(
             on_output=on_output,
             leave=patience(request).leave,
         )
-    return exec_result(result, tail=tail)
+    return exec_result(await shown(result), tail=tail)
 
 
 async def preview(
@@ -98,7 +104,7 @@ async def preview(
 def process_tools(session_for: SessionFor, *, calls: CallsConfig) -> list[SandboxTool]:
     """The tools process and preview."""
     tool = partial(build_tool, session_for=session_for)
-    wait = {"wait_s": waits(calls.longest_wait, "you are told how far it is")}
+    wait = {"wait_s": waits(calls.longest_wait)}
     opens = CHANGES.model_copy(update={"destructive_hint": False, "idempotent_hint": True})
     return [
         tool(process, title="Processes in the background", annotations=CHANGES, bounds=wait),

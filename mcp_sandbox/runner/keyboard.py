@@ -1,0 +1,71 @@
+"""The terminal of a command in pid 1: what is typed there, and when its screen rests after it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from mcp_sandbox.runner import processes
+from mcp_sandbox.runner.loop import Inflow
+from mcp_sandbox.runner.native import signal
+from mcp_sandbox.runner.protocol import COLUMNS, ROWS, OpError
+from mcp_sandbox.runner.worker import resize
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mcp_sandbox.runner.loop import Loop
+
+_PLAIN = {"enter": b"\r", "tab": b"\t", "backspace": b"\x7f", "space": b" ", "escape": b"\x1b"}
+_CONTROLS = {"ctrl-c": b"\x03", "ctrl-d": b"\x04", "ctrl-z": b"\x1a"}
+# As programs that draw expect them; line editors take these, too.
+_ARROWS = {"up": b"\x1bOA", "down": b"\x1bOB", "right": b"\x1bOC", "left": b"\x1bOD"}
+KEYS = {**_PLAIN, **_CONTROLS, **_ARROWS, "page-up": b"\x1b[5~", "page-down": b"\x1b[6~"}
+_STILL_S, _MOST_S, _MOST_WAITING = 0.3, 5.0, 64 * 1024
+
+
+class Keyboard:
+    """A new terminal; `theirs` is its program's end, as stdin, stdout and stderr."""
+
+    def __init__(self, loop: Loop) -> None:
+        try:
+            self.master, slave = os.openpty()
+        except OSError as exc:
+            raise OpError("busy", f"this sandbox has no terminal left: {exc.strerror}") from exc
+        resize(slave, ROWS, COLUMNS)
+        self.theirs = [slave, os.dup(slave), os.dup(slave)]
+        self.shown_at = 0.0
+        self._loop = loop
+        # A descriptor of its own: the loop watches the other one for what is shown.
+        self._keys = Inflow(loop, os.dup(self.master), lambda _size: None)
+        self.close = self._keys.close
+
+    def type(self, text: bytes, key: str | None) -> None:
+        """Type a text, then a key; OpError: the program does not read."""
+        if len(self._keys.waiting) > _MOST_WAITING:
+            raise OpError("busy", "the program does not read what is typed")
+        keys = text.replace(b"\r\n", b"\r").replace(b"\n", b"\r") + (KEYS[key] if key else b"")
+        self._keys.add(keys, more=True)
+        self.shown_at = time.monotonic()
+
+    def when_still(self, still: Callable[[], object], until: float = 0.0) -> None:
+        """Call this when the screen has not changed for 0.3 s, at the latest after 5 s."""
+        now = time.monotonic()
+        until = until or now + _MOST_S
+        left = min(self.shown_at + _STILL_S, until) - now
+        if left > 0:
+            self._loop.later(left, lambda: self.when_still(still, until))
+        else:
+            still()
+
+    def interrupt(self, main: int) -> None:
+        """Do what ctrl-c does where the kernel does not: gVisor's knows no foreground."""
+        try:
+            os.tcgetpgrp(self.master)
+        except OSError:
+            import termios  # noqa: PLC0415 - under gVisor alone
+
+            if termios.tcgetattr(self.master)[3] & termios.ISIG:
+                for pid in (main, *processes.below([main], processes.parents())):
+                    processes.send(pid, signal.SIGINT)
