@@ -24,7 +24,7 @@ from fnmatch import fnmatchcase
 from mcp_sandbox.skills.scripts.shell import read_script
 from mcp_sandbox.skills.scripts.uses import DYNAMIC
 
-ALWAYS = frozenset({"skills_list", "skill_activate", "sandbox_info", "process", "preview"})
+ALWAYS = frozenset({"skills_list", "skill_activate", "sandbox_info", "process"})
 """What no skill can take away."""
 
 _NAMES: Mapping[str, frozenset[str]] = {

@@ -82,7 +82,7 @@ async def test_unusual_names_and_a_project_from_the_environment_arrive_unchanged
 async def test_requests_of_both_eras_are_answered(here: Place) -> None:
     async with joined(here) as (_, relay):
         listed = await relay.answer(await relay.request("tools/list", {"_meta": META}))
-        assert len(listed["result"]["tools"]) == 13
+        assert len(listed["result"]["tools"]) == 14
     async with joined(here) as (_, relay):
         await relay.initialize()
         assert await relay.exec("hello") == "hello"

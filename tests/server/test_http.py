@@ -87,7 +87,7 @@ async def test_an_older_client_without_a_chat_gets_one_for_its_session(data_root
 
 async def test_a_client_that_names_no_chat_is_told_which_line_to_add(data_root: Path) -> None:
     async with served(data_root) as web, web.client("auto", await web.headers()) as client:
-        assert len((await client.list_tools()).tools) == 13
+        assert len((await client.list_tools()).tools) == 14
         result = await client.call_tool("exec", {"command": "echo"})
         assert result.is_error
         assert '"headers": {"Mcp-Sandbox-Chat": "my-project"}' in text_of(result)

@@ -323,4 +323,4 @@ async def test_the_rest_is_refused_with_a_way_out(
 
 def test_every_tool_has_its_rows() -> None:
     assert len(ROWS) > 120
-    assert len(SCHEMAS) == 15
+    assert len(SCHEMAS) == 16

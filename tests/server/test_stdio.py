@@ -133,7 +133,7 @@ async def test_a_client_that_closes_at_once_gets_its_answers() -> None:
         listed = await client.request("tools/list", {})
         await client.stdin.aclose()
         assert (await client.answer(number))["result"]["serverInfo"]["name"] == "mcp-sandbox"
-        assert len((await client.answer(listed))["result"]["tools"]) == 13
+        assert len((await client.answer(listed))["result"]["tools"]) == 14
         assert await client.process.wait() == 0
 
 

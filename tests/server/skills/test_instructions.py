@@ -100,7 +100,7 @@ async def test_each_user_is_told_of_the_own_skills_only(
 async def test_who_has_no_skill_sees_no_tool_beside_one_who_has(data_root: Path) -> None:
     write_skill(data_root / "skills" / "alice", "of-alice")
     async with offering(data_root) as web:
-        for user, number in (("alice", 15), ("bob", 13)):
+        for user, number in (("alice", 16), ("bob", 14)):
             async with client_of(web, "auto", user) as client:
                 assert len((await client.list_tools()).tools) == number
                 assert (BEGIN in (client.instructions or "")) == (user == "alice")
