@@ -311,9 +311,9 @@ async def test_nobody_else_is_told_the_name(session: Session) -> None:
     url = await session.previews.open(port)
     number = urlsplit(url).port or 0
     # Browsers try ::1 first.
-    with pytest.raises(OSError, match="in use|assign|not supported"):
+    with pytest.raises(OSError, match=r"in use|assign|not supported"):
         socket.create_server(("::1", number), family=socket.AF_INET6)
-    with pytest.raises(OSError, match="refused|assign|not supported"):
+    with pytest.raises(OSError, match=r"refused|assign|not supported"):
         socket.create_connection(("::1", number))
     await session.reset()
     assert await is_gone(url)
