@@ -33,10 +33,10 @@ def absent() -> str | None:
 
 @dataclass
 class Page:
-    """A tab. `events`: what was heard beside the answers, by the names of the protocol."""
+    """A tab."""
 
     process: Process
-    events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    _events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     _target: dict[str, str] = field(default_factory=dict[str, str])
     _last_id: int = 0
 
@@ -52,7 +52,7 @@ class Page:
         with anyio.fail_after(_LIMIT_S):
             await self.process.stdin.send(json.dumps(asked).encode() + b"\0")
             while (answer := await self._next()).get("id") != self._last_id:
-                self.events.append(answer)
+                self._events.append(answer)
         assert "error" not in answer, answer
         found: dict[str, Any] = answer["result"]
         return found
@@ -67,7 +67,7 @@ class Page:
 
     async def open(self, url: str) -> None:
         """Go to an address; returns when the page is loaded."""
-        self.events.clear()
+        self._events.clear()
         gone = await self.ask("Page.navigate", url=url)
         assert "errorText" not in gone, gone
         await self.evaluate("document.readyState === 'complete' || new Promise(r => onload = r)")
@@ -93,9 +93,13 @@ class Page:
         """What is seen, as PNG."""
         return b64decode((await self.ask("Page.captureScreenshot"))["data"])
 
-    def saw(self, event: str) -> list[dict[str, Any]]:
-        """What was said with the events of a name since the page was opened."""
-        return [each["params"] for each in self.events if each.get("method") == event]
+    async def noticed(self, event: str) -> dict[str, Any]:
+        """What came with the first event of a name since the page was opened."""
+        with anyio.fail_after(_LIMIT_S):
+            while not (found := [each for each in self._events if each["method"] == event]):
+                self._events.append(await self._next())
+        params: dict[str, Any] = found[0]["params"]
+        return params
 
     async def _next(self) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(await self._heard.receive_until(b"\0", _LARGEST))
