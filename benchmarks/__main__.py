@@ -17,6 +17,7 @@ from benchmarks import (
     commands,
     crowd,
     memory,
+    notebooks,
     previews,
     processes,
     relays,
@@ -43,6 +44,7 @@ ROWS = (
     *memory.ROWS,
     *skills.ROWS,
     *crowd.ROWS,
+    *notebooks.ROWS,
 )
 _QUICK_PAIRS = 5
 

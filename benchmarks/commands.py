@@ -53,6 +53,20 @@ async def _exec_against_docker(pairs: int) -> Measured:
             return await times_faster(ours, other, pairs)
 
 
+async def _shell_against_exec(pairs: int, *, functions: int = 0) -> Measured:
+    async with sandbox_in("docker") as sandbox:
+        named = ";".join(f"f{number}() {{ echo {number}; ls; }}" for number in range(functions))
+        await sandbox.runtime.exec(f"x=1;{named}", shell="bench")
+
+        async def ours() -> None:
+            checked(await sandbox.runtime.exec("true", shell="bench"), "")
+
+        async def plain() -> None:
+            checked(await sandbox.runtime.exec("true"), "")
+
+        return await times_slower(clocked(ours), clocked(plain), pairs)
+
+
 async def _many_against_host(pairs: int) -> Measured:
     async with sandbox_in("docker") as sandbox:
         ours = partial(_at_once, partial(_exec_true, sandbox.runtime))
@@ -100,6 +114,22 @@ ROWS = (
         Goal(1.5, at_least=True),
         _many_against_host,
         calls=_IN_FLIGHT * _CALLS_EACH,
+    ),
+    Row(
+        "exec-shell",
+        "exec true in a shell that remembers",
+        "exec true in a container",
+        Goal(2.5),
+        _shell_against_exec,
+        pairs=200,
+    ),
+    Row(
+        "exec-shell-400",
+        "exec true in a shell with 400 functions",
+        "exec true in a container",
+        Goal(10),
+        partial(_shell_against_exec, functions=400),
+        pairs=100,
     ),
     Row(
         "run-code",

@@ -252,10 +252,13 @@ class ExecResult:
     workspace was too large to look through. `limit` names the size limit that it seems to have
     met. `trouble_lines` of the kept output match TROUBLE. `offline`: no network. `made_room` was
     left running by earlier commands, and ended so that this one had room for its processes.
+    `figures`: what Python code has shown; the first ten have data. The `notebook` that it ran in
+    is "new", was "kept", or has "ended".
 
     `process` names what outlives its first call. While it is `running`, `stdout` and `stderr` are
     what was printed since the last answer about it, from these bytes of each stream on;
     `left_s` is the time until it is killed. `until_met`: the text that was waited for is there.
+    `shell`: what is to be said of a shell that remembers.
     """
 
     stdout: str
@@ -276,6 +279,8 @@ class ExecResult:
     file_counts: Mapping[str, int] | None = None
     offline: bool = False
     made_room: Background = Background()
+    figures: tuple["FileContent", ...] = ()
+    notebook: str = ""
     process: str | None = None
     running: bool = False
     stopped: bool = False
@@ -283,6 +288,7 @@ class ExecResult:
     left_s: int | None = None
     stdout_from: int = 0
     stderr_from: int = 0
+    shell: tuple[str, ...] = ()
 
     @property
     def success(self) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 
+from mcp_sandbox.runner import figures
+
 HALF = 32 * 1024
 # Results are cut at about 30 kB of text: from here on the whole is worth keeping.
 KEEP_OVER = 20_000
 KEPT_TOTAL = 256 * 1024 * 1024
 KEPT_SECONDS = 7 * 24 * 3600
-_FOLDER = ".mcp-sandbox"
 # Of commands that run: these files are never deleted.
 _in_use: set[str] = set()
 
@@ -51,8 +52,8 @@ class Capture:
 
     def __init__(self, workspace: str, name: str, limit: int) -> None:
         self.streams = {"stdout": Stream(), "stderr": Stream()}
-        self._folder = os.path.join(workspace, _FOLDER, "output")
-        self._path = os.path.join(self._folder, name + ".txt")
+        self._base = figures.base_of(workspace, name)
+        self._folder, self._path = os.path.dirname(self._base), self._base + ".txt"
         # Where the whole is, once that is more than is told of it.
         self.file: str | None = None
         self._left = limit
@@ -73,6 +74,17 @@ class Capture:
             os.close(self._fd)
             self._fd = -1
             _in_use.discard(self._path)
+
+    def figures(self) -> list[str]:
+        """The paths of the pictures that the command has saved; see `runner.figures`."""
+        found = figures.saved(self._base)
+        if found:
+            try:
+                prepare(self._folder)
+            except OSError:
+                # What is there is shown all the same.
+                return found
+        return found
 
     def keep(self) -> None:
         """Begin the file with what was printed so far: little, so it is whole in the heads."""

@@ -11,6 +11,7 @@ from mcp_sandbox.runner.loop import Inflow, Tap, pipe, widen
 from mcp_sandbox.runner.native import close, signal
 from mcp_sandbox.runner.pool import described
 from mcp_sandbox.runner.protocol import WINDOW, OpError
+from mcp_sandbox.runner.shell import memory_of, remembering
 from mcp_sandbox.runner.worker import BASH, remove_code
 
 TYPE_CHECKING = False
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any
 
+    from mcp_sandbox.runner.cells import Notebook
     from mcp_sandbox.runner.interpreter import Worker
     from mcp_sandbox.runner.loop import Loop, Timer
     from mcp_sandbox.runner.pool import Pool
@@ -56,6 +58,8 @@ class Command:
     `released`: its call was answered before its end. `told`: so was somebody when it had ended.
     """
 
+    _notebook: Notebook | None = None
+
     def __init__(
         self, loop: Loop, pool: Pool, standby: Standby, table: Table, args: dict[str, Any]
     ) -> None:
@@ -64,12 +68,14 @@ class Command:
         self._standby = standby
         self._table = table
         self._args = args
-        self.id = ""
+        self.id = self.text = ""
         self.waits: list[Wait] = []
-        self.text = ""
         self.released = self.told = self._stopped = self._launched = False
         self.ended_at = float("inf")
-        self._worker: Worker | None = None
+        self.shell: str | None = args.get("shell")
+        # Until its worker says more: without it nothing of the command is remembered.
+        self._of_shell = ["kept"] if self.shell else []
+        self._worker: Worker | Notebook | None = None
         self._main: int | None = None
         self._capture = Capture(args["workspace"], args["name"], args["keep_bytes"])
         # How much of each stream was told already.
@@ -78,16 +84,13 @@ class Command:
         self._stdin: int | None = None
         self._deadline: Timer | None = None
         self._started = time.monotonic()
-        self._born_since = 0.0
-        self._kills_before = 0
-        self._begun = False
+        self._born_since, self._kills_before = 0.0, 0
+        self._begun = self._is_plain = self._out_of_memory = False
         self._why: str | None = None
         self._status: int | None = None
-        self._out_of_memory = False
         self._changed: dict[str, Any] = dict.fromkeys(("changed", "counts"))
         self._made_room = described([])
         self._job: dict[str, Any] = {}
-        self._is_plain = False
         self._given: list[int] = []
         self._tries_left = _TRIES
 
@@ -107,13 +110,16 @@ class Command:
         """
         self._born_since = processes.now_ticks()
         self._kills_before = self._pool.memory.kills()
-        self._job = self._describe()
         self.id = self._table.enter(self)
+        self._job = self._describe()
         shown = " ".join(self._job["argv"]) if code is None else code.decode("utf-8", "replace")
         self.text = " ".join(shown.split())[:_SHOWN_CHARS]
         limit_s = self._args["timeout_s"]
         if limit_s is not None:
             self._deadline = self._loop.later(limit_s, lambda: self.kill("timeout"))
+        if self.shell:
+            given, cwd = self._args["given"], self._args["moves"]
+            code = remembering(code or b"", memory_of(self.shell), given, cwd=cwd)
         self._is_plain = self._args.get("language") == "bash" and not stdin and not more
         ready = None
         if self._is_plain and self._pool.has_room(self._note_ending):
@@ -160,6 +166,10 @@ class Command:
             return
         self._begun = False
         try:
+            if self._job["notebook"]:
+                start = self._pool.cells.start
+                self._worker = self._notebook = start(self._job, self._given, self._hear)
+                return
             seat = self._args.get("language") == "python"
             self._worker = self._pool.start(self._job, self._given, self._hear, seat=seat)
         except OpError as exc:
@@ -175,13 +185,14 @@ class Command:
             self._given.append(file)
 
     def _describe(self) -> dict[str, Any]:
-        keep = ("cwd", "env", "workspace", "grow", "name")
-        job = {key: self._args.get(key) for key in keep}
+        keep = ("cwd", "env", "workspace", "grow", "name", "notebook")
+        job = {"id": self.id, **{key: self._args.get(key) for key in keep}}
         language = self._args.get("language")
         argv = _ARGV[language] if language else self._args["argv"]
         # By its path: PATH begins with directories that it would be looked for in first.
         program = "/bin/bash" if language == "bash" else argv[0]
         gated = language == "bash"
+        job["shell"] = memory_of(self.shell) if self.shell else None
         return {**job, "op": "command", "program": program, "argv": argv, "gated": gated}
 
     def _open_streams(self) -> None:
@@ -217,7 +228,9 @@ class Command:
         if self._why is None and self._status is None:
             self._why = why
             target = self._worker or self._main
-            if target:
+            if self._notebook and target is self._notebook:
+                self._pool.cells.interrupt(self._notebook)
+            elif target:
                 self._pool.kill(target)
             elif not self._launched:
                 self._ended(signal.SIGKILL)
@@ -251,6 +264,7 @@ class Command:
                 wait.look()
         elif said["e"] == "exit":
             self._changed = {name: said[name] for name in self._changed}
+            self._of_shell = said.get("shell") or []
             self._ended(said["status"])
         elif said["e"] == "fail":
             self._failed(said["code"], said["message"])
@@ -290,7 +304,7 @@ class Command:
         self._worker = None
         if self._status is not None:
             return
-        if self._why:
+        if self._why or self._notebook:
             until = time.monotonic() + _SETTLE_MOST_S
             self._loop.later(_SETTLE_S, lambda: self._settle(until))
         elif self._begun:
@@ -370,6 +384,7 @@ class Command:
     def _result(self, answered: dict[str, int] | None) -> tuple[dict[str, Any], bytes]:
         streams = self._capture.streams
         starts = answered or dict.fromkeys(streams, 0)
+        is_python = self._args.get("language") == "python"
         ends = [part for name, each in streams.items() for part in each.since(starts[name])]
         result = {
             **self.row(),
@@ -380,7 +395,10 @@ class Command:
             "starts": [starts[name] for name in streams],
             "totals": [stream.total for stream in streams.values()],
             "output_file": self._capture.file,
+            "figures": self._capture.figures() if self.has_ended and is_python else [],
+            "notebook": self._notebook.state if self._notebook else "",
             "made_room": self._made_room,
+            "shell": self._of_shell,
             **self._changed,
         }
         return result, b"".join(ends)
@@ -403,6 +421,11 @@ class Command:
             "signal": os.WTERMSIG(status) if killed else None,
             "why": self._why or ("stopped" if self._stopped else None),
             "out_of_memory": self._out_of_memory,
+            "of": f"notebook {self._job['notebook']}"
+            if self._notebook
+            else f"shell {self.shell}"
+            if self.shell
+            else "",
         }
 
     def root(self) -> int | None:

@@ -61,7 +61,8 @@ def makes_sense(said: dict[str, Any]) -> bool:
     if event == "exit":
         known = _is_number(said.get("status"), 0xFFFF) and isinstance(said.get("stays"), bool)
         named = _is_list(said.get("changed"), range(21), lambda name: _is_short(name, 500))
-        return known and named and _is_list(said.get("counts"), (3,), _is_number)
+        shell = _is_list(said.get("shell"), range(4), lambda word: _is_short(word, 20))
+        return known and named and shell and _is_list(said.get("counts"), (3,), _is_number)
     if event == "done":
         return isinstance(said.get("result"), dict)
     return event == "fail" and all(_is_short(said.get(key), 8000) for key in ("code", "message"))

@@ -16,6 +16,7 @@ import sys
 import types
 
 from mcp_sandbox.runner import processes
+from mcp_sandbox.runner.figures import Figures
 from mcp_sandbox.runner.native import signal
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
@@ -31,18 +32,53 @@ def warm_up() -> None:
     gc.collect()
 
 
-def run(path: str) -> None:
-    """Run the file, leaving nothing of ours in its way. Does not return."""
-    sys.argv = [path]
-    sys.path[0] = os.getcwd()
-    # Out of sight, but held: to take them apart would copy memory that is shared with the seat.
+def add_user_site() -> None:
+    """What Python does for the packages of its user at its start, when HOME was not yet theirs."""
+    import site  # noqa: PLC0415 - in every ordinary Python it is there already
+
+    site.USER_BASE = site.USER_SITE = None
+    known = site.removeduppaths()
+    before = list(sys.path)
+    site.addusersitepackages(known)
+    added = [path for path in sys.path if path not in before]
+    # They come before those of the system.
+    system = site.getsitepackages()
+    first = next((i for i, path in enumerate(before) if path in system), len(before))
+    sys.path[:] = [*before[:first], *added, *before[first:]]
+    if site.ENABLE_USER_SITE:
+        site.execusercustomize()
+
+
+def see_new_packages() -> None:
+    """Find the packages of the user though their folder was made after this Python had started."""
+    user_site = sys.modules["site"].USER_SITE
+    if user_site and user_site not in sys.path and os.path.isdir(user_site):
+        add_user_site()
+
+
+def run(path: str, base: str) -> None:
+    """Run the file, leaving nothing of ours in its way; figures: see there. Does not return."""
+    figures = Figures(base)
+    main, held = begin([path], os.getcwd(), figures)
+    main.__file__ = path
+    _end(_outcome(path, main), main, figures)
+    del held
+
+
+def begin(argv: list[str], first: str, figures: Figures) -> tuple[types.ModuleType, object]:
+    """A new `__main__`, and our own modules, out of sight, which are to be held.
+
+    To take them apart would copy memory that is shared with the seat.
+    """
+    sys.argv = argv
+    sys.path[0] = first
+    sys.meta_path.insert(0, figures)
     ours = [name for name in sys.modules if name.partition(".")[0] == "mcp_sandbox"]
     held = [sys.modules.pop(name) for name in ours]
     main = types.ModuleType("__main__")
-    main.__dict__.update(__file__=path, __builtins__=builtins)
+    main.__dict__.update(__builtins__=builtins)
     sys.modules["__main__"] = main
-    _end(_outcome(path, main), main)
-    del held
+    return main, held
 
 
 def _outcome(path: str, main: types.ModuleType) -> int:
@@ -52,14 +88,15 @@ def _outcome(path: str, main: types.ModuleType) -> int:
             code = compile(file.read(), path, "exec", dont_inherit=True)
         exec(code, main.__dict__)
     except SystemExit as exc:
-        return _exit_code(exc.code)
+        return exit_code(exc.code)
     except BaseException as exc:  # noqa: BLE001 - the user's own error, shown as Python shows it
         _show(exc)
         return -signal.SIGINT if isinstance(exc, KeyboardInterrupt) else 1
     return 0
 
 
-def _exit_code(code: object) -> int:
+def exit_code(code: object) -> int:
+    """What a program exits with that has raised SystemExit with this code."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -75,15 +112,17 @@ def _show(exc: BaseException) -> None:
     sys.excepthook(type(exc), exc.with_traceback(trace), trace)
 
 
-def _end(code: int, main: types.ModuleType) -> None:
+def _end(code: int, main: types.ModuleType, figures: Figures) -> None:
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()  # noqa: SLF001 - what the interpreter calls
+    # Before the exit functions, with which pyplot closes them.
+    figures.end()
     atexit._run_exitfuncs()  # noqa: SLF001
     for name in [name for name in main.__dict__ if name != "__builtins__"]:
         main.__dict__[name] = None
     gc.collect()
-    flushed = [_flush(each) for each in gc.get_objects() if isinstance(each, _WRITERS)]
-    if not all([_flush(sys.stdout), _flush(sys.stderr), *flushed]) and code == 0:
+    flushed = [flush(each) for each in gc.get_objects() if isinstance(each, _WRITERS)]
+    if not all([flush(sys.stdout), flush(sys.stderr), *flushed]) and code == 0:
         code = _FLUSH_FAILED
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
@@ -92,7 +131,8 @@ def _end(code: int, main: types.ModuleType) -> None:
     processes.function("exit")(code)
 
 
-def _flush(file: object) -> bool:
+def flush(file: object) -> bool:
+    """Write what is buffered; False when that is lost and it was a stream of the program."""
     try:
         if isinstance(file, io.IOBase) and not file.closed and file.writable():
             file.flush()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from typing import Any
 
+    from mcp_sandbox.runner.cells import Cells, Notebook
     from mcp_sandbox.runner.interpreter import Listener
     from mcp_sandbox.runner.loop import Loop, Timer
 
@@ -47,12 +48,16 @@ _DYING_S = 2.0
 class Pool:
     """All workers. What is a child of ours and not `known` is an orphan and is killed."""
 
+    cells: Cells
+
     def __init__(self, loop: Loop, env: dict[str, str], most_processes: int) -> None:
         self._loop = loop
         self._room = Room(most_processes)
         self._lineage = processes.become_subreaper()
         self._idle: dict[bool, list[Worker]] = {False: [], True: []}
         self._busy: set[Worker] = set()
+        # Of notebooks that have no cell to do.
+        self._resting: set[Worker] = set()
         # Has started something that waits for `resume`.
         self.held: Worker | None = None
         self._adopted: dict[int, Callable[[int], None]] = {}
@@ -75,12 +80,23 @@ class Pool:
 
     def background(self) -> set[int]:
         """What runs on though its command has ended."""
-        keepers = self._keepers()
-        found = processes.below(keepers, processes.parents()) if keepers else set()
+        tree = processes.parents() if self._busy or self._resting else {}
+        for one in self._resting:
+            one.lingers = not processes.below([one.pid or -1], tree) <= {one.main}
+        found = processes.below(self._keepers(), tree) - {one.main for one in self._resting}
         return found if self._lineage else found.union(self._orphans())
 
     def _keepers(self) -> list[int]:
-        return [one.pid for one in self._busy if one.pid and (one.lingers or not one.listener)]
+        busy = [one.pid for one in self._busy if one.pid and (one.lingers or not one.listener)]
+        return busy + [one.pid for one in self._resting if one.pid and one.lingers]
+
+    def rest(self, seat: Worker, *, rests: bool) -> None:
+        """Whether a notebook has no cell to do: then only what it has left running counts."""
+        (self._resting.add if rests else self._resting.discard)(seat)
+        (self._busy.discard if rests else self._busy.add)(seat)
+        if rests:
+            self._looking.plan()
+            self.on_quiet()
 
     def has_room(self, ending: Callable[[Collection[int]], None]) -> bool:
         """Whether a call finds room for its processes; to be asked again in a moment if not.
@@ -271,6 +287,7 @@ class Pool:
         """Its process ended, killed by us or by the user's code."""
         self._forget(gone)
         self._busy.discard(gone)
+        self._resting.discard(gone)
         if gone is self.held:
             self.held = None
         self._lingers_no_more(gone)
@@ -284,7 +301,7 @@ class Pool:
         self._tidy()
         self.on_quiet()
 
-    def kill(self, worker_or_main: Worker | int) -> None:
+    def kill(self, worker_or_main: Worker | Notebook | int) -> None:
         """Kill a worker (or an adopted command) with everything below it.
 
         Soon, not now: what is killed in one round of the loop is looked for together.
@@ -304,7 +321,12 @@ class Pool:
     def kill_background(self) -> int:
         """Kill all whose command has ended and left something running; how many there were."""
         self.free_held()
+        # What has ended and was not waited for holds a place, too.
+        tree = {pid: int(fields[1]) for pid, fields in processes.stats()} if self._resting else {}
         lingering = [one for one in self._busy if one.listener is None]
+        lingering += [
+            one for one in self._resting if len(processes.below([one.pid or -1], tree)) > 1
+        ]
         for one in lingering:
             self.kill(one)
         return len(lingering) + self.kill_orphans()
@@ -352,7 +374,7 @@ class Pool:
         if time.monotonic() - self._looked_at < _LOOK_S:
             return []
         others = [one for one in (self.interpreter.worker, self.held) if one]
-        everyone = [*self._idle[False], *self._idle[True], *self._busy, *others]
+        everyone = [*self._idle[False], *self._idle[True], *self._busy, *self._resting, *others]
         # A command whose worker has just died is not nobody's yet: we have not heard it.
         known = {pid for one in everyone for pid in (one.pid, one.main) if pid} | set(self._adopted)
         lost = processes.orphans(known)
@@ -402,7 +424,8 @@ class Pool:
     def _cool(self) -> None:
         """Unused for a while: give the interpreter and all but one worker back to the system."""
         unused = self._idle[True] + self._idle[False][1:]
-        if self.interpreter.worker and not any(one.seat for one in self._busy):
+        in_use = self._resting or any(one.seat for one in self._busy)
+        if self.interpreter.worker and not in_use:
             unused.append(self.interpreter.worker)
             self.interpreter.worker = None
         self.free_held()

@@ -16,7 +16,7 @@ import sys
 _ROOT = os.path.abspath(__file__).rsplit("/", 3)[0]
 sys.path[0] = _ROOT
 
-from mcp_sandbox.runner import main_file, processes, worker  # noqa: E402
+from mcp_sandbox.runner import figures, main_file, processes, worker  # noqa: E402
 from mcp_sandbox.runner.native import Socket, pair, receive, send, signal, wait_for  # noqa: E402
 from mcp_sandbox.runner.protocol import MAX_HEADER, OpError  # noqa: E402
 
@@ -31,8 +31,9 @@ _MOST_FDS = 65536
 class _Run(BaseException):
     """Unwinds a forked process out of the seat's frames, so that it ends as any program does."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, job: dict[str, Any], path: str) -> None:
         super().__init__()
+        self.job = job
         self.path = path
 
 
@@ -86,7 +87,8 @@ class _Seat:
     def start(self, job: dict[str, Any], fds: list[int]) -> int:
         """Give the code of `job` to the process that waits; its pid."""
         worker.enter(job["cwd"])
-        path = _save(fds[main_file.CODE_FD], job["name"])
+        # A notebook gets its code later, cell by cell.
+        path = "" if job.get("notebook") else _save(fds[main_file.CODE_FD], job["name"])
         for _ in range(2):
             try:
                 pid, ours = self._ahead or self._fork(fds)
@@ -123,7 +125,7 @@ class _Seat:
         if given is None:
             os._exit(0)
         _take_on(given["job"], fds)
-        raise _Run(given["path"])
+        raise _Run(given["job"], given["path"])
 
 
 def _save(code: int, name: str) -> str:
@@ -170,6 +172,7 @@ def _take_on(job: dict[str, Any], fds: list[int]) -> None:
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     _put_into_environment(job["env"])
+    main_file.see_new_packages()
     if os.environ.get("PYTHONUNBUFFERED") and isinstance(sys.stdout, io.TextIOWrapper):
         # By lines: without any buffer each piece of each print would be a system call.
         sys.stdout.reconfigure(line_buffering=True)
@@ -201,27 +204,10 @@ def become(control: Socket, env: dict[str, str]) -> None:
         asked = Socket(fileno=_CONTROL_FD)
         if wait_for(asked):
             _put_into_environment(env)
-            _add_user_site()
+            main_file.add_user_site()
             _run(asked)
     finally:
         os._exit(1)
-
-
-def _add_user_site() -> None:
-    """What Python does for the packages of its user at its start, when HOME was not yet theirs."""
-    import site  # noqa: PLC0415 - in every ordinary Python it is there already
-
-    site.USER_BASE = site.USER_SITE = None
-    known = site.removeduppaths()
-    before = list(sys.path)
-    site.addusersitepackages(known)
-    added = [path for path in sys.path if path not in before]
-    # They come before those of the system.
-    system = site.getsitepackages()
-    first = next((i for i, path in enumerate(before) if path in system), len(before))
-    sys.path[:] = [*before[:first], *added, *before[first:]]
-    if site.ENABLE_USER_SITE:
-        site.execusercustomize()
 
 
 def _run(control: Socket) -> None:
@@ -230,8 +216,12 @@ def _run(control: Socket) -> None:
         _interpreter(control)
         os._exit(0)
     except _Run as request:
-        path = request.path
-    main_file.run(path)
+        job, path = request.job, request.path
+    if job.get("notebook"):
+        from mcp_sandbox.runner import notebook  # noqa: PLC0415 - seldom
+
+        notebook.run(job)
+    main_file.run(path, figures.base_of(job["workspace"], job["name"]))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import sys
 import time
 
 from mcp_sandbox.runner import processes, protocol
+from mcp_sandbox.runner.cells import Cells
 from mcp_sandbox.runner.command import Command, Operation
 from mcp_sandbox.runner.dial import Dial
 from mcp_sandbox.runner.loop import READ, WRITE, Loop
@@ -53,6 +54,7 @@ class Server:
         self._idle_s = float(settings.get("IDLE_S", "900"))
         self._env = env
         self._pool = Pool(self.loop, env, int(settings.get("PIDS", "0")))
+        self._pool.cells = Cells(self.loop, self._pool)
         self._pool.on_quiet = self._consider_idle
         self._standby = Standby(self.loop, self._pool, self._under_way)
         self._pool.on_background = self._tell_background
@@ -191,14 +193,14 @@ class Server:
             command = Command(self.loop, self._pool, self._standby, self._table, args)
             return Wait(reply, command, args, owns=True)
         if op in ("wait", "stop"):
-            return Wait(reply, self._table.find(args.get("process")), args)
+            return self._about(reply, op, args)
         if op == "dial":
             return Dial(self.loop, reply, args)
         if op not in ("ping", "status", "retire", "processes", "told"):
             return Operation(self.loop, self._pool, reply)
         answer: dict[str, Any] = self._status() if op == "status" else {}
         if op == "processes":
-            answer = {"processes": self._table.rows()}
+            answer = {"processes": [*self._table.rows(), *self._pool.cells.rows()]}
         elif op == "told":
             self._table.tell(args["processes"])
         elif op == "retire":
@@ -207,6 +209,15 @@ class Server:
             answer = {"why": why}
         reply.done(answer)
         return None
+
+    def _about(self, reply: Reply, op: str, args: dict[str, Any]) -> Wait | None:
+        """A call about a command; the name of a notebook stands for the cell that it does."""
+        name = str(args.get("process"))
+        notebook = self._pool.cells.notebooks.get(name)
+        if notebook and op == "stop" and not notebook.listener:
+            self._pool.cells.stop(name, reply.done)
+            return None
+        return Wait(reply, self._table.find(notebook.cell if notebook else name), args)
 
     def _users(self) -> list[Connection]:
         return [each for each in self._connections if each.proved and not each.leaving]
@@ -247,6 +258,9 @@ class Server:
             **args,
             "cwd": args.get("cwd") or self._workspace,
             "env": {**self._env, **(args.get("env") or {})},
+            # What a shell is to have anew; the rest it remembers.
+            "moves": bool(args.get("cwd")),
+            "given": list(args.get("env") or {}),
             "workspace": self._workspace,
             "name": f"{os.getpid():x}{self._count:x}-{os.urandom(3).hex()}",
         }

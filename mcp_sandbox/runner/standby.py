@@ -102,7 +102,8 @@ class Standby:
         if ready is None:
             return None
         fits = ready.place == (job["cwd"], job["env"]) and job["grow"] and ready.take_in(code)
-        if fits and self._pool.resume(ready.worker, {"name": job["name"]}, listener):
+        named = {"name": job["name"], "shell": job["shell"]}
+        if fits and self._pool.resume(ready.worker, named, listener):
             return ready
         if self._pool.held is ready.worker:
             self._pool.free_held()

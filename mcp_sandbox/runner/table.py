@@ -36,7 +36,16 @@ class Table:
         self._on_end = ended
 
     def enter(self, command: Command) -> str:
-        """The id of a new command; OpError when too many go on already."""
+        """The id of a new command; OpError when too many go on already, or its shell is busy."""
+        busy = [
+            each for each in self._running.values() if each.shell and each.shell == command.shell
+        ]
+        if busy:
+            raise OpError(
+                "busy",
+                f"a shell runs one command at a time, and {command.shell!r} is busy with "
+                f"{busy[0].id} ({busy[0].text}): wait for its end, stop it, or take another shell",
+            )
         released = [each for each in self._running.values() if each.released]
         if len(released) >= MOST_RUNNING:
             named = ", ".join(f"{each.id} ({each.text})" for each in released[:_NAMED])

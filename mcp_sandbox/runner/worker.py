@@ -15,6 +15,7 @@ from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.files.paths import resolve
 from mcp_sandbox.runner.native import Socket, close, pair, receive, send, signal
 from mcp_sandbox.runner.protocol import MAX_HEADER, OpError
+from mcp_sandbox.runner.shell import SAVE, WHOLE, saver
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ SHIELDED = (
 DEFAULT_SIGNALS = (*SHIELDED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
 _NICER_BY = 5
 _MOMENT_MS = 1
+_MAX_MEMORY = 4 * 1024 * 1024
 _CLOCK_REALTIME_COARSE = 5  # Linux's number; Python has no name for it.
 # Looking for what a command changed costs no more: enough for a project.
 _BUDGET_S = 0.05
@@ -48,7 +50,7 @@ _NONE: _Folder = (-1, set(), [])
 # has a size limit and shows in process lists.
 BASH = (
     "IFS= read -r -u 4 __code || kill -KILL $$; exec 4<&-; SECONDS=0; "
-    'IFS= read -r -d "" -u 3 __code; exec 3<&-; eval "unset __code; $__code"'
+    'mapfile -d "" -t -u 3 __code; exec 3<&-; eval "unset __code; $__code"'
 )
 
 
@@ -115,7 +117,7 @@ class Worker:
         self._say(e="pid", pid=pid)
         close(fds)
         lower(pid, grow=job["grow"])
-        return self._see_through(pid, job)
+        return self._see_through(pid, job, [])
 
     def _gated(self, job: dict[str, Any], fds: list[int]) -> bool:
         """Start what waits at a gate, and open it when pid 1 knows which process it is.
@@ -136,6 +138,7 @@ class Worker:
                     # User code has killed it while it waited; it never saw its command.
                     pid = self._start(job, [*fds, gate.fileno()])
                 self._names.begin(job["workspace"])
+            said = recall(job["shell"]) if job["shell"] else []
             self._say(e="pid", pid=pid)
             lower(pid, grow=job["grow"])
             close(fds)
@@ -144,12 +147,13 @@ class Worker:
         finally:
             gate.close()
             opener.close()
-        return self._see_through(pid, job)
+        return self._see_through(pid, job, said)
 
-    def _see_through(self, pid: int, job: dict[str, Any]) -> bool:
+    def _see_through(self, pid: int, job: dict[str, Any], said: list[str]) -> bool:
         status, stays = _await(pid)
+        said = said + remember(job["shell"]) if job["shell"] else []
         changed, counts = self._names.end(job["workspace"])
-        self._say(e="exit", status=status, changed=changed, counts=counts, stays=stays)
+        self._say(e="exit", status=status, changed=changed, counts=counts, stays=stays, shell=said)
         if stays:
             _await(None)
         return not stays
@@ -167,6 +171,64 @@ class Worker:
             raise OpError("cancelled", "nobody takes the result") from exc
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def recall(memory: str) -> list[str]:
+    """Make room for the memory of a shell; what is to be said of the one that is there."""
+    try:
+        os.makedirs(os.path.dirname(memory), exist_ok=True)
+        _remove(f"{memory}.new")
+        _remove(f"{memory}.moved")
+        if _content(saver(memory)) != SAVE:
+            _remove(saver(memory))
+            with open(saver(memory), "xb") as file:
+                file.write(SAVE)
+        if _size(memory):
+            return []
+        os.unlink(memory)
+    except FileNotFoundError:
+        return ["new"]
+    except OSError as exc:
+        why = f"no shell can be kept in {memory}: {os.strerror(exc.errno or 0)}"
+        raise OpError("wrong_kind", why) from exc
+    return ["broken"]
+
+
+def remember(memory: str) -> list[str]:
+    """Put the new memory of a shell into place if it is whole; what is to be said of it."""
+    said, size = ["moved"] * _remove(f"{memory}.moved"), _size(f"{memory}.new")
+    try:
+        if size > len(WHOLE):
+            os.rename(f"{memory}.new", memory)
+    except OSError:
+        size = 0
+    return said if size else [*said, "kept"]
+
+
+def _size(memory: str) -> int:
+    """The size of a memory, 0 unless it is whole."""
+    content = _content(memory)
+    return len(content) if content.endswith(WHOLE) and len(content) <= _MAX_MEMORY else 0
+
+
+def _content(path: str) -> bytes:
+    """What is in a file of a shell; user code may have put anything there."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.read(file, _MAX_MEMORY + 1)
+        finally:
+            os.close(file)
+    except OSError:
+        return b""
+
+
+def _remove(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
 
 
 def _operation(op: str) -> Callable[..., dict[str, Any]]:

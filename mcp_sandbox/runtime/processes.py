@@ -8,7 +8,7 @@ from typing import Literal
 from anyio import CancelScope
 
 from mcp_sandbox.errors import SandboxGone
-from mcp_sandbox.models import Background, ExecResult, ProcessRow
+from mcp_sandbox.models import Background, ExecResult, FileContent, ProcessRow
 from mcp_sandbox.runtime.calls import JsonObject, Reply, Sink, background_of, row_of
 from mcp_sandbox.runtime.channel import Channel
 
@@ -20,6 +20,14 @@ MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
 _COUNTED = ("created", "changed", "deleted")
 _WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
 _MOST_ROWS = 1000
+_MOST_FIGURES = 100
+_OF_SHELL = {
+    "new": "this shell is new; the next call with its name goes on where this one has ended",
+    "broken": "what this shell remembered was damaged: it has begun anew",
+    "moved": "the directory this shell was in is gone: this command began in /workspace",
+    "kept": "the shell remembers nothing of this command and is as before it: bash was killed, "
+    "replaced by exec, or left by exit under its own EXIT trap, or more than 4 MiB were to be kept",
+}
 
 
 class Processes:
@@ -138,6 +146,12 @@ def result_of(reply: Reply) -> ExecResult:
         changed_files=None if changed is None else tuple(str(name) for name in changed[:20]),
         file_counts=counts and dict(zip(_COUNTED, map(int, counts), strict=True)),
         made_room=background_of(said["made_room"]) if "made_room" in said else Background(),
+        figures=tuple(
+            # Not read yet.
+            FileContent(str(path)[:4096], "binary", "", 0, b"")
+            for path in said["figures"][:_MOST_FIGURES]
+        ),
+        notebook=str(said["notebook"]),
         process=None if said["process"] is None else row.id,
         running=row.running,
         stopped=row.why == "stopped",
@@ -145,6 +159,7 @@ def result_of(reply: Reply) -> ExecResult:
         left_s=None if said["left_s"] is None else int(said["left_s"]),
         stdout_from=out_from,
         stderr_from=err_from,
+        shell=() if row.running else tuple(_OF_SHELL[word] for word in said["shell"][:4]),
     )
 
 

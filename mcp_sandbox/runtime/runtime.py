@@ -1,10 +1,12 @@
 """Typed calls to one runner: code, commands and shells here, file operations in `files`."""
 
+import re
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from typing import Literal, cast, get_args
 
 from anyio import CancelScope
 
+from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import Background, ExecResult, Language, RunnerStatus, TerminalEnd
 from mcp_sandbox.runtime.calls import JsonObject, background_of, small
 from mcp_sandbox.runtime.channel import Channel
@@ -19,6 +21,7 @@ Show = Callable[[bytes], Awaitable[None]]
 
 # Who does not answer this is ended with all that runs in it: so a slow machine gets its time.
 _RETIRE_S = 12.0
+_SHELL = re.compile(r"[A-Za-z0-9._-]{1,32}", re.ASCII)
 
 
 class Runtime:
@@ -80,22 +83,24 @@ class Runtime:
             raise await nonsense(self._channel, ValueError("why it does not end"))
         return cast("Refusal", said["why"])
 
-    async def run_code(
+    async def run_code(  # noqa: PLR0913 - what code can be given
         self,
         code: str,
         language: Language,
         *,
+        notebook: str | None = None,
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         on_output: OnOutput | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
-        """Run code in a fresh process of its language; the rest as in `exec`.
+        """Run code in a fresh process of its language, or in a notebook; the rest as in `exec`.
 
         Raises:
             Unsupported: the language is not installed in this sandbox.
+            Busy: the notebook has a cell to do, or there are too many.
         """
-        args: JsonObject = {"language": language, "timeout_s": timeout_s}
+        args: JsonObject = {"language": language, "notebook": notebook, "timeout_s": timeout_s}
         return await self._run(args, code.encode(), env=env, on_output=on_output, leave=leave)
 
     async def exec(  # noqa: PLR0913 - what a command can be given
@@ -105,6 +110,7 @@ class Runtime:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
+        shell: str | None = None,
         timeout_s: float | None = None,
         until: str | None = None,
         on_output: OnOutput | None = None,
@@ -116,10 +122,20 @@ class Runtime:
         call is answered and the command goes on. `on_output` gets ("stdout" | "stderr", bytes)
         live, with gaps when it is slow.
 
+        A `shell` of that name goes on where its last command has ended; see `runner/shell.py`.
+
         Raises:
             NotFound: `cwd` cannot be used.
+            InvalidArgument: `shell` is no name for one, or there is no command line.
+            Busy: `shell` runs another command.
         """
         args: JsonObject = {"timeout_s": timeout_s, "until": until}
+        if shell is not None:
+            if not _SHELL.fullmatch(shell):
+                raise InvalidArgument("shell takes 1 to 32 letters, digits, '.', '_' or '-'")
+            if not isinstance(command, str):
+                raise InvalidArgument("shell takes a command line, not a list")
+            args["shell"] = shell
         if cwd:
             args["cwd"] = cwd
         code = None

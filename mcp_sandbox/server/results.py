@@ -81,6 +81,8 @@ _READERS = (
 _SILENT = {True: "(nothing new was printed)", False: "(no output)"}
 _GAP = " bytes left out here; "
 _TROUBLE = re.compile(f"^.*(?:{TROUBLE})", re.IGNORECASE | re.MULTILINE)
+# Clients showed ten pictures of this size, and not many more.
+_FIGURES_SHOWN, _FIGURE_BYTES, _FIGURE_SIDE = 10, 1024 * 1024, 2_000
 _IN_META = (
     *("exit_code", "signal", "duration_ms", "timed_out", "out_of_memory", "killed_because"),
     *("limit", "stdout_bytes", "stderr_bytes", "output_file", "file_counts"),
@@ -207,7 +209,8 @@ def exec_result(result: ExecResult, *, tail: int | None = None) -> CallToolResul
     shown_err = _stream(result.stderr, err_bytes, result, result.stderr_bytes, result.stderr_from)
     shown_err = shown_err if result.success else without_internals(shown_err)
     unseen = result.trouble_lines - len(_TROUBLE.findall(f"{shown_out}\n{shown_err}"))
-    ending = "\n".join(f"[{line}]" for line in _ending(result, unseen))
+    pictures, said = _pictures(result.figures)
+    ending = "\n".join(f"[{line}]" for line in (*_ending(result, unseen), *said))
     blocks = [shown_out, f"[stderr]\n{shown_err}" if shown_err else "", ending]
     names = result.changed_files
     meta = {
@@ -215,8 +218,36 @@ def exec_result(result: ExecResult, *, tail: int | None = None) -> CallToolResul
         "truncated": _GAP in shown_out + shown_err,
         "changed_files": None if names is None else [show_name(name) for name in names],
     }
+    if result.figures:
+        meta["figures"] = [show_name(each.path) for each in result.figures]
     silent = not (shown_out or shown_err) and (result.process or not ending)
-    return texts([_SILENT[result.running] if silent else "", *blocks], meta)
+    return texts([_SILENT[result.running] if silent else "", *blocks], meta, *pictures)
+
+
+def _pictures(figures: Sequence[FileContent]) -> tuple[list[ImageContent], list[str]]:
+    """The figures to show, and lines on all of them."""
+    shown, said, names = list[ImageContent](), list[str](), list[str]()
+    for figure in figures[:_FIGURES_SHOWN]:
+        name, size = show_name(figure.path), max(figure.size, len(figure.data))
+        found = inspect(name, figure.data, size) if figure.kind == "image" else None
+        side = max(found.width, found.height) if found else 0
+        if not found or found.fault:
+            said.append(f"no picture to show, or damaged or too large: {name}")
+        elif size > _FIGURE_BYTES or side > _FIGURE_SIDE:
+            said.append(f"a large figure: read_file path={name} shows it")
+        else:
+            shown.append(_image(figure, found))
+            names.append(name)
+    if further := [show_name(figure.path) for figure in figures[_FIGURES_SHOWN:]]:
+        said.append(f"{_count(len(further), 'further figure')} to {further[-1]}, for read_file")
+    if names:
+        said.insert(0, f"shown below: {', '.join(names)}")
+    return shown, said
+
+
+def _image(content: FileContent, found: Picture) -> ImageContent:
+    data = base64.b64encode(content.data).decode()
+    return ImageContent(data=data, mime_type=found.mime, type="image")
 
 
 def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int, begin: int) -> str:
@@ -251,6 +282,11 @@ def _ending(result: ExecResult, unseen: int) -> Iterable[str]:
     if ended := _goes_on(result) if result.running else _how_it_ended(result):
         seconds = f"{result.process} has ended after {result.duration_ms / 1000:.0f} s: "
         yield seconds * bool(result.process and not result.running) + ended
+    if result.notebook == "new":
+        yield "a new notebook: nothing of earlier ones is in it"
+    elif result.notebook == "ended":
+        yield "the notebook has ended, its variables are gone; the next cell begins it anew"
+    yield from result.shell
     if result.made_room.total:
         yield _what_made_room(result.made_room)
     if result.limit:
@@ -300,8 +336,10 @@ def _how_it_ended(result: ExecResult) -> str:
     seconds = f"{round(result.duration_ms / 1000, 1):g} s"
     ended = f"exit code {result.exit_code}" if result.exit_code or result.process else ""
     if result.timed_out:
+        goes_on = result.notebook in ("new", "kept")
+        end = "interrupted, variables are kept" if goes_on else "killed with all its processes"
         ended = (
-            f"timed out after {seconds} and was killed with all its processes; "
+            f"timed out after {seconds} and was {end}; "
             "give a larger timeout_s, or do less in one call"
         )
     elif result.stopped:
@@ -342,8 +380,7 @@ def file_content(content: FileContent) -> CallToolResult:
     text = f"{name}: {found.mime}, {pixels}{size:,} bytes"
     if found.fault:
         return texts([f"{text}; not an image to show: {found.fault}"], meta | {"kind": "binary"})
-    data = base64.b64encode(content.data).decode()
-    return texts([text], meta, ImageContent(data=data, mime_type=found.mime, type="image"))
+    return texts([text], meta, _image(content, found))
 
 
 def _numbered(content: FileContent, meta: dict[str, Any]) -> CallToolResult:

@@ -2,16 +2,18 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 
 from anyio import CancelScope, current_time
 
-from mcp_sandbox.errors import NotFound, SandboxGone
+from mcp_sandbox.errors import CallerError, NotFound, SandboxGone
 from mcp_sandbox.models import ChatId, ExecResult, ProcessRow
 from mcp_sandbox.runtime.processes import Stop
-from mcp_sandbox.runtime.runtime import OnOutput
+from mcp_sandbox.runtime.runtime import OnOutput, Runtime
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 
 Run = Callable[..., Awaitable[ExecResult]]
+_FIGURES_READ = 10
 
 
 class Processes:
@@ -66,9 +68,10 @@ class Processes:
         """
         leave = leave or CancelScope()
         async with self._enter("wait", process, leave) as entered:
-            return await entered.runtime.processes.wait(
+            result = await entered.runtime.processes.wait(
                 process, until=until, whole=whole, on_output=on_output, leave=leaving(leave, wait_s)
             )
+            return await with_figures(entered.runtime, result)
 
     async def stop(self, process: str, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
         """Signal its process group, and after the grace kill its whole tree; how it ended."""
@@ -98,6 +101,16 @@ class Process:
     async def stop(self, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
         """See `Processes.stop`."""
         return self._ended or await self._processes.stop(self.id, how, grace_s=grace_s)
+
+
+async def with_figures(runtime: Runtime, result: ExecResult) -> ExecResult:
+    """The data of the first figures, as far as they are files that can be read."""
+    figures = list(result.figures)
+    for at, path in enumerate(each.path for each in result.figures[:_FIGURES_READ]):
+        with suppress(CallerError):
+            content = await runtime.files.read_lines(path, limit=1, max_bytes=1)
+            figures[at] = replace(content, path=path)
+    return replace(result, figures=tuple(figures))
 
 
 def leaving(leave: CancelScope, wait_s: float | None) -> CancelScope:

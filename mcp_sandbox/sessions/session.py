@@ -1,12 +1,13 @@
 """One chat's computer: every call of every tool, of a person's shell and of a program."""
 
+import re
 from collections.abc import AsyncIterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 
 from anyio import CancelScope
 
-from mcp_sandbox.errors import CommandFailed, SandboxError
+from mcp_sandbox.errors import CommandFailed, InvalidArgument, SandboxError
 from mcp_sandbox.models import (
     TROUBLE,
     BackendName,
@@ -29,7 +30,7 @@ from mcp_sandbox.runtime.runtime import OnOutput, Runtime, Show
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.previews import Previews
-from mcp_sandbox.sessions.processes import Processes, leaving
+from mcp_sandbox.sessions.processes import Processes, leaving, with_figures
 from mcp_sandbox.sessions.rooms import limit_met
 from mcp_sandbox.sessions.skills import ChatSkills
 
@@ -49,6 +50,9 @@ wait
 
 
 _SHOWN_CHARS = 500
+
+
+_NOTEBOOK_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}")
 
 
 @dataclass(frozen=True)
@@ -101,23 +105,30 @@ class Session:
         """What became of the sandbox between the calls, for the next result; told once."""
         return [*await self._hold.take_news(), *self.skills.take_warnings()]
 
-    async def run_code(
+    async def run_code(  # noqa: PLR0913 - what code can be given
         self,
         code: str,
         language: Language = "python",
         *,
+        notebook: str | None = None,
         timeout_s: float | None = None,
         wait_s: float | None = None,
         on_output: OnOutput | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
-        """Run code in a fresh process of its language; the rest as in `exec`."""
+        """Run code in a fresh process of its language, or Python in a `notebook`, which keeps it.
+
+        The rest as in `exec`.
+        """
+        if notebook is not None:
+            _check_notebook(notebook, language)
         leave = leave or CancelScope()
-        given = {"code": code, "language": language}
+        given = {"code": code, "language": language, "notebook": notebook}
         async with self._enter("run_code", 0, leave, **given) as entered:
             result = await entered.runtime.run_code(
                 code,
                 language,
+                notebook=notebook,
                 env=await self._hold.pinning.variables(),
                 timeout_s=self._limit_s(timeout_s, wait_s, self._hold.calls.code_timeout),
                 on_output=on_output,
@@ -132,6 +143,7 @@ class Session:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | bytes | None = None,
+        shell: str | None = None,
         timeout_s: float | None = None,
         wait_s: float | None = None,
         until: str | None = None,
@@ -141,22 +153,24 @@ class Session:
     ) -> ExecResult:
         """Run a bash command line, or a list of program and arguments without a shell.
 
-        After `timeout_s` it is killed. After `wait_s`, when `until` is in its output, or when
-        `leave` is cancelled, the answer is how far it is, and it goes on as `result.process`.
-        `on_output` gets ("stdout" | "stderr", bytes) while it runs.
+        Commands in a `shell` of the same name find directory, variables, functions and options as
+        the one before has left them. After `timeout_s` it is killed. After `wait_s`, when `until`
+        is in its output, or when `leave` is cancelled, the answer is how far it is, and it goes on
+        as `result.process`. `on_output` gets ("stdout" | "stderr", bytes) while it runs.
 
         Raises:
             CommandFailed: with `check`, it did not succeed.
         """
         given = stdin.encode() if isinstance(stdin, str) else stdin or b""
         leave = leave or CancelScope()
-        told = {"command": command, "cwd": cwd, "env": env, "stdin": stdin}
+        told = {"command": command, "cwd": cwd, "env": env, "stdin": stdin, "shell": shell}
         async with self._enter("exec", 0, leave, **told) as entered:
             result = await entered.runtime.exec(
                 command,
                 cwd=cwd,
                 env={**await self._hold.pinning.variables(), **(env or {})},
                 stdin=given,
+                shell=shell,
                 timeout_s=self._limit_s(timeout_s, wait_s, self._hold.calls.timeout),
                 until=until,
                 on_output=on_output,
@@ -303,6 +317,7 @@ async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
     if kept := result.output_file:
         look = entered.runtime.bounded(entered.stop, may_grow=False)
         result = replace(result, trouble_lines=await _troubles(look, kept))
+    result = await with_figures(entered.runtime, result)
     result = replace(result, offline=held.sandbox.facts.network.startswith("none"))
     if result.running:
         return result
@@ -311,6 +326,16 @@ async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
     if result.success:
         return result
     return replace(result, limit=str(full or limit_met(result, held.sandbox.facts.limits)))
+
+
+def _check_notebook(name: str, language: Language) -> None:
+    if not _NOTEBOOK_NAME.fullmatch(name):
+        raise InvalidArgument("notebook must be 1 to 32 of A-Z a-z 0-9 . _ -, such as a")
+    if language != "python":
+        way = "exec tty=true command=node" if language == "javascript" else "exec shell=NAME"
+        raise InvalidArgument(
+            f"notebook keeps variables of Python only; what keeps those of {language}: {way}"
+        )
 
 
 async def _troubles(runtime: Runtime, kept: str) -> int:

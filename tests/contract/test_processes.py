@@ -276,3 +276,14 @@ async def test_who_does_not_wait_for_what_has_ended_is_answered_too(emptied: Ses
     for _ in range(2):
         assert (await emptied.processes.wait(begun.process or "", wait_s=0)).exit_code == 0
     assert (await emptied.exec("echo works")).stdout == "works\n"
+
+
+async def test_a_shell_is_busy_until_what_goes_on_in_it_has_ended(emptied: Session) -> None:
+    begun = await emptied.exec(f"{UNTIL_TOLD} FOUND=yes", shell="busy", wait_s=0)
+    assert (await row(emptied, begun.process)).of == "shell busy"
+    with pytest.raises(Busy, match=rf"'busy' is busy with {begun.process} "):
+        await emptied.exec("true", shell="busy")
+    assert (await emptied.exec("echo free", shell="free")).stdout == "free\n"
+    await emptied.write_file("go", "")
+    await emptied.processes.wait(begun.process or "")
+    assert (await emptied.exec("echo $FOUND", shell="busy")).stdout == "yes\n"

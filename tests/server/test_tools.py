@@ -15,8 +15,15 @@ from mcp_sandbox.server.server import build_server
 from tests.server.scripted import ScriptedSession, answering, failing, server_of, text_of
 
 TABLE = {
-    "run_code": {"code": None, "language": "python", "timeout_s": 30},
-    "exec": {"command": None, "cwd": "null", "env": "null", "stdin": "null", "timeout_s": 120},
+    "run_code": {"code": None, "language": "python", "notebook": "null", "timeout_s": 30},
+    "exec": {
+        "command": None,
+        "cwd": "null",
+        "env": "null",
+        "stdin": "null",
+        "shell": "null",
+        "timeout_s": 120,
+    },
     "read_file": {"path": None, "offset": 1, "limit": 2000},
     "write_file": {"path": None, "content": None, "encoding": "utf-8", "append": False},
     "edit_file": {"path": None, "old": None, "new": None, "replace_all": False, "dry_run": False},
@@ -232,6 +239,7 @@ async def test_arguments_reach_the_session_as_given() -> None:
         "cwd": "src",
         "env": {"A": "1"},
         "stdin": '{"not": "parsed"}',
+        "shell": "build",
         "timeout_s": 5,
     }
     await call(session, "exec", arguments)
@@ -241,6 +249,7 @@ async def test_arguments_reach_the_session_as_given() -> None:
         "cwd": "src",
         "env": {"A": "1"},
         "stdin": '{"not": "parsed"}',
+        "shell": "build",
         "timeout_s": 5,
         "on_output": None,
     }
@@ -261,7 +270,8 @@ async def test_arguments_reach_the_session_as_given() -> None:
 async def test_common_names_of_languages_are_understood(alias: str, language: str) -> None:
     session = answering(DONE)
     await call(session, "run_code", {"code": "1", "language": alias})
-    assert session.calls == [("run_code", ("1", language), {"timeout_s": 30, "on_output": None})]
+    how = {"notebook": None, "timeout_s": 30, "on_output": None}
+    assert session.calls == [("run_code", ("1", language), how)]
 
 
 async def test_base64_content_is_decoded_and_wrong_base64_is_refused() -> None:
@@ -293,7 +303,8 @@ async def test_whole_numbers_may_have_a_point() -> None:
             "run_code",
             {"code": "1", "timeout": 3},
             "There is no parameter 'timeout': did you mean timeout_s? "
-            "this tool takes code, language, timeout_s.",
+            "this tool takes code, language, "
+            "notebook, timeout_s.",
         ),
         ("sandbox_info", {"x": 1}, "There is no parameter 'x': this tool takes no arguments."),
         ("run_code", {"code": 5}, "code must be text of 1 to 1,048,576 characters, not 5."),

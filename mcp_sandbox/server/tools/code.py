@@ -57,6 +57,11 @@ Until = Annotated[
 WAIT_S = 45.0
 
 
+NotebookName = Annotated[
+    str, Field(min_length=1, max_length=32, description="A name: there, Python's variables stay.")
+]
+
+
 @asynccontextmanager
 async def live_progress(session: Session, request: Request) -> AsyncGenerator[OnOutput | None]:
     """Report what is fed to the yielded function while the body runs; None if nobody listens."""
@@ -109,8 +114,9 @@ async def hints(result: ExecResult, code: str, language: Language) -> list[str]:
     """Sentences for an agent about a piece of code that failed, or that showed nothing."""
     if not result.success:
         return await to_thread.run_sync(_hints, result, code)
-    shown = result.stdout or result.stderr or result.changed_files or language == "bash"
-    return [] if shown else [f"nothing was printed: show values with {_PRINTS[language]}"]
+    shown = any((result.stdout, result.stderr, result.changed_files, result.figures))
+    way = "" if shown else _PRINTS.get(language)
+    return [f"nothing was printed: show values with {way}"] if way else []
 
 
 def _hints(result: ExecResult, code: str) -> list[str]:
@@ -136,26 +142,29 @@ async def run_code(
     code: Code,
     *,
     language: LanguageName = "python",
+    notebook: NotebookName | None = None,
     wait_s: float = WAIT_S,
     timeout_s: float | None = None,
 ) -> CallToolResult:
     """Run Python, bash or JavaScript code and see what it prints.
 
-    Every call is a fresh process in /workspace: keep what you need in files. Use print() to see
-    values. JavaScript takes import, require and top-level await. Answers stdout, stderr, a
-    non-zero exit code and the files created or changed. What takes longer than wait_s goes on in
-    the background: see process.
+    Every call is a fresh process in /workspace: keep what you need in files, or name a notebook:
+    in one, Python's variables stay for the next call, and the last value is shown. Use print() to
+    see values; matplotlib figures are shown. JavaScript takes import, require and top-level await.
+    Answers stdout, stderr, a non-zero exit code and the files created or changed. What takes longer
+    than wait_s goes on in the background: see process.
     """
     async with live_progress(session, request) as on_output:
         result = await session.run_code(
             code,
             language,
+            notebook=notebook,
             timeout_s=timeout_s,
             wait_s=wait_s,
             on_output=on_output,
             leave=patience(request).leave,
         )
-    said = await hints(result, code, language)
+    said = [] if notebook and result.success else await hints(result, code, language)
     return with_news(exec_result(result), said)
 
 
@@ -167,16 +176,20 @@ async def exec_(
     cwd: Annotated[Path | None, Field(description="Default: /workspace.")] = None,
     env: Annotated[Env, Field(description="Additional variables.")] = None,
     stdin: Text | None = None,
+    shell: Annotated[
+        str | None, Field(min_length=1, max_length=32, description="Its memory is used and kept.")
+    ] = None,
     wait_s: float = WAIT_S,
     until: Until | None = None,
     timeout_s: float | None = None,
 ) -> CallToolResult:
     """Run a bash command line: pipes, git, builds, tests, servers, package managers.
 
-    Each call is a new shell; cd and variables do not carry over. Answers stdout, stderr, a
-    non-zero exit code and the files created or changed. What takes longer than wait_s goes on in
-    the background, and you are told when it ends: see process. To start a server, give until the
-    text that it prints when it is ready, or wait_s=0.
+    Each call is a new shell; with shell=NAME, directory, variables, functions and options carry
+    over to the next call with that name, one call at a time. Answers stdout, stderr, a non-zero
+    exit code and the files created or changed. What takes longer than wait_s goes on in the
+    background, and you are told when it ends: see process. To start a server, give until the text
+    that it prints when it is ready, or wait_s=0.
     """
     async with live_progress(session, request) as on_output:
         result = await session.exec(
@@ -184,6 +197,7 @@ async def exec_(
             cwd=cwd,
             env=env,
             stdin=stdin,
+            shell=shell,
             timeout_s=timeout_s,
             wait_s=wait_s,
             until=until,

@@ -1,0 +1,187 @@
+"""Pid 1's side of notebooks: which there are, and whose cell each of them does.
+
+A notebook is a seat with a command that stays (notebook.py), and a socket to that. What it says is
+the user's: nonsense ends it, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from mcp_sandbox.runner import processes
+from mcp_sandbox.runner.interpreter import makes_sense
+from mcp_sandbox.runner.loop import READ
+from mcp_sandbox.runner.native import pair, receive, send, signal
+from mcp_sandbox.runner.protocol import OpError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from mcp_sandbox.runner.interpreter import Listener, Worker
+    from mcp_sandbox.runner.loop import Loop
+    from mcp_sandbox.runner.native import Socket
+    from mcp_sandbox.runner.pool import Pool
+
+_MOST = 8
+_INTERRUPT_S = 2.0
+# The end of its process is told by its seat, a moment after its socket has closed.
+_MOMENT_S = 0.5
+
+
+class Notebook:
+    """One notebook; to the command that is its cell, it is the worker that has it."""
+
+    seat: Worker
+
+    def __init__(self, control: Socket) -> None:
+        self.control = control
+        # Of the cell that it does, and the id of that.
+        self.listener: Listener | None = None
+        self.cell = ""
+        # As its last cell tells it.
+        self.state = "new"
+        self._started = time.monotonic()
+
+        self.job: dict[str, Any] = {}
+        self.lingers = False
+
+    @property
+    def pid(self) -> int | None:
+        return self.seat.pid
+
+    def row(self, name: str) -> dict[str, Any]:
+        """What is told of it in a list, as of a command."""
+        ended, seconds = self.state == "ended", round(time.monotonic() - self._started, 1)
+        told = {"id": name, "command": "(waits for its next cell)", "of": "notebook"}
+        how = {"running": not ended, "why": "stopped" if ended else None, "seconds": seconds}
+        return {**told, **how, "exit_code": None, "signal": None, "out_of_memory": False}
+
+
+class Cells:
+    """The notebooks by their names; each does one cell at a time."""
+
+    def __init__(self, loop: Loop, pool: Pool) -> None:
+        self._loop = loop
+        self._pool = pool
+        self.notebooks: dict[str, Notebook] = {}
+
+    def start(self, job: dict[str, Any], fds: list[int], listener: Listener) -> Notebook:
+        """Let a notebook do a cell, or OpError; `listener` hears how it goes."""
+        name = job["notebook"]
+        found = self.notebooks.get(name)
+        if found and found.listener:
+            raise OpError("busy", f"notebook {name} still does a cell, {found.cell}: wait for it")
+        if found:
+            found.state = "kept"
+        found = found or self._begin(name, job)
+        found.listener, found.cell = listener, job["id"]
+        self._pool.free_held()
+        self._pool.rest(found.seat, rests=False)
+        try:
+            told = {key: job[key] for key in ("env", "grow", "name", "workspace")}
+            send(found.control, told, fds)
+        except OSError:
+            # Its end was closed or is not read: the listener hears of its death.
+            self._pool.kill(found)
+        if main := found.seat.main:
+            # User code may have stopped it.
+            processes.send(main, signal.SIGCONT)
+            listener({"e": "pid", "pid": main})
+        return found
+
+    def _begin(self, name: str, job: dict[str, Any]) -> Notebook:
+        if len(self.notebooks) >= _MOST:
+            names = ", ".join(self.notebooks)
+            raise OpError("busy", f"{_MOST} notebooks are the most: use or stop one of {names}")
+        mine, theirs = pair()
+        mine.setblocking(False)
+        new, nothing = Notebook(mine), os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        fds = [nothing, nothing, nothing, theirs.fileno()]
+        try:
+            new.seat = self._pool.start(
+                {**job, "grow": True}, fds, lambda said: self._hear_seat(name, said), seat=True
+            )
+        except OpError:
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(nothing)
+        self._loop.watch(mine.fileno(), READ, lambda _events: self._hear(new))
+        self.notebooks[name] = new
+        return new
+
+    def interrupt(self, notebook: Notebook) -> None:
+        """End its cell; if that does not end soon, the notebook and all that it has started."""
+        listener, main = notebook.listener, notebook.seat.main
+        if main:
+            processes.send(-main, signal.SIGINT)
+        self._loop.later(
+            _INTERRUPT_S if main else 0, lambda: self._kill(notebook, notebook.listener is listener)
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Of the notebooks that have no cell to do; those have commands."""
+        return [each.row(name) for name, each in self.notebooks.items() if not each.listener]
+
+    def stop(self, name: str, done: Callable[[dict[str, Any]], None]) -> None:
+        """End a notebook that has no cell to do; `done` gets what a stopped command would tell."""
+        notebook = self.notebooks[name]
+
+        def hear(_said: dict[str, Any]) -> None:
+            row = notebook.row(name)
+            printed = {"sizes": [0] * 4, "starts": [0, 0], "totals": [0, 0]}
+            ended = {"process": name, "duration_ms": 1000 * row["seconds"], "notebook": "ended"}
+            unknown = dict.fromkeys(("left_s", "output_file", "changed", "counts"))
+            done(
+                {
+                    **row,
+                    **printed,
+                    **ended,
+                    **unknown,
+                    "until_met": False,
+                    "figures": [],
+                    "shell": [],
+                }
+            )
+
+        notebook.listener, notebook.cell = hear, "its end"
+        self._pool.kill(notebook)
+
+    def _kill(self, notebook: Notebook, still: bool) -> None:
+        if still and notebook.state != "ended":
+            self._pool.kill(notebook)
+
+    def _hear(self, notebook: Notebook) -> None:
+        said: Any = None
+        try:
+            said, _ = receive(notebook.control, 65536, wait=False)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, RecursionError):
+            pass
+        listener = notebook.listener
+        if listener and isinstance(said, dict) and said.get("e") == "exit" and makes_sense(said):
+            notebook.listener = None
+            self._pool.rest(notebook.seat, rests=True)
+            listener(said)
+        else:
+            self._loop.unwatch(notebook.control.fileno())
+            # Its seat tells what it died of, unless it has only closed its socket.
+            self._loop.later(_MOMENT_S, lambda: self._kill(notebook, True))
+
+    def _hear_seat(self, name: str, said: dict[str, Any]) -> None:
+        notebook = self.notebooks[name]
+        if said["e"] in ("exit", "fail", "lost"):
+            del self.notebooks[name]
+            self._loop.unwatch(notebook.control.fileno())
+            notebook.control.close()
+            notebook.state, notebook.seat.listener = "ended", None
+            if said["e"] == "exit":
+                self._pool.rest(notebook.seat, rests=False)
+        if notebook.listener:
+            # What the seat has seen change began long before this cell.
+            notebook.listener({**said, "changed": None, "counts": None})

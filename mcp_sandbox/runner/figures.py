@@ -1,0 +1,133 @@
+"""Figures of Python code, kept as files beside the long output; works in the code's own process.
+
+Nothing is imported for them before the code itself imports matplotlib.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FOLDER = ".mcp-sandbox"
+_MOST, _MOST_SIDE, _MOST_BYTES = 100, 2000, 1024 * 1024
+_TRIES = 5
+_FULL = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
+
+
+def base_of(workspace: str, name: str) -> str:
+    """How the paths of all files begin that are kept of the call of this name."""
+    return os.path.join(workspace, FOLDER, "output", name)
+
+
+def saved(base: str) -> list[str]:
+    """The paths of the pictures of a call; user code may have put anything there."""
+    found: list[str] = []
+    while len(found) < _MOST:
+        begin = f"{base}-{len(found) + 1}"
+        path = next((p for p in (begin + ".png", begin + ".jpg") if os.path.lexists(p)), None)
+        if path is None:
+            break
+        found.append(path)
+    return found
+
+
+class Figures:
+    """The figures of one piece of code, or of one cell after another. `base`: see `base_of`."""
+
+    def __init__(self, base: str = "") -> None:
+        self.base = base
+        self._pid = os.getpid()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:  # noqa: ANN401
+        """Find pyplot as the other finders of `sys.meta_path` do, and put our `show` into it.
+
+        MPLBACKEND would do that, too, but all programs that the code starts would inherit it.
+        """
+        if name != "matplotlib.pyplot":
+            return None
+        others: Any = (each for each in sys.meta_path if each is not self)
+        spec = next(filter(None, (each.find_spec(name, path, target) for each in others)), None)
+        if loader := spec and spec.loader:
+            execute = loader.exec_module
+
+            def exec_module(module: Any) -> None:  # noqa: ANN401
+                chosen: Any = sys.modules["matplotlib"].rcParams
+                # Asked in its own way it would choose now, and try all that is installed.
+                if isinstance(chosen, dict) and not isinstance(dict.get(chosen, "backend"), str):
+                    chosen["backend"] = "agg"
+                execute(module)
+                module.show = show
+
+            loader.exec_module = exec_module
+
+        def show(block: bool | None = None, **_more: object) -> None:
+            # Unless it blocks, the windows stay: what they show in the end counts.
+            if block is not False:
+                self._save_open()
+
+        return spec
+
+    def end(self) -> None:
+        """Save what is still open, in the process that has begun with it."""
+        if os.getpid() == self._pid:
+            self._save_open()
+
+    def _save_open(self) -> None:
+        pyplot: Any = sys.modules.get("matplotlib.pyplot")
+        for number in pyplot.get_fignums() if pyplot else ():
+            self.save(pyplot.figure(number))
+
+    def save(self, figure: Any) -> None:  # noqa: ANN401
+        """Keep a figure of matplotlib as a PNG and close it; what fails is told on stderr."""
+        try:
+            self.keep(_drawn(figure), "png")
+        except Exception as exc:  # noqa: BLE001 - the user's code draws it
+            _say(f"a figure could not be drawn: {type(exc).__name__}: {exc}")
+        if pyplot := sys.modules.get("matplotlib.pyplot"):
+            pyplot.close(figure)
+
+    def keep(self, data: bytes, suffix: str) -> str | None:
+        """Write a new file of this call; its path, or None, and stderr says why."""
+        os.makedirs(os.path.dirname(self.base), exist_ok=True)
+        for number in range(len(saved(self.base)) + 1, _MOST + 1):
+            path = f"{self.base}-{number}.{suffix}"
+            try:
+                with open(path, "xb") as file:
+                    file.write(data)
+            except FileExistsError:
+                continue
+            except OSError as exc:
+                if os.path.lexists(path):
+                    os.unlink(path)
+                full = "the workspace is full: delete files" if exc.errno in _FULL else exc
+                _say(f"a figure could not be kept: {full}")
+                return None
+            return path
+        _say(f"{_MOST} figures of this call are kept, and no more")
+        return None
+
+
+def _drawn(figure: Any) -> bytes:  # noqa: ANN401
+    """A figure as PNG with so few dots an inch that it fits."""
+    dots = min(figure.dpi, _MOST_SIDE / max(figure.get_size_inches()))
+    for _ in range(_TRIES):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=dots)
+        data = buffer.getvalue()
+        # Settings of the user may add a margin; its sides follow a PNG's first 16 bytes.
+        side = max(int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+        if side <= _MOST_SIDE and len(data) <= _MOST_BYTES:
+            break
+        dots *= 0.95 * min(_MOST_SIDE / side, (_MOST_BYTES / len(data)) ** 0.5)
+    return data
+
+
+def _say(what: str) -> None:
+    if sys.stderr:
+        sys.stderr.write(f"{what}\n")
