@@ -14,10 +14,10 @@ from mcp_sandbox.config import Config, DockerConfig
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.models import BackendName
 from tests import leftovers
-from tests.e2e import npm
+from tests.e2e import chromium, npm
 
 REQUIRED = frozenset(os.environ.get("MCP_SANDBOX_REQUIRE", "").split(",")) - {""}
-NEEDS = ("docker", "runsc", "bubblewrap", *npm.PACKAGES)
+NEEDS = ("docker", "runsc", "bubblewrap", "chromium", *npm.PACKAGES)
 
 # Their sandboxes are those of unsafe-local unless they name another backend.
 WITHOUT_WALLS = (
@@ -70,6 +70,8 @@ def absent(need: str, scratch: Path) -> str | None:
     """Return why a need is not met on this machine, after really trying it."""
     if need in npm.PACKAGES:
         return _absent_program(need, scratch)
+    if need == "chromium":
+        return chromium.absent()
     config = configured("docker-runsc" if need == "runsc" else need, scratch / f"probe-{need}")
     assert config.backend != "auto"
     try:

@@ -310,7 +310,9 @@ def _goes_on(result: ExecResult) -> str:
     until = ""
     if result.left_s is not None:
         ends = datetime.now().astimezone() + timedelta(seconds=result.left_s)
-        until = f", at most until {ends:%H:%M}"
+        # In a day it is as late as now.
+        day = "%a " if result.left_s > 43_200 else ""
+        until = f", at most until {ends:{day}%H:%M}"
     whole = f"; its whole output: read_file path={result.output_file}" if result.output_file else ""
     return (
         f"{how}goes on as {name} after {seconds}{until}; process action=wait id={name} waits for "

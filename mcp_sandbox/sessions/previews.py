@@ -4,10 +4,11 @@ Only who knows the name is let in, which other users and web pages do not. What 
 read, but for the first head of each connection, nor changed.
 """
 
+import errno
 import re
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from secrets import compare_digest, token_hex
 
@@ -64,15 +65,17 @@ class Previews:
 
     def _start(self, port: int, held: Held) -> str:
         names = self._rooms.addresses
-        name, wanted = names.get((self._chat, port), (f"{token_hex(16)}.localhost", 0))
+        name, wanted = names.get((self._chat, port), ("", 0))
         try:
-            listening = socket.create_server(("127.0.0.1", wanted))
+            listening, taken = _listen(wanted)
         except OSError:
-            listening = socket.create_server(("127.0.0.1", 0))
+            # Whoever has that port now may have been told the name.
+            name, (listening, taken) = "", _listen(0)
+        name = name or f"{token_hex(16)}.localhost"
         number = listening.getsockname()[1]
         names[self._chat, port] = name, number
         preview = _Preview(self._chat, port, name, self._gate)
-        self._rooms.tasks.start_soon(preview.serve, listening, held.runtime.wait_broken)
+        self._rooms.tasks.start_soon(preview.serve, listening, taken, held.runtime.wait_broken)
         held.previews[port] = f"http://{name}:{number}"
         return held.previews[port]
 
@@ -85,26 +88,25 @@ class _Preview:
     gate: Gate
     connections: int = 0
 
-    async def serve(self, listening: socket.socket, gone: End) -> None:
+    async def serve(self, listening: socket.socket, taken: ExitStack, gone: End) -> None:
         """Take connections until the sandbox ends or the gate closes."""
         listening.setblocking(False)
-        async with (
-            await SocketListener.from_socket(listening) as listener,
-            anyio.create_task_group() as tasks,
-        ):
+        with taken:
+            listener = await SocketListener.from_socket(listening)
+            async with listener, anyio.create_task_group() as tasks:
 
-            async def end_with(end: End) -> None:
-                await end()
-                tasks.cancel_scope.cancel()
+                async def end_with(end: End) -> None:
+                    await end()
+                    tasks.cancel_scope.cancel()
 
-            tasks.start_soon(end_with, gone)
-            tasks.start_soon(end_with, self.gate.closing.wait)
-            while True:
-                try:
-                    tasks.start_soon(self._answer, await listener.accept())
-                except OSError:
-                    # No descriptor is left, or who came has gone again.
-                    await anyio.sleep(_TRY_AGAIN_S)
+                tasks.start_soon(end_with, gone)
+                tasks.start_soon(end_with, self.gate.closing.wait)
+                while True:
+                    try:
+                        tasks.start_soon(self._answer, await listener.accept())
+                    except OSError:
+                        # No descriptor is left, or who came has gone again.
+                        await anyio.sleep(_TRY_AGAIN_S)
 
     async def _answer(self, client: SocketStream) -> None:
         self.connections += 1
@@ -135,6 +137,22 @@ class _Preview:
         async with self.gate.enter(Action(self.chat, "preview", {"port": self.port})) as entered:
             dial = entered.runtime.processes.dial
             await dial(self.port, sent(), take, wait_s=_CONNECT_S)
+
+
+def _listen(port: int) -> tuple[socket.socket, ExitStack]:
+    """A listener on 127.0.0.1, and what is held with it: nobody else gets the port of ::1.
+
+    Browsers try that first, and would tell the name to whoever listened there.
+    """
+    with ExitStack() as taken:
+        listening = taken.enter_context(socket.create_server(("127.0.0.1", port)))
+        try:
+            kept = taken.enter_context(socket.socket(socket.AF_INET6))
+            kept.bind(("::1", listening.getsockname()[1]))
+        except OSError as exc:
+            if exc.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                raise
+        return listening, taken.pop_all()
 
 
 async def _beginning(client: SocketStream, name: str) -> bytes:

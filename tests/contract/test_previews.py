@@ -306,6 +306,25 @@ async def test_a_server_that_dies_ends_its_connections_and_the_address_stays(
     assert await answer(url, asked(url, "/go")) == b"gone"
 
 
+async def test_nobody_else_is_told_the_name(session: Session) -> None:
+    port = await served(session)
+    url = await session.previews.open(port)
+    number = urlsplit(url).port or 0
+    # Browsers try ::1 first.
+    with pytest.raises(OSError, match=r"in use|assign|not supported"):
+        socket.create_server(("::1", number), family=socket.AF_INET6)
+    with pytest.raises(OSError, match=r"refused|assign|not supported"):
+        socket.create_connection(("::1", number))
+    await session.reset()
+    assert await is_gone(url)
+    # A page that is still open asks for its server again and again, whoever that is now.
+    with socket.create_server(("127.0.0.1", number)):
+        await served(session, port=port)
+        other = await session.previews.open(port)
+    assert urlsplit(other).hostname != urlsplit(url).hostname
+    assert await answer(other, asked(other, "/go")) == b"gone"
+
+
 async def test_a_server_that_is_starting_is_waited_for(session: Session) -> None:
     port = free_port()
     await session.exec(

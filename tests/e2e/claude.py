@@ -23,6 +23,7 @@ NO_FURTHER_REQUESTS = {
     "HTTP_PROXY": "http://127.0.0.1:9",
     "NO_PROXY": "127.0.0.1,localhost",
 }
+SPOKEN_TO = ("--verbose", "--input-format", "stream-json", "--output-format", "stream-json")
 _LIMIT_S = 50
 
 
@@ -46,14 +47,19 @@ class Claude:
         assert done.stdout.decode().strip() == script.last_words, told
 
     @asynccontextmanager
-    async def following(self, script: Script, *options: str) -> AsyncGenerator[Process]:
-        """A conversation that goes on; it is killed at the end."""
+    async def following(
+        self, script: Script, *options: str, spoken_to: bool = False
+    ) -> AsyncGenerator[Process]:
+        """A conversation that goes on; it is killed at the end.
+
+        Who is spoken to is sent messages as lines of JSON, and begins with the first.
+        """
         with serving(script) as address:
             async with await anyio.open_process(
-                self._command(options),
+                self._command((*SPOKEN_TO, *options) if spoken_to else options),
                 cwd=self.project,
                 env=self._env(address),
-                stdin=DEVNULL,
+                stdin=PIPE if spoken_to else DEVNULL,
                 stdout=PIPE,
                 stderr=PIPE,
             ) as process:

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 
+from mcp_sandbox.config import DockerConfig
 from tests.daemon.http import Served, serving
 from tests.daemon.running import Place, command, control, place
 
@@ -59,7 +60,9 @@ async def by_relay(folder: Path, backend: str) -> AsyncGenerator[Home]:
     found = Place(folder, state / "mcp.sock", folder / "data", backend)
     settings = folder / ".config" / "mcp-sandbox" / "mcp-sandbox.yaml"
     settings.parent.mkdir(parents=True)
-    settings.write_text(f"backend: {backend}\ndata_dir: {found.data}\n")
+    image = os.environ.get("MCP_SANDBOX_DOCKER__IMAGE", DockerConfig().image)
+    docker = f"docker:\n  image: {image}\n"
+    settings.write_text(f"backend: {backend}\ndata_dir: {found.data}\n{docker}")
     try:
         yield Home(found)
     finally:

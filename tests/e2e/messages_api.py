@@ -9,19 +9,23 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+Heard = dict[int, str]
+Arguments = Mapping[str, object] | Callable[[Heard], Mapping[str, object]]
+
 
 @dataclass
 class Script:
     """The tool calls to ask for, and what was heard of each: the texts of its result.
 
-    `told` is all that the model was given with the last request.
+    Arguments may be made of what was heard before. `told` is all that the model was given with the
+    last request.
     What a conversation held before, when it is resumed, is not of this script. `at_each_step` is
     called in a thread before each answer, and may wait, such as for another script.
     """
 
-    calls: Sequence[tuple[str, Mapping[str, object]]]
+    calls: Sequence[tuple[str, Arguments]]
     last_words: str
-    heard: dict[int, str] = field(default_factory=dict[int, str])
+    heard: Heard = field(default_factory=Heard)
     told: str = ""
     at_each_step: Callable[[], object] = lambda: None
     _mark: str = field(default_factory=lambda: f"toolu_{secrets.token_hex(4)}_")
@@ -40,8 +44,8 @@ class Script:
             if block["type"] == "tool_result" and block["tool_use_id"].startswith(self._mark)
         ]
         self.told = json.dumps(request, ensure_ascii=False)
-        self.at_each_step()
         self.heard.update(enumerate(map(_text, results)))
+        self.at_each_step()
         if len(results) == len(self.calls):
             return {"type": "text", "text": self.last_words}
         name, arguments = self.calls[len(results)]
@@ -49,7 +53,7 @@ class Script:
             "type": "tool_use",
             "id": f"{self._mark}{len(results)}",
             "name": name,
-            "input": arguments,
+            "input": arguments(self.heard) if callable(arguments) else arguments,
         }
 
 

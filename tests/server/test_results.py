@@ -50,6 +50,14 @@ def test_output_alone_is_one_block() -> None:
     assert blocks(ended(stdout="42\n")) == ["42\n"]
 
 
+@pytest.mark.parametrize(
+    ("left_s", "form"), [(3600.0, r"\d\d:\d\d"), (86_400.0, r"[A-Z][a-z]+ \d\d:\d\d")]
+)
+def test_what_goes_on_says_how_long_it_may(left_s: float, form: str) -> None:
+    *_, last = blocks(ended(exit_code=None, running=True, process="p1-abc", left_s=left_s))
+    assert re.search(rf"goes on as p1-abc after \d+ s, at most until {form}; ", last)
+
+
 def test_silence_is_said() -> None:
     assert blocks(ended()) == ["(no output)"]
 
