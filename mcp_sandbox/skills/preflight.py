@@ -189,7 +189,10 @@ def read_inventory(answer: str) -> Inventory:
 
 @cache
 def _read() -> Mapping[str, Any]:
-    return tomllib.loads((files(__package__) / "layers.toml").read_text(encoding="utf-8"))
+    found = tomllib.loads((files(__package__) / "layers.toml").read_text(encoding="utf-8"))
+    for installer, packages in found["same_name"].items():
+        found["commands"][installer] |= {package: [package] for package in packages}
+    return found
 
 
 @cache
