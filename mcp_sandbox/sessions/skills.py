@@ -27,7 +27,7 @@ from mcp_sandbox.skills.library import Library
 from mcp_sandbox.skills.models import Contents, Findings, Skill, SkillFile
 from mcp_sandbox.skills.preflight import COMMAND, Inventory, question, read_inventory, unmet
 from mcp_sandbox.skills.scan import Whose
-from mcp_sandbox.skills.scripts.uses import Required
+from mcp_sandbox.skills.scripts.uses import Use
 
 _MOST_CHATS = 1000
 # Lists may be so old: to look at thousands of folders takes longer than to make a page.
@@ -38,7 +38,7 @@ _ASK_S = 10.0
 _ASKED_AT_ONCE = 200
 
 # What the scripts of a skill use, and what must be there to run them.
-Scanned = tuple[Findings, Sequence[Required]]
+Scanned = tuple[Findings, Sequence[Use]]
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class ChatSkills:
 
 
 async def ask(
-    run: Callable[..., Awaitable[ExecResult]], needs: Sequence[Required], *, network: bool
+    run: Callable[..., Awaitable[ExecResult]], needs: Sequence[Use], *, network: bool
 ) -> Inventory:
     """What a sandbox has of what is needed; `run` runs a command in it with a `stdin`."""
     found = Inventory(network=network)

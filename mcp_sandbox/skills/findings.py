@@ -13,7 +13,6 @@ from mcp_sandbox.skills.scripts.shell import read_shell
 from mcp_sandbox.skills.scripts.uses import (
     Kind,
     Language,
-    Required,
     Use,
     Uses,
     Weight,
@@ -66,7 +65,7 @@ def worth_reading(path: str, size: int) -> bool:
 
 def scan(
     files: Mapping[str, bytes], others: Sequence[str] = ()
-) -> tuple[Findings, tuple[Required, ...]]:
+) -> tuple[Findings, tuple[Use, ...]]:
     """What the files of a skill use, by their paths in it, and what must be there to run them.
 
     `others` are the paths of those that are not given.
@@ -145,7 +144,7 @@ def _read_code(language: Language, text: str) -> Uses:
     return whole
 
 
-def _needs(found: Mapping[str, Uses], local: set[str]) -> Iterator[Required]:
+def _needs(found: Mapping[str, Uses], local: set[str]) -> Iterator[Use]:
     gathered: dict[tuple[Kind, str], list[tuple[str, Use]]] = {}
     for path, uses in found.items():
         hosts = [Use("network", host, "sometimes") for host in sorted(uses.hosts)]
@@ -156,12 +155,10 @@ def _needs(found: Mapping[str, Uses], local: set[str]) -> Iterator[Required]:
         weight = max((use.weight for _, use in pairs), key=_WEIGHTS.index)
         files = dict.fromkeys(path for path, use in pairs if use.weight == weight)
         unless = min(use.unless for _, use in pairs)
-        yield Required(kind, name, tuple(files), weight, unless)
+        yield Use(kind, name, weight, unless, tuple(files))
 
 
-def _findings(
-    found: Mapping[str, Uses], needs: tuple[Required, ...], unread: list[str]
-) -> Findings:
+def _findings(found: Mapping[str, Uses], needs: tuple[Use, ...], unread: list[str]) -> Findings:
     kinds = ("distribution", "node", "npx")
     packages = {each.name for each in needs if each.kind in kinds}
     packages |= {

@@ -19,7 +19,7 @@ from typing import Any
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.skills.models import Need, Unmet
-from mcp_sandbox.skills.scripts.uses import Kind, Required, distribution
+from mcp_sandbox.skills.scripts.uses import Kind, Use, distribution
 
 _MOST = 50
 _NEEDS: Mapping[Kind, Need] = {
@@ -108,7 +108,7 @@ class Inventory:
         return Inventory(*map(or_, astuple(self), astuple(other)))
 
 
-def unmet(needs: Sequence[Required], inventory: Inventory) -> tuple[Unmet, ...]:
+def unmet(needs: Sequence[Use], inventory: Inventory) -> tuple[Unmet, ...]:
     """What is lacking, what every use needs first."""
     modules = (each.name for each in needs if each.kind == "python")
     imported = {distribution(distribution_of(module)) for module in modules}
@@ -124,7 +124,7 @@ def unmet(needs: Sequence[Required], inventory: Inventory) -> tuple[Unmet, ...]:
     return tuple(lacking[:_MOST])
 
 
-def _has(need: Required, inventory: Inventory) -> bool:
+def _has(need: Use, inventory: Inventory) -> bool:
     if need.kind == "network":
         return inventory.network
     if need.kind == "python":
@@ -135,7 +135,7 @@ def _has(need: Required, inventory: Inventory) -> bool:
     return need.name in has.get(need.kind, inventory.commands)
 
 
-def _unmet(need: Required) -> Unmet:
+def _unmet(need: Use) -> Unmet:
     name = need.name
     if need.kind == "network":
         layer, fix = None, "this sandbox has no network"
@@ -159,7 +159,7 @@ def _remedy(name: str, *, of_python: bool) -> tuple[str | None, str]:
     return None, "no layer is known to have it"
 
 
-def question(needs: Iterable[Required]) -> bytes:
+def question(needs: Iterable[Use]) -> bytes:
     """What the program is to look for."""
     needs = tuple(needs)
     asked: dict[str, list[str]] = {}

@@ -94,23 +94,13 @@ _MOST_BLOCKS = 100
 
 @dataclass(frozen=True)
 class Use:
-    """Something that a script needs; it does without where `unless` is importable."""
+    """Something that a script needs, or the `files`; not where `unless` is importable."""
 
     kind: Kind
     name: str
     weight: Weight = "always"
     unless: str = ""
-
-
-@dataclass(frozen=True)
-class Required:
-    """Something that files of a skill need; they do without where `unless` is importable."""
-
-    kind: Kind
-    name: str
-    files: tuple[str, ...]
-    weight: Weight = "always"
-    unless: str = ""
+    files: tuple[str, ...] = ()
 
 
 @dataclass
