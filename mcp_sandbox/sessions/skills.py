@@ -32,8 +32,6 @@ from mcp_sandbox.skills.scripts.uses import Use
 _MOST_CHATS = 1000
 # Lists may be so old: to look at thousands of folders takes longer than to make a page.
 _LISTED_S = 1.5
-_MOST_SCANNED = 500
-_ASK_S = 10.0
 # So many names come back whole in one answer.
 _ASKED_AT_ONCE = 200
 
@@ -108,7 +106,7 @@ class Skills:
                     others.append(file.path)
             known = await to_thread.run_sync(scan, files, others, limiter=self._limiter)
         self._scanned[contents.digest] = known
-        if len(self._scanned) > _MOST_SCANNED:
+        if len(self._scanned) > 500:
             del self._scanned[next(iter(self._scanned))]
         return known
 
@@ -208,7 +206,7 @@ class ChatSkills:
             return activation
         network = not entered.held.sandbox.facts.network.startswith("none")
         try:
-            run = partial(entered.runtime.exec, timeout_s=_ASK_S)
+            run = partial(entered.runtime.exec, timeout_s=10.0)
             inventory = await ask(run, needs, network=network)
         except CallerError as exc:
             return replace(activation, findings=findings, unchecked=str(exc))

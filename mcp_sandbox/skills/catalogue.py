@@ -11,7 +11,6 @@ from mcp_sandbox.skills.overview import words
 from mcp_sandbox.skills.uris import DOCUMENT, SCHEME
 
 _NEAREST_OF = 300
-_FEW = 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +78,7 @@ class Catalogue:
                 near.append(skill.name)
         if near:
             return f"{shown}: the nearest is {near[0]!r}; skills_list shows all"
-        some = f" ({', '.join(names)})" if 0 < len(names) <= _FEW else ""
+        some = f" ({', '.join(names)})" if 0 < len(names) <= 12 else ""
         return f"{shown}: skills_list shows those that there are{some}"
 
 

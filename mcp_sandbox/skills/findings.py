@@ -52,7 +52,6 @@ _TEST = re.compile(r"test_.*|.*_test\.\w+|.*\.(?:test|spec)\.\w+|conftest\.py")
 _DECLARED = {"requirements.txt": read_requirements, "package.json": read_package_json}
 _READERS = {"python": read_python, "shell": read_shell, "javascript": read_javascript}
 _WEIGHTS: tuple[Weight, ...] = ("optional", "sometimes", "always")
-_MOST_EMBEDDED = 300
 _SHOWN = 50
 
 
@@ -133,7 +132,7 @@ def _read_script(suffix: str, text: str) -> Uses:
 def _read_code(language: Language, text: str) -> Uses:
     whole = Uses()
     waiting: list[tuple[Language, str, int]] = [(language, text, 0)]
-    for _ in range(_MOST_EMBEDDED):
+    for _ in range(300):
         if not waiting:
             break
         language, text, depth = waiting.pop()

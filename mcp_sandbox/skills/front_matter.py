@@ -53,7 +53,6 @@ _ODD: Final[dict[str, tuple[Level, str, str]]] = {
     "line-ends": ("note", "Lines end in a carriage return, as on Windows or old Macs.",
         "Save the file with Unix line ends."),
 }  # fmt: skip
-MAX_SUSPECTS = 32
 _MISTAKES = frozenset({"yaml", "key"})
 """What quotes may cure."""
 _QUOTED_LINES = re.compile(r"[^\r\n]*(?:\r\n?|\n|\Z)")
@@ -236,7 +235,7 @@ def quoted(source: str) -> tuple[str, tuple[int, ...]]:
         while entry and end < len(lines) and _goes_on(lines[end], len(entry[1])):
             end += 1
         block = "".join(lines[at:end])
-        if entry and suspects < MAX_SUSPECTS and _is_suspect(block[entry.end() :]):
+        if entry and suspects < 32 and _is_suspect(block[entry.end() :]):
             suspects += 1
             if not _is_yaml(block[entry.end() :]):
                 ends = len(block.rstrip())

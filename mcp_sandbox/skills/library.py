@@ -31,7 +31,6 @@ from mcp_sandbox.skills.uris import DOCUMENT
 _MAX_SHARE = 0.05
 # What is remembered of the roots of users and chats that come no more is forgotten, oldest first.
 _REMEMBERED = 64
-_MERGED = 32
 _GATHERED_FILES = 20_000
 
 
@@ -55,7 +54,7 @@ class Library:
         remember = lru_cache(_REMEMBERED + len(settings.folders))
         self._scanner = remember(lambda root: Scanner(root, shared_roots(settings)))
         # By the catalogues themselves, not by what they hold: the same ones make the same one.
-        self._merge = lru_cache(_MERGED)(merge)
+        self._merge = lru_cache(32)(merge)
         self._gathered: OrderedDict[Path, Gathered] = OrderedDict()
         self._looking = CapacityLimiter(4)
         self._reading = CapacityLimiter(4)

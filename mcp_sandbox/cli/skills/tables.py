@@ -37,7 +37,6 @@ _USES = {
     "unread": "too large to read",
     "inline": "declare packages (PEP 723)",
 }
-_BYTES_COMPARED = 256 << 10
 _LINES_SHOWN = 400
 
 
@@ -108,7 +107,7 @@ def print_change(path: str, old: bytes, new: bytes, *, whole: bool = False) -> N
 
 def _diff(path: str, old: bytes, new: bytes, *, whole: bool) -> Iterator[str]:
     # Comparing lines takes the square of their number.
-    long = len(old) + len(new) > _BYTES_COMPARED
+    long = len(old) + len(new) > 256 << 10
     if not whole and (long or "binary" in (kind_of(old), kind_of(new))):
         yield from (f"{mark} {digest_of(data)}" for mark, data in (("-", old), ("+", new)) if data)
         return

@@ -49,10 +49,8 @@ from mcp_sandbox.skills.models import Diagnostic, Json, Skill, SkillFile
 from mcp_sandbox.skills.parse import DESCRIPTION_CHARACTERS, NAME_CHARACTERS
 from mcp_sandbox.skills.uris import SCHEME, file_uri
 
-_MOST_CHARACTERS = 64_000
 _MOST_LISTED = 500
 _MOST_ENTRIES = 200
-_ENOUGH_BYTES = 512 << 10
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 # Where the YAML that hosts find in the file is none, or other than ours.
 _REFUSED = {"byte-order-mark", "blank-first-line", "dots", "unquoted", "no-name"}
@@ -172,7 +170,7 @@ class SkillResources(Extension):
             with suppress(CallerError):
                 entries.append(await self._entry(skill))
                 size += len(json.dumps(entries[-1]))
-            if size > _ENOUGH_BYTES and skill is not found[-1]:
+            if size > 512 << 10 and skill is not found[-1]:
                 return _fresh(skills=entries, nextCursor=cursor_after(skill.uri))
         return _fresh(skills=entries, nextCursor=cursor)
 
@@ -237,7 +235,7 @@ def _problems_as_json(catalogue: Catalogue) -> str:
         {**about, **{k: v for k, v in asdict(diagnostic).items() if v is not None}}
         for about, diagnostic in _problems(catalogue)
     ]
-    told = fitting(problems, _MOST_CHARACTERS, json.dumps)
+    told = fitting(problems, 64_000, json.dumps)
     return json.dumps({"problems": told, "omitted": len(problems) - len(told)}, indent=1)
 
 

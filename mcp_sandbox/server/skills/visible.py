@@ -27,11 +27,7 @@ from mcp_sandbox.skills.uris import DOCUMENT, SCHEME, file_uri
 
 T = TypeVar("T")
 
-_MOST_CURSOR = 16_000
 Asked = ServerRequestContext[Any, Any]
-_SHOWN_URI = 200
-_MOST_URI = 32_000
-_MOST_PARTS = 64
 
 
 def page(
@@ -43,7 +39,7 @@ def page(
         MCPError: the cursor is none of ours.
     """
     try:
-        sent = base64.b64decode((cursor or "")[:_MOST_CURSOR], altchars=b"-_", validate=True)
+        sent = base64.b64decode((cursor or "")[:16_000], altchars=b"-_", validate=True)
         begun_after = sent.decode()
     except ValueError as exc:
         problem = "that is no cursor of this list: begin again without one"
@@ -105,7 +101,7 @@ def canonical(uri: str) -> str:
     Raises:
         UnknownSkill: it is longer than any that we give out.
     """
-    if len(uri) > _MOST_URI or uri.count("/") > _MOST_PARTS:
+    if len(uri) > 32_000 or uri.count("/") > 64:
         raise UnknownSkill(f"there is nothing at {shown(uri)}: no uri here is that long")
     scheme, _, rest = uri.partition("://")
     parts = (
@@ -130,4 +126,4 @@ def around(catalogue: Catalogue, uri: str) -> list[Skill]:
 
 def shown(uri: str) -> str:
     """A uri of a caller, fit to be told back."""
-    return clip(show_name(uri), _SHOWN_URI)
+    return clip(show_name(uri), 200)

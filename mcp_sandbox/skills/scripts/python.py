@@ -15,7 +15,6 @@ from mcp_sandbox.skills.scripts.uses import DYNAMIC, Uses, Weight, names, read_c
 
 Kind = Literal["name", "string", "other"]
 
-_TAB = 8
 _MOST_TOKENS = 20_000
 _TOKEN = re.compile(
     r"""
@@ -214,7 +213,7 @@ class _Lines:
     def take(self, kind: str, piece: str) -> Iterator[Statement]:
         if kind == "blank":
             if self._begins and piece[0] != "#":
-                self._indent = len(piece.expandtabs(_TAB).rsplit("\n", 1)[-1])
+                self._indent = len(piece.expandtabs(8).rsplit("\n", 1)[-1])
         elif kind == "newline":
             if self._depth == 0:
                 yield from self.end_line()

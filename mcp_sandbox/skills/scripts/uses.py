@@ -60,7 +60,6 @@ _TAKES_WORD = {
     "xargs": {"-n", "-I", "-P", "-L", "-d", "-E", "-s", "-a"}, "stdbuf": {"-i", "-o", "-e"},
     "ionice": {"-c", "-n", "-p"},
 }  # fmt: skip
-_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _PYTHONS = re.compile(r"python(?:[23](?:\.\d+)?)?")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 _MODULE = re.compile(r"[A-Za-z_][\w.]*")
@@ -72,7 +71,6 @@ _INSTALLS = {
     ("cargo", "install"), ("go", "install"), ("gem", "install"), ("conda", "install"),
     ("git", "clone"), ("git", "fetch"), ("git", "pull"), ("git", "push"), ("docker", "pull"),
 }  # fmt: skip
-_PACKAGES_OF = frozenset({"pip", "pip3", "npm", "yarn", "pnpm", "bun"})
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 _BLOCK = re.compile(r"^# /// script\r?\n((?:#(?: [^\n]*)?\r?\n)*?)# ///\r?$", re.MULTILINE)
 _FENCE = re.compile(
@@ -88,8 +86,6 @@ _FENCED: dict[str, Language] = {
 }  # fmt: skip
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w .|-]*>")
 _SET = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=", re.MULTILINE)
-_MOST_TOML = 16_384
-_MOST_BLOCKS = 100
 
 
 @dataclass(frozen=True)
@@ -211,7 +207,7 @@ def _program(name: str, words: list[str], uses: Uses, weight: Weight) -> None:
         return
     uses.need("command", name, weight)
     _network(name, words, uses)
-    if name in _SHELLS:
+    if name in ("bash", "sh", "zsh", "dash", "ksh"):
         _shell(words, uses)
     elif _PYTHONS.fullmatch(name):
         _python(words, uses, weight)
@@ -277,7 +273,7 @@ def _network(name: str, words: list[str], uses: Uses) -> None:
     if not plain or (name, plain[0]) not in _INSTALLS:
         return
     uses.need("network", f"{name} {plain[0]}", "sometimes")
-    if name in _PACKAGES_OF:
+    if name in ("pip", "pip3", "npm", "yarn", "pnpm", "bun"):
         for word in plain[1:20]:
             uses.package(re.split(r"[<>=~!\[;\s]|(?<=.)@", word)[0])
 
@@ -319,7 +315,7 @@ def read_package_json(text: str) -> Uses:
 def read_inline_metadata(text: str) -> Uses:
     """The `# /// script` block of a Python script (PEP 723)."""
     uses = Uses()
-    found = _BLOCK.search(text[:_MOST_TOML])
+    found = _BLOCK.search(text[:16_384])
     if not found:
         return uses
     uses.inline = True
@@ -355,7 +351,7 @@ def code_blocks(text: str) -> Iterator[tuple[Language, str]]:
     """The fenced blocks of a Markdown text that are in a language known here."""
     for number, found in enumerate(_FENCE.finditer(text + "\n")):
         language = _FENCED.get(found["language"].lower())
-        if language and number < _MOST_BLOCKS:
+        if language and number < 100:
             code = found["code"]
             is_shell = language == "shell"
             yield language, _unprompted(_PLACEHOLDER.sub(DYNAMIC, code)) if is_shell else code
