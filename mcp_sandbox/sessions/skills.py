@@ -80,7 +80,6 @@ class Skills:
         return _for_models(await self.library.catalogue(whose))
 
     def learned(self, chat: ChatId) -> Learned:
-        """What the chat has activated."""
         learned = self._learned.setdefault(chat, Learned())
         self._learned.move_to_end(chat)
         if len(self._learned) > _MOST_CHATS:
@@ -148,8 +147,7 @@ class ChatSkills:
 
         A change shows after two seconds at the latest, or with the next activation.
 
-        Raises:
-            InvalidArgument: the cursor is not one of this listing.
+        Raises InvalidArgument: the cursor is not one of this listing.
         """
         catalogue = await self._library.catalogue(self._chat, max_age_s=_LISTED_S)
         offered = _for_models(catalogue)

@@ -42,7 +42,6 @@ class Catalogue:
 
     @cached_property
     def by_uri(self) -> Mapping[str, Skill]:
-        """All skills by their uris."""
         return {skill.uri: skill for skill in self.skills}
 
     @cached_property

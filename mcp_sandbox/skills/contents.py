@@ -305,7 +305,6 @@ class _Gathering:
             os.close(directory)
 
     def _wanted(self, path: str, status: os.stat_result) -> Literal["folder", "file"] | None:
-        """Whether to look into a folder, or to offer a file."""
         name, mode = path.rsplit("/", 1)[-1], status.st_mode
         is_folder = stat.S_ISDIR(mode)
         if (name in JUNK_FOLDERS) if is_folder else is_junk_file(name):

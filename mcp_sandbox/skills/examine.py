@@ -74,7 +74,6 @@ class Examined:
 
     @property
     def faulty(self) -> bool:
-        """Whether an error was found."""
         return any(each.level == "error" for each in self.diagnostics)
 
 

@@ -148,7 +148,6 @@ def _words(values: Mapping[str, Json], field: str) -> tuple[str, ...]:
 
 
 def _of_fields(fields: Fields, front: FrontMatter, folder_name: str) -> Iterator[Diagnostic]:
-    """What is wrong with the fields, of which `front` was made."""
     yield from _of_name(fields, front.name, folder_name)
     yield from _of_description(fields, front.description)
     yield from _of_types(fields)

@@ -104,7 +104,6 @@ class Inventory:
     network: bool = False
 
     def __or__(self, other: "Inventory") -> "Inventory":
-        """What either of them has."""
         return Inventory(*map(or_, astuple(self), astuple(other)))
 
 

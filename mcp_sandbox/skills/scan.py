@@ -205,7 +205,6 @@ class Seen:
         )
 
     def note(self, path: str, stamp: Stamp | None, *, settled: bool, follow: bool = False) -> None:
-        """Remember how a path was."""
         self.known.append((path, stamp, follow))
         self.settled &= settled
 

@@ -43,8 +43,7 @@ _LINES_SHOWN = 400
 def find(known: Catalogue, name: str) -> models.Skill:
     """Return the skill of that name.
 
-    Raises:
-        UnknownSkill: there is none; the message names the nearest.
+    Raises UnknownSkill: there is none; the message names the nearest.
     """
     try:
         return known.find(name)

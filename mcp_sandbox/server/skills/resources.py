@@ -182,7 +182,6 @@ class SkillResources(Extension):
         return _fresh(skill=await self._entry(skill))
 
     async def _entry(self, skill: Skill) -> dict[str, Any]:
-        """The uri, the front matter, and the digest and size of each file."""
         files = [
             {"uri": file_uri(skill.uri, file.path), "digest": file.digest, "size": file.size}
             for file in (await self._visible.library.contents(skill)).files
@@ -277,7 +276,6 @@ def _front_matter(skill: Skill) -> Json:
 
 
 def _of_document(skill: Skill) -> Resource:
-    """A skill's SKILL.md as the resource that stands for the skill."""
     about = skill.front.description
     return Resource(uri=skill.uri, name=skill.name, description=about, mime_type="text/markdown")
 

@@ -262,8 +262,7 @@ def _meta(got: Activation) -> dict[str, object]:
 def skill_file(file: SkillFile, data: bytes, offset: int) -> CallToolResult:
     """A page of one file: text as it is, else base64.
 
-    Raises:
-        InvalidArgument: the file ends before `offset`.
+    Raises InvalidArgument: the file ends before `offset`.
     """
     if offset > max(len(data) - 1, 0):
         raise InvalidArgument(f"{file.path} has {len(data):,} bytes: offset must be below that")

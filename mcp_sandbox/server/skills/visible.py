@@ -35,8 +35,7 @@ def page(
 ) -> tuple[list[T], str | None]:
     """The items after a cursor, in the order of their keys, and the cursor to more.
 
-    Raises:
-        MCPError: the cursor is none of ours.
+    Raises MCPError: the cursor is none of ours.
     """
     try:
         sent = base64.b64decode((cursor or "")[:16_000], altchars=b"-_", validate=True)
@@ -71,7 +70,6 @@ class Visible:
         return caller.chat or caller.user
 
     async def catalogue(self, asked: Asked) -> Catalogue:
-        """The catalogue of a request's caller."""
         return await self.library.catalogue(self.whose(asked))
 
     async def has_tools(self, whose: Whose) -> bool:
@@ -84,8 +82,7 @@ class Visible:
 
         Only what a skill's contents name has a uri, so none leads to anything else.
 
-        Raises:
-            UnknownSkill: no skill has it.
+        Raises UnknownSkill: no skill has it.
         """
         wanted = canonical(uri)
         for skill in around(catalogue, wanted):
@@ -98,8 +95,7 @@ class Visible:
 def canonical(uri: str) -> str:
     """The one spelling of a uri that we give out, of all that mean the same.
 
-    Raises:
-        UnknownSkill: it is longer than any that we give out.
+    Raises UnknownSkill: it is longer than any that we give out.
     """
     if len(uri) > 32_000 or uri.count("/") > 64:
         raise UnknownSkill(f"there is nothing at {shown(uri)}: no uri here is that long")

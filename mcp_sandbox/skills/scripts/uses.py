@@ -132,12 +132,10 @@ class Uses:
                 self.hosts.add(host)
 
     def variable(self, name: str) -> None:
-        """Note an environment variable."""
         if len(self.variables) < _MOST and re.fullmatch(r"[A-Za-z_]\w{0,99}", name):
             self.variables.add(name)
 
     def package(self, name: str) -> None:
-        """Note a package that a script or a list of requirements names."""
         if len(self.packages) < _MOST and _PACKAGE_NAME.fullmatch(name):
             self.packages.add(name)
 

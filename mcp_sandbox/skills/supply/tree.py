@@ -110,7 +110,6 @@ class Collector:
                 raise UnusableSkill(f"{show(place)} is both a file and a folder: rename one")
 
     def tree(self) -> Tree:
-        """Return what was gathered, by path."""
         return dict(sorted(self._files.items()))
 
 
