@@ -18,7 +18,7 @@ from mcp_sandbox.errors import CallerError, NotPermitted, UnknownSkill, Unsuppor
 from mcp_sandbox.models import ChatId, ExecResult, Narrow
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 from mcp_sandbox.sessions.pinning import Activation, Pinning
-from mcp_sandbox.skills.allowed_tools import Narrowing, refusal
+from mcp_sandbox.skills.allowed_tools import Active, refusal
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import digest_of
 from mcp_sandbox.skills.finder import Finder, Page, Placed, by_name, page_of
@@ -37,17 +37,6 @@ _ASKED_AT_ONCE = 200
 
 # What the scripts of a skill use, and what must be there to run them.
 Scanned = tuple[Findings, Sequence[Use]]
-
-
-@dataclass(frozen=True)
-class Active:
-    """A skill that a chat has activated, and which version of it."""
-
-    uri: str
-    name: str
-    digest: str
-    path_in_sandbox: str | None
-    allowed_tools: tuple[str, ...] = ()
 
 
 @dataclass
@@ -119,11 +108,7 @@ class Skills:
         if self.narrow == "off":
             return
         learned = self.learned(chat)
-        active = [
-            Narrowing(each.name, each.allowed_tools, each.path_in_sandbox or "")
-            for each in learned.active.values()
-        ]
-        why = refusal(active, tool, arguments)
+        why = refusal(learned.active.values(), tool, arguments)
         if why and self.narrow == "deny":
             raise NotPermitted(f"{why}: use what they name, or tell the user what is in the way")
         if why:
