@@ -74,9 +74,7 @@ def list_skills(
     found = catalogue(load(config, data).config, user)
     skills = found.skills
     if query is not None:
-        index = Index()
-        index.update(skills)
-        skills = tuple(match.skill for match in index.search(query))
+        skills = tuple(match.skill for match in Index().search_among(skills, query))
     nothing = "no skill is about that" if query else "no skills yet: `mcp-sandbox skills add`"
     shown = _table(skills) if skills else nothing
     tell([_facts(skill) for skill in skills], shown, as_json=as_json)

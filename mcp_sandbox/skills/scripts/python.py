@@ -259,7 +259,6 @@ class _Calls:
         self._uses = uses
         self._lists: dict[str, list[tuple[list[str], Weight]]] = {}
         self._run: list[tuple[list[str], Weight]] = []
-        self._lines: list[str] = []
         self._weight: Weight = "always"
         self._asked: set[str] = set()
         self._readers: dict[str, Callable[[tuple[Token, ...], int], None]] = {
@@ -293,8 +292,6 @@ class _Calls:
         """Note the programs; one that the script looks for first is not always needed."""
         for words, weight in self._run:
             read_command(words, self._uses, weight)
-        for line in self._lines:
-            self._uses.embed("shell", line)
         self._uses.needs = [
             replace(use, weight="sometimes") if use.name in self._asked else use
             for use in self._uses.needs
@@ -321,8 +318,8 @@ class _Calls:
             self._run.append((words, self._weight))
 
     def _shell(self, tokens: tuple[Token, ...], at: int) -> None:
-        if at < len(tokens) and tokens[at].kind == "string" and len(self._lines) < 200:
-            self._lines.append(tokens[at].text)
+        if at < len(tokens) and tokens[at].kind == "string":
+            self._uses.embed("shell", tokens[at].text)
 
     def _which(self, tokens: tuple[Token, ...], at: int) -> None:
         if at < len(tokens) and tokens[at].kind == "string":
