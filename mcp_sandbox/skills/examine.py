@@ -19,6 +19,7 @@ from mcp_sandbox.skills import front_matter
 from mcp_sandbox.skills.contents import gather, kind_of, opened, read_whole
 from mcp_sandbox.skills.models import Diagnostic, FrontMatter, problem
 from mcp_sandbox.skills.parse import HIDDEN, of_body, parse
+from mcp_sandbox.skills.scripts.uses import FENCED
 from mcp_sandbox.skills.uris import DOCUMENT, document_among
 
 _BYTES_READ = 1 << 20
@@ -54,7 +55,6 @@ _ELSEWHERE = re.compile(r"^(?:[A-Za-z][A-Za-z0-9+.-]*:|//|/|#|~|\$|\{)")
 _PLACEHOLDER = re.compile(
     r"[<>{}*$|…]|\.\.\.|\b(?:path|your|example|file(?:name)?|url|link)\b", re.I
 )
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})", re.MULTILINE)
 _RUN = re.compile(r"(?:^|[\s`;&|(])\./([\w.-]+(?:/[\w.-]+){0,8})")
 _COMPARED = 500
 
@@ -249,12 +249,14 @@ def _missing_references(body: str, files: Collection[str], first_line: int) -> I
     """Yield what the text refers to in the skill's folder and is not there, up to 20."""
     folders = {str(folder) for path in files for folder in PurePosixPath(path).parents}
     known = {*files, *folders}
-    told, fenced = set[str](), list(_fenced(body))
+    told = set[str]()
+    # Links in blocks of code are examples.
+    blocks = [block.span() for block in FENCED.finditer(f"{body}\n")]
     found = [(match.start(), match[1], True) for match in _LINK.finditer(body)]
     found += [(match.start(), match[1], False) for match in _PLAIN.finditer(body)]
     for at, target, is_link in sorted(found):
         path = _path(target, is_link)
-        in_code = is_link and any(start <= at < end for start, end in fenced)
+        in_code = is_link and any(start <= at < end for start, end in blocks)
         if not path or in_code or path in known or path in told:
             continue
         told.add(path)
@@ -293,16 +295,3 @@ def _path(target: str, is_link: bool) -> str | None:
         return None
     # "[text](word)" may be anything; a file has an ending or a folder.
     return path if not is_link or "." in path or "/" in path else None
-
-
-def _fenced(body: str) -> Iterator[tuple[int, int]]:
-    """Where blocks of code are: links in them are examples."""
-    opened: re.Match[str] | None = None
-    for match in _FENCE.finditer(body):
-        if opened is None:
-            opened = match
-        elif match[1].startswith(opened[1]):
-            yield opened.start(), match.end()
-            opened = None
-    if opened is not None:
-        yield opened.start(), len(body)

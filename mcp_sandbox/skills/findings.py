@@ -22,7 +22,6 @@ from mcp_sandbox.skills.scripts.uses import (
     read_package_json,
     read_requirements,
     read_shebang,
-    set_in_blocks,
 )
 from mcp_sandbox.skills.uris import is_document
 
@@ -49,6 +48,7 @@ _INTERPRETERS = {
 _NOT_RUN = frozenset({"assets", "templates", "template", "node_modules", "fixtures", "__pycache__"})
 _SELDOM_RUN = frozenset({"tests", "test", "examples", "evals", "references"})
 _TEST = re.compile(r"test_.*|.*_test\.\w+|.*\.(?:test|spec)\.\w+|conftest\.py")
+_SET = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=", re.MULTILINE)
 _DECLARED = {"requirements.txt": read_requirements, "package.json": read_package_json}
 _READERS = {"python": read_python, "shell": read_shell, "javascript": read_javascript}
 _WEIGHTS: tuple[Weight, ...] = ("optional", "sometimes", "always")
@@ -104,7 +104,8 @@ def _read(path: str, text: str) -> Uses:
     if is_document(path):
         for language, code in code_blocks(text):
             uses.add(_read_code(language, code), "sometimes")
-        uses.variables -= set_in_blocks(text)
+        # Blocks set variables for each other, too.
+        uses.variables -= {*_SET.findall(text)}
         return uses
     uses.add(_read_script(name.suffix.lower(), text))
     if _NOT_RUN.intersection(parts[:-1]):

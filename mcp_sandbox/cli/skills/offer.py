@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mcp_sandbox.cli.options import show_bytes
+from mcp_sandbox.cli.options import print_diff, show_bytes
 from mcp_sandbox.cli.skills import tables
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import UnusableSkill
@@ -81,7 +81,7 @@ def _print_files(shown: Console, name: str, old: Tree, new: Tree) -> None:
         shown.print(tables.safe(f"{_change(before, after)}: {path}"), style=style)
         data = [file.data if file else b"" for file in (before, after)]
         if data[0] != data[1]:
-            tables.print_change(path, *data)
+            print_diff(tables.diff(path, *data))
 
 
 def _change(old: File | None, new: File | None) -> str:

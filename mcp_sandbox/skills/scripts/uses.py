@@ -5,7 +5,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from typing import Literal
 
 
@@ -73,19 +73,19 @@ _INSTALLS = {
 }  # fmt: skip
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 _BLOCK = re.compile(r"^# /// script\r?\n((?:#(?: [^\n]*)?\r?\n)*?)# ///\r?$", re.MULTILINE)
-_FENCE = re.compile(
+FENCED = re.compile(
     r"^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+-]*)[^\n]*\n"
     r"(?P<code>(?:(?!^[ \t]*(?P=fence))[^\n]*\n)*)"
     r"(?:^[ \t]*(?P=fence)[^\n]*)?",
     re.MULTILINE,
 )
-_FENCED: dict[str, Language] = {
+"""A block of code in Markdown; a last one that does not end has to end in a line feed."""
+_LANGUAGES: dict[str, Language] = {
     "bash": "shell", "sh": "shell", "shell": "shell", "zsh": "shell", "console": "shell",
     "shell-session": "shell", "python": "python", "py": "python", "python3": "python",
     "javascript": "javascript", "js": "javascript", "typescript": "javascript", "ts": "javascript",
 }  # fmt: skip
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w .|-]*>")
-_SET = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -183,10 +183,7 @@ def read_command(words: Sequence[str], uses: Uses, weight: Weight = "always") ->
 
 
 def _without_assignments(words: list[str]) -> list[str]:
-    at = 0
-    while at < len(words) and _ASSIGNMENT.fullmatch(words[at]):
-        at += 1
-    return words[at:]
+    return list(dropwhile(_ASSIGNMENT.fullmatch, words))
 
 
 def _behind(wrapper: str, words: list[str]) -> list[str]:
@@ -331,12 +328,10 @@ def read_inline_metadata(text: str) -> Uses:
 
 def read_shebang(text: str) -> tuple[str, Uses]:
     """The program that runs the file, by its first line; empty without one."""
-    if not text.startswith("#!"):
-        return "", Uses()
-    words = text[2:300].partition("\n")[0].split()
+    uses = Uses()
+    words = text[2:300].partition("\n")[0].split() if text.startswith("#!") else []
     if words and words[0].rsplit("/", 1)[-1] == "env":
         words = [word for word in words[1:] if word not in ("-S", "--split-string", "-i")]
-    uses = Uses()
     words = [word for word in words if "=" not in word.split("/")[0]]
     if not words:
         return "", uses
@@ -347,17 +342,12 @@ def read_shebang(text: str) -> tuple[str, Uses]:
 
 def code_blocks(text: str) -> Iterator[tuple[Language, str]]:
     """The fenced blocks of a Markdown text that are in a language known here."""
-    for number, found in enumerate(_FENCE.finditer(text + "\n")):
-        language = _FENCED.get(found["language"].lower())
+    for number, found in enumerate(FENCED.finditer(text + "\n")):
+        language = _LANGUAGES.get(found["language"].lower())
         if language and number < 100:
             code = found["code"]
             is_shell = language == "shell"
             yield language, _unprompted(_PLACEHOLDER.sub(DYNAMIC, code)) if is_shell else code
-
-
-def set_in_blocks(text: str) -> frozenset[str]:
-    """The variables that blocks of a Markdown text set, for each other, too."""
-    return frozenset(_SET.findall(text))
 
 
 def _unprompted(code: str) -> str:
