@@ -195,13 +195,9 @@ def digest_of(data: bytes) -> str:
 
 def kind_of(data: bytes) -> FileKind:
     """Whether a file is text: UTF-8 without NUL."""
-    if b"\0" in data:
-        return "binary"
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return "binary"
-    return "text"
+    with suppress(UnicodeDecodeError):
+        return "binary" if "\0" in data.decode() else "text"
+    return "binary"
 
 
 def is_utf8(path: str) -> bool:

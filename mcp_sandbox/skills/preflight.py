@@ -221,8 +221,8 @@ def layer_of(installer: str, package: str) -> str | None:
     return next((name for name, has in layers().items() if package in has[installer]), None)
 
 
-def recipe(names: Sequence[str], base: str = "mcp-sandbox/base:latest") -> str:
-    """A Dockerfile that adds layers to the image `base`.
+def recipe(names: Sequence[str]) -> str:
+    """A Dockerfile that adds layers to the image of the sandboxes.
 
     Raises InvalidArgument: there is no layer of a name.
     """
@@ -234,4 +234,4 @@ def recipe(names: Sequence[str], base: str = "mcp-sandbox/base:latest") -> str:
     for installer, step in _STEPS.items():
         if packages := {package for name in names for package in layers()[name][installer]}:
             steps.append(step.format(" ".join(sorted(packages))))
-    return "\n".join([f"FROM {base}", "USER root", *steps, *_END, ""])
+    return "\n".join(["FROM mcp-sandbox/base:latest", "USER root", *steps, *_END, ""])

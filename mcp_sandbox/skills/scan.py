@@ -90,7 +90,6 @@ class Listing(NamedTuple):
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Everything that has a spelling of SKILL.md."""
         return self.documents + self.linked + self.special
 
 

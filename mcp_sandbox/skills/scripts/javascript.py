@@ -32,11 +32,8 @@ _PACKAGE = re.compile(r"(@[a-z0-9~][\w.~-]*/)?[a-zA-Z0-9~][\w.~-]*")
 def read_javascript(text: str) -> Uses:
     """What the script uses; modules of Node.js itself are not among it."""
     uses = Uses()
-    tokens: list[tuple[str, str]] = []
-    for found in _TOKEN.finditer(text):
-        kind = found.lastgroup or "other"
-        if kind in ("string", "name", "other"):
-            tokens.append((kind, found.group()))
+    found = ((each.lastgroup or "other", each.group()) for each in _TOKEN.finditer(text))
+    tokens = [each for each in found if each[0] in ("string", "name", "other")]
     for at, (kind, piece) in enumerate(tokens):
         if kind == "string":
             _string(tokens, at, _value(piece), uses)
