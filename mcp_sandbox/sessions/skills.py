@@ -18,7 +18,7 @@ from mcp_sandbox.errors import CallerError, NotPermitted, UnknownSkill, Unsuppor
 from mcp_sandbox.models import ChatId, ExecResult, Narrow
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 from mcp_sandbox.sessions.pinning import Activation, Pinning
-from mcp_sandbox.skills.allowed_tools import Narrowing, refusal
+from mcp_sandbox.skills.allowed_tools import Active, refusal
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import digest_of
 from mcp_sandbox.skills.finder import Finder, Page, Placed, by_name, page_of
@@ -27,29 +27,16 @@ from mcp_sandbox.skills.library import Library
 from mcp_sandbox.skills.models import Contents, Findings, Skill, SkillFile
 from mcp_sandbox.skills.preflight import COMMAND, Inventory, question, read_inventory, unmet
 from mcp_sandbox.skills.scan import Whose
-from mcp_sandbox.skills.scripts.uses import Required
+from mcp_sandbox.skills.scripts.uses import Use
 
 _MOST_CHATS = 1000
 # Lists may be so old: to look at thousands of folders takes longer than to make a page.
 _LISTED_S = 1.5
-_MOST_SCANNED = 500
-_ASK_S = 10.0
 # So many names come back whole in one answer.
 _ASKED_AT_ONCE = 200
 
 # What the scripts of a skill use, and what must be there to run them.
-Scanned = tuple[Findings, Sequence[Required]]
-
-
-@dataclass(frozen=True)
-class Active:
-    """A skill that a chat has activated, and which version of it."""
-
-    uri: str
-    name: str
-    digest: str
-    path_in_sandbox: str | None
-    allowed_tools: tuple[str, ...] = ()
+Scanned = tuple[Findings, Sequence[Use]]
 
 
 @dataclass
@@ -82,7 +69,6 @@ class Skills:
         return _for_models(await self.library.catalogue(whose))
 
     def learned(self, chat: ChatId) -> Learned:
-        """What the chat has activated."""
         learned = self._learned.setdefault(chat, Learned())
         self._learned.move_to_end(chat)
         if len(self._learned) > _MOST_CHATS:
@@ -108,7 +94,7 @@ class Skills:
                     others.append(file.path)
             known = await to_thread.run_sync(scan, files, others, limiter=self._limiter)
         self._scanned[contents.digest] = known
-        if len(self._scanned) > _MOST_SCANNED:
+        if len(self._scanned) > 500:
             del self._scanned[next(iter(self._scanned))]
         return known
 
@@ -122,11 +108,7 @@ class Skills:
         if self.narrow == "off":
             return
         learned = self.learned(chat)
-        active = [
-            Narrowing(each.name, each.allowed_tools, each.path_in_sandbox or "")
-            for each in learned.active.values()
-        ]
-        why = refusal(active, tool, arguments)
+        why = refusal(learned.active.values(), tool, arguments)
         if why and self.narrow == "deny":
             raise NotPermitted(f"{why}: use what they name, or tell the user what is in the way")
         if why:
@@ -150,8 +132,7 @@ class ChatSkills:
 
         A change shows after two seconds at the latest, or with the next activation.
 
-        Raises:
-            InvalidArgument: the cursor is not one of this listing.
+        Raises InvalidArgument: the cursor is not one of this listing.
         """
         catalogue = await self._library.catalogue(self._chat, max_age_s=_LISTED_S)
         offered = _for_models(catalogue)
@@ -208,7 +189,7 @@ class ChatSkills:
             return activation
         network = not entered.held.sandbox.facts.network.startswith("none")
         try:
-            run = partial(entered.runtime.exec, timeout_s=_ASK_S)
+            run = partial(entered.runtime.exec, timeout_s=10.0)
             inventory = await ask(run, needs, network=network)
         except CallerError as exc:
             return replace(activation, findings=findings, unchecked=str(exc))
@@ -257,7 +238,7 @@ class ChatSkills:
 
 
 async def ask(
-    run: Callable[..., Awaitable[ExecResult]], needs: Sequence[Required], *, network: bool
+    run: Callable[..., Awaitable[ExecResult]], needs: Sequence[Use], *, network: bool
 ) -> Inventory:
     """What a sandbox has of what is needed; `run` runs a command in it with a `stdin`."""
     found = Inventory(network=network)

@@ -17,7 +17,7 @@ A command line is allowed if each of its commands is, those in substitutions too
 import posixpath
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -59,34 +59,36 @@ Given = Mapping[str, object]
 
 
 @dataclass(frozen=True)
-class Narrowing:
-    """What an active skill allows; `folder` is where it lies in the sandbox."""
+class Active:
+    """A skill that a chat has activated, and which version of it."""
 
-    skill: str
-    entries: tuple[str, ...]
-    folder: str = ""
+    uri: str
+    name: str
+    digest: str
+    path_in_sandbox: str | None
+    allowed_tools: tuple[str, ...] = ()
 
 
-def refusal(active: Sequence[Narrowing], tool: str, arguments: Given) -> str | None:
+def refusal(active: Iterable[Active], tool: str, arguments: Given) -> str | None:
     """Why a call is outside of what the active skills allow together; None if it is within.
 
     A skill that names no tools neither allows nor forbids any.
     """
-    narrowing = [skill for skill in active if skill.entries]
+    narrowing = [skill for skill in active if skill.allowed_tools]
     if not narrowing or tool in ALWAYS:
         return None
     if any(_allows(skill, tool, arguments) for skill in narrowing):
         return None
-    allowed = "; ".join(f"{skill.skill}: {', '.join(skill.entries)}" for skill in narrowing)
+    allowed = "; ".join(f"{skill.name}: {', '.join(skill.allowed_tools)}" for skill in narrowing)
     if len(allowed) > _SHOWN:
         allowed = f"{allowed[:_SHOWN]}…"
     return f"this call of {tool} is not among the allowed-tools of the active skills ({allowed})"
 
 
-def _allows(skill: Narrowing, tool: str, arguments: Given) -> bool:
-    folder = skill.folder
+def _allows(skill: Active, tool: str, arguments: Given) -> bool:
+    folder = skill.path_in_sandbox or ""
     patterns = []
-    for entry in skill.entries:
+    for entry in skill.allowed_tools:
         found = _ENTRY.fullmatch(entry.strip())
         if not found:
             continue

@@ -1,17 +1,16 @@
 """What is offered at one moment: the skills of all roots of a chat. Immutable, no I/O."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mcp_sandbox.errors import UnknownSkill
-from mcp_sandbox.skills.models import Change, Problem, Skill
+from mcp_sandbox.skills.models import Problem, Skill
 from mcp_sandbox.skills.overview import words
 from mcp_sandbox.skills.uris import DOCUMENT, SCHEME
 
 _NEAREST_OF = 300
-_FEW = 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,16 +34,14 @@ class Catalogue:
             return skill
         raise UnknownSkill(self._unknown(name))
 
-    def change_since(self, before: "Catalogue") -> Change:
-        """What came, went or was edited."""
+    def changed_since(self, before: "Catalogue") -> Set[str]:
+        """The uris of what came, went or was edited."""
         old, new = before.by_uri, self.by_uri
-        edited = (uri for uri in old.keys() & new.keys() if old[uri].stamp != new[uri].stamp)
-        added, removed = new.keys() - old.keys(), old.keys() - new.keys()
-        return Change(frozenset(added), frozenset(removed), frozenset(edited))
+        edited = {uri for uri in old.keys() & new.keys() if old[uri].stamp != new[uri].stamp}
+        return (old.keys() ^ new.keys()) | edited
 
     @cached_property
     def by_uri(self) -> Mapping[str, Skill]:
-        """All skills by their uris."""
         return {skill.uri: skill for skill in self.skills}
 
     @cached_property
@@ -80,7 +77,7 @@ class Catalogue:
                 near.append(skill.name)
         if near:
             return f"{shown}: the nearest is {near[0]!r}; skills_list shows all"
-        some = f" ({', '.join(names)})" if 0 < len(names) <= _FEW else ""
+        some = f" ({', '.join(names)})" if 0 < len(names) <= 12 else ""
         return f"{shown}: skills_list shows those that there are{some}"
 
 

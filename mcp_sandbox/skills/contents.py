@@ -44,7 +44,6 @@ JUNK_FOLDERS = frozenset(
 )  # fmt: skip
 """What tools leave and nobody means to teach: no part of any skill, never searched."""
 _FILES = frozenset({".DS_Store", "Thumbs.db", "desktop.ini", ".git"})
-_ENDINGS = (".pyc", ".pyo")
 # What the standard library lacks, or takes for something that no skill has.
 _MORE = {
     ".bash": "application/x-sh", ".cjs": "text/javascript", ".go": "text/x-go",
@@ -65,7 +64,6 @@ _UNKNOWN: dict[FileKind, str] = {"text": "text/plain", "binary": "application/oc
 MAX_FILES = 512
 _MAX_ENTRIES = 10_000
 _MAX_DEPTH = 16
-_MAX_DIAGNOSTICS = 100
 
 
 class Whole(NamedTuple):
@@ -127,7 +125,7 @@ def is_settled(stamp: Stamp, now_ns: int) -> bool:
 
 def is_junk_file(name: str) -> bool:
     """Whether a file of that name is no part of a skill."""
-    return name in _FILES or name.endswith(_ENDINGS)
+    return name in _FILES or name.endswith((".pyc", ".pyo"))
 
 
 def is_junk(path: str) -> bool:
@@ -197,13 +195,9 @@ def digest_of(data: bytes) -> str:
 
 def kind_of(data: bytes) -> FileKind:
     """Whether a file is text: UTF-8 without NUL."""
-    if b"\0" in data:
-        return "binary"
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return "binary"
-    return "text"
+    with suppress(UnicodeDecodeError):
+        return "binary" if "\0" in data.decode() else "text"
+    return "binary"
 
 
 def is_utf8(path: str) -> bool:
@@ -232,7 +226,7 @@ class _Gathering:
             kept = {DOCUMENT: self._keep(self._document)}
             diagnostics = (problem("over-the-limit", what=over),)
         files = tuple(kept[path].file for path in sorted(kept, key=str.encode))
-        diagnostics += tuple(self._left_out[:_MAX_DIAGNOSTICS])
+        diagnostics += tuple(self._left_out[:100])
         digest = set_digest({file.path: file.digest for file in files})
         return Gathered(Contents(files, digest, diagnostics), kept)
 
@@ -307,7 +301,6 @@ class _Gathering:
             os.close(directory)
 
     def _wanted(self, path: str, status: os.stat_result) -> Literal["folder", "file"] | None:
-        """Whether to look into a folder, or to offer a file."""
         name, mode = path.rsplit("/", 1)[-1], status.st_mode
         is_folder = stat.S_ISDIR(mode)
         if (name in JUNK_FOLDERS) if is_folder else is_junk_file(name):

@@ -19,10 +19,9 @@ from mcp_sandbox.skills import front_matter
 from mcp_sandbox.skills.contents import gather, kind_of, opened, read_whole
 from mcp_sandbox.skills.models import Diagnostic, FrontMatter, problem
 from mcp_sandbox.skills.parse import HIDDEN, of_body, parse
+from mcp_sandbox.skills.scripts.uses import FENCED
 from mcp_sandbox.skills.uris import DOCUMENT, document_among
 
-LARGE_FILE = 1 << 20
-LARGE_SKILL = 8 << 20
 _BYTES_READ = 1 << 20
 _SHELL = r"(?:sudo\s+(?:-\S+\s+)*)?(?:ba|z|da|k|fi)?sh\b"
 _KEYS = {
@@ -43,7 +42,6 @@ _ARCHIVES = (b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"7z\xbc\xaf",
 # Documents that are archives inside; they are opened by what knows them.
 _DOCUMENTS = frozenset({".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".epub", ".jar", ".whl"})
 _PROGRAMS = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
-_POINTER = b"version https://git-lfs.github.com/spec/v1"
 _LINK = re.compile(
     r"\[[^\[\]\n]{0,300}\]\(\s*<?([^()\[\]\s>]{1,300})>?(?:\s+[\"'(][^\n)]{0,200})?\)"
 )
@@ -57,10 +55,8 @@ _ELSEWHERE = re.compile(r"^(?:[A-Za-z][A-Za-z0-9+.-]*:|//|/|#|~|\$|\{)")
 _PLACEHOLDER = re.compile(
     r"[<>{}*$|…]|\.\.\.|\b(?:path|your|example|file(?:name)?|url|link)\b", re.I
 )
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})", re.MULTILINE)
 _RUN = re.compile(r"(?:^|[\s`;&|(])\./([\w.-]+(?:/[\w.-]+){0,8})")
 _COMPARED = 500
-_MAX_TOLD = 20
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,6 @@ class Examined:
 
     @property
     def faulty(self) -> bool:
-        """Whether an error was found."""
         return any(each.level == "error" for each in self.diagnostics)
 
 
@@ -190,14 +185,14 @@ def judge(files: Mapping[str, bytes]) -> Sequence[Diagnostic]:
     ]
     for path, data in files.items():
         found += _of_file(path, data)
-    if (total := sum(map(len, files.values()))) > LARGE_SKILL:
+    if (total := sum(map(len, files.values()))) > 8 * 2**20:
         reason = f"The skill has {total / 2**20:.1f} MiB; clients take 16 at most."
         found.append(Diagnostic("large-skill", "note", reason, "Leave out what can be fetched."))
     return _thinned(found)
 
 
 def _of_file(path: str, data: bytes) -> Iterator[Diagnostic]:
-    if len(data) > LARGE_FILE:
+    if len(data) > 2**20:
         reason = f"{path} has {len(data) / 2**20:.1f} MiB."
         fix = "Make it smaller, or leave it out."
         yield Diagnostic("large-file", "note", reason, fix, file=path)
@@ -210,7 +205,7 @@ def _of_file(path: str, data: bytes) -> Iterator[Diagnostic]:
     elif data.startswith(_ARCHIVES) and PurePosixPath(path).suffix.lower() not in _DOCUMENTS:
         reason = f"{path} is an archive; what is in it was not looked at."
         yield Diagnostic("archive", "note", reason, "Put its files there.", file=path)
-    if data.startswith(_POINTER):
+    if data.startswith(b"version https://git-lfs.github.com/spec/v1"):
         reason = f"{path} is a pointer into large-file storage and not the file."
         fix = "Put the file itself there: `git lfs pull` in a clone of its repository."
         yield Diagnostic("lfs-pointer", "warning", reason, fix, file=path)
@@ -254,16 +249,18 @@ def _missing_references(body: str, files: Collection[str], first_line: int) -> I
     """Yield what the text refers to in the skill's folder and is not there, up to 20."""
     folders = {str(folder) for path in files for folder in PurePosixPath(path).parents}
     known = {*files, *folders}
-    told, fenced = set[str](), list(_fenced(body))
+    told = set[str]()
+    # Links in blocks of code are examples.
+    blocks = [block.span() for block in FENCED.finditer(f"{body}\n")]
     found = [(match.start(), match[1], True) for match in _LINK.finditer(body)]
     found += [(match.start(), match[1], False) for match in _PLAIN.finditer(body)]
     for at, target, is_link in sorted(found):
         path = _path(target, is_link)
-        in_code = is_link and any(start <= at < end for start, end in fenced)
+        in_code = is_link and any(start <= at < end for start, end in blocks)
         if not path or in_code or path in known or path in told:
             continue
         told.add(path)
-        if len(told) > _MAX_TOLD:
+        if len(told) > 20:
             return
         near = difflib.get_close_matches(path, sorted(known)[:_COMPARED], n=1)
         fix = f"Write {near[0]}, or add the file." if near else "Add the file, or correct the path."
@@ -298,16 +295,3 @@ def _path(target: str, is_link: bool) -> str | None:
         return None
     # "[text](word)" may be anything; a file has an ending or a folder.
     return path if not is_link or "." in path or "/" in path else None
-
-
-def _fenced(body: str) -> Iterator[tuple[int, int]]:
-    """Where blocks of code are: links in them are examples."""
-    opened: re.Match[str] | None = None
-    for match in _FENCE.finditer(body):
-        if opened is None:
-            opened = match
-        elif match[1].startswith(opened[1]):
-            yield opened.start(), match.end()
-            opened = None
-    if opened is not None:
-        yield opened.start(), len(body)

@@ -17,12 +17,10 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 Kind = Literal["test", "eval", "syntax"]
-MAX_EXAMPLES = 200
 # What lies there may be parts of programs, with gaps to fill in.
 _NOT_WHOLE = frozenset({"assets", "templates", "template", "fixtures"})
 _FOLDERS = frozenset({"tests", "test"})
 _EVALS = "evals/evals.json"
-_MAX_EVALS_BYTES = 1 << 20
 _NO_EVALS = f"echo '{_EVALS} is no JSON with a list of evals' >&2; exit 1"
 _NAMED_SO = re.compile(r"(?:^|[._-])tests?(?:[._-]|$)", re.IGNORECASE)
 _INLINE_METADATA = re.compile(rb"^# /// script\s*$", re.MULTILINE)
@@ -68,7 +66,7 @@ def examples(files: Mapping[str, bytes]) -> Sequence[Example]:
         for path in map(PurePosixPath, sorted(files.keys() - known))
         if path.suffix in _SYNTAX and _NOT_WHOLE.isdisjoint(path.parts)
     ]
-    return [*tests, *evals, *scripts][:MAX_EXAMPLES]
+    return [*tests, *evals, *scripts][:200]
 
 
 def _is_test(path: str) -> bool:
@@ -97,7 +95,7 @@ def _command(place: PurePosixPath, data: bytes) -> tuple[str, ...]:
 
 def _evals(data: bytes) -> Iterator[Example]:
     try:
-        found = json.loads(data[:_MAX_EVALS_BYTES])
+        found = json.loads(data[: 1 << 20])
         entries = found["evals"] if isinstance(found, dict) else found
         listed = [entry for entry in entries if isinstance(entry, dict)]
     except (ValueError, KeyError, TypeError, RecursionError):

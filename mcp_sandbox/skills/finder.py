@@ -29,19 +29,12 @@ from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.skills.models import Json, Skill
 from mcp_sandbox.skills.overview import near, spaced, terms, words
 
-_MOST_USERS = 8
 _UNUSABLE = "this cursor {}: leave it out to begin with the first page"
-_MOST_MATCHES = 200
-_LONGEST_CURSOR = 4000
 _LONGEST_URI = 300
 _CHANGED = "skills changed since the page before: some matches may be missing or come twice"
 _TAGS = ("tags", "keywords", "category", "categories", "triggers", "aliases", "domain")
-_FIELDS = ("name", "description", "tags", "headings")
-_MOST_CHARS = (200, 4000, 1000, 4000)
-_GUESSED = 0.6
 # The share of a query that a skill must have; of a long query, of so many words.
 _LEAST, _LONG_QUERY = 0.29, 3
-_SAME_NAME = 100.0
 _MARKED = re.compile("\x02([^\x03]*)\x03")
 _MAKE = (
     "CREATE VIRTUAL TABLE card USING fts5(name, description, tags, headings, "
@@ -141,7 +134,7 @@ class Index:
         filed = (*(front.fields.get(name) for name in _TAGS), dict(front.metadata))
         tags = " ".join(text for value in filed for text in _texts(value))
         texts = (front.name, front.description, tags, skill.outline)
-        self._database.execute(_ADD, (self._next, *map(_clipped, texts, _MOST_CHARS)))
+        self._database.execute(_ADD, (self._next, *map(_clipped, texts, (200, 4000, 1000, 4000))))
         self._rows[skill.uri] = self._next
         self._skills[self._next] = skill
         self._next += 1
@@ -159,7 +152,7 @@ class Index:
             scores = self._scores(self._understood(query))
             for row in scores:
                 if words(self._skills[row].name) == words(query):
-                    scores[row] += _SAME_NAME
+                    scores[row] += 100.0
             best = sorted(scores, key=lambda row: (-scores[row], self._skills[row].uri))[:most]
             return [Match(self._skills[row], round(scores[row], 3)) for row in best]
 
@@ -205,7 +198,7 @@ class Index:
 
     def _scores_of(self, term: _Term) -> dict[int, tuple[float, float]]:
         best: dict[int, tuple[float, float]] = {}
-        for match, weight in zip(term.forms(), (1.0, _GUESSED), strict=True):
+        for match, weight in zip(term.forms(), (1.0, 0.6), strict=True):
             for row, score in self._database.execute(_RANK, (match,)) if match else ():
                 known, form = best.get(row, (0.0, weight))
                 best[row] = max(known, -weight * score), max(form, weight)
@@ -228,7 +221,7 @@ class Finder:
         Raises InvalidArgument: the cursor is not one of this listing.
         """
         index = self._index(user)
-        search = partial(index.search_among, skills, query, _MOST_MATCHES)
+        search = partial(index.search_among, skills, query, 200)
         found = await to_thread.run_sync(search, limiter=self._searching)
         page = best_first(skills, found, query, cursor, limit)
         if not found:
@@ -242,7 +235,7 @@ class Finder:
     def _index(self, user: str) -> Index:
         index = self._indexes.setdefault(user, Index())
         self._indexes.move_to_end(user)
-        if len(self._indexes) > _MOST_USERS:
+        if len(self._indexes) > 8:
             self._indexes.popitem(last=False)
         return index
 
@@ -303,7 +296,7 @@ def _cursor(place: _Place) -> str:
 def _read(cursor: str, query: int) -> tuple[tuple[str | float, str], object]:
     """The place of a cursor in its listing, and of which skills that was made."""
     try:
-        place = json.loads(base64.b64decode(cursor[:_LONGEST_CURSOR], b"-_", validate=True))
+        place = json.loads(base64.b64decode(cursor[:4000], b"-_", validate=True))
         asked, skills, rank, uri = place
     except (ValueError, TypeError, RecursionError):
         raise InvalidArgument(_UNUSABLE.format("is none of skills_list")) from None
@@ -314,7 +307,7 @@ def _read(cursor: str, query: int) -> tuple[tuple[str | float, str], object]:
 
 
 def _hits(marked: Sequence[str], asked: Sequence[_Term]) -> Iterator[str]:
-    for field, text in zip(_FIELDS, marked, strict=True):
+    for field, text in zip(("name", "description", "tags", "headings"), marked, strict=True):
         hits = dict.fromkeys(word.casefold() for word in _MARKED.findall(text))
         if hits:
             yield f"{field}: {', '.join(_told(word, asked) for word in [*hits][:5])}"

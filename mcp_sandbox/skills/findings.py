@@ -13,7 +13,6 @@ from mcp_sandbox.skills.scripts.shell import read_shell
 from mcp_sandbox.skills.scripts.uses import (
     Kind,
     Language,
-    Required,
     Use,
     Uses,
     Weight,
@@ -23,7 +22,6 @@ from mcp_sandbox.skills.scripts.uses import (
     read_package_json,
     read_requirements,
     read_shebang,
-    set_in_blocks,
 )
 from mcp_sandbox.skills.uris import is_document
 
@@ -50,10 +48,10 @@ _INTERPRETERS = {
 _NOT_RUN = frozenset({"assets", "templates", "template", "node_modules", "fixtures", "__pycache__"})
 _SELDOM_RUN = frozenset({"tests", "test", "examples", "evals", "references"})
 _TEST = re.compile(r"test_.*|.*_test\.\w+|.*\.(?:test|spec)\.\w+|conftest\.py")
+_SET = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=", re.MULTILINE)
 _DECLARED = {"requirements.txt": read_requirements, "package.json": read_package_json}
 _READERS = {"python": read_python, "shell": read_shell, "javascript": read_javascript}
 _WEIGHTS: tuple[Weight, ...] = ("optional", "sometimes", "always")
-_MOST_EMBEDDED = 300
 _SHOWN = 50
 
 
@@ -66,7 +64,7 @@ def worth_reading(path: str, size: int) -> bool:
 
 def scan(
     files: Mapping[str, bytes], others: Sequence[str] = ()
-) -> tuple[Findings, tuple[Required, ...]]:
+) -> tuple[Findings, tuple[Use, ...]]:
     """What the files of a skill use, by their paths in it, and what must be there to run them.
 
     `others` are the paths of those that are not given.
@@ -106,7 +104,8 @@ def _read(path: str, text: str) -> Uses:
     if is_document(path):
         for language, code in code_blocks(text):
             uses.add(_read_code(language, code), "sometimes")
-        uses.variables -= set_in_blocks(text)
+        # Blocks set variables for each other, too.
+        uses.variables -= {*_SET.findall(text)}
         return uses
     uses.add(_read_script(name.suffix.lower(), text))
     if _NOT_RUN.intersection(parts[:-1]):
@@ -134,7 +133,7 @@ def _read_script(suffix: str, text: str) -> Uses:
 def _read_code(language: Language, text: str) -> Uses:
     whole = Uses()
     waiting: list[tuple[Language, str, int]] = [(language, text, 0)]
-    for _ in range(_MOST_EMBEDDED):
+    for _ in range(300):
         if not waiting:
             break
         language, text, depth = waiting.pop()
@@ -145,7 +144,7 @@ def _read_code(language: Language, text: str) -> Uses:
     return whole
 
 
-def _needs(found: Mapping[str, Uses], local: set[str]) -> Iterator[Required]:
+def _needs(found: Mapping[str, Uses], local: set[str]) -> Iterator[Use]:
     gathered: dict[tuple[Kind, str], list[tuple[str, Use]]] = {}
     for path, uses in found.items():
         hosts = [Use("network", host, "sometimes") for host in sorted(uses.hosts)]
@@ -156,12 +155,10 @@ def _needs(found: Mapping[str, Uses], local: set[str]) -> Iterator[Required]:
         weight = max((use.weight for _, use in pairs), key=_WEIGHTS.index)
         files = dict.fromkeys(path for path, use in pairs if use.weight == weight)
         unless = min(use.unless for _, use in pairs)
-        yield Required(kind, name, tuple(files), weight, unless)
+        yield Use(kind, name, weight, unless, tuple(files))
 
 
-def _findings(
-    found: Mapping[str, Uses], needs: tuple[Required, ...], unread: list[str]
-) -> Findings:
+def _findings(found: Mapping[str, Uses], needs: tuple[Use, ...], unread: list[str]) -> Findings:
     kinds = ("distribution", "node", "npx")
     packages = {each.name for each in needs if each.kind in kinds}
     packages |= {

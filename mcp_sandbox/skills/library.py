@@ -9,7 +9,7 @@ two for each skill. Nobody looks when nobody waits.
 import difflib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Set
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,19 +22,15 @@ from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.errors import UnknownSkill
 from mcp_sandbox.skills.catalogue import Catalogue, merge
 from mcp_sandbox.skills.contents import Gathered, gather, is_junk, is_utf8, opened, read_whole
-from mcp_sandbox.skills.models import Change, Contents, Skill
+from mcp_sandbox.skills.models import Contents, Skill
 from mcp_sandbox.skills.scan import Scanner, Whose, is_trusted, roots, shared_roots
 from mcp_sandbox.skills.uris import DOCUMENT
-
-Look = Callable[[float], Awaitable[Catalogue]]
-"""Gives what is offered, no longer ago than so many seconds."""
 
 # A look that takes long is repeated more seldom, so that no more than this part of one CPU goes
 # into looking.
 _MAX_SHARE = 0.05
 # What is remembered of the roots of users and chats that come no more is forgotten, oldest first.
 _REMEMBERED = 64
-_MERGED = 32
 _GATHERED_FILES = 20_000
 
 
@@ -45,31 +41,6 @@ class Pace:
     poll_s: float = 1.0
     settle_s: float = 1.0
     patience_s: float = 10.0
-
-
-async def _changes(look: Look, before: Catalogue, pace: Pace) -> AsyncGenerator[Change]:
-    pause = pace.poll_s
-    while True:
-        await anyio.sleep(pause)
-        began = time.monotonic()
-        now = await look(pace.poll_s / 2)
-        pause = max(pace.poll_s, (time.monotonic() - began) / _MAX_SHARE)
-        if now is not before and now.change_since(before):
-            now = await _rested(look, now, pace)
-            if change := now.change_since(before):
-                yield change
-        before = now
-
-
-async def _rested(look: Look, catalogue: Catalogue, pace: Pace) -> Catalogue:
-    with anyio.move_on_after(pace.patience_s):
-        while True:
-            await anyio.sleep(pace.settle_s)
-            now = await look(0.0)
-            if now is catalogue or not now.change_since(catalogue):
-                return now
-            catalogue = now
-    return catalogue
 
 
 class Library:
@@ -83,7 +54,7 @@ class Library:
         remember = lru_cache(_REMEMBERED + len(settings.folders))
         self._scanner = remember(lambda root: Scanner(root, shared_roots(settings)))
         # By the catalogues themselves, not by what they hold: the same ones make the same one.
-        self._merge = lru_cache(_MERGED)(merge)
+        self._merge = lru_cache(32)(merge)
         self._gathered: OrderedDict[Path, Gathered] = OrderedDict()
         self._looking = CapacityLimiter(4)
         self._reading = CapacityLimiter(4)
@@ -100,14 +71,33 @@ class Library:
         return self._merge(tuple(part for part in parts if part.skills or part.problems))
 
     @asynccontextmanager
-    async def changes(self, whose: Whose) -> AsyncGenerator[AsyncIterator[Change]]:
-        """What changes in that catalogue while the context lasts, one for each burst of edits."""
-
-        async def look(age_s: float) -> Catalogue:
-            return await self.catalogue(whose, max_age_s=age_s)
-
-        async with aclosing(_changes(look, await look(0.0), self._pace)) as changes:
+    async def changes(self, whose: Whose) -> AsyncGenerator[AsyncIterator[Set[str]]]:
+        """The uris of what came, went or was edited, one set for each burst of edits."""
+        async with aclosing(self._changes(whose, await self.catalogue(whose))) as changes:
             yield changes
+
+    async def _changes(self, whose: Whose, before: Catalogue) -> AsyncGenerator[Set[str]]:
+        poll_s = pause = self._pace.poll_s
+        while True:
+            await anyio.sleep(pause)
+            began = time.monotonic()
+            now = await self.catalogue(whose, max_age_s=poll_s / 2)
+            pause = max(poll_s, (time.monotonic() - began) / _MAX_SHARE)
+            if now is not before and now.changed_since(before):
+                now = await self._rested(whose, now)
+                if changed := now.changed_since(before):
+                    yield changed
+            before = now
+
+    async def _rested(self, whose: Whose, catalogue: Catalogue) -> Catalogue:
+        with anyio.move_on_after(self._pace.patience_s):
+            while True:
+                await anyio.sleep(self._pace.settle_s)
+                now = await self.catalogue(whose)
+                if now is catalogue or not now.changed_since(catalogue):
+                    return now
+                catalogue = now
+        return catalogue
 
     async def contents(self, skill: Skill) -> Contents:
         """All files of a skill; only those that changed since the last call are read.

@@ -130,22 +130,6 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Change:
-    """Which skills came, went or were edited, by their uris; all that one burst of edits did."""
-
-    added: frozenset[str] = frozenset()
-    removed: frozenset[str] = frozenset()
-    edited: frozenset[str] = frozenset()
-
-    @property
-    def uris(self) -> frozenset[str]:
-        return self.added | self.removed | self.edited
-
-    def __bool__(self) -> bool:
-        return bool(self.uris)
-
-
-@dataclass(frozen=True)
 class SkillFile:
     """A file of a skill: its path in the folder, bytes, and "sha256:…" of its raw bytes."""
 

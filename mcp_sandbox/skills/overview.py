@@ -21,14 +21,10 @@ from mcp_sandbox.skills.models import Skill
 MOST_OF_A_DESCRIPTION = 1536
 _LEAST_OF_A_DESCRIPTION = 40
 _LONGEST_NAME = 64
-_MOST_GROUPS = 100
 # Controls, formats (direction marks, zero width, tags), lone surrogates, private, line ends.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-_MOST_TERMS = 16
-_LONGEST_TERM = 40
 # One letter makes another word of a shorter one: "two" is no mistyped "to".
 _SHORTEST_MISTYPED = 5
-_MOST_COMPARED = 1000
 _WORD = re.compile(r"[^\W_]+")
 # Scripts without spaces between words: every character counts as a word, a run as a phrase.
 _UNSPACED = re.compile(r"([\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff])")
@@ -84,7 +80,7 @@ def _longest_that_fits(cards: Sequence[tuple[str, str]], budget: int) -> int:
 
 def _subjects_of(skills: Sequence[Skill], budget: int) -> str:
     counted = Counter(group for skill in skills for group in _subjects(skill))
-    frequent = sorted(counted.items(), key=lambda each: (-each[1], each[0]))[:_MOST_GROUPS]
+    frequent = sorted(counted.items(), key=lambda each: (-each[1], each[0]))[:100]
     texts = accumulate((f"{group} ({number:,})" for group, number in frequent), "{}, {}".format)
     return max((text for text in texts if len(text) <= budget), key=len, default="")
 
@@ -128,9 +124,9 @@ def words(text: str) -> list[str]:
 
 def terms(query: str) -> tuple[str, ...]:
     """What a query asks for: its distinct words, without those that say nothing."""
-    found = dict.fromkeys(word[:_LONGEST_TERM] for word in words(query))
+    found = dict.fromkeys(word[:40] for word in words(query))
     telling = [word for word in found if word not in _EMPTY]
-    return tuple((telling or [*found])[:_MOST_TERMS])
+    return tuple((telling or [*found])[:16])
 
 
 def near(term: str, known: Iterable[str]) -> list[str]:
@@ -140,5 +136,5 @@ def near(term: str, known: Iterable[str]) -> list[str]:
     lengths = range(_SHORTEST_MISTYPED, len(term) + 3)
     alike = (word for word in known if word[0] == term[0] and len(word) in lengths)
     # Comparing is slow: of very many that begin alike only the first are looked at.
-    some = [word for word in islice(alike, _MOST_COMPARED) if word not in _EMPTY]
+    some = [word for word in islice(alike, 1000) if word not in _EMPTY]
     return get_close_matches(term, some, n=3, cutoff=0.8)

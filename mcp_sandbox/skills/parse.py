@@ -36,12 +36,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _UNSEEN = (("control-character", CONTROL), ("hidden-character", HIDDEN))
 _NO_FOLDER = re.compile(r"[/\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|\A\.")
 _XML_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
-_FOLDER_NAME_BYTES = 255
-_TEXTS = ("description", "license", "compatibility", "allowed-tools")
 _MAX_NAMED = 10
-_MOST_HEADINGS = 64
-_LONGEST_HEADING = 120
-_LONGEST_OUTLINE = 4000
 # A line's end is found faster than its beginning.
 _FENCE_OR_HEADING = re.compile(r"\n {0,3}(?:(`{3,}|~{3,})|#{1,6}[ \t]+(\S.*))")
 _NAME = "Use 1 to 64 lower-case letters and digits, in groups joined by single hyphens."
@@ -153,7 +148,6 @@ def _words(values: Mapping[str, Json], field: str) -> tuple[str, ...]:
 
 
 def _of_fields(fields: Fields, front: FrontMatter, folder_name: str) -> Iterator[Diagnostic]:
-    """What is wrong with the fields, of which `front` was made."""
     yield from _of_name(fields, front.name, folder_name)
     yield from _of_description(fields, front.description)
     yield from _of_types(fields)
@@ -192,8 +186,8 @@ def headings(body: bytes) -> str:
         if mark and (not fence or mark.startswith(fence)):
             fence = "" if fence else mark
         elif heading and not fence:
-            found.append(heading.rstrip("# \t")[:_LONGEST_HEADING])
-    return "\n".join(found[:_MOST_HEADINGS])[:_LONGEST_OUTLINE]
+            found.append(heading.rstrip("# \t")[:120])
+    return "\n".join(found[:64])[:4000]
 
 
 def _of_name(fields: Fields, name: str, folder_name: str) -> Iterator[Diagnostic]:
@@ -201,7 +195,7 @@ def _of_name(fields: Fields, name: str, folder_name: str) -> Iterator[Diagnostic
     if not isinstance(written, str) or not written.strip():
         reason = "The front matter has no name that is text; the folder's is used."
         yield _at(fields, "no-name", "warning", reason, "Add a line such as `name: my-skill`.")
-    if _NO_FOLDER.search(name) or len(name.encode(errors="replace")) > _FOLDER_NAME_BYTES:
+    if _NO_FOLDER.search(name) or len(name.encode(errors="replace")) > 255:
         reason = f"No folder can have the name {short(name)}."
         yield _at(fields, "name-unusable", "error", reason, _NAME)
         return
@@ -244,7 +238,7 @@ def _of_description(fields: Fields, description: str) -> Iterator[Diagnostic]:
 
 
 def _of_types(fields: Fields) -> Iterator[Diagnostic]:
-    for name in _TEXTS:
+    for name in ("description", "license", "compatibility", "allowed-tools"):
         value = fields.values.get(name, "")
         if not isinstance(value, (str, list) if name == "allowed-tools" else str):
             reason = f"The field {name} is not a text."

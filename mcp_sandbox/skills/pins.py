@@ -36,7 +36,6 @@ MAX_PINNED_BYTES = 256 * 1024 * 1024
 _NEW = "new-"
 _REPLACED_KEPT = 3
 _LONGEST_NAME = 200
-_NO_EXCHANGE = frozenset({errno.ENOSYS, errno.EINVAL})
 
 
 class Pins:
@@ -185,7 +184,7 @@ def _place(new: Path, target: Path) -> None:
         try:
             exchange(AT_CWD, os.fsencode(new), AT_CWD, os.fsencode(target))
         except OSError as exc:
-            if exc.errno not in _NO_EXCHANGE:
+            if exc.errno not in (errno.ENOSYS, errno.EINVAL):
                 raise
             target.rename(f"{new}-old")
             new.rename(target)

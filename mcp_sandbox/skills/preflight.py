@@ -19,7 +19,7 @@ from typing import Any
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.skills.models import Need, Unmet
-from mcp_sandbox.skills.scripts.uses import Kind, Required, distribution
+from mcp_sandbox.skills.scripts.uses import Kind, Use, distribution
 
 _MOST = 50
 _NEEDS: Mapping[Kind, Need] = {
@@ -104,11 +104,10 @@ class Inventory:
     network: bool = False
 
     def __or__(self, other: "Inventory") -> "Inventory":
-        """What either of them has."""
         return Inventory(*map(or_, astuple(self), astuple(other)))
 
 
-def unmet(needs: Sequence[Required], inventory: Inventory) -> tuple[Unmet, ...]:
+def unmet(needs: Sequence[Use], inventory: Inventory) -> tuple[Unmet, ...]:
     """What is lacking, what every use needs first."""
     modules = (each.name for each in needs if each.kind == "python")
     imported = {distribution(distribution_of(module)) for module in modules}
@@ -124,7 +123,7 @@ def unmet(needs: Sequence[Required], inventory: Inventory) -> tuple[Unmet, ...]:
     return tuple(lacking[:_MOST])
 
 
-def _has(need: Required, inventory: Inventory) -> bool:
+def _has(need: Use, inventory: Inventory) -> bool:
     if need.kind == "network":
         return inventory.network
     if need.kind == "python":
@@ -135,7 +134,7 @@ def _has(need: Required, inventory: Inventory) -> bool:
     return need.name in has.get(need.kind, inventory.commands)
 
 
-def _unmet(need: Required) -> Unmet:
+def _unmet(need: Use) -> Unmet:
     name = need.name
     if need.kind == "network":
         layer, fix = None, "this sandbox has no network"
@@ -159,7 +158,7 @@ def _remedy(name: str, *, of_python: bool) -> tuple[str | None, str]:
     return None, "no layer is known to have it"
 
 
-def question(needs: Iterable[Required]) -> bytes:
+def question(needs: Iterable[Use]) -> bytes:
     """What the program is to look for."""
     needs = tuple(needs)
     asked: dict[str, list[str]] = {}
@@ -189,7 +188,10 @@ def read_inventory(answer: str) -> Inventory:
 
 @cache
 def _read() -> Mapping[str, Any]:
-    return tomllib.loads((files(__package__) / "layers.toml").read_text(encoding="utf-8"))
+    found = tomllib.loads((files(__package__) / "layers.toml").read_text(encoding="utf-8"))
+    for installer, packages in found["same_name"].items():
+        found["commands"][installer] |= {package: [package] for package in packages}
+    return found
 
 
 @cache
@@ -219,8 +221,8 @@ def layer_of(installer: str, package: str) -> str | None:
     return next((name for name, has in layers().items() if package in has[installer]), None)
 
 
-def recipe(names: Sequence[str], base: str = "mcp-sandbox/base:latest") -> str:
-    """A Dockerfile that adds layers to the image `base`.
+def recipe(names: Sequence[str]) -> str:
+    """A Dockerfile that adds layers to the image of the sandboxes.
 
     Raises InvalidArgument: there is no layer of a name.
     """
@@ -232,4 +234,4 @@ def recipe(names: Sequence[str], base: str = "mcp-sandbox/base:latest") -> str:
     for installer, step in _STEPS.items():
         if packages := {package for name in names for package in layers()[name][installer]}:
             steps.append(step.format(" ".join(sorted(packages))))
-    return "\n".join([f"FROM {base}", "USER root", *steps, *_END, ""])
+    return "\n".join(["FROM mcp-sandbox/base:latest", "USER root", *steps, *_END, ""])

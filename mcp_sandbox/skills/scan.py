@@ -90,7 +90,6 @@ class Listing(NamedTuple):
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Everything that has a spelling of SKILL.md."""
         return self.documents + self.linked + self.special
 
 
@@ -205,7 +204,6 @@ class Seen:
         )
 
     def note(self, path: str, stamp: Stamp | None, *, settled: bool, follow: bool = False) -> None:
-        """Remember how a path was."""
         self.known.append((path, stamp, follow))
         self.settled &= settled
 

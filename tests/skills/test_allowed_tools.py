@@ -2,12 +2,16 @@
 
 import pytest
 
-from mcp_sandbox.skills.allowed_tools import Narrowing, refusal
+from mcp_sandbox.skills.allowed_tools import Active, refusal
+
+
+def skill(name: str, *allowed_tools: str, folder: str | None = None) -> Active:
+    return Active(f"skill://user/{name}/SKILL.md", name, "sha256:0", folder, allowed_tools)
 
 
 def allowed(entries: tuple[str, ...], tool: str, **arguments: object) -> bool:
     folder = "/opt/skills/x"
-    return refusal([Narrowing("x", entries, folder)], tool, arguments) is None
+    return refusal([skill("x", *entries, folder=folder)], tool, arguments) is None
 
 
 @pytest.mark.parametrize(
@@ -120,14 +124,14 @@ def test_patterns_hold_for_code_files_and_variables_too() -> None:
 
 
 def test_several_skills_allow_what_any_of_them_does_and_the_words_name_them() -> None:
-    active = [Narrowing("reads", ("Read",)), Narrowing("greps", ("Grep",)), Narrowing("open", ())]
+    active = [skill("reads", "Read"), skill("greps", "Grep"), skill("open")]
     assert refusal(active, "grep", {}) is None
     assert refusal(active, "read_file", {"path": "a"}) is None
     said = refusal(active, "exec", {"command": "ls"})
     assert said
     assert "reads: Read; greps: Grep" in said
     assert "open" not in said
-    assert refusal([Narrowing("open", ())], "exec", {"command": "ls"}) is None
+    assert refusal([skill("open")], "exec", {"command": "ls"}) is None
 
 
 @pytest.mark.parametrize(

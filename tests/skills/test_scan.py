@@ -252,7 +252,7 @@ def test_editing_one_of_thousands_reads_one_again(
     write_skill(tmp_path / "skill-7", description="Does more.")
     after = scanner.scan()
     assert read == ["skill-7"]
-    assert after.change_since(before).uris == {"skill://assistant/skill-7/SKILL.md"}
+    assert after.changed_since(before) == {"skill://assistant/skill-7/SKILL.md"}
 
 
 def test_an_edit_is_seen_even_if_size_and_time_stay_the_same(tmp_path: Path) -> None:

@@ -1,18 +1,17 @@
 """When clients are told that skills changed."""
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from pathlib import Path
 
 import anyio
 import pytest
 
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.skills.models import Change
 from tests.skills.folders import CHAT, library, looks_counted, write_skill
 
 
-async def following(changes: AsyncIterator[Change]) -> Change:
+async def following(changes: AsyncIterator[Set[str]]) -> Set[str]:
     with anyio.fail_after(20):
         return await anext(changes)
 
@@ -27,9 +26,8 @@ async def test_hundreds_of_edits_in_a_row_are_one_change(tmp_path: Path) -> None
             write_skill(tmp_path / "mine" / f"new-{number}")
             await anyio.sleep(0.001)
         change = await following(changes)
-    assert change.removed == {"skill://assistant/old-0/SKILL.md"}
-    assert change.edited == {"skill://assistant/old-1/SKILL.md"}
-    assert len(change.added) == 300
+    names = ["old-0", "old-1", *(f"new-{number}" for number in range(300))]
+    assert change == {f"skill://assistant/{name}/SKILL.md" for name in names}
 
 
 async def test_a_program_that_writes_beside_a_skill_changes_nothing(tmp_path: Path) -> None:
@@ -56,7 +54,7 @@ async def test_edits_without_end_are_told_all_the_same(tmp_path: Path) -> None:
             tasks.start_soon(edit)
             change = await following(changes)
             tasks.cancel_scope.cancel()
-    assert change.uris == {"skill://assistant/one/SKILL.md"}
+    assert change == {"skill://assistant/one/SKILL.md"}
 
 
 async def test_nobody_hears_of_the_skills_of_others(tmp_path: Path) -> None:
@@ -67,8 +65,8 @@ async def test_nobody_hears_of_the_skills_of_others(tmp_path: Path) -> None:
     ):
         write_skill(tmp_path / "skills" / "ann" / "one")
         write_skill(tmp_path / "skills" / "bob" / "two")
-        assert (await following(hers)).uris == {"skill://user/one/SKILL.md"}
-        assert (await following(his)).uris == {"skill://user/two/SKILL.md"}
+        assert await following(hers) == {"skill://user/one/SKILL.md"}
+        assert await following(his) == {"skill://user/two/SKILL.md"}
 
 
 async def test_nobody_looks_when_nobody_waits(

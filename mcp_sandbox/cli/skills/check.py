@@ -27,6 +27,7 @@ from mcp_sandbox.cli.options import (
     console,
     flag,
     load,
+    print_diff,
     printable,
     show_bytes,
     table,
@@ -74,9 +75,7 @@ def list_skills(
     found = catalogue(load(config, data).config, user)
     skills = found.skills
     if query is not None:
-        index = Index()
-        index.update(skills)
-        skills = tuple(match.skill for match in index.search(query))
+        skills = tuple(match.skill for match in Index().search_among(skills, query))
     nothing = "no skill is about that" if query else "no skills yet: `mcp-sandbox skills add`"
     shown = _table(skills) if skills else nothing
     tell([_facts(skill) for skill in skills], shown, as_json=as_json)
@@ -268,7 +267,7 @@ def _fix(folder: Path, *, dry_run: bool, everything: bool) -> int:
     changes = list(done.changes)
     if document != DOCUMENT:
         changes.append(f"renamed {document} to {DOCUMENT}")
-    tables.print_change(f"{folder.name}/{document}", data, done.data, whole=True)
+    print_diff(tables.diff(f"{folder.name}/{document}", data, done.data, whole=True))
     if changes and not dry_run:
         _write(folder, document, done.data)
     would = "would have " if dry_run and changes else ""
@@ -381,16 +380,14 @@ def sarif(found: Iterable[tuple[Path, Diagnostic]], version: str, here: Path) ->
         }
         for code in ids
     ]
-    driver: dict[str, Json] = {
+    driver: Json = {
         "name": "mcp-sandbox skills",
         "semanticVersion": version,
         "informationUri": "https://agentskills.io/specification",
         "rules": rules,
     }
-    results: list[Json] = [
-        _result(folder, each, ids.index(each.code), here) for folder, each in pairs
-    ]
-    tool: dict[str, Json] = {"driver": driver}
+    results: Json = [_result(folder, each, ids.index(each.code), here) for folder, each in pairs]
+    tool: Json = {"driver": driver}
     run: Json = {"tool": tool, "columnKind": "unicodeCodePoints", "results": results}
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
 

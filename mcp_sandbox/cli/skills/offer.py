@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mcp_sandbox.cli.options import show_bytes
+from mcp_sandbox.cli.options import print_diff, show_bytes
 from mcp_sandbox.cli.skills import tables
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import UnusableSkill
@@ -30,8 +30,7 @@ def offer(shown: Console, incoming: Incoming, settings: Config | None) -> str:
 
     With `settings` a sandbox is asked what it lacks.
 
-    Raises:
-        UnusableSkill: it cannot be used; what is wrong was printed.
+    Raises UnusableSkill: it cannot be used; what is wrong was printed.
     """
     found = _examined(incoming)
     if found.front is not None:
@@ -52,8 +51,7 @@ def offer(shown: Console, incoming: Incoming, settings: Config | None) -> str:
 def print_changes(shown: Console, name: str, old: Tree, incoming: Incoming) -> None:
     """Print what an update would change, scripts first.
 
-    Raises:
-        UnusableSkill: the new version cannot be used, or is another skill.
+    Raises UnusableSkill: the new version cannot be used, or is another skill.
     """
     found = _examined(incoming)
     if found.front is None or found.front.name != name:
@@ -83,7 +81,7 @@ def _print_files(shown: Console, name: str, old: Tree, new: Tree) -> None:
         shown.print(tables.safe(f"{_change(before, after)}: {path}"), style=style)
         data = [file.data if file else b"" for file in (before, after)]
         if data[0] != data[1]:
-            tables.print_change(path, *data)
+            print_diff(tables.diff(path, *data))
 
 
 def _change(old: File | None, new: File | None) -> str:
@@ -95,7 +93,6 @@ def _change(old: File | None, new: File | None) -> str:
 
 
 def _is_script(path: str, tree: Tree) -> bool:
-    """Whether a file is meant to be run."""
     file, ending = tree.get(path), PurePosixPath(path).suffix.lower()
     return file is not None and (
         file.executable or ending in _SCRIPT_ENDINGS or file.data.startswith(b"#!")

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from mcp_sandbox.cli.options import chat_id, flag, print_diff, printable, table
+from mcp_sandbox.cli.options import chat_id, flag, printable, table
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import SandboxError, UnknownSkill
 from mcp_sandbox.skills import models
@@ -37,15 +37,13 @@ _USES = {
     "unread": "too large to read",
     "inline": "declare packages (PEP 723)",
 }
-_BYTES_COMPARED = 256 << 10
 _LINES_SHOWN = 400
 
 
 def find(known: Catalogue, name: str) -> models.Skill:
     """Return the skill of that name.
 
-    Raises:
-        UnknownSkill: there is none; the message names the nearest.
+    Raises UnknownSkill: there is none; the message names the nearest.
     """
     try:
         return known.find(name)
@@ -101,14 +99,10 @@ def uses(findings: Findings) -> dict[str, tuple[str, ...]]:
     return {_USES[what]: names for what, names in asdict(findings).items()}
 
 
-def print_change(path: str, old: bytes, new: bytes, *, whole: bool = False) -> None:
-    """Print what changes in a file, in colours; unless `whole`, little where it is very long."""
-    print_diff(_diff(path, old, new, whole=whole))
-
-
-def _diff(path: str, old: bytes, new: bytes, *, whole: bool) -> Iterator[str]:
+def diff(path: str, old: bytes, new: bytes, *, whole: bool = False) -> Iterator[str]:
+    """What changes in a file; unless `whole`, little where it is very long."""
     # Comparing lines takes the square of their number.
-    long = len(old) + len(new) > _BYTES_COMPARED
+    long = len(old) + len(new) > 256 << 10
     if not whole and (long or "binary" in (kind_of(old), kind_of(new))):
         yield from (f"{mark} {digest_of(data)}" for mark, data in (("-", old), ("+", new)) if data)
         return

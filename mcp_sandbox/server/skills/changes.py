@@ -65,14 +65,14 @@ class Follower:
             had = await self.visible.has_tools(self.whose)
             await tasks.start(self._follow_files)
             task_status.started()
-            async for change in changes:
+            async for changed in changes:
                 has = await self.visible.has_tools(self.whose)
                 if has != had:
                     await self.tell(ToolsListChanged())
                 had = has
                 await self.tell(PromptsListChanged())
                 await self.tell(ResourcesListChanged())
-                for uri in sorted(change.uris & self.uris):
+                for uri in sorted(changed & self.uris):
                     await self.tell(ResourceUpdated(uri=uri))
 
     async def _follow_files(self, *, task_status: TaskStatus[None]) -> None:

@@ -136,8 +136,7 @@ def filled(body: str, front: FrontMatter, given: Mapping[str, str]) -> str:
     A body that wants none gets what was given at its end. Numbers count only in a skill that says
     it takes arguments: elsewhere a `$1` is some program's own.
 
-    Raises:
-        InvalidArgument: there is more than a prompt can hold.
+    Raises InvalidArgument: there is more than a prompt can hold.
     """
     names = front.arguments[:ARGUMENTS]
     values = [given.get(name, "") for name in names]

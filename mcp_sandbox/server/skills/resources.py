@@ -49,10 +49,8 @@ from mcp_sandbox.skills.models import Diagnostic, Json, Skill, SkillFile
 from mcp_sandbox.skills.parse import DESCRIPTION_CHARACTERS, NAME_CHARACTERS
 from mcp_sandbox.skills.uris import SCHEME, file_uri
 
-_MOST_CHARACTERS = 64_000
 _MOST_LISTED = 500
 _MOST_ENTRIES = 200
-_ENOUGH_BYTES = 512 << 10
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 # Where the YAML that hosts find in the file is none, or other than ours.
 _REFUSED = {"byte-order-mark", "blank-first-line", "dots", "unquoted", "no-name"}
@@ -172,7 +170,7 @@ class SkillResources(Extension):
             with suppress(CallerError):
                 entries.append(await self._entry(skill))
                 size += len(json.dumps(entries[-1]))
-            if size > _ENOUGH_BYTES and skill is not found[-1]:
+            if size > 512 << 10 and skill is not found[-1]:
                 return _fresh(skills=entries, nextCursor=cursor_after(skill.uri))
         return _fresh(skills=entries, nextCursor=cursor)
 
@@ -184,7 +182,6 @@ class SkillResources(Extension):
         return _fresh(skill=await self._entry(skill))
 
     async def _entry(self, skill: Skill) -> dict[str, Any]:
-        """The uri, the front matter, and the digest and size of each file."""
         files = [
             {"uri": file_uri(skill.uri, file.path), "digest": file.digest, "size": file.size}
             for file in (await self._visible.library.contents(skill)).files
@@ -237,7 +234,7 @@ def _problems_as_json(catalogue: Catalogue) -> str:
         {**about, **{k: v for k, v in asdict(diagnostic).items() if v is not None}}
         for about, diagnostic in _problems(catalogue)
     ]
-    told = fitting(problems, _MOST_CHARACTERS, json.dumps)
+    told = fitting(problems, 64_000, json.dumps)
     return json.dumps({"problems": told, "omitted": len(problems) - len(told)}, indent=1)
 
 
@@ -279,7 +276,6 @@ def _front_matter(skill: Skill) -> Json:
 
 
 def _of_document(skill: Skill) -> Resource:
-    """A skill's SKILL.md as the resource that stands for the skill."""
     about = skill.front.description
     return Resource(uri=skill.uri, name=skill.name, description=about, mime_type="text/markdown")
 

@@ -37,7 +37,6 @@ _PAGE_BYTES = MAX_TEXT_BYTES - 2_000
 _BASE64_BYTES = _PAGE_BYTES // 4 * 3
 # With our own words still below what Claude takes whole.
 _MOST_BODY_BYTES = 450_000
-_LONG_BODY_BYTES = 20_000
 _MOST_FILES = 60
 _SCRIPTS = (".py", ".sh", ".bash", ".js", ".mjs", ".cjs", ".ts", ".rb", ".pl", ".ps1")
 _IN_META = ("uri", "name", "digest", "repeated", "unchecked", "drift")
@@ -232,7 +231,7 @@ def _text_notes(got: Activation) -> Iterable[str]:
             f"Only the first {_MOST_BODY_BYTES:,} of {size:,} bytes of its text are here: read on "
             f"with path={DOCUMENT} offset={rest}"
         )
-    elif size > _LONG_BODY_BYTES:
+    elif size > 20_000:
         yield f"A long text: {size:,} bytes, about {size // 4:,} tokens, given as a whole."
     if got.body.decode(errors="ignore").encode() != got.body:
         yield "Bytes that are not UTF-8 are shown as \N{REPLACEMENT CHARACTER}."
@@ -263,8 +262,7 @@ def _meta(got: Activation) -> dict[str, object]:
 def skill_file(file: SkillFile, data: bytes, offset: int) -> CallToolResult:
     """A page of one file: text as it is, else base64.
 
-    Raises:
-        InvalidArgument: the file ends before `offset`.
+    Raises InvalidArgument: the file ends before `offset`.
     """
     if offset > max(len(data) - 1, 0):
         raise InvalidArgument(f"{file.path} has {len(data):,} bytes: offset must be below that")

@@ -27,11 +27,7 @@ from mcp_sandbox.skills.uris import DOCUMENT, SCHEME, file_uri
 
 T = TypeVar("T")
 
-_MOST_CURSOR = 16_000
 Asked = ServerRequestContext[Any, Any]
-_SHOWN_URI = 200
-_MOST_URI = 32_000
-_MOST_PARTS = 64
 
 
 def page(
@@ -39,11 +35,10 @@ def page(
 ) -> tuple[list[T], str | None]:
     """The items after a cursor, in the order of their keys, and the cursor to more.
 
-    Raises:
-        MCPError: the cursor is none of ours.
+    Raises MCPError: the cursor is none of ours.
     """
     try:
-        sent = base64.b64decode((cursor or "")[:_MOST_CURSOR], altchars=b"-_", validate=True)
+        sent = base64.b64decode((cursor or "")[:16_000], altchars=b"-_", validate=True)
         begun_after = sent.decode()
     except ValueError as exc:
         problem = "that is no cursor of this list: begin again without one"
@@ -75,7 +70,6 @@ class Visible:
         return caller.chat or caller.user
 
     async def catalogue(self, asked: Asked) -> Catalogue:
-        """The catalogue of a request's caller."""
         return await self.library.catalogue(self.whose(asked))
 
     async def has_tools(self, whose: Whose) -> bool:
@@ -88,8 +82,7 @@ class Visible:
 
         Only what a skill's contents name has a uri, so none leads to anything else.
 
-        Raises:
-            UnknownSkill: no skill has it.
+        Raises UnknownSkill: no skill has it.
         """
         wanted = canonical(uri)
         for skill in around(catalogue, wanted):
@@ -102,10 +95,9 @@ class Visible:
 def canonical(uri: str) -> str:
     """The one spelling of a uri that we give out, of all that mean the same.
 
-    Raises:
-        UnknownSkill: it is longer than any that we give out.
+    Raises UnknownSkill: it is longer than any that we give out.
     """
-    if len(uri) > _MOST_URI or uri.count("/") > _MOST_PARTS:
+    if len(uri) > 32_000 or uri.count("/") > 64:
         raise UnknownSkill(f"there is nothing at {shown(uri)}: no uri here is that long")
     scheme, _, rest = uri.partition("://")
     parts = (
@@ -130,4 +122,4 @@ def around(catalogue: Catalogue, uri: str) -> list[Skill]:
 
 def shown(uri: str) -> str:
     """A uri of a caller, fit to be told back."""
-    return clip(show_name(uri), _SHOWN_URI)
+    return clip(show_name(uri), 200)

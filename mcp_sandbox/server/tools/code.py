@@ -25,7 +25,7 @@ from mcp_sandbox.server.tool import CHANGES, SandboxTool, build_tool, patience
 from mcp_sandbox.server.tools.parameters import Code, Env, LanguageName, Path, Text
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.skills.preflight import Inventory, unmet
-from mcp_sandbox.skills.scripts.uses import Required
+from mcp_sandbox.skills.scripts.uses import Use
 
 INTERVAL_S = 0.2
 """At most five messages a second."""
@@ -126,7 +126,7 @@ def _hints(result: ExecResult, code: str) -> list[str]:
     lines = [_FOR_PROMPTS.format(found[0])] if found else []
     lines += [_OFFLINE] if result.offline and _UNREACHED.search(said) else []
     module = _MODULE.search(said)
-    for lack in unmet([Required("python", module[1], ())], Inventory()) if module else ():
+    for lack in unmet([Use("python", module[1])], Inventory()) if module else ():
         if lack.layer:
             fix = "" if result.offline else f"`{lack.fix}` may help, or "
             plain = "; the skill python-data-analysis does without" if lack.layer == "data" else ""

@@ -27,18 +27,13 @@ _BUILTINS = names(
 _SHELL = frozenset({"exec", "execSync"})
 _ARGV = frozenset({"spawn", "spawnSync", "execFile", "execFileSync", "execa", "execaSync"})
 _PACKAGE = re.compile(r"(@[a-z0-9~][\w.~-]*/)?[a-zA-Z0-9~][\w.~-]*")
-_BEHIND = 12
-_LONG_IMPORT = 200
 
 
 def read_javascript(text: str) -> Uses:
     """What the script uses; modules of Node.js itself are not among it."""
     uses = Uses()
-    tokens: list[tuple[str, str]] = []
-    for found in _TOKEN.finditer(text):
-        kind = found.lastgroup or "other"
-        if kind in ("string", "name", "other"):
-            tokens.append((kind, found.group()))
+    found = ((each.lastgroup or "other", each.group()) for each in _TOKEN.finditer(text))
+    tokens = [each for each in found if each[0] in ("string", "name", "other")]
     for at, (kind, piece) in enumerate(tokens):
         if kind == "string":
             _string(tokens, at, _value(piece), uses)
@@ -87,7 +82,7 @@ def _is_type(tokens: list[tuple[str, str]], at: int) -> bool:
     """`import type … from`, which is gone when the script runs."""
     if tokens[at - 1][1] != "from":
         return False
-    words = [piece for _, piece in tokens[max(0, at - _LONG_IMPORT) : at]]
+    words = [piece for _, piece in tokens[max(0, at - 200) : at]]
     begin = max((i for i, word in enumerate(words) if word in ("import", "export")), default=0)
     return words[begin + 1 : begin + 2] == ["type"] and words[begin + 2 : begin + 3] != ["from"]
 
@@ -99,7 +94,7 @@ def _call(tokens: list[tuple[str, str]], at: int, name: str, text: str, uses: Us
             uses.embed("shell", text)
     elif name in _ARGV:
         words = [text]
-        for kind, piece in tokens[at + 1 : at + _BEHIND]:
+        for kind, piece in tokens[at + 1 : at + 12]:
             if piece in ("]", ")", "{"):
                 break
             if kind == "string":

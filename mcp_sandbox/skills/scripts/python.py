@@ -15,7 +15,6 @@ from mcp_sandbox.skills.scripts.uses import DYNAMIC, Uses, Weight, names, read_c
 
 Kind = Literal["name", "string", "other"]
 
-_TAB = 8
 _MOST_TOKENS = 20_000
 _TOKEN = re.compile(
     r"""
@@ -214,7 +213,7 @@ class _Lines:
     def take(self, kind: str, piece: str) -> Iterator[Statement]:
         if kind == "blank":
             if self._begins and piece[0] != "#":
-                self._indent = len(piece.expandtabs(_TAB).rsplit("\n", 1)[-1])
+                self._indent = len(piece.expandtabs(8).rsplit("\n", 1)[-1])
         elif kind == "newline":
             if self._depth == 0:
                 yield from self.end_line()
@@ -260,7 +259,6 @@ class _Calls:
         self._uses = uses
         self._lists: dict[str, list[tuple[list[str], Weight]]] = {}
         self._run: list[tuple[list[str], Weight]] = []
-        self._lines: list[str] = []
         self._weight: Weight = "always"
         self._asked: set[str] = set()
         self._readers: dict[str, Callable[[tuple[Token, ...], int], None]] = {
@@ -294,8 +292,6 @@ class _Calls:
         """Note the programs; one that the script looks for first is not always needed."""
         for words, weight in self._run:
             read_command(words, self._uses, weight)
-        for line in self._lines:
-            self._uses.embed("shell", line)
         self._uses.needs = [
             replace(use, weight="sometimes") if use.name in self._asked else use
             for use in self._uses.needs
@@ -322,8 +318,8 @@ class _Calls:
             self._run.append((words, self._weight))
 
     def _shell(self, tokens: tuple[Token, ...], at: int) -> None:
-        if at < len(tokens) and tokens[at].kind == "string" and len(self._lines) < 200:
-            self._lines.append(tokens[at].text)
+        if at < len(tokens) and tokens[at].kind == "string":
+            self._uses.embed("shell", tokens[at].text)
 
     def _which(self, tokens: tuple[Token, ...], at: int) -> None:
         if at < len(tokens) and tokens[at].kind == "string":

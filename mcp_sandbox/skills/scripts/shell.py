@@ -18,11 +18,7 @@ _KNOWN = names(
     "PIPESTATUS PS1 PS2 PS3 PS4 COLUMNS LINES EDITOR PAGER LOGNAME DISPLAY GROUPS SHLVL SKILL_DIR "
     "EPOCHSECONDS EPOCHREALTIME COMP_WORDS COMP_CWORD COMPREPLY MAPFILE PROMPT_COMMAND"
 )
-_GUARDS = frozenset({"which", "type", "hash"})
-_NEAR = 6
 _DEEPEST = 30
-_MOST_COMMANDS = 5_000
-_MOST_DOCUMENTS = 20
 _PLAIN = re.compile(r"[^\s\\'\"`$;&|<>(){}#]+")
 _IN_QUOTES = re.compile(r'[^"$`\\]+')
 _IN_BACKTICKS = re.compile(r"[^`\\]*(?:\\.[^`\\]*)*`?", re.DOTALL)
@@ -96,7 +92,7 @@ def read_shell(text: str) -> Uses:
         guarded = _guarded(command.words)
         if guarded is None:
             _note(command, script, uses)
-        ends = bool(guarded) and _ends_without(script.commands[at : at + _NEAR])
+        ends = bool(guarded) and _ends_without(script.commands[at : at + 6])
         for name in guarded or ():
             asked[name] = asked.get(name, False) or ends
     uses.needs = [
@@ -136,7 +132,7 @@ def _guarded(words: Sequence[str]) -> tuple[str, ...] | None:
     """The programs that a `command -v` and its like ask for; None if it is another command."""
     if words[0] == "command" and len(words) > 2 and words[1] in ("-v", "-V"):
         asked = words[2:]
-    elif words[0] in _GUARDS and len(words) > 1:
+    elif words[0] in ("which", "type", "hash") and len(words) > 1:
         asked = words[1:]
     else:
         return None
@@ -317,7 +313,7 @@ class _Reader:
             return
         if first == "alias":
             script.functions.update(word.partition("=")[0] for word in command.words[1:])
-        if len(script.commands) < _MOST_COMMANDS:
+        if len(script.commands) < 5_000:
             script.commands.append(command)
         else:
             script.cut = True
@@ -343,7 +339,7 @@ class _Reader:
             self._at += 1
         began = self._at
         word = self._word(depth)
-        if mark in ("<<", "<<-") and len(self._documents) < _MOST_DOCUMENTS:
+        if mark in ("<<", "<<-") and len(self._documents) < 20:
             literal = any(char in "'\"\\" for char in self._text[began : self._at])
             self._documents.append(Document(word, mark == "<<-", literal, depth))
         elif ">" in mark and mark != ">&" and word:

@@ -5,7 +5,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from typing import Literal
 
 
@@ -60,7 +60,6 @@ _TAKES_WORD = {
     "xargs": {"-n", "-I", "-P", "-L", "-d", "-E", "-s", "-a"}, "stdbuf": {"-i", "-o", "-e"},
     "ionice": {"-c", "-n", "-p"},
 }  # fmt: skip
-_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _PYTHONS = re.compile(r"python(?:[23](?:\.\d+)?)?")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 _MODULE = re.compile(r"[A-Za-z_][\w.]*")
@@ -72,45 +71,32 @@ _INSTALLS = {
     ("cargo", "install"), ("go", "install"), ("gem", "install"), ("conda", "install"),
     ("git", "clone"), ("git", "fetch"), ("git", "pull"), ("git", "push"), ("docker", "pull"),
 }  # fmt: skip
-_PACKAGES_OF = frozenset({"pip", "pip3", "npm", "yarn", "pnpm", "bun"})
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 _BLOCK = re.compile(r"^# /// script\r?\n((?:#(?: [^\n]*)?\r?\n)*?)# ///\r?$", re.MULTILINE)
-_FENCE = re.compile(
+FENCED = re.compile(
     r"^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+-]*)[^\n]*\n"
     r"(?P<code>(?:(?!^[ \t]*(?P=fence))[^\n]*\n)*)"
     r"(?:^[ \t]*(?P=fence)[^\n]*)?",
     re.MULTILINE,
 )
-_FENCED: dict[str, Language] = {
+"""A block of code in Markdown; a last one that does not end has to end in a line feed."""
+_LANGUAGES: dict[str, Language] = {
     "bash": "shell", "sh": "shell", "shell": "shell", "zsh": "shell", "console": "shell",
     "shell-session": "shell", "python": "python", "py": "python", "python3": "python",
     "javascript": "javascript", "js": "javascript", "typescript": "javascript", "ts": "javascript",
 }  # fmt: skip
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w .|-]*>")
-_SET = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=", re.MULTILINE)
-_MOST_TOML = 16_384
-_MOST_BLOCKS = 100
 
 
 @dataclass(frozen=True)
 class Use:
-    """Something that a script needs; it does without where `unless` is importable."""
+    """Something that a script needs, or the `files`; not where `unless` is importable."""
 
     kind: Kind
     name: str
     weight: Weight = "always"
     unless: str = ""
-
-
-@dataclass(frozen=True)
-class Required:
-    """Something that files of a skill need; they do without where `unless` is importable."""
-
-    kind: Kind
-    name: str
-    files: tuple[str, ...]
-    weight: Weight = "always"
-    unless: str = ""
+    files: tuple[str, ...] = ()
 
 
 @dataclass
@@ -146,12 +132,10 @@ class Uses:
                 self.hosts.add(host)
 
     def variable(self, name: str) -> None:
-        """Note an environment variable."""
         if len(self.variables) < _MOST and re.fullmatch(r"[A-Za-z_]\w{0,99}", name):
             self.variables.add(name)
 
     def package(self, name: str) -> None:
-        """Note a package that a script or a list of requirements names."""
         if len(self.packages) < _MOST and _PACKAGE_NAME.fullmatch(name):
             self.packages.add(name)
 
@@ -199,10 +183,7 @@ def read_command(words: Sequence[str], uses: Uses, weight: Weight = "always") ->
 
 
 def _without_assignments(words: list[str]) -> list[str]:
-    at = 0
-    while at < len(words) and _ASSIGNMENT.fullmatch(words[at]):
-        at += 1
-    return words[at:]
+    return list(dropwhile(_ASSIGNMENT.fullmatch, words))
 
 
 def _behind(wrapper: str, words: list[str]) -> list[str]:
@@ -221,7 +202,7 @@ def _program(name: str, words: list[str], uses: Uses, weight: Weight) -> None:
         return
     uses.need("command", name, weight)
     _network(name, words, uses)
-    if name in _SHELLS:
+    if name in ("bash", "sh", "zsh", "dash", "ksh"):
         _shell(words, uses)
     elif _PYTHONS.fullmatch(name):
         _python(words, uses, weight)
@@ -287,7 +268,7 @@ def _network(name: str, words: list[str], uses: Uses) -> None:
     if not plain or (name, plain[0]) not in _INSTALLS:
         return
     uses.need("network", f"{name} {plain[0]}", "sometimes")
-    if name in _PACKAGES_OF:
+    if name in ("pip", "pip3", "npm", "yarn", "pnpm", "bun"):
         for word in plain[1:20]:
             uses.package(re.split(r"[<>=~!\[;\s]|(?<=.)@", word)[0])
 
@@ -329,7 +310,7 @@ def read_package_json(text: str) -> Uses:
 def read_inline_metadata(text: str) -> Uses:
     """The `# /// script` block of a Python script (PEP 723)."""
     uses = Uses()
-    found = _BLOCK.search(text[:_MOST_TOML])
+    found = _BLOCK.search(text[:16_384])
     if not found:
         return uses
     uses.inline = True
@@ -347,12 +328,10 @@ def read_inline_metadata(text: str) -> Uses:
 
 def read_shebang(text: str) -> tuple[str, Uses]:
     """The program that runs the file, by its first line; empty without one."""
-    if not text.startswith("#!"):
-        return "", Uses()
-    words = text[2:300].partition("\n")[0].split()
+    uses = Uses()
+    words = text[2:300].partition("\n")[0].split() if text.startswith("#!") else []
     if words and words[0].rsplit("/", 1)[-1] == "env":
         words = [word for word in words[1:] if word not in ("-S", "--split-string", "-i")]
-    uses = Uses()
     words = [word for word in words if "=" not in word.split("/")[0]]
     if not words:
         return "", uses
@@ -363,17 +342,12 @@ def read_shebang(text: str) -> tuple[str, Uses]:
 
 def code_blocks(text: str) -> Iterator[tuple[Language, str]]:
     """The fenced blocks of a Markdown text that are in a language known here."""
-    for number, found in enumerate(_FENCE.finditer(text + "\n")):
-        language = _FENCED.get(found["language"].lower())
-        if language and number < _MOST_BLOCKS:
+    for number, found in enumerate(FENCED.finditer(text + "\n")):
+        language = _LANGUAGES.get(found["language"].lower())
+        if language and number < 100:
             code = found["code"]
             is_shell = language == "shell"
             yield language, _unprompted(_PLACEHOLDER.sub(DYNAMIC, code)) if is_shell else code
-
-
-def set_in_blocks(text: str) -> frozenset[str]:
-    """The variables that blocks of a Markdown text set, for each other, too."""
-    return frozenset(_SET.findall(text))
 
 
 def _unprompted(code: str) -> str:

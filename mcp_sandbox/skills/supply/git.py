@@ -21,9 +21,6 @@ from mcp_sandbox.errors import SourceUnavailable, UnusableSkill
 from mcp_sandbox.skills.contents import MAX_BYTES, MAX_FILES
 from mcp_sandbox.skills.supply.tree import Collector, Tree, is_junk, show, too_large
 
-TIME_LIMIT_S = 120.0
-_MAX_REPOSITORY_MIB = 1024
-_ANSWER_MIB = 20
 # The shell's exit code where there is no such program.
 _NO_PROGRAM = 127
 _FILE_MODES = {"100644": False, "100755": True, "100664": False}
@@ -66,7 +63,7 @@ class _Listed(NamedTuple):
 
 
 @contextmanager
-def fetched(source: GitSource, *, time_limit_s: float = TIME_LIMIT_S) -> Generator["Repository"]:
+def fetched(source: GitSource, *, time_limit_s: float = 120.0) -> Generator["Repository"]:
     """Fetch the commit of a source and keep it while it is read.
 
     Raises SourceUnavailable: git is not installed, or cannot get it.
@@ -84,7 +81,7 @@ class Repository:
         self._source = source
         self._until = until
         self._git("init", "--quiet", "--bare", "--template=", str(self._folder))
-        self._git(*_FETCH, source.url, source.ref or "HEAD", mib=_MAX_REPOSITORY_MIB)
+        self._git(*_FETCH, source.url, source.ref or "HEAD", mib=1024)
         commit = self._git("rev-parse", "--verify", "--quiet", "FETCH_HEAD^{commit}")
         self.commit = commit.decode().strip()
 
@@ -138,7 +135,7 @@ class Repository:
         *arguments: str,
         given: bytes = b"",
         missing: str | None = None,
-        mib: int = _ANSWER_MIB,
+        mib: int = 20,
     ) -> bytes:
         """Return what git printed, with `given` on its stdin.
 

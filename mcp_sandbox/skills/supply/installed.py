@@ -39,7 +39,6 @@ from mcp_sandbox.workspace import beneath
 from mcp_sandbox.workspace.layout import open_data_root, storage_errors
 
 LOCK_FILE = "skills-lock.json"
-_LARGEST_LOCK_FILE = 64 << 20
 _Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
@@ -306,7 +305,7 @@ def _read_lock(folder: Path) -> Mapping[str, Entry]:
     path = folder / LOCK_FILE
     try:
         with path.open("rb") as stream:
-            data = stream.read(_LARGEST_LOCK_FILE)
+            data = stream.read(64 << 20)
         return _LockFile.model_validate_json(data).skills
     except FileNotFoundError:
         return {}

@@ -52,7 +52,6 @@ _DAMAGES = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, LookupError, OverflowError,
     RuntimeError, ValueError,
 )  # fmt: skip
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,6 @@ class Collector:
                 raise UnusableSkill(f"{show(place)} is both a file and a folder: rename one")
 
     def tree(self) -> Tree:
-        """Return what was gathered, by path."""
         return dict(sorted(self._files.items()))
 
 
@@ -300,7 +298,7 @@ def _check_entry(entry: zipfile.ZipInfo) -> None:
     name, mode = show(entry.orig_filename), entry.external_attr >> 16
     if entry.flag_bits & _ENCRYPTED:
         raise UnusableSkill(f"{name} is encrypted: pack the skill without a password")
-    if entry.compress_type not in _METHODS:
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise UnusableSkill(f"{name} is packed by another method than deflate: use `zip -r`")
     if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
         raise UnusableSkill(f"{name} is a link or a special file: put a plain file there")
