@@ -80,6 +80,13 @@ SOCKET = f"{SOCKET_DIRECTORY}/runner.sock"
 HOME = "/home/sandbox"
 PATH = f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 MIB = 1024 * 1024
+# What a container of ours has nothing of.
+_STREAMS = ("Tty", "OpenStdin", "AttachStdin", "AttachStdout", "AttachStderr")
+_NO_NAME = ("PidMode", "UTSMode", "UsernsMode", "CgroupParent")
+_NONE = (
+    *("CapAdd", "GroupAdd", "Devices", "DeviceRequests", "DeviceCgroupRules", "Binds"),
+    *("VolumesFrom", "ExtraHosts", "Dns", "DnsSearch", "DnsOptions", "Links"),
+)
 # The group of processes counts gVisor's own threads on the host too, several for each one inside.
 GVISOR_THREADS = 4096
 
@@ -163,11 +170,7 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         # Not by PATH: that leads through a home directory which user code can write to.
         "Entrypoint": [PYTHON, RUNNER] if place.token_file else [PYTHON, "-I", "-S", RUNNER],
         "Cmd": [],
-        "Tty": False,
-        "OpenStdin": False,
-        "AttachStdin": False,
-        "AttachStdout": False,
-        "AttachStderr": False,
+        **dict.fromkeys(_STREAMS, False),
         "Hostname": "sandbox",
         "Domainname": "",
         "StopSignal": "SIGKILL",
@@ -209,6 +212,8 @@ def _host_config(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         **_namespaces(place),
         **_filesystem(spec, place),
         **_resources(_possible(spec.limits, place)),
+        **dict.fromkeys(_NO_NAME, ""),
+        **dict.fromkeys(_NONE, []),
         # A sandbox whose servers were all killed ends by itself, and must leave nothing.
         "AutoRemove": True,
         "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
@@ -223,12 +228,7 @@ def _privileges(place: Placement) -> dict[str, Any]:
     return {
         "Privileged": False,
         "CapDrop": ["ALL"],
-        "CapAdd": [],
         "SecurityOpt": [*options, "apparmor=docker-default"] if place.apparmor else options,
-        "GroupAdd": [],
-        "Devices": [],
-        "DeviceRequests": [],
-        "DeviceCgroupRules": [],
         "Sysctls": {},
         # MaskedPaths and ReadonlyPaths are left to the engine: a list of ours, even an empty
         # one, would replace a newer engine's better one.
@@ -238,19 +238,10 @@ def _privileges(place: Placement) -> dict[str, Any]:
 def _namespaces(place: Placement) -> dict[str, Any]:
     return {
         "NetworkMode": place.network,
-        "PidMode": "",
         "IpcMode": "private",
-        "UTSMode": "",
-        "UsernsMode": "",
         "CgroupnsMode": "private",
-        "CgroupParent": "",
         "PublishAllPorts": False,
         "PortBindings": {},
-        "ExtraHosts": [],
-        "Dns": [],
-        "DnsSearch": [],
-        "DnsOptions": [],
-        "Links": [],
     }
 
 
@@ -266,8 +257,6 @@ def _filesystem(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         tmpfs[SOCKET_DIRECTORY] = f"{_tmpfs(1, '16', '0700')},uid={user},gid={group}"
     return {
         "ReadonlyRootfs": True,
-        "Binds": [],
-        "VolumesFrom": [],
         "Mounts": mounts,
         "Tmpfs": tmpfs,
         "ShmSize": spec.limits.shm_mb * MIB,
