@@ -43,7 +43,6 @@ class Due:
     """A chat whose files are due to go."""
 
     chat: ChatId
-    idle_s: float
     why: str
 
 
@@ -121,8 +120,7 @@ def due(
         return []
     kept = f"kept for {in_words(keep_s)} (workspace.retention)"
     found = [chat for chat in outdated(ages, keep_s, watched_s) if chat not in in_use]
-    idle = [(chat, ages[chat].idle_s) for chat in found]
-    return [Due(chat, idle_s, f"not used for {in_words(idle_s)}; {kept}") for chat, idle_s in idle]
+    return [Due(chat, f"not used for {in_words(ages[chat].idle_s)}; {kept}") for chat in found]
 
 
 def is_time(schedule: str, last: datetime, now: datetime) -> bool:

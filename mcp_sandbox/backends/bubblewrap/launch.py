@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from mcp_sandbox.backends.bubblewrap.arguments import Descriptors, Etc, Inside, System, arguments
 from mcp_sandbox.backends.bubblewrap.program import Program
@@ -164,13 +164,8 @@ def _abort(launcher: int) -> None:
     os.waitpid(launcher, 0)
 
 
-class _Calls(NamedTuple):
-    setgroups: int
-    setresgid: int
-    setresuid: int
-
-
-_CALLS = {"x86_64": _Calls(116, 119, 117), "aarch64": _Calls(159, 149, 147)}
+# setgroups, setresgid, setresuid
+_CALLS = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -226,10 +221,10 @@ def _show(name: str, path: Path, descriptor: int) -> str:
 
 def _become(user: int) -> None:
     """Give up root in this thread alone: the C library's own functions would do it in all."""
-    calls = _CALLS[os.uname().machine]
-    _check(_libc.syscall(calls.setgroups, 0, None))
-    _check(_libc.syscall(calls.setresgid, user, user, user))
-    _check(_libc.syscall(calls.setresuid, user, user, user))
+    setgroups, setresgid, setresuid = _CALLS[os.uname().machine]
+    _check(_libc.syscall(setgroups, 0, None))
+    _check(_libc.syscall(setresgid, user, user, user))
+    _check(_libc.syscall(setresuid, user, user, user))
 
 
 def _check(result: int) -> None:

@@ -6,7 +6,6 @@ Every field is sent, because defaults differ between engines and versions.
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +90,8 @@ _NONE = (
 GVISOR_THREADS = 4096
 
 
-@cache
-def profile_text() -> str:
-    """The profile as JSON, which is what the engine takes."""
-    return json.dumps(profile(), separators=(",", ":"))
-
-
 def profile() -> dict[str, Any]:
-    """The profile as a value."""
+    """The system calls that a container may make, as the engine takes it."""
     allowed = " ".join((_FILES, _PROCESSES, _MEMORY, _TIME, _WAITING, _SOCKETS)).split()
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
@@ -213,7 +206,7 @@ def _host_config(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         **_filesystem(spec, place),
         **_resources(_possible(spec.limits, place)),
         **dict.fromkeys(_NO_NAME, ""),
-        **dict.fromkeys(_NONE, []),
+        **{name: [] for name in _NONE},
         # A sandbox whose servers were all killed ends by itself, and must leave nothing.
         "AutoRemove": True,
         "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
@@ -224,7 +217,7 @@ def _host_config(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
 
 
 def _privileges(place: Placement) -> dict[str, Any]:
-    options = ["no-new-privileges:true", f"seccomp={profile_text()}"]
+    options = ["no-new-privileges:true", f"seccomp={json.dumps(profile())}"]
     return {
         "Privileged": False,
         "CapDrop": ["ALL"],
