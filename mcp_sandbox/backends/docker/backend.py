@@ -92,6 +92,8 @@ class DockerSandbox:
 class DockerBackend:
     """Sandboxes of one data root on one engine."""
 
+    name: BackendName = "docker"
+
     def __init__(self, config: DockerConfig, data_root: Path) -> None:
         self._config = config
         self._records = Records(data_root, "docker")
@@ -100,10 +102,6 @@ class DockerBackend:
         self._starts = CapacityLimiter(_STARTS_AT_ONCE)
         self._image: tuple[float, client.Image] | None = None
         self._swept = False
-
-    @property
-    def name(self) -> BackendName:
-        return "docker"
 
     async def aclose(self) -> None:
         """Close idle connections to the engine; sandboxes go on."""

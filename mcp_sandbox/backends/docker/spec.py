@@ -104,24 +104,16 @@ def profile() -> dict[str, Any]:
             _allow("socketpair", (0, _AF_UNIX)),
             _allow("socket", (0, _AF_NETLINK), (2, _NETLINK_ROUTE)),
             *(_allow("personality", (0, value)) for value in _PERSONALITIES),
-            _clone_without_namespaces(),
+            _allow("clone", (0, _NEW_NAMESPACES), op="SCMP_CMP_MASKED_EQ"),
             # Its flags are out of a filter's sight; with "no such call" libc falls back to clone.
             {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS},
         ],
     }
 
 
-def _allow(name: str, *arguments: tuple[int, int]) -> dict[str, Any]:
-    args = [
-        {"index": index, "value": value, "valueTwo": 0, "op": "SCMP_CMP_EQ"}
-        for index, value in arguments
-    ]
+def _allow(name: str, *arguments: tuple[int, int], op: str = "SCMP_CMP_EQ") -> dict[str, Any]:
+    args = [{"index": index, "value": value, "valueTwo": 0, "op": op} for index, value in arguments]
     return {"names": [name], "action": "SCMP_ACT_ALLOW", "args": args}
-
-
-def _clone_without_namespaces() -> dict[str, Any]:
-    masked = {"index": 0, "value": _NEW_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}
-    return {"names": ["clone"], "action": "SCMP_ACT_ALLOW", "args": [masked]}
 
 
 @dataclass(frozen=True)
@@ -280,6 +272,13 @@ def _possible(limits: Limits, place: Placement) -> Limits:
 
 def _resources(limits: Limits) -> dict[str, Any]:
     memory = limits.memory_mb * MIB
+    # Not nproc: it counts per uid over all containers that share the uid.
+    ulimits = {
+        "nofile": limits.open_files,
+        "core": 0,
+        "fsize": limits.file_mb * MIB,
+        "memlock": 64 * 1024,
+    }
     return {
         "Memory": memory,
         "MemorySwap": memory,
@@ -289,15 +288,5 @@ def _resources(limits: Limits) -> dict[str, Any]:
         "NanoCpus": round(limits.cpus * 1_000_000_000),
         "CpuShares": 256,
         "PidsLimit": limits.pids,
-        # Not nproc: it counts per uid over all containers that share the uid.
-        "Ulimits": [
-            _ulimit("nofile", limits.open_files),
-            _ulimit("core", 0),
-            _ulimit("fsize", limits.file_mb * MIB),
-            _ulimit("memlock", 64 * 1024),
-        ],
+        "Ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in ulimits.items()],
     }
-
-
-def _ulimit(name: str, value: int) -> dict[str, Any]:
-    return {"Name": name, "Soft": value, "Hard": value}
