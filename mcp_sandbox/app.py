@@ -114,8 +114,7 @@ async def open_manager(
     """
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.manager")
     from mcp_sandbox.sessions.manager import Extras, SessionManager
-    from mcp_sandbox.sessions.records import Ledger, system_clock
-    from mcp_sandbox.sessions.records.local import LocalRecords
+    from mcp_sandbox.sessions.records import ChatRecords, Ledger, system_clock
     from mcp_sandbox.sessions.settings import SessionSettings
     from mcp_sandbox.workspace.directory import Workspaces
     from mcp_sandbox.workspace.pool import PoolFolder
@@ -135,7 +134,7 @@ async def open_manager(
         async with SessionManager(
             choice.backend,
             Workspaces(data_dir, owner=owner, settings=space, skills=shown),
-            ledger=Ledger(LocalRecords(data_dir), clock or system_clock),
+            ledger=Ledger(ChatRecords(data_dir), clock or system_clock),
             settings=SessionSettings(
                 limits=config.limits.values(),
                 network=config.network,

@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -103,42 +104,24 @@ async def connect(
     `has_ended` tells that waiting is in vain: nobody is left who could listen. Raises SandboxGone
     if it does not within `deadline_s`, or something else took its place.
     """
-    connected = None
     with anyio.move_on_after(deadline_s):
         while True:
-            connected = _try_connect(directory)
-            if connected is not None or has_ended():
-                break
             # The file appears at bind, but nothing on the host tells of listen.
+            with suppress(FileNotFoundError, ConnectionRefusedError):
+                target = _open_socket(directory)
+                try:
+                    return await dial(f"/proc/self/fd/{target}")
+                finally:
+                    os.close(target)
+            if has_ended():
+                break
             await anyio.sleep(_RETRY_S)
-    if connected is None:
-        how = "has ended" if has_ended() else f"did not listen on {_NAME} within {deadline_s:g} s"
-        raise SandboxGone(f"the runner {how}; the next call starts a new sandbox on the same files")
-    return SocketStream(connected)
+    how = "has ended" if has_ended() else f"did not listen on {_NAME} within {deadline_s:g} s"
+    raise SandboxGone(f"the runner {how}; the next call starts a new sandbox on the same files")
 
 
-def _try_connect(directory: Path) -> socket.socket | None:
-    """A connected non-blocking socket, or None when nobody accepts yet."""
-    target = _open_socket(directory)
-    if target is None:
-        return None
-    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        client.setblocking(False)
-        client.connect(f"/proc/self/fd/{target}")
-    except (ConnectionRefusedError, BlockingIOError):
-        client.close()
-        return None
-    except BaseException:
-        client.close()
-        raise
-    finally:
-        os.close(target)
-    return client
-
-
-def _open_socket(directory: Path) -> int | None:
-    """A path descriptor of the socket, or None when it is not there yet."""
+def _open_socket(directory: Path) -> int:
+    """A path descriptor of the socket; raises FileNotFoundError when it is not there yet."""
     try:
         folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as exc:
@@ -148,8 +131,6 @@ def _open_socket(directory: Path) -> int | None:
         ) from exc
     try:
         found = os.open(_NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    except FileNotFoundError:
-        return None
     finally:
         os.close(folder)
     if stat.S_ISSOCK(os.fstat(found).st_mode):

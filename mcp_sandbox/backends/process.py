@@ -33,26 +33,15 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _parse_stat(text: str) -> tuple[str, int]:
-    """State and start time of a process, out of /proc/PID/stat."""
-    # The program's name stands in parentheses and may hold anything, parentheses too.
-    fields = text.rpartition(")")[2].split()
-    return fields[0], int(fields[19])
-
-
-def ourselves() -> ProcessId:
-    """The identity of this process."""
-    _, started = _parse_stat(Path("/proc/self/stat").read_text(errors="replace"))
-    return ProcessId(os.getpid(), started, boot_id())
-
-
 def identify(pid: int) -> ProcessId | None:
     """The identity of a running process, or None when it has ended; a zombie has."""
     try:
-        state, started = _parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if state in "ZX" else ProcessId(pid, started, boot_id())
+    # The program's name stands in parentheses and may hold anything, parentheses too.
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else ProcessId(pid, int(fields[19]), boot_id())
 
 
 def is_alive(process: ProcessId) -> bool:

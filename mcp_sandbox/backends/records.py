@@ -24,7 +24,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from mcp_sandbox.backends.process import ProcessId, is_alive, ourselves
+from mcp_sandbox.backends.process import ProcessId, identify, is_alive
 from mcp_sandbox.durable import make_folder, read_note, write_file, write_note
 from mcp_sandbox.errors import SandboxGone, StorageUnavailable
 from mcp_sandbox.models import BackendName, Network, SandboxFacts, SandboxId
@@ -49,7 +49,7 @@ class Record:
     """
 
     backend: BackendName
-    maker: ProcessId | None = field(default_factory=ourselves)
+    maker: ProcessId | None = field(default_factory=lambda: identify(os.getpid()))
     made_s: float = field(default_factory=_steady_s)
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     network: Network = "none"

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import anyio
 from anyio import to_thread
 
+from mcp_sandbox.backends.process import boot_id
 from mcp_sandbox.config import SessionsConfig
 from mcp_sandbox.durable import read_note, set_aside, write_note
 from mcp_sandbox.errors import SandboxError
@@ -222,7 +223,7 @@ def _recall(file: Path, now: Moment) -> Moment:
     """The last moment that was remembered since the machine started; `now` if none was."""
     try:
         said = read_note(file)
-        if said is None or said["boot"] != _boot():
+        if said is None or said["boot"] != boot_id():
             return now
         anchor = Moment(float(said["wall_s"]), float(said["steady_s"]))
     except (ValueError, KeyError, TypeError) as exc:
@@ -234,16 +235,12 @@ def _recall(file: Path, now: Moment) -> Moment:
 def _remember(file: Path, now: Moment, anchor: Moment) -> None:
     """Keep `now`, as far as it can be believed, for the next process."""
     seen = credible(now, anchor)
-    said = {"boot": _boot(), "wall_s": seen.wall_s, "steady_s": seen.steady_s}
+    said = {"boot": boot_id(), "wall_s": seen.wall_s, "steady_s": seen.steady_s}
     try:
         # It counts in this run of the machine alone.
         write_note(file, said, synced=False)
     except OSError as exc:
         logger.warning("the time could not be written down for the next server: %s", exc)
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def next_step(use: Use, idle_s: float, settings: SessionsConfig) -> Step | None:

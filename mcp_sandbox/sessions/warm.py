@@ -249,16 +249,15 @@ class WarmPool:
     async def _end_abandoned(self) -> None:
         # What runs is listed first: who is dead afterwards did not start any of it meanwhile.
         running = await self._backend.running()
-        abandoned = self._folder.abandoned
-        dead = await to_thread.run_sync(abandoned.processes)
+        dead = await to_thread.run_sync(self._folder.abandoned)
         for info in running:
             label = info.labels.get(_LABEL, "")
             left = label.partition("/")[0] in dead
-            if left and await to_thread.run_sync(abandoned.keeps, label):
+            if left and await to_thread.run_sync(self._folder.keeps, label):
                 await self._backend.destroy(info.id)
                 logger.info("removed warm sandbox %s: its server is gone", info.id)
         for process in dead:
-            await to_thread.run_sync(abandoned.remove, process)
+            await to_thread.run_sync(self._folder.remove, process)
 
     async def _make(self) -> Warm:
         trees = await self._folder.prepare()

@@ -3,7 +3,7 @@
 Paths are resolved beneath an open directory by openat2, or component by component where the
 kernel or a seccomp filter has no openat2. There is no way back to plain strings. Both ways refuse
 the same things with the same errno: EXDEV for what leads outside or to another mount, ELOOP for a
-link where links are not followed. Functions raise OSError; callers translate.
+link. Functions raise OSError; callers translate.
 
 Names are bytes: any byte but NUL and the slash may be in them.
 """
@@ -17,8 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-Resolver = Callable[[int, bytes, int, int, bool], int]
-"""(directory, path, flags, mode, follow links inside) -> a new file descriptor."""
+Resolver = Callable[[int, bytes, int, int], int]
+"""(directory, path, flags, mode) -> a new file descriptor."""
 
 PATH_MAX = 4096
 _OPENAT2 = 437
@@ -26,7 +26,6 @@ _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
 # The kernel answers EAGAIN when a rename anywhere on the machine races with a "..".
 _RETRIES = 128
-_MAX_LINKS = 40
 AT_CWD = -100
 """In place of a directory, for a path as it stands; from linux/fcntl.h."""
 _ALWAYS = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
@@ -43,18 +42,14 @@ class _OpenHow(ctypes.Structure):
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def open_directory(
-    root: int, path: bytes, *, follow: bool = False, resolver: Resolver | None = None
-) -> int:
+def open_directory(root: int, path: bytes, *, resolver: Resolver | None = None) -> int:
     """Open a directory beneath `root` for listing."""
-    return _open(root, path, os.O_RDONLY | os.O_DIRECTORY, 0, follow, resolver)
+    return _open(root, path, os.O_RDONLY | os.O_DIRECTORY, 0, resolver)
 
 
-def open_file(
-    root: int, path: bytes, *, follow: bool = False, resolver: Resolver | None = None
-) -> int:
+def open_file(root: int, path: bytes, *, resolver: Resolver | None = None) -> int:
     """Open a regular file beneath `root` for reading; anything else raises EINVAL."""
-    file = _open(root, path, os.O_RDONLY, 0, follow, resolver)
+    file = _open(root, path, os.O_RDONLY, 0, resolver)
     if stat.S_ISREG(os.fstat(file).st_mode):
         return file
     os.close(file)
@@ -72,7 +67,7 @@ def create_file(
 ) -> None:
     """Write a new file beneath `root`; raises FileExistsError when the name is taken."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    file = _open(root, path, flags, mode, follow=False, resolver=resolver)
+    file = _open(root, path, flags, mode, resolver)
     with os.fdopen(file, "wb") as stream:
         give(file, owner)
         stream.write(data)
@@ -145,9 +140,7 @@ def grant_owner(parent: int, name: bytes) -> int:
     return mode
 
 
-def _open(
-    root: int, path: bytes, flags: int, mode: int, follow: bool, resolver: Resolver | None
-) -> int:
+def _open(root: int, path: bytes, flags: int, mode: int, resolver: Resolver | None) -> int:
     if b"\0" in path:
         raise _error(errno.EINVAL, path)
     if not path:
@@ -156,7 +149,7 @@ def _open(
         raise _error(errno.ENAMETOOLONG, path)
     if path.startswith(b"/"):
         raise _error(errno.EXDEV, path)
-    return (resolver or default_resolver())(root, path, flags | _ALWAYS, mode, follow)
+    return (resolver or default_resolver())(root, path, flags | _ALWAYS, mode)
 
 
 @functools.cache
@@ -169,7 +162,7 @@ def choose_resolver(preferred: Resolver) -> Resolver:
     """`preferred` unless its system call is missing or forbidden here; then `by_walking`."""
     here = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:
-        os.close(preferred(here, b".", os.O_RDONLY | os.O_DIRECTORY, 0, False))
+        os.close(preferred(here, b".", os.O_RDONLY | os.O_DIRECTORY, 0))
     except OSError as exc:
         if exc.errno not in (errno.ENOSYS, errno.EPERM):
             raise
@@ -179,9 +172,9 @@ def choose_resolver(preferred: Resolver) -> Resolver:
     return preferred
 
 
-def by_kernel(root: int, path: bytes, flags: int, mode: int, follow: bool) -> int:
+def by_kernel(root: int, path: bytes, flags: int, mode: int) -> int:
     """Resolve with openat2."""
-    rules = _BENEATH | _NO_MAGICLINKS | _NO_XDEV | (0 if follow else _NO_SYMLINKS)
+    rules = _BENEATH | _NO_MAGICLINKS | _NO_XDEV | _NO_SYMLINKS
     how = _OpenHow(flags=flags, mode=mode, resolve=rules)
     for _ in range(_RETRIES):
         file = int(_libc.syscall(_OPENAT2, root, path, ctypes.byref(how), ctypes.sizeof(how)))
@@ -193,99 +186,46 @@ def by_kernel(root: int, path: bytes, flags: int, mode: int, follow: bool) -> in
     raise _error(errno.EAGAIN, path)
 
 
-def by_walking(root: int, path: bytes, flags: int, mode: int, follow: bool) -> int:
-    """Resolve component by component, holding every directory on the way."""
-    walk = _Walk(root, path, follow)
+def by_walking(root: int, path: bytes, flags: int, mode: int) -> int:
+    """Resolve component by component, holding every directory on the way.
+
+    ".." goes back along them and so never above the root.
+    """
+    mount, passed = _mount_id(root), [os.dup(root)]
+    *above, last = _components(path)
     try:
-        while len(walk.pending) > 1:
-            walk.step(walk.pending.pop())
-        return walk.finish(flags, mode)
+        for name in above:
+            if name == b"..":
+                os.close(passed.pop())
+            else:
+                passed.append(_open_here(passed[-1], name, os.O_PATH | os.O_DIRECTORY, 0, mount))
+            if not passed:
+                raise _error(errno.EXDEV, path)
+        return _open_here(passed[-1], last, flags, mode, mount)
     finally:
-        walk.close()
+        for directory in passed:
+            os.close(directory)
 
 
-class _Walk:
-    """The directories passed so far; ".." goes back along them and so never above the root."""
-
-    def __init__(self, root: int, path: bytes, follow: bool) -> None:
-        self._path = path
-        self._follow = follow
-        self._links = 0
-        self._mount = _mount_id(root)
-        self._passed = [os.dup(root)]
-        self.pending = _components(path)
-
-    def close(self) -> None:
-        while self._passed:
-            os.close(self._passed.pop())
-
-    def step(self, name: bytes) -> None:
-        """Enter a directory, go back one, or put a link's text in front of what is pending."""
-        if name == b"..":
-            return self._back()
-        if name == b".":
-            return None
-        found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._passed[-1])
-        self._passed.append(found)
-        if _mount_id(found) != self._mount:
-            raise _error(errno.EXDEV, self._path)
-        mode = os.fstat(found).st_mode
-        if stat.S_ISLNK(mode):
-            return self._expand(self._passed.pop())
-        if not stat.S_ISDIR(mode):
-            raise _error(errno.ENOTDIR, self._path)
-        return None
-
-    def finish(self, flags: int, mode: int) -> int:
-        """Open the last component with the caller's flags."""
-        while True:
-            name = self.pending.pop() if self.pending else b"."
-            if name == b".." or self.pending:
-                self.step(name)
-                continue
-            try:
-                return self._open_here(name, flags, mode)
-            except OSError as exc:
-                # O_NOFOLLOW on a link: ELOOP, or ENOTDIR when O_DIRECTORY is asked for.
-                if exc.errno not in (errno.ELOOP, errno.ENOTDIR) or not self._is_link(name):
-                    raise
-                self.step(name)
-
-    def _open_here(self, name: bytes, flags: int, mode: int) -> int:
-        file = os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=self._passed[-1])
-        if _mount_id(file) == self._mount:
-            return file
-        os.close(file)
-        raise _error(errno.EXDEV, self._path)
-
-    def _is_link(self, name: bytes) -> bool:
-        status = os.stat(name, dir_fd=self._passed[-1], follow_symlinks=False)
-        return stat.S_ISLNK(status.st_mode)
-
-    def _back(self) -> None:
-        if len(self._passed) == 1:
-            raise _error(errno.EXDEV, self._path)
-        os.close(self._passed.pop())
-
-    def _expand(self, link: int) -> None:
-        try:
-            text = os.readlink(b"", dir_fd=link)
-        finally:
-            os.close(link)
-        self._links += 1
-        if not self._follow or self._links > _MAX_LINKS:
-            raise _error(errno.ELOOP, self._path)
-        if text.startswith(b"/"):
-            raise _error(errno.EXDEV, self._path)
-        self.pending.extend(_components(text))
+def _open_here(parent: int, name: bytes, flags: int, mode: int, mount: int) -> int:
+    try:
+        file = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=parent)
+    except NotADirectoryError:
+        # With O_DIRECTORY the kernel says so of a link, too.
+        if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            raise _error(errno.ELOOP, name) from None
+        raise
+    if _mount_id(file) == mount:
+        return file
+    os.close(file)
+    raise _error(errno.EXDEV, name)
 
 
 def _components(path: bytes) -> list[bytes]:
-    """The parts of a path, last first; a trailing slash wants a directory and stays as "."."""
+    """The parts of a path; one that wants a directory ends with "."."""
     parts = [part for part in path.split(b"/") if part not in (b"", b".")]
-    if path.endswith((b"/", b"/.")) or not parts:
-        parts.append(b".")
-    return parts[::-1]
+    wants_directory = path.endswith((b"/", b"/.")) or not parts or parts[-1] == b".."
+    return [*parts, b"."] if wants_directory else parts
 
 
 def _mount_id(file: int) -> int:

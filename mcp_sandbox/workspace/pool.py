@@ -48,43 +48,8 @@ class WarmTrees:
     directories: ChatDirectories
 
 
-class Abandoned:
-    """What killed processes left in the pool of a data root. Every call blocks on the disk.
-
-    Any call raises StorageUnavailable when the data root cannot be used.
-    """
-
-    def __init__(self, data_root: Path) -> None:
-        self._data_root = data_root
-
-    def processes(self) -> frozenset[str]:
-        """The dead processes, as labels begin with them."""
-        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
-            pool = layout.enter(stack, sandbox, "pool")
-            with os.scandir(pool) as entries:
-                names = [entry.name for entry in entries if _PROCESS.fullmatch(entry.name)]
-            return frozenset(name for name in names if _is_free(pool, name))
-
-    def keeps(self, label: str) -> bool:
-        """Whether the trees with this label are still in the pool, so that no chat has them."""
-        if not _LABEL.fullmatch(label):
-            return False
-        with layout.sandbox_directory(self._data_root) as sandbox:
-            places = (f"pool/{label}/workspace", f"pool/{label}/new/workspace")
-            return any(layout.exists(sandbox, place.encode()) for place in places)
-
-    def remove(self, process: str) -> None:
-        """Remove the folder of a dead process; no sandbox may be running on what is in it."""
-        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
-            folder = layout.enter(stack, sandbox, "pool", process)
-            taken = _lock(folder)
-            if taken is not None:
-                stack.callback(unlock, taken)
-                _destroy(sandbox, process)
-
-
 class PoolFolder:
-    """This process's part of the pool of a data root.
+    """This process's part of the pool of a data root, and what killed ones left there.
 
     Any call raises StorageUnavailable when the data root cannot be used.
     """
@@ -100,7 +65,6 @@ class PoolFolder:
         """`owner` is the (uid, gid) that sandboxes run as; with `skills` they see them."""
         self._data_root = data_root
         self._pool = data_root / "sandbox" / "pool"
-        self.abandoned = Abandoned(data_root)
         self._owner = owner
         self._settings = settings or WorkspaceConfig()
         # The workspace goes last: a chat is new as long as it has none.
@@ -140,6 +104,31 @@ class PoolFolder:
     async def discard(self, warm: WarmTrees) -> None:
         """Delete the trees, or what is left of them; no sandbox may be running on them."""
         await to_thread.run_sync(self._discard, warm, limiter=self._limiter)
+
+    def abandoned(self) -> frozenset[str]:
+        """The processes that were killed, as labels begin with them. Blocks, as the next two."""
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+            pool = layout.enter(stack, sandbox, "pool")
+            with os.scandir(pool) as entries:
+                names = [entry.name for entry in entries if _PROCESS.fullmatch(entry.name)]
+            return frozenset(name for name in names if _is_free(pool, name))
+
+    def keeps(self, label: str) -> bool:
+        """Whether the trees with this label are still in the pool, so that no chat has them."""
+        if not _LABEL.fullmatch(label):
+            return False
+        with layout.sandbox_directory(self._data_root) as sandbox:
+            places = (f"pool/{label}/workspace", f"pool/{label}/new/workspace")
+            return any(layout.exists(sandbox, place.encode()) for place in places)
+
+    def remove(self, process: str) -> None:
+        """Remove the folder of a dead process; no sandbox may be running on what is in it."""
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+            folder = layout.enter(stack, sandbox, "pool", process)
+            taken = _lock(folder)
+            if taken is not None:
+                stack.callback(unlock, taken)
+                _destroy(sandbox, process)
 
     def _open(self) -> None:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:

@@ -43,7 +43,6 @@ class Due:
     """A chat whose files are due to go."""
 
     chat: ChatId
-    idle_s: float
     why: str
 
 
@@ -54,7 +53,6 @@ class _Sighting:
     stamp_s: float
     idle_s: float
     steady_s: float
-    first_s: float
 
 
 class Ages(Generic[K]):
@@ -81,12 +79,12 @@ class Ages(Generic[K]):
         stamp_s = now.wall_s if stamp is None else stamp
         idle_s = max(0.0, credible(now, self._anchor).wall_s - stamp_s)
         if before is None:
-            return _Sighting(stamp_s, idle_s, now.steady_s, now.steady_s)
+            return _Sighting(stamp_s, idle_s, now.steady_s)
         if stamp is None or stamp == before.stamp_s:
             return before
         # It was used since the last look, whatever the clock said then.
         since_s = now.steady_s - before.steady_s
-        return _Sighting(stamp, min(idle_s, since_s), now.steady_s, now.steady_s)
+        return _Sighting(stamp, min(idle_s, since_s), now.steady_s)
 
 
 def credible(now: Moment, anchor: Moment) -> Moment:
@@ -99,7 +97,7 @@ def _age(sighting: _Sighting, now: Moment) -> Age:
     counted_s = sighting.idle_s + now.steady_s - sighting.steady_s
     # A clock that was ahead at first, and was put right since, makes it younger.
     told_s = max(0.0, now.wall_s - sighting.stamp_s)
-    return Age(min(counted_s, told_s), now.steady_s - sighting.first_s)
+    return Age(min(counted_s, told_s), now.steady_s - sighting.steady_s)
 
 
 def outdated(ages: Mapping[K, Age], keep_s: float, watched_s: float = WATCHED_S) -> list[K]:
@@ -122,8 +120,7 @@ def due(
         return []
     kept = f"kept for {in_words(keep_s)} (workspace.retention)"
     found = [chat for chat in outdated(ages, keep_s, watched_s) if chat not in in_use]
-    idle = [(chat, ages[chat].idle_s) for chat in found]
-    return [Due(chat, idle_s, f"not used for {in_words(idle_s)}; {kept}") for chat, idle_s in idle]
+    return [Due(chat, f"not used for {in_words(ages[chat].idle_s)}; {kept}") for chat in found]
 
 
 def is_time(schedule: str, last: datetime, now: datetime) -> bool:

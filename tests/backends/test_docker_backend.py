@@ -223,21 +223,19 @@ async def test_leftovers_of_a_killed_server_are_swept(
 KILLED = """
 import os, signal, sys, anyio
 from pathlib import Path
-from mcp_sandbox.backends.docker.client import Containers
+from mcp_sandbox.backends.docker import client
 from mcp_sandbox.models import SandboxSpec
 from tests.backends.containers import backend_on, mounts
 
-async def create_and_die(self, name, body):
-    def work(api):
-        api.create_container_from_config(body, name)
-        os.kill(os.getpid(), signal.SIGKILL)
-    await self._call(work)
+def create_and_die(api, name, body):
+    api.create_container_from_config(body, name)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 async def main(root):
     async with backend_on(root) as backend:
         await backend.create(SandboxSpec(mounts=mounts(root)))
 
-Containers.launch = create_and_die
+client.launch = create_and_die
 anyio.run(main, Path(sys.argv[1]))
 """
 

@@ -10,7 +10,7 @@ import pytest
 from docker.errors import ImageNotFound
 
 from mcp_sandbox.backends.docker import images
-from mcp_sandbox.backends.docker.client import Connection, Images
+from mcp_sandbox.backends.docker.client import Connection, build_image
 from mcp_sandbox.backends.docker.engine import Engine
 from mcp_sandbox.backends.docker.images import context_tar, image_folder, packages_of
 from mcp_sandbox.backends.runner_copy import digest_of, runner_digest, runner_sources
@@ -135,7 +135,7 @@ async def test_image_that_was_built_from_other_files_is_not_current(tmp_path: Pa
     context = await anyio.to_thread.run_sync(context_tar, tmp_path, None)
     connection = Connection(lambda: Engine("unix:///var/run/docker.sock"))
     async with temporary_image("mcp-sandbox/older-by-a-test:latest") as config:
-        await Images(connection).build(context, config.image, {}, quiet)
+        await connection.call(build_image, context, config.image, {}, quiet)
         await connection.aclose()
         rows = {row.name: row.current for row in await images.list_images(config)}
     assert not rows[config.image]
@@ -184,7 +184,7 @@ async def test_failed_step_of_a_build_is_reported_with_its_line(tmp_path: Path) 
     context = await anyio.to_thread.run_sync(context_tar, tmp_path, None)
     connection = Connection(lambda: Engine("unix:///var/run/docker.sock"))
     with pytest.raises(BackendUnavailable, match="returned a non-zero code: 7"):
-        await Images(connection).build(context, "mcp-sandbox/x", {}, quiet)
+        await connection.call(build_image, context, "mcp-sandbox/x", {}, quiet)
     await connection.aclose()
 
 
@@ -194,5 +194,5 @@ async def test_build_on_a_base_that_cannot_be_pulled_names_the_way_without(tmp_p
     context = await anyio.to_thread.run_sync(context_tar, tmp_path, None)
     connection = Connection(lambda: Engine("unix:///var/run/docker.sock"))
     with anyio.fail_after(50), pytest.raises(BackendUnavailable, match="--from-packages"):
-        await Images(connection).build(context, "mcp-sandbox/x", {}, quiet)
+        await connection.call(build_image, context, "mcp-sandbox/x", {}, quiet)
     await connection.aclose()

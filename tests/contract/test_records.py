@@ -18,7 +18,6 @@ import pytest
 from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.records import ChatRecord, ChatRecords
-from mcp_sandbox.sessions.records.local import LocalRecords
 
 NOON = 1_767_355_200.0
 HOUR_S = 3600.0
@@ -40,7 +39,7 @@ def record(chat: ChatId, used_s: float = NOON) -> ChatRecord:
 
 @pytest.fixture(params=["local"])
 def records(tmp_path: Path) -> ChatRecords:
-    return LocalRecords(tmp_path)
+    return ChatRecords(tmp_path)
 
 
 @pytest.fixture
@@ -93,12 +92,12 @@ async def test_a_removed_chat_is_unknown_and_may_be_removed_again(records: ChatR
 
 
 async def test_records_outlive_the_process_that_wrote_them(tmp_path: Path) -> None:
-    await LocalRecords(tmp_path).put(record(ANN))
-    assert await LocalRecords(tmp_path).list() == [record(ANN)]
+    await ChatRecords(tmp_path).put(record(ANN))
+    assert await ChatRecords(tmp_path).list() == [record(ANN)]
 
 
 async def test_two_servers_see_each_others_records(tmp_path: Path) -> None:
-    first, second = LocalRecords(tmp_path), LocalRecords(tmp_path)
+    first, second = ChatRecords(tmp_path), ChatRecords(tmp_path)
     async with anyio.create_task_group() as tasks:
         for number in range(20):
             one = first if number % 2 else second
@@ -128,7 +127,7 @@ async def test_an_unknown_backend_counts_as_none(records: ChatRecords, note: Pat
 
 
 async def test_one_server_at_a_time_holds_a_chat(tmp_path: Path) -> None:
-    first, second = LocalRecords(tmp_path), LocalRecords(tmp_path)
+    first, second = ChatRecords(tmp_path), ChatRecords(tmp_path)
     order: list[str] = []
 
     async def wait() -> None:
@@ -151,14 +150,14 @@ async def test_a_lock_is_gone_with_its_process(tmp_path: Path) -> None:
 import sys, anyio
 from pathlib import Path
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.records.local import LocalRecords
+from mcp_sandbox.sessions.records import ChatRecords
 async def main():
-    async with LocalRecords(Path(sys.argv[1])).hold(ChatId("ann", "one")):
+    async with ChatRecords(Path(sys.argv[1])).hold(ChatId("ann", "one")):
         print("held", flush=True)
         await anyio.sleep_forever()
 anyio.run(main)
 """
-    records = LocalRecords(tmp_path)
+    records = ChatRecords(tmp_path)
     with anyio.fail_after(30):
         async with await anyio.open_process([sys.executable, "-c", program, tmp_path]) as other:
             assert other.stdout is not None
@@ -172,7 +171,7 @@ anyio.run(main)
 
 
 async def test_only_the_owner_may_read_what_is_written(tmp_path: Path) -> None:
-    records = LocalRecords(tmp_path)
+    records = ChatRecords(tmp_path)
     await records.put(record(ANN))
     async with records.hold(ANN):
         pass
@@ -212,7 +211,7 @@ async def test_a_note_that_is_damaged_is_set_aside_and_the_chat_stays_known(
     ruin: Callable[[Path], object],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    records = LocalRecords(tmp_path)
+    records = ChatRecords(tmp_path)
     await records.put(record(ANN))
     await records.put(record(BOB))
     ruin(note)
@@ -236,7 +235,7 @@ async def test_a_note_that_is_damaged_is_set_aside_and_the_chat_stays_known(
 async def test_a_lock_file_that_is_damaged_locks_again(
     tmp_path: Path, ruin: Callable[[Path], object]
 ) -> None:
-    records = LocalRecords(tmp_path)
+    records = ChatRecords(tmp_path)
     for _ in range(2):
         async with records.hold(ANN):
             async with records.hold(ANN, at_once=True) as ours:
@@ -245,7 +244,7 @@ async def test_a_lock_file_that_is_damaged_locks_again(
 
 
 async def test_at_most_three_ruins_are_kept(tmp_path: Path, note: Path) -> None:
-    records = LocalRecords(tmp_path)
+    records = ChatRecords(tmp_path)
     for _ in range(6):
         await records.put(record(ANN))
         note.write_bytes(b"garbage")
@@ -265,7 +264,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 async def test_a_full_disk_is_an_error_that_loses_nothing_and_passes(small_disk: Path) -> None:
-    records = LocalRecords(small_disk)
+    records = ChatRecords(small_disk)
     kept: list[ChatId] = []
 
     async def fill() -> None:
@@ -308,7 +307,7 @@ def descriptors_left(number: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("left", range(3))
 async def test_a_lack_of_descriptors_loses_nothing_and_passes(tmp_path: Path, left: int) -> None:
-    records = LocalRecords(tmp_path)
+    records = ChatRecords(tmp_path)
     await records.put(record(ANN))
     with descriptors_left(left):
         for work in (records.put(record(BOB)), records.get(ANN), records.list()):
@@ -322,10 +321,10 @@ WRITER = """
 import sys, anyio
 from pathlib import Path
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.records.local import LocalRecords
+from mcp_sandbox.sessions.records import ChatRecords
 from tests.contract.test_records import record
 async def main():
-    records = LocalRecords(Path(sys.argv[1]))
+    records = ChatRecords(Path(sys.argv[1]))
     number = int(sys.argv[2])
     while True:
         await records.put(record(ChatId("u", f"c{number}")))
@@ -351,7 +350,7 @@ def killed_writer(data_root: Path, first: int, after: int) -> int:
 @pytest.mark.slow
 async def test_a_writer_killed_at_any_point_loses_nothing_it_wrote(tmp_path: Path) -> None:
     first = 1
-    records = LocalRecords(tmp_path)
+    records = ChatRecords(tmp_path)
     for after in range(1, 20, 2):
         last = await anyio.to_thread.run_sync(killed_writer, tmp_path, first, after)
         known = {item.chat.chat: item for item in await records.list()}
@@ -370,6 +369,6 @@ async def test_processes_that_begin_at_once_agree(tmp_path: Path) -> None:
             for number in range(4):
                 start = number * 1000
                 tasks.start_soon(anyio.to_thread.run_sync, killed_writer, tmp_path, start, 5)
-    numbers = {item.chat.chat for item in await LocalRecords(tmp_path).list()}
+    numbers = {item.chat.chat for item in await ChatRecords(tmp_path).list()}
     assert numbers >= {f"c{start * 1000 + step}" for start in range(4) for step in range(5)}
     assert list(tmp_path.rglob("*.damaged-*")) == []

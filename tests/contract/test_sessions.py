@@ -9,7 +9,7 @@ from mcp_sandbox.config import Config, SessionsConfig
 from mcp_sandbox.errors import CapacityReached, NotFound, SandboxGone
 from mcp_sandbox.models import ChatId, SandboxId, SandboxSpec
 from mcp_sandbox.sessions.manager import SessionManager
-from mcp_sandbox.sessions.records.local import LocalRecords
+from mcp_sandbox.sessions.records import ChatRecords
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.workspace.directory import Workspaces
@@ -151,7 +151,7 @@ async def test_a_chat_that_another_server_is_busy_with_holds_up_nobody(config: C
     async with open_manager(config.model_copy(update={"sessions": settings})) as manager:
         for name in ("a", "b"):
             await (await manager.session(ChatId("u", name))).exec("true")
-        async with LocalRecords(config.data_dir).hold(ChatId("u", "a")):
+        async with ChatRecords(config.data_dir).hold(ChatId("u", "a")):
             with anyio.fail_after(60):
                 await (await manager.session(ChatId("u", "c"))).exec("true")
             assert await running(config) == ["a", "c"]

@@ -12,8 +12,7 @@ import pytest
 from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.models import BackendName, ChatId, SandboxId, SandboxInfo
 from mcp_sandbox.sessions.cleaning import Cleaning, GcItem
-from mcp_sandbox.sessions.records import ChatRecord, Ledger
-from mcp_sandbox.sessions.records.local import LocalRecords
+from mcp_sandbox.sessions.records import ChatRecord, ChatRecords, Ledger
 from mcp_sandbox.sessions.rooms import Rooms
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.sessions.slots import Slots
@@ -56,7 +55,7 @@ class Server:
         self.used: set[ChatId] = set()
         self.engine = Engine()
         self.workspaces = Workspaces(data_root, owner=OWNER, now=lambda: clock().wall_s)
-        self.records = LocalRecords(data_root)
+        self.records = ChatRecords(data_root)
         self.ledger = Ledger(self.records, clock)
         rooms = Rooms(
             # Which sandboxes run is what each test says.
@@ -168,7 +167,7 @@ async def test_a_chat_that_is_used_while_it_is_to_be_removed_stays(
         await server.ledger.write()
         clock.pass_(8 * DAY_S)
 
-        class Used(LocalRecords):
+        class Used(ChatRecords):
             @asynccontextmanager
             async def hold(self, chat: ChatId, *, at_once: bool = False) -> AsyncGenerator[bool]:
                 other.ledger.used(chat)

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.records import ChatRecord, Ledger
-from mcp_sandbox.sessions.records.local import LocalRecords
+from mcp_sandbox.sessions.records import ChatRecord, ChatRecords, Ledger
 from tests.sessions.clocks import NOON, SetClock
 
 ANN, BOB = ChatId("ann", "one"), ChatId("bob", "one")
@@ -19,7 +18,7 @@ def clock() -> SetClock:
 
 
 async def test_use_counts_at_once_and_is_written_later(tmp_path: Path, clock: SetClock) -> None:
-    records = LocalRecords(tmp_path)
+    records = ChatRecords(tmp_path)
     ledger = Ledger(records, clock)
     await records.put(ChatRecord(ANN, "docker", NOON, NOON))
     clock.pass_(60)
@@ -40,7 +39,7 @@ async def test_use_counts_at_once_and_is_written_later(tmp_path: Path, clock: Se
 async def test_a_disk_that_fails_is_told_once_and_tried_again(
     tmp_path: Path, clock: SetClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    records = LocalRecords(tmp_path)
+    records = ChatRecords(tmp_path)
     ledger = Ledger(records, clock)
     await records.put(ChatRecord(ANN, "docker", NOON, NOON))
     folder = tmp_path / "sandbox" / "records" / "ann"

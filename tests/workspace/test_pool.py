@@ -16,7 +16,7 @@ from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.beneath import rename_new
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.layout import SUBDIRECTORIES
-from mcp_sandbox.workspace.pool import Abandoned, PoolFolder, WarmTrees
+from mcp_sandbox.workspace.pool import PoolFolder, WarmTrees
 
 CHAT = ChatId("ann", "c1")
 OWNER = (10001, 10001) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
@@ -106,9 +106,9 @@ async def test_closing_leaves_nothing(tmp_path: Path) -> None:
 
 async def test_a_living_process_keeps_its_folder(folder: PoolFolder, tmp_path: Path) -> None:
     warm = await settled(folder)
-    abandoned = Abandoned(tmp_path / "data")
-    assert await to_thread.run_sync(abandoned.processes) == frozenset()
-    await to_thread.run_sync(abandoned.remove, warm.label.partition("/")[0])
+    other = PoolFolder(tmp_path / "data", owner=OWNER)
+    assert await to_thread.run_sync(other.abandoned) == frozenset()
+    await to_thread.run_sync(other.remove, warm.label.partition("/")[0])
     assert warm.directories.workspace.is_dir()
 
 
@@ -140,12 +140,12 @@ def test_what_a_killed_process_left_is_told_from_what_a_chat_adopted(tmp_path: P
     )
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     new, waiting, adopted = ended.stdout.split()
-    abandoned = Abandoned(data)
-    (process,) = abandoned.processes()
-    assert [abandoned.keeps(label) for label in (new, waiting, adopted)] == [True, True, False]
-    assert not abandoned.keeps("../../workspace/ann")
-    abandoned.remove(process)
-    assert abandoned.processes() == frozenset()
+    other = PoolFolder(data, owner=OWNER)
+    (process,) = other.abandoned()
+    assert [other.keeps(label) for label in (new, waiting, adopted)] == [True, True, False]
+    assert not other.keeps("../../workspace/ann")
+    other.remove(process)
+    assert other.abandoned() == frozenset()
     assert kept(data, "pool") == []
     assert kept(data, "workspace") == kept(data, "home") == ["ann/chat-c1"]
 

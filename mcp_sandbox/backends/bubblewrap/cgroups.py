@@ -8,6 +8,7 @@ is told with the reason, never pretended.
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +94,9 @@ def _enable(parent: Path, wanted: set[str]) -> frozenset[str]:
     for level in (parent, base):
         for controller in sorted(wanted & _words(level / "cgroup.controllers")):
             if controller not in _words(level / "cgroup.subtree_control"):
-                _try_write(level / "cgroup.subtree_control", f"+{controller}")
+                # It may hold processes, or its owner keep the controller: what came is looked at.
+                with suppress(OSError):
+                    (level / "cgroup.subtree_control").write_text(f"+{controller}")
     return frozenset(wanted & _words(base / "cgroup.subtree_control"))
 
 
@@ -102,14 +105,6 @@ def _words(path: Path) -> set[str]:
         return set(path.read_text().split())
     except OSError:
         return set()
-
-
-def _try_write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError:
-        # The group holds processes or its owner kept the controller: the caller looks what came.
-        return
 
 
 class Cgroups:

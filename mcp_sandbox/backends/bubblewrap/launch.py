@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from mcp_sandbox.backends.bubblewrap.arguments import Descriptors, Etc, Inside, System, arguments
 from mcp_sandbox.backends.bubblewrap.program import Program
@@ -87,8 +87,10 @@ def launch(order: Order, admit: Callable[[Told], Result]) -> Result:
         # Opened here: where bwrap is started, the data root may be out of sight.
         log = opened.enter_context(order.log.open("ab"))
         sources = {"program": order.program.root, **order.sources}
-        launcher = on_stage(
-            Stage(sources, order.user, order.joined),
+        launcher = _on_stage(
+            sources,
+            order.user,
+            order.joined,
             lambda reach: _start(order, reach, (told_to.fileno(), held_by.fileno(), log.fileno())),
         )
         # Only bwrap's own end is left: when bwrap ends, reading ends.
@@ -162,44 +164,33 @@ def _abort(launcher: int) -> None:
     os.waitpid(launcher, 0)
 
 
-class _Calls(NamedTuple):
-    setgroups: int
-    setresgid: int
-    setresuid: int
-
-
-_CALLS = {"x86_64": _Calls(116, 119, 117), "aarch64": _Calls(159, 149, 147)}
+# setgroups, setresgid, setresuid
+_CALLS = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True)
-class Stage:
-    """What a program is started in. `user` is None when the server is not root.
-
-    `joined` are control groups of version 1, which take a single thread.
-    """
-
-    sources: Mapping[str, Path]
-    user: int | None
-    joined: tuple[str, ...] = ()
-
-
-def on_stage(stage: Stage, action: Callable[[Mapping[str, str]], int]) -> int:
+def _on_stage(
+    sources: Mapping[str, Path],
+    user: int | None,
+    joined: tuple[str, ...],
+    action: Callable[[Mapping[str, str]], int],
+) -> int:
     """Run `action` with a path for each source, at which the sandbox's user can reach it. Blocks.
+
+    `user` is None when the server is not root. `joined` are of version 1, which take one thread.
 
     Raises:
         BackendUnavailable: root here may not make mount namespaces.
         OSError: a source is missing or is a link, or `action` raised it.
     """
-    user = stage.user
     if user is None:
-        return action({name: str(path) for name, path in stage.sources.items()})
+        return action({name: str(path) for name, path in sources.items()})
 
     def run() -> int:
-        for group in stage.joined:
+        for group in joined:
             # Moving only the thread that asks spares the kernel a wait for all others.
             Path(group, "tasks").write_text("0")
-        reach = _bind(stage.sources)
+        reach = _bind(sources)
         _become(user)
         return action(reach)
 
@@ -230,10 +221,10 @@ def _show(name: str, path: Path, descriptor: int) -> str:
 
 def _become(user: int) -> None:
     """Give up root in this thread alone: the C library's own functions would do it in all."""
-    calls = _CALLS[os.uname().machine]
-    _check(_libc.syscall(calls.setgroups, 0, None))
-    _check(_libc.syscall(calls.setresgid, user, user, user))
-    _check(_libc.syscall(calls.setresuid, user, user, user))
+    setgroups, setresgid, setresuid = _CALLS[os.uname().machine]
+    _check(_libc.syscall(setgroups, 0, None))
+    _check(_libc.syscall(setresgid, user, user, user))
+    _check(_libc.syscall(setresuid, user, user, user))
 
 
 def _check(result: int) -> None:

@@ -30,129 +30,40 @@ _INTERNET = (2, 10)
 _NETLINK, _ROUTES = 16, 0
 _PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 
-_COMMON = {
-    "open_tree": 428,
-    "move_mount": 429,
-    "fsopen": 430,
-    "fsconfig": 431,
-    "fsmount": 432,
-    "fspick": 433,
-    "io_uring_setup": 425,
-    "io_uring_enter": 426,
-    "io_uring_register": 427,
-    "pidfd_getfd": 438,
-    "process_madvise": 440,
-    "mount_setattr": 442,
-    "quotactl_fd": 443,
-    "set_mempolicy_home_node": 450,
-    "statmount": 457,
-    "listmount": 458,
-    "lsm_set_self_attr": 460,
-    "open_tree_attr": 467,
-}
-_X86_64 = {
-    "sysfs": 139,
-    "uselib": 134,
-    "ustat": 136,
-    "vhangup": 153,
-    "modify_ldt": 154,
-    "pivot_root": 155,
-    "_sysctl": 156,
-    "adjtimex": 159,
-    "chroot": 161,
-    "acct": 163,
-    "settimeofday": 164,
-    "mount": 165,
-    "umount2": 166,
-    "swapon": 167,
-    "swapoff": 168,
-    "reboot": 169,
-    "sethostname": 170,
-    "setdomainname": 171,
-    "iopl": 172,
-    "ioperm": 173,
-    "create_module": 174,
-    "init_module": 175,
-    "delete_module": 176,
-    "get_kernel_syms": 177,
-    "query_module": 178,
-    "quotactl": 179,
-    "nfsservctl": 180,
-    "getpmsg": 181,
-    "putpmsg": 182,
-    "afs_syscall": 183,
-    "tuxcall": 184,
-    "security": 185,
-    "set_thread_area": 205,
-    "get_thread_area": 211,
-    "lookup_dcookie": 212,
-    "clock_settime": 227,
-    "vserver": 236,
-    "mbind": 237,
-    "set_mempolicy": 238,
-    "get_mempolicy": 239,
-    "kexec_load": 246,
-    "add_key": 248,
-    "request_key": 249,
-    "keyctl": 250,
-    "migrate_pages": 256,
-    "unshare": 272,
-    "move_pages": 279,
-    "perf_event_open": 298,
-    "fanotify_init": 300,
-    "open_by_handle_at": 304,
-    "clock_adjtime": 305,
-    "setns": 308,
-    "kcmp": 312,
-    "finit_module": 313,
-    "kexec_file_load": 320,
-    "bpf": 321,
-    "userfaultfd": 323,
-    "syslog": 103,
-}
-_AARCH64 = {
-    "lookup_dcookie": 18,
-    "umount2": 39,
-    "mount": 40,
-    "pivot_root": 41,
-    "nfsservctl": 42,
-    "chroot": 51,
-    "vhangup": 58,
-    "quotactl": 60,
-    "acct": 89,
-    "unshare": 97,
-    "kexec_load": 104,
-    "init_module": 105,
-    "delete_module": 106,
-    "clock_settime": 112,
-    "syslog": 116,
-    "reboot": 142,
-    "sethostname": 161,
-    "setdomainname": 162,
-    "settimeofday": 170,
-    "adjtimex": 171,
-    "add_key": 217,
-    "request_key": 218,
-    "keyctl": 219,
-    "swapon": 224,
-    "swapoff": 225,
-    "mbind": 235,
-    "get_mempolicy": 236,
-    "set_mempolicy": 237,
-    "migrate_pages": 238,
-    "move_pages": 239,
-    "perf_event_open": 241,
-    "fanotify_init": 262,
-    "open_by_handle_at": 265,
-    "clock_adjtime": 266,
-    "setns": 268,
-    "kcmp": 272,
-    "finit_module": 273,
-    "bpf": 280,
-    "userfaultfd": 282,
-    "kexec_file_load": 294,
-}
-REFUSED = {"x86_64": _X86_64 | _COMMON, "aarch64": _AARCH64 | _COMMON}
+# Each call and its number.
+_COMMON = """
+open_tree 428 move_mount 429 fsopen 430 fsconfig 431 fsmount 432 fspick 433 io_uring_setup 425
+io_uring_enter 426 io_uring_register 427 pidfd_getfd 438 process_madvise 440 mount_setattr 442
+quotactl_fd 443 set_mempolicy_home_node 450 statmount 457 listmount 458 lsm_set_self_attr 460
+open_tree_attr 467
+"""
+_X86_64 = """
+sysfs 139 uselib 134 ustat 136 vhangup 153 modify_ldt 154 pivot_root 155 _sysctl 156 adjtimex 159
+chroot 161 acct 163 settimeofday 164 mount 165 umount2 166 swapon 167 swapoff 168 reboot 169
+sethostname 170 setdomainname 171 iopl 172 ioperm 173 create_module 174 init_module 175
+delete_module 176 get_kernel_syms 177 query_module 178 quotactl 179 nfsservctl 180 getpmsg 181
+putpmsg 182 afs_syscall 183 tuxcall 184 security 185 set_thread_area 205 get_thread_area 211
+lookup_dcookie 212 clock_settime 227 vserver 236 mbind 237 set_mempolicy 238 get_mempolicy 239
+kexec_load 246 add_key 248 request_key 249 keyctl 250 migrate_pages 256 unshare 272 move_pages 279
+perf_event_open 298 fanotify_init 300 open_by_handle_at 304 clock_adjtime 305 setns 308 kcmp 312
+finit_module 313 kexec_file_load 320 bpf 321 userfaultfd 323 syslog 103
+"""
+_AARCH64 = """
+lookup_dcookie 18 umount2 39 mount 40 pivot_root 41 nfsservctl 42 chroot 51 vhangup 58 quotactl 60
+acct 89 unshare 97 kexec_load 104 init_module 105 delete_module 106 clock_settime 112 syslog 116
+reboot 142 sethostname 161 setdomainname 162 settimeofday 170 adjtimex 171 add_key 217
+request_key 218 keyctl 219 swapon 224 swapoff 225 mbind 235 get_mempolicy 236 set_mempolicy 237
+migrate_pages 238 move_pages 239 perf_event_open 241 fanotify_init 262 open_by_handle_at 265
+clock_adjtime 266 setns 268 kcmp 272 finit_module 273 bpf 280 userfaultfd 282 kexec_file_load 294
+"""
+
+
+def _numbers(table: str) -> dict[str, int]:
+    words = table.split()
+    return dict(zip(words[::2], map(int, words[1::2]), strict=True))
+
+
+REFUSED = {"x86_64": _numbers(_X86_64 + _COMMON), "aarch64": _numbers(_AARCH64 + _COMMON)}
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # clone, clone3, ioctl, socket, socketpair, personality
 _LOOKED_INTO = {"x86_64": (56, 435, 16, 41, 53, 135), "aarch64": (220, 435, 29, 198, 199, 92)}

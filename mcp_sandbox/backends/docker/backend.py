@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from anyio.abc import ByteStream
 
-from mcp_sandbox.backends.docker.client import Containers, Image, Images, connection_of
+from mcp_sandbox.backends.docker import client
 from mcp_sandbox.backends.docker.engine import (
     build_again,
     facts_of,
@@ -59,6 +59,8 @@ _CONNECT_S = 10.0
 _IMAGE_FRESH_S = 10.0
 # Longer than a creation can take.
 _GRACE_S = 180.0
+# The engine starts about five containers a second; more at once only wait longer for each other.
+_STARTS_AT_ONCE = 4
 _PRESENT = ("created", "running", "paused", "restarting")
 _SHOWN = {"hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n"}
 
@@ -77,42 +79,39 @@ class DockerSandbox:
         return await self.backend.connect(self.id, deadline_s=_CONNECT_S)
 
     async def pause(self) -> bool:
-        await self.backend.containers.switch(self.id, paused=True)
+        await self.backend.connection.call(client.switch, self.id, paused=True)
         return True
 
     async def resume(self) -> None:
-        await self.backend.containers.switch(self.id, paused=False)
+        await self.backend.connection.call(client.switch, self.id, paused=False)
 
     async def ending(self, *, within_s: float = 0.0) -> Ending | None:
-        return await self.backend.containers.ending(self.id, within_s)
+        return await client.ending(self.backend.connection, self.id, within_s)
 
 
 class DockerBackend:
     """Sandboxes of one data root on one engine."""
 
+    name: BackendName = "docker"
+
     def __init__(self, config: DockerConfig, data_root: Path) -> None:
         self._config = config
         self._records = Records(data_root, "docker")
         self._instance = instance_of(data_root)
-        self._connection = connection_of(config)
-        self.containers = Containers(self._connection)
-        self._images = Images(self._connection)
-        self._image: tuple[float, Image] | None = None
+        self.connection = client.connection_of(config)
+        self._starts = CapacityLimiter(_STARTS_AT_ONCE)
+        self._image: tuple[float, client.Image] | None = None
         self._swept = False
-
-    @property
-    def name(self) -> BackendName:
-        return "docker"
 
     async def aclose(self) -> None:
         """Close idle connections to the engine; sandboxes go on."""
-        await self._connection.aclose()
+        await self.connection.aclose()
 
     async def probe(self) -> str:
-        info = await self._connection.info()
+        info = await self.connection.info()
         refuse_unusable(info)
         place = somewhere(await self._current_image(), self._instance, self._config.runtime, info)
-        code, said = await run_once(self.containers, place, "print(6 * 7)")
+        code, said = await run_once(self.connection, place, "print(6 * 7)")
         if code != 0 or said.strip() != "42":
             raise BackendUnavailable(
                 f"a test container of {self._config.image} ended with {code} and said "
@@ -123,14 +122,14 @@ class DockerBackend:
 
     async def origin(self) -> str:
         """The image, by its content, and the runtime."""
-        info = await self._connection.info()
+        info = await self.connection.info()
         runtime = self._config.runtime or info.get("DefaultRuntime", "")
         return f"{(await self._current_image()).id} {runtime}"
 
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
         sandbox_id = new_id()
         try:
-            info = await self._connection.info()
+            info = await self.connection.info()
             refuse_unusable(info)
             image, shared = await self._current_image(), await self._shares_sockets()
             # The token goes by a file where that is seen, and nothing steers Python.
@@ -159,16 +158,16 @@ class DockerBackend:
 
     async def attach(self, sandbox_id: SandboxId) -> DockerSandbox:
         record, token = await to_thread.run_sync(self._records.known, sandbox_id)
-        inspected = await self.containers.inspect(sandbox_id)
+        inspected = await self.connection.call(client.inspect, sandbox_id)
         status = inspected["State"]["Status"]
         if status == "paused":
-            await self.containers.switch(sandbox_id, paused=False)
+            await self.connection.call(client.switch, sandbox_id, paused=False)
         elif status != "running":
             raise SandboxGone(
                 f"sandbox {sandbox_id} is {status}; "
                 "the next call starts a new one on the same files"
             )
-        facts = facts_of(self._config.image, inspected, await self._connection.info())
+        facts = facts_of(self._config.image, inspected, await self.connection.info())
         labels = record.labels or _labels(inspected["Config"])
         return DockerSandbox(sandbox_id, token, facts, labels, self)
 
@@ -195,8 +194,8 @@ class DockerBackend:
                 if found["State"]["Status"] == "paused":
                     # gVisor does not end what is paused.
                     with suppress(SandboxGone):
-                        await self.containers.switch(sandbox_id, paused=False)
-                await self.containers.remove(sandbox_id)
+                        await self.connection.call(client.switch, sandbox_id, paused=False)
+                await self.connection.call(client.remove, sandbox_id)
             await self._clear(sandbox_id)
 
     async def connect(self, sandbox_id: SandboxId, *, deadline_s: float) -> ByteStream:
@@ -207,17 +206,19 @@ class DockerBackend:
         command = [PYTHON, "-I", "-S", RELAY, "--announce", SOCKET, f"{deadline_s:g}"]
         # The token is in the container's environment, and another process of the sandbox could
         # read it from the relay's before the relay has shut itself off.
-        path = await self.containers.prepare_exec(sandbox_id, command, forget="MCP_SANDBOX_TOKEN")
+        path = await self.connection.call(
+            client.prepare_exec, sandbox_id, command, forget="MCP_SANDBOX_TOKEN"
+        )
 
         async def alive() -> bool:
             found = await self._ours(sandbox_id)
             return found is not None and bool(found["State"]["Running"])
 
-        engine = await self._connection.engine()
+        engine = await self.connection.engine()
         return await open_exec(engine, path, deadline_s=deadline_s + _LOOK_S, alive=alive)
 
     async def _shares_sockets(self) -> bool:
-        engine, info = await self._connection.engine(), await self._connection.info()
+        engine, info = await self.connection.engine(), await self.connection.info()
         return shares_sockets(engine, info, self._config.runtime)
 
     async def _start(self, spec: SandboxSpec, placement: Placement) -> dict[str, Any]:
@@ -226,9 +227,10 @@ class DockerBackend:
             # Networks are few: those of sandboxes that ended by themselves go first.
             await self._sweep()
             labels = {"app": APP, INSTANCE_LABEL: self._instance}
-            await self.containers.create_network(sandbox_id, labels)
+            await self.connection.call(client.create_network, sandbox_id, labels)
         body = container_body(spec, placement)
-        inspected = await self.containers.launch(sandbox_id, body)
+        async with self._starts:
+            inspected = await self.connection.call(client.launch, sandbox_id, body)
         _refuse(weaker_fields(body, inspected))
         await self._wait_until_it_listens(sandbox_id)
         if not self._swept:
@@ -238,10 +240,10 @@ class DockerBackend:
             _refuse(await to_thread.run_sync(first_process_problems, inspected))
         return inspected
 
-    async def _current_image(self) -> Image:
+    async def _current_image(self) -> client.Image:
         now = anyio.current_time()
         if self._image is None or now - self._image[0] > _IMAGE_FRESH_S:
-            image = await self._images.find(self._config.image)
+            image = await self.connection.call(client.find_image, self._config.image)
             digest = await to_thread.run_sync(runner_digest)
             if image.labels.get(RUNNER_LABEL) != digest:
                 raise ImageMissing(
@@ -274,7 +276,7 @@ class DockerBackend:
     async def _ours(self, sandbox_id: SandboxId) -> dict[str, Any] | None:
         """The inspection of a container, None when this data root has none of that name."""
         try:
-            found = await self.containers.inspect(sandbox_id)
+            found = await self.connection.call(client.inspect, sandbox_id)
         except SandboxGone:
             return None
         is_ours = found["Config"]["Labels"].get(INSTANCE_LABEL) == self._instance
@@ -284,10 +286,10 @@ class DockerBackend:
         """Clear up after killed servers and ended sandboxes; returns the containers that stay."""
         stays = []
         labels = [f"app={APP}", f"{INSTANCE_LABEL}={self._instance}"]
-        for row in await self.containers.labelled(labels):
+        for row in await self.connection.call(client.labelled, labels):
             # Its server was killed before it could start it, and nobody else ever will.
             if row["State"] == "created" and await to_thread.run_sync(self._abandoned, row):
-                await self.containers.remove(row["Id"])
+                await self.connection.call(client.remove, row["Id"])
             else:
                 stays.append(row)
         present = {_name(row) for row in stays}
@@ -311,7 +313,7 @@ class DockerBackend:
         if record is None:
             return
         if record.network == "open":
-            await self.containers.remove_network(sandbox_id)
+            await self.connection.call(client.remove_network, sandbox_id)
         # Last: what is left of a container is found by its record.
         await to_thread.run_sync(self._records.forget, sandbox_id)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import anyio
 import docker
@@ -33,6 +33,7 @@ from mcp_sandbox.errors import BackendUnavailable, ImageMissing, SandboxGone
 from mcp_sandbox.models import Ending
 
 T = TypeVar("T")
+P = ParamSpec("P")
 _TIMEOUT_S = 60
 # The first version with everything that a container of ours asks for.
 _OLDEST_API = "1.41"
@@ -41,8 +42,6 @@ _CHUNK = 1024 * 1024
 # The builder's own numbers of layers and containers.
 _TELLS_NOTHING = ("--->", "Removing intermediate")
 _CALLS_AT_ONCE = 16
-# The engine starts about five containers a second; more at once only wait longer for each other.
-_STARTS_AT_ONCE = 4
 # The engine tells of an end a moment after the connection has felt it.
 _TOLD_S = 2.0
 _ASK_AGAIN_S = 0.05
@@ -81,8 +80,16 @@ class Connection:
             info = self._info = await self.call(lambda api: api.info())
         return info
 
-    async def call(self, work: Callable[[docker.APIClient], T]) -> T:
-        """Run `work` in a thread; raises BackendUnavailable if no other error says it better."""
+    async def call(
+        self,
+        work: Callable[Concatenate[docker.APIClient, P], T],
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        """Run a function of this file, or one like them, in a thread.
+
+        Raises BackendUnavailable if no other error says it better.
+        """
         engine = await self.engine()
         async with self._connecting:
             if self._api is None:
@@ -91,7 +98,7 @@ class Connection:
 
         def job() -> T:
             with _translated(engine):
-                return work(api)
+                return work(api, *args, **named)
 
         return await to_thread.run_sync(job, limiter=self._limiter)
 
@@ -101,122 +108,98 @@ def connection_of(config: DockerConfig) -> Connection:
     return Connection(lambda: find_engine(config.host, docker_variables(), home()))
 
 
-class Containers:
-    """Containers and their networks."""
+def launch(api: docker.APIClient, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Create, start and inspect a container; raises ImageMissing, SandboxGone."""
+    container = _create(api, body, name)
+    api.start(container)
+    return inspect(api, container)
 
-    def __init__(self, connection: Connection) -> None:
-        self._call = connection.call
-        self._starts = CapacityLimiter(_STARTS_AT_ONCE)
 
-    async def launch(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Create, start and inspect a container; raises ImageMissing, SandboxGone."""
+def inspect(api: docker.APIClient, name: str) -> dict[str, Any]:
+    """The inspection of a container; raises SandboxGone if there is none of this name."""
+    try:
+        return cast("dict[str, Any]", api.inspect_container(name))
+    except docker_errors.NotFound as exc:
+        raise _gone(name) from exc
 
-        def work(api: docker.APIClient) -> dict[str, Any]:
-            container = _create(api, body, name)
-            api.start(container)
-            return _inspect(api, container)
 
-        async with self._starts:
-            return await self._call(work)
+def labelled(api: docker.APIClient, labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Summaries of the containers, running or not, that carry all of `labels`."""
+    filters: dict[str, Any] = {"label": list(labels)}
+    return cast("list[dict[str, Any]]", cast("Any", api).containers(all=True, filters=filters))
 
-    async def inspect(self, name: str) -> dict[str, Any]:
-        """The inspection of a container; raises SandboxGone if there is none of this name."""
-        return await self._call(lambda api: _inspect(api, name))
 
-    async def labelled(self, labels: Sequence[str]) -> list[dict[str, Any]]:
-        """Summaries of the containers, running or not, that carry all of `labels`."""
-        filters: dict[str, Any] = {"label": list(labels)}
-        return await self._call(lambda api: cast("Any", api).containers(all=True, filters=filters))
+def remove(api: docker.APIClient, name: str) -> None:
+    """Kill and remove a container; returns when it is gone, also if it was before."""
+    with suppress(docker_errors.NotFound):
+        try:
+            api.remove_container(name, force=True, v=True)
+        except docker_errors.APIError as exc:
+            if exc.status_code != requests.codes.conflict:
+                raise
+            # It is being removed already.
+            api.wait(name, timeout=_TIMEOUT_S, condition="removed")
 
-    async def remove(self, name: str) -> None:
-        """Kill and remove a container; returns when it is gone, also if it was before."""
 
-        def work(api: docker.APIClient) -> None:
-            with suppress(docker_errors.NotFound):
-                try:
-                    api.remove_container(name, force=True, v=True)
-                except docker_errors.APIError as exc:
-                    if exc.status_code != requests.codes.conflict:
-                        raise
-                    # It is being removed already.
-                    api.wait(name, timeout=_TIMEOUT_S, condition="removed")
+def run(api: docker.APIClient, body: dict[str, Any], *, timeout_s: int) -> tuple[int, str]:
+    """Run a container to its end and remove it; returns its exit code and what it printed."""
+    container = _create(api, body, None)
+    try:
+        api.start(container)
+        code = api.wait(container, timeout=timeout_s)["StatusCode"]
+        return code, api.logs(container).decode(errors="replace")
+    finally:
+        api.remove_container(container, force=True)
 
-        await self._call(work)
 
-    async def run(self, body: dict[str, Any], *, timeout_s: int) -> tuple[int, str]:
-        """Run a container to its end and remove it; returns its exit code and what it printed."""
+def prepare_exec(api: docker.APIClient, name: str, command: list[str], *, forget: str) -> str:
+    """Prepare a program in a container; returns the API path that starts it.
 
-        def work(api: docker.APIClient) -> tuple[int, str]:
-            container = _create(api, body, None)
-            try:
-                api.start(container)
-                code = api.wait(container, timeout=timeout_s)["StatusCode"]
-                return code, api.logs(container).decode(errors="replace")
-            finally:
-                api.remove_container(container, force=True)
+    It sees the environment except the variable `forget`. Raises SandboxGone.
+    """
+    with _gone_unless_running(name):
+        prepared = api.exec_create(name, command, stdin=True, environment=[forget], workdir="/")
+    return f"/v{api.api_version}/exec/{prepared['Id']}/start"
 
-        return await self._call(work)
 
-    async def prepare_exec(self, name: str, command: list[str], *, forget: str) -> str:
-        """Prepare a program in a container; returns the API path that starts it.
+def create_network(api: docker.APIClient, name: str, labels: dict[str, str]) -> None:
+    """Create a bridge network whose members do not reach each other; raises CapacityReached."""
+    api.create_network(
+        name,
+        driver="bridge",
+        options={"com.docker.network.bridge.enable_icc": "false"},
+        check_duplicate=True,
+        internal=False,
+        labels=labels,
+        enable_ipv6=False,
+    )
 
-        It sees the environment except the variable `forget`. Raises SandboxGone.
-        """
 
-        def work(api: docker.APIClient) -> str:
-            with _gone_unless_running(name):
-                prepared = api.exec_create(
-                    name, command, stdin=True, environment=[forget], workdir="/"
-                )
-            return f"/v{api.api_version}/exec/{prepared['Id']}/start"
+def remove_network(api: docker.APIClient, name: str) -> None:
+    """Remove a network; absent is fine."""
+    with suppress(docker_errors.NotFound):
+        api.remove_network(name)
 
-        return await self._call(work)
 
-    async def create_network(self, name: str, labels: dict[str, str]) -> None:
-        """Create a bridge network whose members do not reach each other; raises CapacityReached."""
-        await self._call(
-            lambda api: api.create_network(
-                name,
-                driver="bridge",
-                options={"com.docker.network.bridge.enable_icc": "false"},
-                check_duplicate=True,
-                internal=False,
-                labels=labels,
-                enable_ipv6=False,
-            )
-        )
+def switch(api: docker.APIClient, name: str, *, paused: bool) -> None:
+    """Stop all that runs in a container, or let it go on; raises SandboxGone."""
+    with _gone_unless_running(name):
+        if bool(inspect(api, name)["State"]["Paused"]) != paused:
+            (api.pause if paused else api.unpause)(name)
 
-    async def remove_network(self, name: str) -> None:
-        """Remove a network; absent is fine."""
 
-        def work(api: docker.APIClient) -> None:
-            with suppress(docker_errors.NotFound):
-                api.remove_network(name)
-
-        await self._call(work)
-
-    async def switch(self, name: str, *, paused: bool) -> None:
-        """Stop all that runs in a container, or let it go on; raises SandboxGone."""
-
-        def work(api: docker.APIClient) -> None:
-            with _gone_unless_running(name):
-                if bool(_inspect(api, name)["State"]["Paused"]) != paused:
-                    (api.pause if paused else api.unpause)(name)
-
-        await self._call(work)
-
-    async def ending(self, name: str, within_s: float) -> Ending | None:
-        """What a container ended of; None if it still runs after `within_s`."""
-        runs_until = anyio.current_time() + within_s
-        told_until = runs_until + _TOLD_S
-        while True:
-            running, ending = await self._call(lambda api: _look(api, name))
-            now = anyio.current_time()
-            if ending or (running and now >= runs_until):
-                return ending
-            if now >= told_until:
-                return "lost"
-            await anyio.sleep(_ASK_AGAIN_S)
+async def ending(connection: Connection, name: str, within_s: float) -> Ending | None:
+    """What a container ended of; None if it still runs after `within_s`."""
+    runs_until = anyio.current_time() + within_s
+    told_until = runs_until + _TOLD_S
+    while True:
+        running, found = await connection.call(_look, name)
+        now = anyio.current_time()
+        if found or (running and now >= runs_until):
+            return found
+        if now >= told_until:
+            return "lost"
+        await anyio.sleep(_ASK_AGAIN_S)
 
 
 @dataclass(frozen=True)
@@ -230,87 +213,69 @@ class Image:
     env: tuple[str, ...] = ()
 
 
-class Images:
-    """What containers start from."""
+def find_image(api: docker.APIClient, name: str) -> Image:
+    """The image of that name; raises ImageMissing."""
+    try:
+        found = cast("Any", api).inspect_image(name)
+    except docker_errors.ImageNotFound as exc:
+        raise ImageMissing(f"the Docker engine has no image {name}; {build_again(name)}") from exc
+    labels = found["Config"].get("Labels") or {}
+    names, env = tuple(found["RepoTags"] or ()), tuple(found["Config"].get("Env") or ())
+    return Image(found["Id"], labels, names, found["Size"], env)
 
-    def __init__(self, connection: Connection) -> None:
-        self._call = connection.call
 
-    async def find(self, name: str) -> Image:
-        """The image of that name; raises ImageMissing."""
+def labelled_images(api: docker.APIClient, label: str, *, dangling: bool = False) -> list[Image]:
+    """The images that carry a label; with `dangling` those without a name."""
+    filters: dict[str, Any] = {"label": label, "dangling": dangling}
+    return [
+        Image(row["Id"], row["Labels"] or {}, tuple(row["RepoTags"] or ()), row["Size"])
+        for row in api.images(filters=filters)
+    ]
 
-        def work(api: docker.APIClient) -> Image:
-            try:
-                found = cast("Any", api).inspect_image(name)
-            except docker_errors.ImageNotFound as exc:
-                raise ImageMissing(
-                    f"the Docker engine has no image {name}; {build_again(name)}"
-                ) from exc
-            labels = found["Config"].get("Labels") or {}
-            names, env = tuple(found["RepoTags"] or ()), tuple(found["Config"].get("Env") or ())
-            return Image(found["Id"], labels, names, found["Size"], env)
 
-        return await self._call(work)
+def build_image(
+    api: docker.APIClient,
+    context: IO[bytes],
+    tag: str,
+    arguments: dict[str, str],
+    say: Callable[[str], None],
+) -> None:
+    """Build from a tar file; `say` gets each line, in another thread; raises OperatorError."""
+    for event in api.build(
+        fileobj=context,
+        custom_context=True,
+        tag=tag,
+        buildargs=arguments,
+        network_mode="host",
+        rm=True,
+        forcerm=True,
+        decode=True,
+        timeout=_BUILD_TIMEOUT_S,
+    ):
+        if "error" in event:
+            raise explain_build(event["error"])
+        for line in event.get("stream", event.get("status", "")).splitlines():
+            if line.strip() and not line.strip().startswith(_TELLS_NOTHING):
+                say(line.rstrip())
 
-    async def labelled(self, label: str, *, dangling: bool = False) -> list[Image]:
-        """The images that carry a label; with `dangling` those without a name."""
 
-        def work(api: docker.APIClient) -> list[Image]:
-            filters: dict[str, Any] = {"label": label, "dangling": dangling}
-            return [
-                Image(row["Id"], row["Labels"] or {}, tuple(row["RepoTags"] or ()), row["Size"])
-                for row in api.images(filters=filters)
-            ]
+def load_image(
+    api: docker.APIClient, tar: Path, repository: str, tag: str, changes: list[str]
+) -> None:
+    """Make an image of one layer from a tar file of a root directory."""
+    with tar.open("rb") as file:
+        # An iterator: of a file the library would claim chunks and send none.
+        chunks = iter(lambda: file.read(_CHUNK), b"")
+        api.import_image_from_stream(chunks, repository, tag, changes)
 
-        return await self._call(work)
 
-    async def build(
-        self, context: IO[bytes], tag: str, arguments: dict[str, str], say: Callable[[str], None]
-    ) -> None:
-        """Build from a tar file; `say` gets each line, in another thread; raises OperatorError."""
-
-        def work(api: docker.APIClient) -> None:
-            for event in api.build(
-                fileobj=context,
-                custom_context=True,
-                tag=tag,
-                buildargs=arguments,
-                network_mode="host",
-                rm=True,
-                forcerm=True,
-                decode=True,
-                timeout=_BUILD_TIMEOUT_S,
-            ):
-                if "error" in event:
-                    raise explain_build(event["error"])
-                for line in event.get("stream", event.get("status", "")).splitlines():
-                    if line.strip() and not line.strip().startswith(_TELLS_NOTHING):
-                        say(line.rstrip())
-
-        await self._call(work)
-
-    async def load(self, tar: Path, repository: str, tag: str, changes: list[str]) -> None:
-        """Make an image of one layer from a tar file of a root directory."""
-
-        def work(api: docker.APIClient) -> None:
-            with tar.open("rb") as file:
-                # An iterator: of a file the library would claim chunks and send none.
-                chunks = iter(lambda: file.read(_CHUNK), b"")
-                api.import_image_from_stream(chunks, repository, tag, changes)
-
-        await self._call(work)
-
-    async def remove(self, image: str) -> None:
-        """Remove an image unless a container or another image needs it; absent is fine."""
-
-        def work(api: docker.APIClient) -> None:
-            try:
-                api.remove_image(image)
-            except docker_errors.APIError as exc:
-                if exc.status_code not in (requests.codes.not_found, requests.codes.conflict):
-                    raise
-
-        await self._call(work)
+def remove_image(api: docker.APIClient, image: str) -> None:
+    """Remove an image unless a container or another image needs it; absent is fine."""
+    try:
+        api.remove_image(image)
+    except docker_errors.APIError as exc:
+        if exc.status_code not in (requests.codes.not_found, requests.codes.conflict):
+            raise
 
 
 def _connect(engine: Engine) -> docker.APIClient:
@@ -355,17 +320,10 @@ def _create(api: docker.APIClient, body: dict[str, Any], name: str | None) -> st
     return cast("str", cast("Any", api).create_container_from_config(body, name)["Id"])
 
 
-def _inspect(api: docker.APIClient, name: str) -> dict[str, Any]:
-    try:
-        return cast("dict[str, Any]", api.inspect_container(name))
-    except docker_errors.NotFound as exc:
-        raise _gone(name) from exc
-
-
 def _look(api: docker.APIClient, name: str) -> tuple[bool, Ending | None]:
     """Whether it runs, and what it ended of as far as the engine says already."""
     with suppress(SandboxGone):
-        if _inspect(api, name)["State"]["Running"]:
+        if inspect(api, name)["State"]["Running"]:
             return True, None
     filters = {"type": "container", "container": name, "event": ["oom", "kill", "die"]}
     # Only what has been: it is not waited for. The library's types know whole seconds only.

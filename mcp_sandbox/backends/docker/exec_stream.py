@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import anyio
 from anyio.abc import ByteReceiveStream, ByteStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
+from anyio.streams.stapled import StapledByteStream
 
 from mcp_sandbox.backends import local_socket
 from mcp_sandbox.backends.docker.engine import Engine
@@ -70,26 +71,16 @@ async def _connect(engine: Engine) -> ByteStream:
 async def _connect_ssh(host: str, user: str | None, port: int | None) -> ByteStream:
     options = [*(["-l", user] if user else []), *(["-p", str(port)] if port else [])]
     command = ["ssh", *options, "--", host, "docker", "system", "dial-stdio"]
-    return _ProcessStream(await anyio.open_process(command, stderr=None))
+    ssh = await anyio.open_process(command, stderr=None)
+    assert ssh.stdin is not None and ssh.stdout is not None  # noqa: S101, PT018 - pipes by default
+    return _ProcessStream(ssh.stdin, ssh.stdout, ssh)
 
 
-@dataclass(frozen=True)
-class _ProcessStream(ByteStream):
+@dataclass(eq=False)
+class _ProcessStream(StapledByteStream):
     """Standard input and output of a program as one stream; closing it ends the program."""
 
     process: Process
-
-    async def receive(self, max_bytes: int = 65536) -> bytes:
-        assert self.process.stdout is not None  # noqa: S101 - a pipe was asked for
-        return await self.process.stdout.receive(max_bytes)
-
-    async def send(self, item: bytes) -> None:
-        assert self.process.stdin is not None  # noqa: S101 - a pipe was asked for
-        await self.process.stdin.send(item)
-
-    async def send_eof(self) -> None:
-        assert self.process.stdin is not None  # noqa: S101 - a pipe was asked for
-        await self.process.stdin.aclose()
 
     async def aclose(self) -> None:
         if self.process.returncode is None:

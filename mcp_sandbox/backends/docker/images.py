@@ -15,7 +15,8 @@ import anyio
 from anyio import to_thread
 from anyio.streams.text import TextReceiveStream
 
-from mcp_sandbox.backends.docker.client import Containers, Image, Images, connection_of
+from mcp_sandbox.backends.docker import client
+from mcp_sandbox.backends.docker.client import Connection, Image, connection_of
 from mcp_sandbox.backends.docker.engine import (
     build_again,
     is_gvisor,
@@ -238,15 +239,14 @@ async def build(
         "CONTEXT_DIGEST": await to_thread.run_sync(context_digest, folder),
     }
     async with aclosing(connection_of(config)) as connection:
-        images = Images(connection)
         if from_packages:
-            arguments["BASE"] = await _base_from_packages(images, folder, progress)
+            arguments["BASE"] = await _base_from_packages(connection, folder, progress)
         context = await to_thread.run_sync(context_tar, folder, ca_bundle)
-        await images.build(context, tag, arguments, progress)
+        await connection.call(client.build_image, context, tag, arguments, progress)
         # What the new image replaced, and the stage that saw the certificates.
         for label in (RUNNER_LABEL, *((_STAGE_LABEL,) if ca_bundle else ())):
-            for image in await images.labelled(label, dangling=True):
-                await images.remove(image.id)
+            for image in await connection.call(client.labelled_images, label, dangling=True):
+                await connection.call(client.remove_image, image.id)
     return tag
 
 
@@ -255,7 +255,7 @@ async def list_images(config: DockerConfig) -> list[ImageRow]:
     folder = await to_thread.run_sync(image_folder, "base")
     digest = await to_thread.run_sync(context_digest, folder)
     async with aclosing(connection_of(config)) as connection:
-        found = await Images(connection).labelled(RUNNER_LABEL)
+        found = await connection.call(client.labelled_images, RUNNER_LABEL)
 
     def row(name: str, image: Image) -> ImageRow:
         current = image.labels.get(_CONTEXT_LABEL) == digest
@@ -271,9 +271,9 @@ async def check(config: DockerConfig) -> list[Tool]:
     """
     questions = [_QUESTIONS.get(name, f"{name} --version") for name in _TOOLS]
     async with aclosing(connection_of(config)) as connection:
-        image = await Images(connection).find(config.image)
+        image = await connection.call(client.find_image, config.image)
         place = somewhere(image, "check", config.runtime, await connection.info())
-        code, said = await run_once(Containers(connection), place, _CHECK, *questions)
+        code, said = await run_once(connection, place, _CHECK, *questions)
     versions = said.splitlines()
     if code != 0 or len(versions) != len(_TOOLS):
         raise BackendUnavailable(
@@ -301,20 +301,20 @@ def somewhere(image: Image, instance: str, runtime: str, info: dict[str, Any]) -
     )
 
 
-async def run_once(containers: Containers, place: Placement, *program: str) -> tuple[int, str]:
+async def run_once(connection: Connection, place: Placement, *program: str) -> tuple[int, str]:
     """Run a Python program, as hardened as a sandbox; returns exit code and what it printed."""
     body = container_body(SandboxSpec(mounts=()), place)
     body["Entrypoint"] = [PYTHON, "-I", "-S", "-c", *program]
     body["HostConfig"] |= {"AutoRemove": False, "LogConfig": {"Type": "json-file"}}
-    return await containers.run(body, timeout_s=_RUN_S)
+    return await connection.call(client.run, body, timeout_s=_RUN_S)
 
 
-async def _base_from_packages(images: Images, folder: Path, progress: Progress) -> str:
+async def _base_from_packages(connection: Connection, folder: Path, progress: Progress) -> str:
     """The name of a Debian base made on this machine; one of the same packages is used again."""
     name = f"{BASE_NAME}:{BASE_TAG}"
     digest = await to_thread.run_sync(packages_digest, folder)
     try:
-        if (await images.find(name)).labels.get(_PACKAGES_LABEL) == digest:
+        if (await connection.call(client.find_image, name)).labels.get(_PACKAGES_LABEL) == digest:
             progress(f"{name} is there already; remove it to have it made anew")
             return name
     except ImageMissing:
@@ -323,5 +323,6 @@ async def _base_from_packages(images: Images, folder: Path, progress: Progress) 
         tar = Path(scratch) / "base.tar"
         await make_base(folder, tar, progress)
         progress("importing it into the engine")
-        await images.load(tar, BASE_NAME, BASE_TAG, [f"LABEL {_PACKAGES_LABEL}={digest}"])
+        changes = [f"LABEL {_PACKAGES_LABEL}={digest}"]
+        await connection.call(client.load_image, tar, BASE_NAME, BASE_TAG, changes)
     return name

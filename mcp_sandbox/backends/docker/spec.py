@@ -6,7 +6,6 @@ Every field is sent, because defaults differ between engines and versions.
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +79,19 @@ SOCKET = f"{SOCKET_DIRECTORY}/runner.sock"
 HOME = "/home/sandbox"
 PATH = f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 MIB = 1024 * 1024
+# What a container of ours has nothing of.
+_STREAMS = ("Tty", "OpenStdin", "AttachStdin", "AttachStdout", "AttachStderr")
+_NO_NAME = ("PidMode", "UTSMode", "UsernsMode", "CgroupParent")
+_NONE = (
+    *("CapAdd", "GroupAdd", "Devices", "DeviceRequests", "DeviceCgroupRules", "Binds"),
+    *("VolumesFrom", "ExtraHosts", "Dns", "DnsSearch", "DnsOptions", "Links"),
+)
 # The group of processes counts gVisor's own threads on the host too, several for each one inside.
 GVISOR_THREADS = 4096
 
 
-@cache
-def profile_text() -> str:
-    """The profile as JSON, which is what the engine takes."""
-    return json.dumps(profile(), separators=(",", ":"))
-
-
 def profile() -> dict[str, Any]:
-    """The profile as a value."""
+    """The system calls that a container may make, as the engine takes it."""
     allowed = " ".join((_FILES, _PROCESSES, _MEMORY, _TIME, _WAITING, _SOCKETS)).split()
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
@@ -104,24 +104,16 @@ def profile() -> dict[str, Any]:
             _allow("socketpair", (0, _AF_UNIX)),
             _allow("socket", (0, _AF_NETLINK), (2, _NETLINK_ROUTE)),
             *(_allow("personality", (0, value)) for value in _PERSONALITIES),
-            _clone_without_namespaces(),
+            _allow("clone", (0, _NEW_NAMESPACES), op="SCMP_CMP_MASKED_EQ"),
             # Its flags are out of a filter's sight; with "no such call" libc falls back to clone.
             {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS},
         ],
     }
 
 
-def _allow(name: str, *arguments: tuple[int, int]) -> dict[str, Any]:
-    args = [
-        {"index": index, "value": value, "valueTwo": 0, "op": "SCMP_CMP_EQ"}
-        for index, value in arguments
-    ]
+def _allow(name: str, *arguments: tuple[int, int], op: str = "SCMP_CMP_EQ") -> dict[str, Any]:
+    args = [{"index": index, "value": value, "valueTwo": 0, "op": op} for index, value in arguments]
     return {"names": [name], "action": "SCMP_ACT_ALLOW", "args": args}
-
-
-def _clone_without_namespaces() -> dict[str, Any]:
-    masked = {"index": 0, "value": _NEW_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}
-    return {"names": ["clone"], "action": "SCMP_ACT_ALLOW", "args": [masked]}
 
 
 @dataclass(frozen=True)
@@ -163,11 +155,7 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         # Not by PATH: that leads through a home directory which user code can write to.
         "Entrypoint": [PYTHON, RUNNER] if place.token_file else [PYTHON, "-I", "-S", RUNNER],
         "Cmd": [],
-        "Tty": False,
-        "OpenStdin": False,
-        "AttachStdin": False,
-        "AttachStdout": False,
-        "AttachStderr": False,
+        **dict.fromkeys(_STREAMS, False),
         "Hostname": "sandbox",
         "Domainname": "",
         "StopSignal": "SIGKILL",
@@ -209,6 +197,8 @@ def _host_config(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         **_namespaces(place),
         **_filesystem(spec, place),
         **_resources(_possible(spec.limits, place)),
+        **dict.fromkeys(_NO_NAME, ""),
+        **{name: [] for name in _NONE},
         # A sandbox whose servers were all killed ends by itself, and must leave nothing.
         "AutoRemove": True,
         "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
@@ -219,16 +209,11 @@ def _host_config(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
 
 
 def _privileges(place: Placement) -> dict[str, Any]:
-    options = ["no-new-privileges:true", f"seccomp={profile_text()}"]
+    options = ["no-new-privileges:true", f"seccomp={json.dumps(profile())}"]
     return {
         "Privileged": False,
         "CapDrop": ["ALL"],
-        "CapAdd": [],
         "SecurityOpt": [*options, "apparmor=docker-default"] if place.apparmor else options,
-        "GroupAdd": [],
-        "Devices": [],
-        "DeviceRequests": [],
-        "DeviceCgroupRules": [],
         "Sysctls": {},
         # MaskedPaths and ReadonlyPaths are left to the engine: a list of ours, even an empty
         # one, would replace a newer engine's better one.
@@ -238,19 +223,10 @@ def _privileges(place: Placement) -> dict[str, Any]:
 def _namespaces(place: Placement) -> dict[str, Any]:
     return {
         "NetworkMode": place.network,
-        "PidMode": "",
         "IpcMode": "private",
-        "UTSMode": "",
-        "UsernsMode": "",
         "CgroupnsMode": "private",
-        "CgroupParent": "",
         "PublishAllPorts": False,
         "PortBindings": {},
-        "ExtraHosts": [],
-        "Dns": [],
-        "DnsSearch": [],
-        "DnsOptions": [],
-        "Links": [],
     }
 
 
@@ -266,8 +242,6 @@ def _filesystem(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         tmpfs[SOCKET_DIRECTORY] = f"{_tmpfs(1, '16', '0700')},uid={user},gid={group}"
     return {
         "ReadonlyRootfs": True,
-        "Binds": [],
-        "VolumesFrom": [],
         "Mounts": mounts,
         "Tmpfs": tmpfs,
         "ShmSize": spec.limits.shm_mb * MIB,
@@ -298,6 +272,13 @@ def _possible(limits: Limits, place: Placement) -> Limits:
 
 def _resources(limits: Limits) -> dict[str, Any]:
     memory = limits.memory_mb * MIB
+    # Not nproc: it counts per uid over all containers that share the uid.
+    ulimits = {
+        "nofile": limits.open_files,
+        "core": 0,
+        "fsize": limits.file_mb * MIB,
+        "memlock": 64 * 1024,
+    }
     return {
         "Memory": memory,
         "MemorySwap": memory,
@@ -307,15 +288,5 @@ def _resources(limits: Limits) -> dict[str, Any]:
         "NanoCpus": round(limits.cpus * 1_000_000_000),
         "CpuShares": 256,
         "PidsLimit": limits.pids,
-        # Not nproc: it counts per uid over all containers that share the uid.
-        "Ulimits": [
-            _ulimit("nofile", limits.open_files),
-            _ulimit("core", 0),
-            _ulimit("fsize", limits.file_mb * MIB),
-            _ulimit("memlock", 64 * 1024),
-        ],
+        "Ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in ulimits.items()],
     }
-
-
-def _ulimit(name: str, value: int) -> dict[str, Any]:
-    return {"Name": name, "Soft": value, "Hard": value}

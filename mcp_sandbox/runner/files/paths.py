@@ -123,22 +123,14 @@ def _unshow(path: str) -> str:
 
 def protect(path: str, doing: str) -> None:
     """Refuse, by OpError, what is or holds the workspace, the home or the root."""
-    mine = _identity(path)
     head, tail = os.path.split(path)
     holds = os.path.join(os.path.realpath(head), tail) + "/"
     for kept in (workspace(), home()):
         real = os.path.realpath(kept)
-        same = mine is not None and mine == _identity(real)
+        there = os.path.lexists(path) and os.path.lexists(real)
+        same = there and os.path.samestat(os.lstat(path), os.lstat(real))
         if path == "/" or same or (real + "/").startswith(holds):
             raise OpError(
                 "invalid",
                 f"{show(path)} cannot be {doing}: name something inside it instead",
             )
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

@@ -17,7 +17,6 @@ import os.path
 import re
 import signal
 from contextlib import contextmanager, suppress
-from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mcp_sandbox.runner.files.call import put, put_rows
@@ -121,18 +120,13 @@ def _ring(_signum: int, _frame: FrameType | None) -> None:
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raises TimeUp inside its `with` block when that takes longer. For the main thread only."""
-    started = monotonic()
     before = signal.signal(signal.SIGALRM, _ring)
-    left, every = signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        # The timer goes back to whoever used it before.
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        if left:
-            rest = max(left - (monotonic() - started), 0.001)
-            signal.setitimer(signal.ITIMER_REAL, rest, every)
 
 
 class Query(NamedTuple):
