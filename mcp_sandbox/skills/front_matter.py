@@ -1,9 +1,9 @@
 """Where the front matter of a document lies, and what its YAML says. Pure: bytes in, values out.
 
-The YAML is read without aliases, tags or duplicate keys, within bounds, and every scalar is the
-text that stands there (`on`, `3000`, `2026-01-01`, `~`). The bytes are divided so that a byte-order
-mark, the line ends of another system or dashes inside a value neither hide a skill nor cut it, and
-the body stays byte for byte.
+python-frontmatter reads the metadata, by a handler that is stricter than its own: no aliases, tags
+or duplicate keys, within bounds, and every scalar is the text that stands there (`on`, `3000`,
+`2026-01-01`, `~`). The bytes are divided here, so that a byte-order mark, the line ends of another
+system or dashes inside a value neither hide a skill nor cut it, and the body stays byte for byte.
 """
 
 import functools
@@ -14,7 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import frontmatter
 import yaml
+from frontmatter.default_handlers import YAMLHandler
 
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.skills.models import Diagnostic, Json, Level
@@ -187,16 +189,35 @@ def read(source: str, line: int = 1) -> Fields:
         Refused: it is not YAML, not a mapping, or has what is not read here.
         OperatorError: PyYAML was built without its C library.
     """
-    if not yaml.__with_libyaml__:
-        raise OperatorError(
-            "PyYAML lacks its C library here, without which hostile files could stall the "
-            "server; install it with libyaml: pip install --force-reinstall pyyaml"
-        )
-    try:
-        fields = _Reader(iter(yaml.CBaseLoader(source).get_event, None), line).document()
-    except yaml.YAMLError as error:
-        raise Refused(_broken(error, source, line)) from error
-    return replace(fields, source=source)
+    handler = _Strict(line)
+    frontmatter.parse(f"---\n{source}---", handler=handler)
+    return handler.fields
+
+
+class _Strict(YAMLHandler):
+    """Loads YAML for python-frontmatter from a text whose fences are found already."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__()
+        self._line = line
+        self.fields = Fields()
+
+    def split(self, text: str) -> tuple[str, str]:
+        return text[len("---\n") : -len("---")], ""
+
+    def load(self, fm: str, **_: object) -> dict[str, Json]:
+        if not yaml.__with_libyaml__:
+            raise OperatorError(
+                "PyYAML lacks its C library here, without which hostile files could stall the "
+                "server; install it with libyaml: pip install --force-reinstall pyyaml"
+            )
+        try:
+            events = iter(yaml.CBaseLoader(fm).get_event, None)
+            self.fields = _Reader(events, self._line).document()
+        except yaml.YAMLError as error:
+            raise Refused(_broken(error, fm, self._line)) from error
+        self.fields.source = fm
+        return self.fields.values
 
 
 def quoted(source: str) -> tuple[str, tuple[int, ...]]:
