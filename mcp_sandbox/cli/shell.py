@@ -10,7 +10,7 @@ import sys
 import termios
 import tty
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import Annotated
 
@@ -24,7 +24,6 @@ from mcp_sandbox.errors import NoDaemon, OperatorError
 from mcp_sandbox.runner.frames import DATA, END, ERROR, STDERR, Frames, frame, frames, size
 
 _PIECE = 64 * 1024
-_END_OF_INPUT = frame(DATA, b"")
 
 
 def shell(
@@ -109,19 +108,13 @@ class _Joined:
             if 0 in ready:
                 typed = os.read(0, _PIECE)
                 self._typing = bool(typed)
-                self._to_daemon += b"".join(frames(typed)) or _END_OF_INPUT
-            self._send()
+                self._to_daemon += b"".join(frames(typed)) or frame(DATA, b"")
+            # A daemon that is gone is met when we read.
+            with suppress(BlockingIOError, ConnectionError):
+                del self._to_daemon[: self._daemon.send(self._to_daemon)]
             if daemon in ready:
                 code = self._show(self._receive())
         return code
-
-    def _send(self) -> None:
-        try:
-            sent = self._daemon.send(self._to_daemon) if self._to_daemon else 0
-        except (BlockingIOError, ConnectionError):
-            # A daemon that is gone is met when we read.
-            return
-        del self._to_daemon[:sent]
 
     def _receive(self) -> bytes:
         try:
