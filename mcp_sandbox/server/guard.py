@@ -36,22 +36,14 @@ PATH = "/mcp"
 _SESSION_HEADER = "mcp-session-id"
 _SESSION_ID = re.compile(r"[0-9a-f]{32}")
 _HOST = re.compile(r"([a-z0-9_][a-z0-9._-]{0,252}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
-_LOOK_S = 1.0
-_CANCEL_S = 1.0
-# Once parsed, a message may take ten times its size until it is answered.
-_LARGE_AT_ONCE = 4
 
 
 class TokenBook(Protocol):
     """Where tokens are looked up, anew for every request."""
 
-    async def find(self, secret: str) -> TokenGrant | None:
-        """Return whom a token lets in, if anybody."""
-        ...
+    async def find(self, secret: str) -> TokenGrant | None: ...
 
-    async def still_valid(self, token_id: str) -> bool:
-        """Say whether a token that was found before still lets in."""
-        ...
+    async def still_valid(self, token_id: str) -> bool: ...
 
 
 def _allowed_names(listens_on: str, allowed: Iterable[str]) -> frozenset[str]:
@@ -84,7 +76,7 @@ class Guard:
         tokens: TokenBook,
         *,
         anonymous: bool,
-        metrics: Callable[[], bytes] | None,
+        metrics: Callable[[], bytes],
     ) -> None:
         self.flow = Flow()
         self._app = app
@@ -95,7 +87,8 @@ class Guard:
         self._metrics = metrics
         self._rate = Rate(settings.rate)
         self._at_once = Share(settings.requests_per_user)
-        self._bytes = Share(_LARGE_AT_ONCE * settings.max_body)
+        # Once parsed, a message may take ten times its size until it is answered.
+        self._bytes = Share(4 * settings.max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -115,7 +108,7 @@ class Guard:
         if scope["method"] in ("GET", "HEAD"):
             if scope["path"] == "/health":
                 return Response("ok\n", headers={"content-type": "text/plain"})
-            if scope["path"] == "/metrics" and self._metrics is not None:
+            if scope["path"] == "/metrics":
                 await self._granted(headers)
                 return Response(self._metrics(), headers={"content-type": CONTENT_TYPE})
         raise Refused(HTTPStatus.NOT_FOUND, f"there is nothing here: MCP is at {PATH}")
@@ -123,7 +116,7 @@ class Guard:
     async def watch(self) -> None:
         """End what is served to tokens that are revoked or expired meanwhile; never returns."""
         while True:
-            await anyio.sleep(_LOOK_S)
+            await anyio.sleep(1)
             for token_id in self.flow.token_ids:
                 try:
                     is_valid = await self._tokens.still_valid(token_id)
@@ -201,7 +194,7 @@ class Guard:
             await self._app(scope, receive, send)
         finally:
             if _SESSION_HEADER in Headers(scope=scope) and not entry.done:
-                with anyio.move_on_after(_CANCEL_S, shield=True):
+                with anyio.move_on_after(1, shield=True):
                     await self._cancel(scope, find_request_id(body))
 
     async def _cancel(self, scope: Scope, request_id: str | int | None) -> None:
