@@ -117,10 +117,9 @@ class _Joined:
         return code
 
     def _receive(self) -> bytes:
-        try:
+        data = b""
+        with suppress(ConnectionError):
             data = self._daemon.recv(_PIECE)
-        except ConnectionError:
-            data = b""
         if not data:
             raise NoDaemon("the daemon ended, and the shell with it; files are kept")
         return data

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -148,12 +148,9 @@ def find_chat(text: str, chats: Collection[ChatId]) -> ChatId:
 async def _typed(first: bytes, connection: Connection) -> AsyncGenerator[bytes]:
     """The person's frames as they come; the runner, who reads them, checks them."""
     yield first
-    while True:
-        try:
-            data = await connection.receive()
-        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return
-        yield data
+    with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        while True:
+            yield await connection.receive()
 
 
 def _positive(arguments: JsonObject, name: str) -> int:

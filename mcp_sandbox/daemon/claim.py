@@ -138,10 +138,10 @@ class Listener:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._listen()
+        self.listen()
 
-    def _listen(self) -> None:
-        """Make a socket, which appears at the path at once and complete."""
+    def listen(self) -> None:
+        """Make a socket, which appears at the path at once and complete; close no earlier one."""
         _check_folder(self.path)
         _check_place(self.path)
         new = self.path.with_name(f"{self.path.name}.new")
@@ -166,12 +166,6 @@ class Listener:
             return self.path.lstat().st_ino == self._inode
         except OSError:
             return False
-
-    def renew(self) -> socket.socket:
-        """Listen at the path again, and return the socket from before, which is to be closed."""
-        before = self.socket
-        self._listen()
-        return before
 
     def close(self) -> None:
         """Listen no more, and leave no socket behind that leads nowhere."""

@@ -6,7 +6,7 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,9 @@ class Conversation:
             NoDaemon: the daemon hung up.
         """
         while (end := self.rest.find(b"\n")) < 0:
-            try:
+            data = b""
+            with suppress(ConnectionError):
                 data = self.connection.recv(64 << 10)
-            except ConnectionError:
-                data = b""
             if not data or len(self.rest) > _MAX_LINE:
                 raise NoDaemon("the daemon ended before it had answered: see `mcp-sandbox logs`")
             self.rest += data

@@ -5,7 +5,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 ServeChat = Callable[[Connection, ChatGreeting], Awaitable[None]]
 Command = Callable[[JsonObject], Awaitable[JsonObject]]
-"""Takes arguments; returns the result."""
 Conversation = Callable[[JsonObject, Connection], Awaitable[None]]
 """Takes arguments and the connection, which is its own from then on."""
 Reason = Literal["signal", "shutdown", "idle", "hand-over"]
@@ -144,11 +143,10 @@ class Control:
             return
 
         async def cancel_when_gone() -> None:
-            try:
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 while True:
                     await connection.receive()
-            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                tasks.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cancel_when_gone)

@@ -191,8 +191,9 @@ class Door:
                 await anyio.sleep(5)
                 if await to_thread.run_sync(self._listener.is_in_place):
                     continue
+                before = self._listener.socket
                 try:
-                    before = await to_thread.run_sync(self._listener.renew)
+                    await to_thread.run_sync(self._listener.listen)
                 except OperatorError as exc:
                     logger.warning("no client can find this daemon: %s", exc)
                     continue

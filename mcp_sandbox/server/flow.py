@@ -50,7 +50,6 @@ def too_many(what: str, wait_s: int) -> Refused:
 
 
 def _shutting_down() -> Refused:
-    """What a request is told that comes, or still runs, when the server ends."""
     text = "the server is ending and takes no further request: try again in a moment"
     return Refused(HTTPStatus.SERVICE_UNAVAILABLE, text, retry_after="1")
 
