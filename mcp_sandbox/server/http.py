@@ -178,9 +178,8 @@ async def open_http(
     Raises:
         ConfigError: an allowed host is no host name.
     """
-    sessions, place = server.http_sessions(settings), listener.place
-    app = sessions.handle_request
-    guard = Guard(app, settings, place, tokens, anonymous=anonymous, metrics=metrics)
+    sessions = server.http_sessions(settings)
+    guard = Guard(sessions.handle_request, settings, listener.place, tokens, anonymous, metrics)
     door = HttpDoor(guard, settings, listener)
     async with sessions.run(), anyio.create_task_group() as watching:
         async with anyio.create_task_group() as serving:

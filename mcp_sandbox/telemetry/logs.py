@@ -19,9 +19,8 @@ def configure(log_format: LogFormat) -> None:
 
         renamed = {"levelname": "level", "name": "logger", "message": "event"}
         fields = "{levelname}{name}{message}"
-        handler.setFormatter(
-            JsonFormatter(fields, style="{", rename_fields=renamed, timestamp=True)
-        )
+        shown = JsonFormatter(fields, style="{", rename_fields=renamed, timestamp=True)
+        handler.setFormatter(shown)
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("mcp_sandbox").setLevel(logging.INFO)
 
