@@ -6,8 +6,9 @@ libraries of a backend that is not used.
 
 import logging
 import tempfile
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +26,7 @@ from mcp_sandbox.models import BackendName, ChatId
 
 if TYPE_CHECKING:
     from mcp_sandbox.server.identity import ChatOf
-    from mcp_sandbox.server.skills.visible import Visible
+    from mcp_sandbox.server.server import SandboxServer
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.records import Clock
     from mcp_sandbox.sessions.session import Session
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_AUTOMATIC: tuple[BackendName, ...] = ("docker", "bubblewrap")
+ISOLATING: tuple[BackendName, ...] = ("docker", "bubblewrap")
 
 
 class Choice(NamedTuple):
@@ -77,7 +78,7 @@ async def choose_backend(config: Config) -> AsyncGenerator[Choice]:
             yield Choice(backend, "the configuration names it")
         return
     failures: list[str] = []
-    for name in _AUTOMATIC:
+    for name in ISOLATING:
         async with open_backend(name, config) as backend:
             try:
                 found = await backend.probe()
@@ -162,14 +163,28 @@ def open_skills(config: Config) -> "Skills":
     return Skills(Library(config.skills, config.data_dir), config.skills.narrow)
 
 
-def visible_skills(config: Config, skills: "Skills", chat_of: "ChatOf") -> "Visible | None":
-    """What each caller sees of them; None if they are switched off."""
-    from mcp_sandbox.server.identity import callers_by
+def make_server(
+    config: Config,
+    skills: "Skills",
+    chat_of: "ChatOf",
+    session: "Callable[[ChatId], Awaitable[Session]]",
+    count: "Count | None" = None,
+) -> "SandboxServer":
+    """The MCP server as it is configured; `chat_of` says whose chat a request belongs to."""
+    from mcp_sandbox.server.identity import callers_by, sessions_by
+    from mcp_sandbox.server.server import build_server
     from mcp_sandbox.server.skills.visible import Visible
 
-    if not config.skills.enabled:
-        return None
-    return Visible(skills, callers_by(chat_of), config.skills)
+    seen = Visible(skills, callers_by(chat_of), config.skills) if config.skills.enabled else None
+    return build_server(
+        sessions_by(chat_of, session),
+        network=config.network,
+        project=config.project.access,
+        isolated=config.backend != "unsafe-local",
+        count=count,
+        skills=seen,
+        calls=config.calls,
+    )
 
 
 @asynccontextmanager
@@ -185,18 +200,17 @@ async def temporary_data() -> AsyncGenerator[Path]:
             await to_thread.run_sync(folder.cleanup)
 
 
+@dataclass(eq=False)
 class LateManager:
-    """Opens the manager at the first call, so that a client gets its first answer at once."""
+    """Opens the manager at the first call, so that a client gets its first answer at once.
 
-    def __init__(
-        self, tasks: TaskGroup, opening: "Callable[[], AbstractAsyncContextManager[SessionManager]]"
-    ) -> None:
-        """`opening` is `open_manager` with its arguments."""
-        self._tasks = tasks
-        self._opening = opening
-        self._lock = anyio.Lock()
-        # The manager, if it is open already.
-        self.opened: SessionManager | None = None
+    `opening` is `open_manager` with its arguments; `opened`: the manager, if it is open already.
+    """
+
+    tasks: TaskGroup
+    opening: "Callable[[], AbstractAsyncContextManager[SessionManager]]"
+    opened: "SessionManager | None" = None
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
 
     def is_in_use(self) -> bool:
         """Whether a call is under way or something runs in the background."""
@@ -205,9 +219,9 @@ class LateManager:
 
     async def open(self) -> "SessionManager":
         """Return the manager; after a failure to open it, the next call tries again."""
-        async with self._lock:
+        async with self.lock:
             if self.opened is None:
-                self.opened = await self._tasks.start(self._hold_open)
+                self.opened = await self.tasks.start(self._hold_open)
         return self.opened
 
     def let_go(self) -> None:
@@ -223,11 +237,10 @@ class LateManager:
             logger.warning("no sandbox can be made now: %s", exc)
 
     async def session(self, chat: ChatId) -> "Session":
-        """Return the session of a chat."""
         return await (await self.open()).session(chat)
 
     async def _hold_open(self, *, task_status: "TaskStatus[SessionManager]") -> None:
-        async with self._opening() as manager:
+        async with self.opening() as manager:
             task_status.started(manager)
             await anyio.sleep_forever()
 
@@ -235,22 +248,14 @@ class LateManager:
 async def serve_stdio(config: Config, chat: ChatId, project: Path | None = None) -> None:
     """Serve one chat, of a client that works in `project`, until it goes or a signal comes."""
     from mcp_sandbox.server import transports
-    from mcp_sandbox.server.identity import one_chat, sessions_by
-    from mcp_sandbox.server.server import build_server
+    from mcp_sandbox.server.identity import one_chat
     from mcp_sandbox.workspace.projects import ClientFolders
 
     folders = ClientFolders(own_folders())
     async with transports.stopped_by_signals(), anyio.create_task_group() as tasks:
-        skills, chat_of = open_skills(config), one_chat(chat)
+        skills = open_skills(config)
         manager = LateManager(tasks, partial(open_manager, config, folders, skills=skills))
-        server = build_server(
-            sessions_by(chat_of, manager.session),
-            network=config.network,
-            project=config.project.access,
-            isolated=config.backend != "unsafe-local",
-            skills=visible_skills(config, skills, chat_of),
-            calls=config.calls,
-        )
+        server = make_server(config, skills, one_chat(chat), manager.session)
         with folders.brought(chat, project):
             await transports.serve_stdio(server)
         tasks.cancel_scope.cancel()

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mcp_sandbox.app import open_backend, open_manager, temporary_data
+from mcp_sandbox.app import ISOLATING, open_backend, open_manager, temporary_data
 from mcp_sandbox.backends.docker.client import connection_of
 from mcp_sandbox.backends.docker.engine import is_gvisor, security_options
 from mcp_sandbox.config import Config
@@ -36,8 +36,6 @@ Status = Literal["ok", "warn", "fail"]
 Finding = tuple[Status, str, str]
 Version = tuple[int, int, int]
 _STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
-_PLACES: tuple[BackendName, ...] = ("docker", "bubblewrap")
-_USER = "local"
 _GIB = 1 << 30
 _MACHINES = ("x86_64", "aarch64")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -81,12 +79,8 @@ class Check:
 class Report:
     """All checks, and the backends in which a sandbox really ran."""
 
-    checks: tuple[Check, ...]
     usable: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, object]:
-        """The report in types that JSON has."""
-        return {"usable": list(self.usable), "checks": [asdict(check) for check in self.checks]}
+    checks: tuple[Check, ...]
 
 
 def render(report: Report, console: Console) -> None:
@@ -96,8 +90,7 @@ def render(report: Report, console: Console) -> None:
         found = Text(check.found)
         if check.remedy:
             found.append(f"\n→ {check.remedy}", style="bold")
-        status = Text(check.status, style=_STYLES[check.status])
-        table.add_row(status, check.area, check.name, found)
+        table.add_row(Text(check.status, _STYLES[check.status]), check.area, check.name, found)
     console.print(table)
     console.print()
     if report.usable:
@@ -111,7 +104,7 @@ async def examine(config: Config) -> Report:
     checks = await to_thread.run_sync(examine_machine, config)
     checks += [await examine_skills(config), *await examine_engine(config)]
     usable = list[BackendName]()
-    for place in _PLACES:
+    for place in ISOLATING:
         found = await examine_place(place, config)
         checks += found
         if all(check.status != "fail" for check in found):
@@ -173,9 +166,8 @@ def _user_namespaces() -> Finding:
     if os.geteuid() == 0:
         return "ok", "made by root, which needs no permission", ""
     for path, closed, remedy in _SWITCHES:
-        value = _line(Path("/proc/sys") / path)
-        if value == closed:
-            return "warn", f"{path.replace('/', '.')} = {value}", remedy
+        if _line(Path("/proc/sys") / path) == closed:
+            return "warn", f"{path.replace('/', '.')} = {closed}", remedy
     return "ok", "allowed", ""
 
 
@@ -211,7 +203,7 @@ async def examine_skills(config: Config) -> Check:
     if not config.skills.enabled:
         return check("ok", "switched off by skills.enabled")
     try:
-        catalogue = await Library(config.skills, config.data_dir).catalogue(_USER)
+        catalogue = await Library(config.skills, config.data_dir).catalogue("local")
     except OperatorError as exc:
         return check("fail", "they cannot be read", str(exc))
     roots = Counter(skill.root for skill in catalogue.skills)
@@ -329,7 +321,6 @@ async def _run_code(place: BackendName, config: Config) -> list[Check]:
 class Hole:
     """A known hole and the first version without it in each line of releases."""
 
-    program: str
     names: str
     what: str
     fixed: tuple[Version, ...]
@@ -339,35 +330,35 @@ class Hole:
         return version < same_line[0] if same_line else version <= max(self.fixed)
 
 
-HOLES = (
-    Hole(
-        "runc", "CVE-2024-21626", "a leaked file descriptor leads out of a container", ((1, 1, 12),)
+HOLES = {
+    "runc": (
+        Hole("CVE-2024-21626", "a leaked file descriptor leads out of a container", ((1, 1, 12),)),
+        Hole(
+            "CVE-2025-31133, CVE-2025-52565, CVE-2025-52881",
+            "races at start-up can make host files writable",
+            ((1, 2, 8), (1, 3, 3), (1, 4, 0)),
+        ),
     ),
-    Hole(
-        "runc",
-        "CVE-2025-31133, CVE-2025-52565, CVE-2025-52881",
-        "races at start-up can make host files writable",
-        ((1, 2, 8), (1, 3, 3), (1, 4, 0)),
+    "containerd": (
+        Hole(
+            "CVE-2024-40635",
+            "an overlong user id runs as root",
+            ((1, 6, 38), (1, 7, 27), (2, 0, 4)),
+        ),
     ),
-    Hole(
-        "containerd",
-        "CVE-2024-40635",
-        "an overlong user id runs as root",
-        ((1, 6, 38), (1, 7, 27), (2, 0, 4)),
+    "docker": (
+        Hole(
+            "CVE-2024-24557, CVE-2024-23651",
+            "building a hostile image can reach the host",
+            ((24, 0, 9), (25, 0, 2)),
+        ),
+        Hole(
+            "CVE-2025-54410",
+            "a reload of firewalld opens container networks to each other",
+            ((25, 0, 13), (28, 0, 0)),
+        ),
     ),
-    Hole(
-        "docker",
-        "CVE-2024-24557, CVE-2024-23651",
-        "building a hostile image can reach the host",
-        ((24, 0, 9), (25, 0, 2)),
-    ),
-    Hole(
-        "docker",
-        "CVE-2025-54410",
-        "a reload of firewalld opens container networks to each other",
-        ((25, 0, 13), (28, 0, 0)),
-    ),
-)
+}
 
 
 def holes_of(program: str, text: str) -> list[Hole]:
@@ -376,7 +367,7 @@ def holes_of(program: str, text: str) -> list[Hole]:
     if match is None:
         return []
     version = (int(match[1]), int(match[2]), int(match[3] or 0))
-    return [hole for hole in HOLES if hole.program == program and hole.open_in(version)]
+    return [hole for hole in HOLES[program] if hole.open_in(version)]
 
 
 def remedy(program: str, text: str, holes: list[Hole]) -> str:

@@ -20,9 +20,6 @@ logger = logging.getLogger(__name__)
 
 DAMAGED = ".damaged-"
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
-# A disk that damages files must not fill up with them.
-_DAMAGED_KEPT = 3
-_LARGEST_NOTE = 1 << 20
 
 
 def read_note(path: str | Path) -> dict[str, Any] | None:
@@ -48,7 +45,7 @@ def read_dated_note(path: str | Path) -> tuple[dict[str, Any], float] | None:
         raise
     try:
         status = os.fstat(descriptor)
-        data = os.read(descriptor, min(status.st_size, _LARGEST_NOTE))
+        data = os.read(descriptor, min(status.st_size, 1 << 20))
         return dict(json.loads(str(data, "utf-8"))), status.st_mtime
     except (IsADirectoryError, RecursionError, TypeError) as exc:
         raise ValueError(f"it holds no JSON object: {exc}") from exc
@@ -76,7 +73,8 @@ def set_aside(path: str | Path, why: object, *, dir_fd: int | None = None) -> No
         logger.warning("%s is damaged (%s): set aside as %s, and made anew", path, why, aside)
     if dir_fd is None:
         ruins = sorted(ruin for ruin in Path(folder).iterdir() if ruin.name.startswith(mark))
-        for ruin in ruins[:-_DAMAGED_KEPT]:
+        # A disk that damages files must not fill up with them.
+        for ruin in ruins[:-3]:
             with suppress(OSError):
                 ruin.unlink()
 

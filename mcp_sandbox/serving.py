@@ -7,7 +7,7 @@ import logging
 import shlex
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,7 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox import __version__
-from mcp_sandbox.app import LateManager, open_manager, open_skills, visible_skills
+from mcp_sandbox.app import LateManager, make_server, open_manager, open_skills
 from mcp_sandbox.config import Config, Loaded, own_folders
 from mcp_sandbox.errors import ConfigError, Draining
 from mcp_sandbox.models import ChatId
@@ -37,53 +37,37 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class _ChatServer:
     """One MCP server for all connections to the daemon, each with its own chat."""
 
-    def __init__(
-        self,
-        config: Config,
-        manager: LateManager,
-        folders: "ClientFolders",
-        skills: "Skills",
-        metrics: "Metrics",
-        ending: "Ending",
-    ) -> None:
-        self._config = config
-        self._skills = skills
-        self._manager = manager
-        self._folders = folders
-        self._ending = ending
-        self._built = anyio.Event()
-        self._server: SandboxServer | None = None
-        self.metrics = metrics
-        metrics.watch(self._figures)
+    config: Config
+    manager: LateManager
+    folders: "ClientFolders"
+    skills: "Skills"
+    metrics: "Metrics"
+    ending: "Ending"
+    building: anyio.Lock = field(default_factory=anyio.Lock)
+    server: "SandboxServer | None" = None
 
-    async def build(self) -> None:
-        """Import and build it beside the event loop: that takes about a second."""
-        self._server = await to_thread.run_sync(self._build)
-        self._built.set()
+    async def built(self) -> "SandboxServer":
+        """Import and build it beside the event loop, once: that takes about a second."""
+        async with self.building:
+            if self.server is None:
+                self.server = await to_thread.run_sync(self._build)
+        return self.server
 
     def _build(self) -> "SandboxServer":
-        from mcp_sandbox.server.identity import chat_of_connection, http_or, sessions_by
-        from mcp_sandbox.server.server import build_server
+        from mcp_sandbox.server.identity import chat_of_connection, http_or
 
-        chat_of = http_or(chat_of_connection)
-        return build_server(
-            sessions_by(chat_of, self._session),
-            network=self._config.network,
-            project=self._config.project.access,
-            isolated=self._config.backend != "unsafe-local",
-            count=self.metrics.count,
-            skills=visible_skills(self._config, self._skills, chat_of),
-            calls=self._config.calls,
-        )
+        chat_of, count = http_or(chat_of_connection), self.metrics.count
+        return make_server(self.config, self.skills, chat_of, self._session, count)
 
-    def _figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         """What the sessions hold now, for `/metrics`."""
-        if self._manager.opened is None:
+        if self.manager.opened is None:
             return {}
-        held = self._manager.opened.statistics()
+        held = self.manager.opened.statistics()
         pool = held.pool
         return {
             "sandboxes/busy": held.busy,
@@ -95,41 +79,36 @@ class _ChatServer:
         }
 
     async def _session(self, chat: ChatId) -> "Session":
-        if self._ending.begun.is_set():
+        if self.ending.begun.is_set():
             raise Draining("the sandbox server is being stopped or replaced: call again shortly")
-        return await self._manager.session(chat)
-
-    async def _ready(self) -> "SandboxServer":
-        await self._built.wait()
-        assert self._server  # noqa: S101
-        return self._server
+        return await self.manager.session(chat)
 
     async def serve(self, connection: "Connection", greeting: "ChatGreeting") -> None:
         """Serve a client until it goes, or until the daemon ends."""
-        server = await self._ready()
+        server = await self.built()
         from mcp_sandbox.server.identity import connected_as
         from mcp_sandbox.server.transports import serve_lines
 
-        project = self._folders.brought(greeting.chat, greeting.project)
+        project = self.folders.brought(greeting.chat, greeting.project)
         with connected_as(greeting.chat), project:
-            await serve_lines(server, connection, connection, leaving=self._ending.begun)
+            await serve_lines(server, connection, connection, leaving=self.ending.begun)
 
     async def serve_http(self, listener: "Listener", tokens: "Tokens", anonymous: bool) -> None:
         """Serve HTTP clients until the daemon ends, and their calls for the time that is left."""
-        server = await self._ready()
+        server = await self.built()
         from mcp_sandbox.server.http import open_http
 
         async with open_http(
             server,
             listener,
-            self._config.http,
+            self.config.http,
             tokens=tokens,
             anonymous=anonymous,
             metrics=self.metrics.text,
         ) as door:
             logger.info("MCP over HTTP at %s", door.url)
-            await self._ending.begun.wait()
-            await self._ending.in_time(door.drain, self._config.serve.grace)
+            await self.ending.begun.wait()
+            await self.ending.in_time(door.drain, self.config.serve.grace)
 
 
 @asynccontextmanager
@@ -202,14 +181,15 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
         )
         ending.let_go = manager.let_go
         server = _ChatServer(config, manager, folders, skills, metrics, ending)
-        tasks.start_soon(server.build)
+        metrics.watch(server.figures)
+        tasks.start_soon(server.built)
         tasks.start_soon(manager.open_early)
         door = Door(listener, most=config.serve.max_connections)
         notice = partial(_notice, loaded, socket)
 
         async def status(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
             opened = manager.opened
-            told = {
+            return {
                 **asdict(claim.holder),
                 "data": str(config.data_dir),
                 "backend": opened.backend if opened else config.backend,
@@ -218,8 +198,8 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
                 "clients": door.connected - 1,
                 "sandboxes": asdict(opened.statistics()) if opened else None,
                 "calls": [asdict(each) for each in metrics.snapshot()],
+                **await notice(arguments.get("variables", {})),
             }
-            return told | await notice(arguments.get("variables", {}))
 
         with recent_log() as log:
             from mcp_sandbox.daemon import chats, copying
@@ -239,8 +219,8 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
                     door,
                     ending,
                     config.serve,
-                    in_use=lambda: web is not None or manager.is_in_use(),
-                    notice=notice,
+                    lambda: web is not None or manager.is_in_use(),
+                    notice,
                 ).run(server.serve, control)
             if manager.opened:
                 # What still ran has had its time.

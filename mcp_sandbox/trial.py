@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 
 Verdict = Literal["passed", "failed", "skipped"]
 _COPY = 'mkdir -p "$1" && cp -r "$2/." "$1" && chmod -R u+w "$1"'
-_COPY_TIMEOUT_S = 60.0
-_ASK_TIMEOUT_S = 20.0
-_LINES_SHOWN = 3
-_LINE_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ async def _tried(
     copy = ["bash", "-c", _COPY, "copy", place, skill]
     env = {"SKILL_DIR": skill, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        result = await session.exec(copy, timeout_s=_COPY_TIMEOUT_S)
+        result = await session.exec(copy, timeout_s=60)
         if result.success:
             result = await session.exec(example.command, cwd=place, env=env, timeout_s=timeout_s)
     except Unsupported as exc:
@@ -127,7 +123,7 @@ def _judged(example: Example, result: ExecResult) -> Trial:
 
 def _last_lines(result: ExecResult) -> str:
     lines = [line for line in (result.stderr or result.stdout).splitlines() if line.strip()]
-    return "\n".join(line[:_LINE_SHOWN] for line in lines[-_LINES_SHOWN:]) or "it said nothing"
+    return "\n".join(line[:200] for line in lines[-3:]) or "it said nothing"
 
 
 async def lacking(
@@ -144,7 +140,7 @@ async def lacking(
     async with temporary_data() as data:
         alone = config.model_copy(update={"data_dir": data})
         async with open_session("preflight", config=alone) as session:
-            run = partial(session.exec, timeout_s=_ASK_TIMEOUT_S)
+            run = partial(session.exec, timeout_s=20)
             network = config.network == "open" or session.backend == "unsafe-local"
             inventory = await ask(run, list(needs.values()), network=network)
     return await to_thread.run_sync(

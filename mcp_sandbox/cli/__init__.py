@@ -19,7 +19,6 @@ from mcp_sandbox.errors import NoDaemon, SandboxError
 logger = logging.getLogger("mcp_sandbox")
 
 cli = typer.Typer(
-    help="Gives each chat of a coding agent its own Linux computer that remembers its files.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -57,18 +56,15 @@ def main() -> None:
     )
     try:
         cli()
-    except Exception as exc:  # noqa: BLE001  the last door: nothing below may end in a bare traceback
-        sys.exit(_fail(exc))
-
-
-def _fail(exc: BaseException) -> int:
-    while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
-        exc = exc.exceptions[0]
-    if isinstance(exc, SandboxError):
-        print(f"error: {printable(str(exc))}", file=sys.stderr)
-    else:
-        logger.error("this should not have happened; please report it", exc_info=exc)
-    return 3 if isinstance(exc, NoDaemon) else 1
+    except Exception as exc:  # The last door: nothing below may end in a bare traceback.
+        cause: BaseException = exc
+        while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
+            cause = cause.exceptions[0]
+        if isinstance(cause, SandboxError):
+            print(f"error: {printable(str(cause))}", file=sys.stderr)
+        else:
+            logger.exception("this should not have happened; please report it", exc_info=cause)
+        sys.exit(3 if isinstance(cause, NoDaemon) else 1)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,6 +1,7 @@
 """Commands that work in this process alone: serve, stdio, connect, config, doctor, demo."""
 
 import json
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -169,7 +170,7 @@ def doctor(as_json: AsJson = False, data: Data = None, config: ConfigFile = None
 
     report = anyio.run(examine, load(config, data).config)
     if as_json:
-        print(json.dumps(report.as_dict()))
+        print(json.dumps(asdict(report)))
     else:
         render(report, console())
     tell_differences(data, config)

@@ -187,14 +187,12 @@ def check(as_json: AsJson = False, config: ConfigFile = None) -> None:
     )
     found = {tool.name: tool.version for tool in tools}
     tell(found, table("tool", "version", rows=shown), as_json=as_json)
+    missing = [tool.name for tool in tools if tool.required and not tool.version]
+    problem = f"lacks {', '.join(missing)}" if missing else ""
     if settings.image not in current:
-        raise ImageMissing(
-            f"{settings.image} was built by another version; {build_again(settings.image)}"
-        )
-    if missing := [tool.name for tool in tools if tool.required and not tool.version]:
-        raise ImageMissing(
-            f"{settings.image} lacks {', '.join(missing)}; {build_again(settings.image)}"
-        )
+        problem = "was built by another version"
+    if problem:
+        raise ImageMissing(f"{settings.image} {problem}; {build_again(settings.image)}")
 
 
 def _lifetime(text: str) -> float:

@@ -24,7 +24,6 @@ from mcp_sandbox.errors import NoDaemon, OperatorError
 from mcp_sandbox.runner.frames import DATA, END, ERROR, STDERR, Frames, frame, frames, size
 
 _PIECE = 64 * 1024
-_END_OF_INPUT = frame(DATA, b"")
 
 
 def shell(
@@ -110,25 +109,18 @@ class _Joined:
             if 0 in ready:
                 typed = os.read(0, _PIECE)
                 self._typing = bool(typed)
-                self._to_daemon += b"".join(frames(typed)) or _END_OF_INPUT
-            self._send()
+                self._to_daemon += b"".join(frames(typed)) or frame(DATA, b"")
+            # A daemon that is gone is met when we read.
+            with suppress(BlockingIOError, ConnectionError):
+                del self._to_daemon[: self._daemon.send(self._to_daemon)]
             if daemon in ready:
                 code = self._show(self._receive())
         return code
 
-    def _send(self) -> None:
-        try:
-            sent = self._daemon.send(self._to_daemon) if self._to_daemon else 0
-        except (BlockingIOError, ConnectionError):
-            # A daemon that is gone is met when we read.
-            return
-        del self._to_daemon[:sent]
-
     def _receive(self) -> bytes:
-        try:
+        data = b""
+        with suppress(ConnectionError):
             data = self._daemon.recv(_PIECE)
-        except ConnectionError:
-            data = b""
         if not data:
             raise NoDaemon("the daemon ended, and the shell with it; files are kept")
         return data

@@ -168,7 +168,6 @@ class Change:
         return self.before == self.after
 
     def diff(self) -> Iterator[str]:
-        """Return the lines that show the change."""
         old, new = ((text or "").splitlines() for text in (self.before, self.after))
         source, result = (
             str(self.path) if text is not None else "/dev/null"

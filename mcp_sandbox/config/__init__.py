@@ -5,47 +5,22 @@ joined by two underscores), and these under command-line flags. This room is the
 the process environment. Another room gets its own section, never the whole `Config`.
 """
 
-from mcp_sandbox.config.environment import (
-    docker_variables,
-    git_variables,
-    home,
-    own_folders,
-    proxy_variables,
-    search_path,
-    server_variables,
-)
-from mcp_sandbox.config.models import (
-    CallsConfig,
-    Config,
-    DockerConfig,
-    HttpConfig,
-    LimitsConfig,
-    PoolConfig,
-    ProjectConfig,
-    SessionsConfig,
-    SkillsConfig,
-    WorkspaceConfig,
-)
-from mcp_sandbox.config.sources import Loaded, load_config
-
-__all__ = [
-    "CallsConfig",
-    "Config",
-    "DockerConfig",
-    "HttpConfig",
-    "LimitsConfig",
-    "Loaded",
-    "PoolConfig",
-    "ProjectConfig",
-    "SessionsConfig",
-    "SkillsConfig",
-    "WorkspaceConfig",
-    "docker_variables",
-    "git_variables",
-    "home",
-    "load_config",
-    "own_folders",
-    "proxy_variables",
-    "search_path",
-    "server_variables",
-]
+from mcp_sandbox.config.environment import docker_variables as docker_variables
+from mcp_sandbox.config.environment import git_variables as git_variables
+from mcp_sandbox.config.environment import home as home
+from mcp_sandbox.config.environment import own_folders as own_folders
+from mcp_sandbox.config.environment import proxy_variables as proxy_variables
+from mcp_sandbox.config.environment import search_path as search_path
+from mcp_sandbox.config.environment import server_variables as server_variables
+from mcp_sandbox.config.models import CallsConfig as CallsConfig
+from mcp_sandbox.config.models import Config as Config
+from mcp_sandbox.config.models import DockerConfig as DockerConfig
+from mcp_sandbox.config.models import HttpConfig as HttpConfig
+from mcp_sandbox.config.models import LimitsConfig as LimitsConfig
+from mcp_sandbox.config.models import PoolConfig as PoolConfig
+from mcp_sandbox.config.models import ProjectConfig as ProjectConfig
+from mcp_sandbox.config.models import SessionsConfig as SessionsConfig
+from mcp_sandbox.config.models import SkillsConfig as SkillsConfig
+from mcp_sandbox.config.models import WorkspaceConfig as WorkspaceConfig
+from mcp_sandbox.config.sources import Loaded as Loaded
+from mcp_sandbox.config.sources import load_config as load_config

@@ -8,8 +8,6 @@ from _signal import SIGHUP, SIGINT, SIGTERM, signal  # type: ignore[import-not-f
 
 from mcp_sandbox.connect.place import Link, NotRunning, Place, Unavailable, dial, say
 
-_FIRST_BYTES = 64 << 10
-
 
 def run(place: Place) -> int:
     """Relay between stdin and stdout and the daemon; returns the exit code.
@@ -72,7 +70,7 @@ def _head_start(link: Link) -> bytes:
     waiting.register(0, select.POLLIN)
     if not waiting.poll(0):
         return b""
-    data = os.read(0, _FIRST_BYTES)
+    data = os.read(0, 64 << 10)
     try:
         link.send_all(data[: data.rfind(b"\n") + 1])
     except OSError:

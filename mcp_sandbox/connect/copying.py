@@ -17,7 +17,6 @@ from collections.abc import Callable
 from mcp_sandbox.connect.place import CHUNK_BYTES, Link, NotRunning, Unavailable, say
 
 Id = int | str
-SERVER_ERROR = -32000
 # They only ask, so another daemon may be asked once more; a client would give up without them.
 _HARMLESS = {
     "initialize",
@@ -39,11 +38,7 @@ GRACE_S = 3.0
 """How long nothing may move after the client has closed its side: a bit more than the server's."""
 PAUSE_S = 2.0
 """After a failure to reach a daemon no other attempt is made for so long."""
-_WAITING_BYTES = 1 << 20
-# A pipe that is ready for writing takes this much without blocking.
-_ATOMIC_BYTES = 4096
 LONGEST_READ_WHOLE = 64 << 10
-_LONGEST_TEXT = 1024
 # In text without escapes: a whole string, or a bracket.
 _TOKEN = re.compile(rb'"[^"]*+"|[{}\[\]]')
 
@@ -146,7 +141,7 @@ def outline(line: bytes) -> bytes:
             if depth == 3:
                 start = token.start()
             depth -= 1
-        elif depth < 3 and size > _LONGEST_TEXT:
+        elif depth < 3 and size > 1024:
             kept.append(line[start : token.start()] + b'""')
             start = token.end()
     kept.append(line[start:])
@@ -158,7 +153,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._open = dict[Id, Message | None]()
-        self._asked = dict[Id, None]()
+        self._asked = dict[Id | None, bool]()
         self._opening: Message | None = None
         self.handshake: Message | None = None
         self.confirmation: Message | None = None
@@ -177,11 +172,10 @@ class Ledger:
             self._open.pop(message.cancels, None)
 
     def note_received(self, message: Message) -> None:
-        """Remember a message of the daemon."""
         if message.id is None:
             return
         if message.is_request:
-            self._asked[message.id] = None
+            self._asked[message.id] = True
             return
         self._open.pop(message.id, None)
         if self._opening is not None and message.id == self._opening.id:
@@ -190,10 +184,7 @@ class Ledger:
 
     def is_expected(self, message: Message) -> bool:
         """Whether this daemon waits for that answer: the question may have been another's."""
-        if message.id not in self._asked:
-            return False
-        del self._asked[message.id]
-        return True
+        return self._asked.pop(message.id, False)
 
     def repeatable(self) -> list[Message]:
         """Take out the open requests that another daemon may get; each only once."""
@@ -216,7 +207,7 @@ class Ledger:
 
 
 def _error(number: Id | None, reason: str) -> bytes:
-    return _line({"id": number, "error": {"code": SERVER_ERROR, "message": reason}})
+    return _line({"id": number, "error": {"code": -32000, "message": reason}})
 
 
 def _line(fields: dict[str, object]) -> bytes:
@@ -288,7 +279,7 @@ class Copying:
         if not self._unsent and not self._ended:
             poll.register(0, select.POLLIN)
         if self._link is not None:
-            wanted = select.POLLIN if len(self._output) < _WAITING_BYTES else 0
+            wanted = select.POLLIN if len(self._output) < 1 << 20 else 0
             wanted |= select.POLLOUT if self._unsent else 0
             if wanted:
                 poll.register(self._link.fileno(), wanted)
@@ -388,7 +379,8 @@ class Copying:
         if not state & select.POLLOUT:
             raise ClientGone
         try:
-            written = os.write(1, self._output[:_ATOMIC_BYTES])
+            # A pipe that is ready for writing takes this much without blocking.
+            written = os.write(1, self._output[:4096])
         except BlockingIOError:
             return
         except OSError as exc:

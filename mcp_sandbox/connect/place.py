@@ -9,9 +9,8 @@ from _socket import AF_UNIX, MSG_PEEK, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, soc
 STATE = "mcp-sandbox"
 CHUNK_BYTES = 256 << 10
 ANSWER_S = 15.0
-_NAMES = ("user", "chat", "project", "socket")
+_ELSEWHERE = "give another path with --socket or MCP_SANDBOX_SOCKET"
 _LONGEST_ANSWER = 64 << 10
-_CREDENTIAL_BYTES = 12
 
 
 class Unavailable(Exception):
@@ -34,7 +33,7 @@ def parsed(arguments: list[str]) -> tuple[dict[str, str], bool] | None:
         name, equals, value = argument.partition("=")
         if argument == "--no-start":
             start = False
-        elif name.startswith("--") and name[2:] in _NAMES:
+        elif name.startswith("--") and name[2:] in ("user", "chat", "project", "socket"):
             following = value if equals else next(rest, None)
             if following is None:
                 return None
@@ -80,7 +79,6 @@ class Link(socket):
     version = ""
 
     def send_all(self, data: bytes) -> None:
-        """Send everything, within ANSWER_S."""
         self.settimeout(ANSWER_S)
         self.sendall(data)
         self.setblocking(False)
@@ -127,13 +125,10 @@ def _greeted(link: Link, place: Place, greeting: bytes) -> str:
     try:
         link.connect(place.socket)
         # Whoever listens there would read everything that we send.
-        credentials = link.getsockopt(SOL_SOCKET, SO_PEERCRED, _CREDENTIAL_BYTES)
+        credentials = link.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)
         uid = int.from_bytes(credentials[4:8], sys.byteorder)
         if uid not in (0, os.geteuid()):
-            raise Unavailable(
-                f"{place.socket} belongs to another user (uid {uid}); give another path with "
-                "--socket or MCP_SANDBOX_SOCKET"
-            )
+            raise Unavailable(f"{place.socket} belongs to another user (uid {uid}); {_ELSEWHERE}")
         link.send_all(greeting)
         return _accepted(link.receive_line(), place)
     except (FileNotFoundError, ConnectionError, EOFError) as exc:
@@ -144,10 +139,8 @@ def _greeted(link: Link, place: Place, greeting: bytes) -> str:
             "shutdown` or kill it, and try again"
         ) from exc
     except OSError as exc:
-        raise Unavailable(
-            f"cannot connect to {place.socket}: {exc.strerror or exc}; give another path with "
-            "--socket or MCP_SANDBOX_SOCKET"
-        ) from exc
+        problem = f"cannot connect to {place.socket}: {exc.strerror or exc}"
+        raise Unavailable(f"{problem}; {_ELSEWHERE}") from exc
 
 
 def _accepted(line: bytes, place: Place) -> str:
@@ -165,10 +158,7 @@ def _accepted(line: bytes, place: Place) -> str:
             return str(answer["version"])
         problem = f"the sandbox server refused: {answer['error']}"
     except (ValueError, KeyError, TypeError, RecursionError):
-        problem = (
-            f"what listens at {place.socket} is not a sandbox server; give another path with "
-            "--socket or MCP_SANDBOX_SOCKET"
-        )
+        problem = f"what listens at {place.socket} is not a sandbox server; {_ELSEWHERE}"
     raise Unavailable(problem)
 
 

@@ -15,9 +15,6 @@ START_S = 90.0
 """How long a daemon may take until it listens. It may have to wait for one that is leaving."""
 HAND_OVER_S = 30.0
 _LOOK_EVERY_S = 0.02
-_LARGEST_LOG = 8 << 20
-_LAST_BYTES = 4096
-_LAST_LINES = 15
 _NAMES = {"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "SSH_AUTH_SOCK"}
 _PREFIXES = ("LC_", "XDG_", "DOCKER_", "MCP_SANDBOX_", "SSL_CERT_")
 
@@ -113,7 +110,7 @@ def _hand_over(place: Place) -> None:
 def _started(place: Place) -> Link:
     log = os.path.join(state_folder(), "daemon.log")
     os.makedirs(os.path.dirname(log), mode=0o700, exist_ok=True)
-    if os.path.exists(log) and os.stat(log).st_size >= _LARGEST_LOG:
+    if os.path.exists(log) and os.stat(log).st_size >= 8 << 20:
         os.replace(log, f"{log}.1")
     before = os.stat(log).st_size if os.path.exists(log) else 0
     process = _spawn(place, log)
@@ -155,7 +152,7 @@ def _spawn(place: Place, log: str) -> "subprocess.Popen[bytes]":
 def _complaint(log: str, before: int, code: int) -> str:
     """Say that the daemon did not start, and show what it wrote since."""
     with open(log, "rb") as file:
-        file.seek(max(before, os.stat(log).st_size - _LAST_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
+        file.seek(max(before, os.stat(log).st_size - 4096))
+        lines = file.read().decode(errors="replace").splitlines()[-15:]
     said = "\n".join(f"  {line}" for line in lines) or "  (nothing)"
     return f"the sandbox server did not start (exit code {code}). It wrote to {log}:\n{said}"

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -18,8 +18,6 @@ from mcp_sandbox.runner.frames import END, ERROR, MAX_BYTES, FrameError, Frames,
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 
-_SIZES_S = 0.1
-_SIZES_LEAST = 20
 _MOST_SHOWN = 10
 _TERM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
@@ -38,7 +36,7 @@ class Chats:
             "stop": partial(self._change, "stopped", SessionManager.stop),
             "pause": partial(self._change, "paused", SessionManager.pause),
             "resume": partial(self._change, "resumed", SessionManager.resume),
-            "remove": self._remove,
+            "remove": partial(self._change, "removed", SessionManager.remove),
             "collect": self._collect,
         }
 
@@ -46,9 +44,9 @@ class Chats:
         manager = await self._manager()
         rows = [_row(status) for status in await manager.list()]
         # With thousands of chats a list of all sizes takes long: "latest" are those used last.
-        sizes, until = arguments.get("sizes"), anyio.current_time() + _SIZES_S
+        sizes, until = arguments.get("sizes"), anyio.current_time() + 0.1
         for number, row in enumerate(rows if sizes else ()):
-            if sizes == "latest" and number >= _SIZES_LEAST and anyio.current_time() > until:
+            if sizes == "latest" and number >= 20 and anyio.current_time() > until:
                 break
             row["size"] = await manager.size(ChatId(row["user"], row["chat"]))
         return {"chats": rows}
@@ -60,16 +58,11 @@ class Chats:
     async def _change(
         self,
         told: str,
-        change: Callable[[SessionManager, ChatId], Awaitable[bool]],
+        change: Callable[[SessionManager, ChatId], Awaitable[object]],
         arguments: JsonObject,
     ) -> JsonObject:
         manager, chat = await self._found(arguments)
         return {"chat": str(chat), told: await change(manager, chat)}
-
-    async def _remove(self, arguments: JsonObject) -> JsonObject:
-        manager, chat = await self._found(arguments)
-        await manager.remove(chat)
-        return {"chat": str(chat)}
 
     async def _collect(self, arguments: JsonObject) -> JsonObject:
         manager = await self._manager()
@@ -81,7 +74,6 @@ class Chats:
         return manager, find_chat(str(arguments.get("chat", "")), chats)
 
     async def session(self, arguments: JsonObject) -> Session:
-        """The computer of the chat that is named."""
         manager, chat = await self._found(arguments)
         return await manager.session(chat)
 
@@ -156,12 +148,9 @@ def find_chat(text: str, chats: Collection[ChatId]) -> ChatId:
 async def _typed(first: bytes, connection: Connection) -> AsyncGenerator[bytes]:
     """The person's frames as they come; the runner, who reads them, checks them."""
     yield first
-    while True:
-        try:
-            data = await connection.receive()
-        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return
-        yield data
+    with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        while True:
+            yield await connection.receive()
 
 
 def _positive(arguments: JsonObject, name: str) -> int:

@@ -21,11 +21,8 @@ from anyio import to_thread
 from mcp_sandbox.durable import lock, unlock
 from mcp_sandbox.errors import AlreadyServed, StorageUnavailable
 
-_MAX_BYTES = 8192
 # A daemon that leaves waits for its running calls and ends its sandboxes.
 _LEAVING_S = 60.0
-_LOOK_AGAIN_S = 0.05
-_BACKLOG = 1024
 # A socket's address has 108 bytes; the name while it is being made is longer by four.
 _LONGEST_PATH = 103
 
@@ -96,7 +93,7 @@ def _leaving(place: Path, does: str) -> Holder:
     """The holder of a lock, when it is about to let go."""
     try:
         with place.open("rb") as file:
-            found = Holder(**json.loads(file.read(_MAX_BYTES)))
+            found = Holder(**json.loads(file.read(8192)))
     except (OSError, ValueError, TypeError, RecursionError):
         raise AlreadyServed(f"another daemon {does}: stop it with `mcp-sandbox shutdown`") from None
     if found.leaving:
@@ -124,7 +121,7 @@ async def claimed(data_root: Path, path: Path, version: str) -> AsyncGenerator[C
                 f"the daemon with pid {other.pid} has been ending for {_LEAVING_S:g} s: end it "
                 f"with `kill -9 {other.pid}`; no file is lost"
             )
-        await anyio.sleep(_LOOK_AGAIN_S)
+        await anyio.sleep(0.05)
     try:
         yield claim
     finally:
@@ -141,10 +138,10 @@ class Listener:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._listen()
+        self.listen()
 
-    def _listen(self) -> None:
-        """Make a socket, which appears at the path at once and complete."""
+    def listen(self) -> None:
+        """Make a socket, which appears at the path at once and complete; close no earlier one."""
         _check_folder(self.path)
         _check_place(self.path)
         new = self.path.with_name(f"{self.path.name}.new")
@@ -153,7 +150,7 @@ class Listener:
             new.unlink(missing_ok=True)
             listener.bind(str(new))
             new.chmod(0o600)
-            listener.listen(_BACKLOG)
+            listener.listen(1024)
             inode = new.lstat().st_ino
             new.rename(self.path)
         except OSError as exc:
@@ -169,12 +166,6 @@ class Listener:
             return self.path.lstat().st_ino == self._inode
         except OSError:
             return False
-
-    def renew(self) -> socket.socket:
-        """Listen at the path again, and return the socket from before, which is to be closed."""
-        before = self.socket
-        self._listen()
-        return before
 
     def close(self) -> None:
         """Listen no more, and leave no socket behind that leads nowhere."""

@@ -6,7 +6,7 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,7 @@ from mcp_sandbox.errors import NoDaemon, OperatorError
 
 JsonObject = Mapping[str, Any]
 
-# A daemon that has just begun answers late; one that is stuck never does.
-_ANSWER_S = 30.0
 _MAX_LINE = 16 << 20
-_PIECE = 64 * 1024
 
 
 class Conversation:
@@ -40,10 +37,9 @@ class Conversation:
             NoDaemon: the daemon hung up.
         """
         while (end := self.rest.find(b"\n")) < 0:
-            try:
-                data = self.connection.recv(_PIECE)
-            except ConnectionError:
-                data = b""
+            data = b""
+            with suppress(ConnectionError):
+                data = self.connection.recv(64 << 10)
             if not data or len(self.rest) > _MAX_LINE:
                 raise NoDaemon("the daemon ended before it had answered: see `mcp-sandbox logs`")
             self.rest += data
@@ -69,7 +65,8 @@ def conversation(path: Path, command: str, arguments: JsonObject) -> Generator[C
 
 
 def _begun(connection: socket.socket, path: Path, greeting: bytes) -> Conversation:
-    connection.settimeout(_ANSWER_S)
+    # A daemon that has just begun answers late; one that is stuck never does.
+    connection.settimeout(30)
     try:
         connection.connect(str(path))
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -105,9 +102,7 @@ def ask(
 ) -> JsonObject:
     """Return the result of a command; `on_event` gets what comes before it.
 
-    Raises:
-        NoDaemon: none answers at `path`.
-        OperatorError: the command failed.
+    Raises as `conversation`, and OperatorError when the command failed.
     """
     with conversation(path, command, arguments) as talk:
         while "result" not in (message := talk.receive()):

@@ -5,13 +5,13 @@ import os
 import signal
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
 
 import anyio
 from anyio import to_thread
-from anyio.abc import TaskStatus
 
 from mcp_sandbox.config.models import ServeConfig
 from mcp_sandbox.daemon.claim import Claim
@@ -23,17 +23,11 @@ logger = logging.getLogger(__name__)
 
 ServeChat = Callable[[Connection, ChatGreeting], Awaitable[None]]
 Command = Callable[[JsonObject], Awaitable[JsonObject]]
-"""Takes arguments; returns the result."""
 Conversation = Callable[[JsonObject, Connection], Awaitable[None]]
 """Takes arguments and the connection, which is its own from then on."""
 Reason = Literal["signal", "shutdown", "idle", "hand-over"]
 
-# What goes on without its call is answered at once.
-_LET_GO_S = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_IDLE_LOOK_S = 30.0
-_LOG_LOOK_S = 0.2
-_LINES_KEPT = 2000
 _LONGEST_LINE = 4000
 
 
@@ -68,8 +62,9 @@ class Ending:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hurry)
             await finish(grace_s)
+            # What goes on without its call is answered at once.
             self.let_go()
-            await finish(_LET_GO_S)
+            await finish(5)
             tasks.cancel_scope.cancel()
 
 
@@ -77,19 +72,18 @@ class Ending:
 async def begun_by_signals(ending: Ending) -> AsyncGenerator[None]:
     """Let signals begin the ending while the block runs, and nothing cut short what follows it."""
 
-    async def watch(*, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        with anyio.open_signal_receiver(*_SIGNALS) as signals:
-            task_status.started()
-            async for _ in signals:
-                ending.begin("signal")
+    async def watch() -> None:
+        async for _ in signals:
+            ending.begin("signal")
 
     try:
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(watch)
-            try:
-                yield
-            finally:
-                tasks.cancel_scope.cancel()
+        with anyio.open_signal_receiver(*_SIGNALS) as signals:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watch)
+                try:
+                    yield
+                finally:
+                    tasks.cancel_scope.cancel()
     finally:
         # The receiver leaves them as they are for any program: they would kill.
         for number in _SIGNALS:
@@ -101,7 +95,7 @@ class RecentLog(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lines = deque[tuple[int, str]](maxlen=_LINES_KEPT)
+        self._lines = deque[tuple[int, str]](maxlen=2000)
         self._numbers = count(1)
         shown = logging.getLogger().handlers
         if shown:
@@ -111,7 +105,6 @@ class RecentLog(logging.Handler):
         self._lines.append((next(self._numbers), self.format(record)[:_LONGEST_LINE]))
 
     def after(self, number: int) -> Sequence[tuple[int, str]]:
-        """The lines after that number, as far as they are kept."""
         # Other threads log, too.
         self.acquire()
         try:
@@ -131,25 +124,18 @@ def recent_log() -> Generator[RecentLog]:
         logging.getLogger().removeHandler(kept)
 
 
+@dataclass(frozen=True)
 class Control:
     """Does one command a connection: `logs`, `shutdown`, `hand-over`, and those in `more`."""
 
-    def __init__(
-        self,
-        ending: Ending,
-        log: RecentLog,
-        *,
-        more: Mapping[str, Command],
-        conversations: Mapping[str, Conversation],
-    ) -> None:
-        self._ending = ending
-        self._log = log
-        self._conversations = conversations
-        self._commands = {"shutdown": self._shut_down, "hand-over": self._hand_over, **more}
+    ending: Ending
+    log: RecentLog
+    more: Mapping[str, Command]
+    conversations: Mapping[str, Conversation]
 
     async def answer(self, connection: Connection, said: ControlGreeting) -> None:
         """Do one command; a client that hangs up meanwhile wants it no more."""
-        if conversation := self._conversations.get(said.command):
+        if conversation := self.conversations.get(said.command):
             try:
                 await conversation(said.arguments, connection)
             except SandboxError as exc:
@@ -157,11 +143,10 @@ class Control:
             return
 
         async def cancel_when_gone() -> None:
-            try:
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 while True:
                     await connection.receive()
-            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                tasks.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cancel_when_gone)
@@ -172,109 +157,99 @@ class Control:
         if said.command == "logs":
             await self._logs(said.arguments, connection)
             return {"result": {}}
-        command = self._commands.get(said.command)
+        known = {"shutdown": self._shut_down, "hand-over": self._hand_over, **self.more}
         try:
-            if command is None:
+            if said.command not in known:
                 raise InvalidArgument(
                     f"there is no command {said.command[:60]!r}: the daemon knows "
-                    f"{', '.join(['logs', *self._commands])}"
+                    f"{', '.join(['logs', *known])}"
                 )
-            return {"result": await command(said.arguments)}
+            return {"result": await known[said.command](said.arguments)}
         except SandboxError as exc:
             return {"error": str(exc)}
 
     async def _logs(self, arguments: JsonObject, connection: Connection) -> None:
         """Tell the last `lines` lines, and with `follow` those that come until the ending."""
-        wanted = arguments.get("lines")
-        lines = self._log.after(0)
+        wanted, lines = arguments.get("lines"), self.log.after(0)
         seen = lines[-1][0] if lines else 0
-        if isinstance(wanted, int) and wanted >= 0:
-            lines = lines[len(lines) - wanted :] if wanted < len(lines) else lines
+        if isinstance(wanted, int) and 0 <= wanted < len(lines):
+            lines = lines[len(lines) - wanted :]
         while True:
             for number, line in lines:
                 await connection.tell({"event": {"line": line}})
                 seen = number
-            if not arguments.get("follow") or self._ending.begun.is_set():
+            if not arguments.get("follow") or self.ending.begun.is_set():
                 return
-            with anyio.move_on_after(_LOG_LOOK_S):
-                await self._ending.begun.wait()
-            lines = self._log.after(seen)
+            with anyio.move_on_after(0.2):
+                await self.ending.begun.wait()
+            lines = self.log.after(seen)
 
     async def _shut_down(self, _arguments: JsonObject) -> JsonObject:
-        self._ending.begin("shutdown")
+        self.ending.begin("shutdown")
         return {}
 
     async def _hand_over(self, _arguments: JsonObject) -> JsonObject:
         """Return when another daemon may take the data root; what runs here goes on."""
-        self._ending.begin("hand-over")
-        await self._ending.claim_released.wait()
+        self.ending.begin("hand-over")
+        await self.ending.claim_released.wait()
         return {}
 
 
+@dataclass(frozen=True)
 class Daemon:
     """Serves who comes through the door until the ending.
 
     `in_use` tells whether something must go on without clients; `notice` what else these hear.
     """
 
-    def __init__(
-        self,
-        claim: Claim,
-        door: Door,
-        ending: Ending,
-        settings: ServeConfig,
-        *,
-        in_use: Callable[[], bool],
-        notice: Callable[[Mapping[str, Any]], Awaitable[Mapping[str, str]]],
-    ) -> None:
-        self._claim = claim
-        self._door = door
-        self._ending = ending
-        self._settings = settings
-        self._in_use = in_use
-        self._notice = notice
+    claim: Claim
+    door: Door
+    ending: Ending
+    settings: ServeConfig
+    in_use: Callable[[], bool]
+    notice: Callable[[Mapping[str, Any]], Awaitable[Mapping[str, str]]]
 
     async def run(self, serve_chat: ServeChat, control: Control) -> None:
         """Return when the daemon may end: running calls have finished or had their time."""
 
         async def welcome(connection: Connection, said: ChatGreeting | ControlGreeting) -> None:
-            who = {"ok": True, "version": self._claim.holder.version, "pid": os.getpid()}
+            who = {"ok": True, "version": self.claim.holder.version, "pid": os.getpid()}
             if isinstance(said, ControlGreeting):
                 await connection.tell(who)
                 await control.answer(connection, said)
             else:
-                more = await self._notice(said.said)
+                more = await self.notice(said.said)
                 await connection.tell({**who, "chat": str(said.chat), **more})
                 await serve_chat(connection, said)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._end_when_idle)
-            tasks.start_soon(self._door.admit, welcome)
-            await self._ending.begun.wait()
+            tasks.start_soon(self.door.admit, welcome)
+            await self.ending.begun.wait()
             await self._leave()
             tasks.cancel_scope.cancel()
 
     async def _end_when_idle(self) -> None:
-        limit = self._settings.idle_exit
+        limit = self.settings.idle_exit
         if not limit:
             return
         idle_since = anyio.current_time()
         while anyio.current_time() - idle_since < limit:
-            await anyio.sleep(min(limit / 4, _IDLE_LOOK_S))
-            if self._door.connected or self._in_use():
+            await anyio.sleep(min(limit / 4, 30))
+            if self.door.connected or self.in_use():
                 idle_since = anyio.current_time()
-        self._ending.begin("idle")
+        self.ending.begin("idle")
 
     async def _leave(self) -> None:
         """Close the door, and wait until everybody has left or the time is up."""
 
         async def see_out(limit_s: float) -> None:
             with anyio.move_on_after(limit_s):
-                await self._door.wait_until_empty()
+                await self.door.wait_until_empty()
 
-        await to_thread.run_sync(self._claim.announce_leaving)
-        await self._door.close()
-        if self._ending.reason == "hand-over":
-            await to_thread.run_sync(self._claim.release)
-            self._ending.claim_released.set()
-        await self._ending.in_time(see_out, self._settings.grace)
+        await to_thread.run_sync(self.claim.announce_leaving)
+        await self.door.close()
+        if self.ending.reason == "hand-over":
+            await to_thread.run_sync(self.claim.release)
+            self.ending.claim_released.set()
+        await self.ending.in_time(see_out, self.settings.grace)

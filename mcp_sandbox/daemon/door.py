@@ -31,16 +31,11 @@ from mcp_sandbox.models import ChatId
 
 logger = logging.getLogger(__name__)
 PROTOCOL = 1
-# A client that takes nothing for so long is stuck for good; it must not hold up its calls.
-STALLED_S = 300.0
 GREETING_S = 10.0
 MOST_UNPROVEN = 64
 _LONGEST_GREETING = 64 << 10
 _FRESH = re.compile(r"[0-9a-f]{16,64}")
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
-_SHOWN_CHARS = 60
-_NO_MORE_FILES_S = 0.2
-_LOOK_S = 5.0
 _HUNG_UP = (
     anyio.BrokenResourceError,
     anyio.ClosedResourceError,
@@ -92,8 +87,7 @@ def parse_greeting(line: bytes) -> ChatGreeting | ControlGreeting:
 
 
 def _chat(said: Mapping[str, Any]) -> ChatId:
-    user = _text(said, "user")
-    named = _text(said, "chat")
+    user, named = _text(said, "user"), _text(said, "chat")
     if named is None:
         named = _text(said, "session")
     if named is None and (project := _project(said)):
@@ -111,7 +105,7 @@ def _chat(said: Mapping[str, Any]) -> ChatId:
 
 def chat_of_project(project: Path) -> str:
     """Name a chat of a folder's own: the hash keeps folders apart, the name is for people."""
-    shown = _UNUSUAL.sub("-", project.name)[:_SHOWN_CHARS]
+    shown = _UNUSUAL.sub("-", project.name)[:60]
     digest = hashlib.sha256(str(project).encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"dir-{shown}-{digest}"
 
@@ -144,7 +138,8 @@ class Connection(BufferedByteStream):
         await self.send(json.dumps(message).encode() + b"\n")
 
     async def send(self, item: bytes) -> None:
-        with anyio.move_on_after(STALLED_S):
+        # A client that takes nothing for so long is stuck for good; it must not hold up its calls.
+        with anyio.move_on_after(300):
             await super().send(item)
             return
         await self.aclose()
@@ -185,7 +180,6 @@ class Door:
         await to_thread.run_sync(self._listener.close)
 
     async def wait_until_empty(self) -> None:
-        """Return when nobody is connected any more."""
         while self.connected:
             self._left = anyio.Event()
             await self._left.wait()
@@ -194,11 +188,12 @@ class Door:
         """Come back when somebody takes the socket away, such as the end of a login session."""
         with self._staying:
             while True:
-                await anyio.sleep(_LOOK_S)
+                await anyio.sleep(5)
                 if await to_thread.run_sync(self._listener.is_in_place):
                     continue
+                before = self._listener.socket
                 try:
-                    before = await to_thread.run_sync(self._listener.renew)
+                    await to_thread.run_sync(self._listener.listen)
                 except OperatorError as exc:
                     logger.warning("no client can find this daemon: %s", exc)
                     continue
@@ -215,7 +210,7 @@ class Door:
             return
         except OSError as exc:
             logger.error("no connection can be accepted now: %s", exc.strerror)  # noqa: TRY400
-            await anyio.sleep(_NO_MORE_FILES_S)
+            await anyio.sleep(0.2)
             return
         problem = self._problem(raw)
         if not problem:
@@ -234,9 +229,8 @@ class Door:
             return "this daemon serves another user: start one of your own, without --socket"
         if self.connected >= self._most:
             logger.warning("refused a connection: %d are open", self.connected)
-            return f"{self.connected} connections are open: close some, or set a higher " + (
-                "serve.max_connections"
-            )
+            text = "connections are open: close some, or set a higher serve.max_connections"
+            return f"{self.connected} {text}"
         return None
 
     async def _meet(self, raw: socket.socket, welcome: Welcome) -> None:

@@ -23,10 +23,7 @@ from mcp_sandbox.errors import ConfigError, InvalidArgument, NotFound
 from mcp_sandbox.models import ChatId, TokenGrant
 from mcp_sandbox.workspace.layout import open_data_root, storage_errors
 
-_MARK = "mcs_"
-_SECRET_BYTES = 32
 _LARGEST_FILE = 16 << 20
-_LONGEST_TOKEN = 128
 
 
 class Token(BaseModel):
@@ -41,7 +38,6 @@ class Token(BaseModel):
     expires: float | None = None
 
     def expired(self, now: float) -> bool:
-        """Say whether its time is over."""
         return self.expires is not None and self.expires <= now
 
 
@@ -97,7 +93,7 @@ class TokenFile:
             InvalidArgument: the user is not a usable id.
         """
         ChatId(user, "any")
-        secret = _MARK + secrets.token_urlsafe(_SECRET_BYTES)
+        secret = f"mcs_{secrets.token_urlsafe(32)}"
         now = time.time()
         with self._changing() as tokens:
             taken = {token.id for token in tokens}
@@ -163,21 +159,19 @@ class Tokens:
     async def find(self, secret: str) -> TokenGrant | None:
         """Return who a token belongs to; None when it is unknown, revoked or expired.
 
-        Raises:
-            ConfigError: the file is damaged, or others may change it.
-            StorageUnavailable: it cannot be read.
+        Raises as `TokenFile.read`.
         """
         tokens = await to_thread.run_sync(self._current)
-        digest = _digest(secret[:_LONGEST_TOKEN])
+        digest = _digest(secret[:128])
         # All are compared, so that the time tells nothing about which one was nearly right.
         found = [token for token in tokens if hmac.compare_digest(token.sha256, digest)]
-        return _granted(found, time.time())
+        valid = (TokenGrant(each.user, each.id) for each in found if not each.expired(time.time()))
+        return next(valid, None)
 
     async def still_valid(self, token_id: str) -> bool:
         """Say whether a token that was found before is neither revoked nor expired by now."""
         tokens = await to_thread.run_sync(self._current)
-        same = [token for token in tokens if token.id == token_id]
-        return _granted(same, time.time()) is not None
+        return any(each.id == token_id and not each.expired(time.time()) for each in tokens)
 
     async def exist(self) -> bool:
         """Say whether anybody has a token, expired or not. Raises as `find`."""
@@ -189,11 +183,6 @@ class Tokens:
             # The signature is older than the content, so a change in between is read once more.
             self._last = signature, self._file.read()
         return self._last[1]
-
-
-def _granted(found: Sequence[Token], now: float) -> TokenGrant | None:
-    valid = (TokenGrant(token.user, token.id) for token in found if not token.expired(now))
-    return next(valid, None)
 
 
 def _digest(secret: str) -> str:

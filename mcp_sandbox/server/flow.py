@@ -21,9 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mcp_sandbox.config import HttpConfig
 
 _FINISH_S = 1.0
-_BURST_S = 10.0
-# Parsing this much takes about as long as serving a small request.
-_BYTES_A_REQUEST = 64 << 10
 # Named here so that an SDK that calls it otherwise fails at once, and lifts no limit.
 _admit = StreamableHTTPSessionManager._admit_session  # noqa: SLF001
 
@@ -53,7 +50,6 @@ def too_many(what: str, wait_s: int) -> Refused:
 
 
 def _shutting_down() -> Refused:
-    """What a request is told that comes, or still runs, when the server ends."""
     text = "the server is ending and takes no further request: try again in a moment"
     return Refused(HTTPStatus.SERVICE_UNAVAILABLE, text, retry_after="1")
 
@@ -63,7 +59,7 @@ class Rate:
 
     def __init__(self, per_second: int) -> None:
         self._per_second = per_second
-        self._most = per_second * _BURST_S
+        self._most = per_second * 10.0
         self._left: dict[str, tuple[float, float]] = {}
 
     def take(self, user: str, now: float) -> int:
@@ -82,7 +78,8 @@ class Rate:
         One message costs at most what may come in ten seconds.
         """
         left, when = self._left[user]
-        self._left[user] = left - min(self._most, size // _BYTES_A_REQUEST), when
+        # Parsing 64 KiB takes about as long as serving a small request.
+        self._left[user] = left - min(self._most, size // (64 << 10)), when
 
 
 class Share:

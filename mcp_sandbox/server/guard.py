@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Protocol
@@ -36,22 +37,14 @@ PATH = "/mcp"
 _SESSION_HEADER = "mcp-session-id"
 _SESSION_ID = re.compile(r"[0-9a-f]{32}")
 _HOST = re.compile(r"([a-z0-9_][a-z0-9._-]{0,252}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
-_LOOK_S = 1.0
-_CANCEL_S = 1.0
-# Once parsed, a message may take ten times its size until it is answered.
-_LARGE_AT_ONCE = 4
 
 
 class TokenBook(Protocol):
     """Where tokens are looked up, anew for every request."""
 
-    async def find(self, secret: str) -> TokenGrant | None:
-        """Return whom a token lets in, if anybody."""
-        ...
+    async def find(self, secret: str) -> TokenGrant | None: ...
 
-    async def still_valid(self, token_id: str) -> bool:
-        """Say whether a token that was found before still lets in."""
-        ...
+    async def still_valid(self, token_id: str) -> bool: ...
 
 
 def _allowed_names(listens_on: str, allowed: Iterable[str]) -> frozenset[str]:
@@ -69,6 +62,7 @@ def _allowed_names(listens_on: str, allowed: Iterable[str]) -> frozenset[str]:
     return frozenset(name.lower() for name in names)
 
 
+@dataclass(eq=False)
 class Guard:
     """The outermost application: it refuses a request, or has `app` answer it.
 
@@ -76,26 +70,20 @@ class Guard:
     `metrics`: the text of /metrics.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        settings: HttpConfig,
-        listens_on: str,
-        tokens: TokenBook,
-        *,
-        anonymous: bool,
-        metrics: Callable[[], bytes] | None,
-    ) -> None:
+    app: ASGIApp
+    settings: HttpConfig
+    listens_on: str
+    tokens: TokenBook
+    anonymous: bool
+    metrics: Callable[[], bytes]
+
+    def __post_init__(self) -> None:
         self.flow = Flow()
-        self._app = app
-        self._settings = settings
-        self._names = _allowed_names(listens_on, settings.allowed_hosts)
-        self._tokens = tokens
-        self._anonymous = anonymous
-        self._metrics = metrics
-        self._rate = Rate(settings.rate)
-        self._at_once = Share(settings.requests_per_user)
-        self._bytes = Share(_LARGE_AT_ONCE * settings.max_body)
+        self._names = _allowed_names(self.listens_on, self.settings.allowed_hosts)
+        self._rate = Rate(self.settings.rate)
+        self._at_once = Share(self.settings.requests_per_user)
+        # Once parsed, a message may take ten times its size until it is answered.
+        self._bytes = Share(4 * self.settings.max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -115,18 +103,18 @@ class Guard:
         if scope["method"] in ("GET", "HEAD"):
             if scope["path"] == "/health":
                 return Response("ok\n", headers={"content-type": "text/plain"})
-            if scope["path"] == "/metrics" and self._metrics is not None:
+            if scope["path"] == "/metrics":
                 await self._granted(headers)
-                return Response(self._metrics(), headers={"content-type": CONTENT_TYPE})
+                return Response(self.metrics(), headers={"content-type": CONTENT_TYPE})
         raise Refused(HTTPStatus.NOT_FOUND, f"there is nothing here: MCP is at {PATH}")
 
     async def watch(self) -> None:
         """End what is served to tokens that are revoked or expired meanwhile; never returns."""
         while True:
-            await anyio.sleep(_LOOK_S)
+            await anyio.sleep(1)
             for token_id in self.flow.token_ids:
                 try:
-                    is_valid = await self._tokens.still_valid(token_id)
+                    is_valid = await self.tokens.still_valid(token_id)
                 except OperatorError as exc:
                     logger.warning("no token can be checked: %s", exc)
                     is_valid = False
@@ -153,13 +141,13 @@ class Guard:
 
     async def _granted(self, headers: Headers) -> TokenGrant:
         sent = headers.getlist("authorization")
-        if not sent and self._anonymous:
+        if not sent and self.anonymous:
             return ANONYMOUS
         scheme, _, secret = (sent[0] if len(sent) == 1 else "").partition(" ")
         if scheme.lower() != "bearer":
             raise _unauthorized()
         try:
-            grant = await self._tokens.find(secret.strip())
+            grant = await self.tokens.find(secret.strip())
         except OperatorError as exc:
             logger.warning("no token can be checked: %s", exc)
             text = "the server cannot check tokens now: its log says why"
@@ -169,9 +157,8 @@ class Guard:
         return grant
 
     async def _admit(self, grant: TokenGrant, scope: Scope, receive: Receive, send: Send) -> None:
-        user, settings, headers = grant.user, self._settings, Headers(scope=scope)
-        wait_s = self._rate.take(user, anyio.current_time())
-        if wait_s:
+        user, settings, headers = grant.user, self.settings, Headers(scope=scope)
+        if wait_s := self._rate.take(user, anyio.current_time()):
             raise too_many(f"more than {settings.rate} requests a second", wait_s)
         # The bytes of a message are held until it is answered.
         with self._at_once.of(user) as begin, self._bytes.of(user) as carry:
@@ -180,7 +167,7 @@ class Guard:
             known = {**scope, **_known_as(user, headers)}
             body = await self._body(Request(scope, receive), carry)
             self._rate.charge(user, len(body))
-            app = self._app
+            app = self.app
             is_stream = (
                 scope["method"] == "GET" or headers.get("mcp-method") == "subscriptions/listen"
             )
@@ -198,21 +185,21 @@ class Guard:
         come back for the answer, but nothing keeps answers here.
         """
         try:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
         finally:
             if _SESSION_HEADER in Headers(scope=scope) and not entry.done:
-                with anyio.move_on_after(_CANCEL_S, shield=True):
+                with anyio.move_on_after(1, shield=True):
                     await self._cancel(scope, find_request_id(body))
 
     async def _cancel(self, scope: Scope, request_id: str | int | None) -> None:
         if request_id is not None:
             cancelled = {"method": "notifications/cancelled", "params": {"requestId": request_id}}
             message = json.dumps({"jsonrpc": "2.0", **cancelled}).encode()
-            await self._app(scope, replayed(message, _nothing_more), _nowhere)
+            await self.app(scope, replayed(message, _nothing_more), _nowhere)
 
     async def _body(self, request: Request, carry: Callable[[int], bool]) -> bytes:
         """The body of a request, read in time; `carry` is asked for room for each piece."""
-        headers, settings, body = request.headers, self._settings, bytearray()
+        headers, settings, body = request.headers, self.settings, bytearray()
         if request.method != "POST":
             if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
                 raise Refused(HTTPStatus.BAD_REQUEST, "this method takes no body: leave it out")

@@ -22,10 +22,6 @@ from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.server.guard import PATH, Guard, TokenBook
 from mcp_sandbox.server.server import SandboxServer
 
-_BACKLOG = 128
-_HEAD_BYTES = 16 << 10
-_LEAVE_S = 2
-
 
 @dataclass(frozen=True)
 class Listener:
@@ -92,8 +88,8 @@ class HttpDoor(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                timeout_graceful_shutdown=_LEAVE_S,
-                h11_max_incomplete_event_size=_HEAD_BYTES,
+                timeout_graceful_shutdown=2,
+                h11_max_incomplete_event_size=16 << 10,
             )
         )
         self.url = listener.url
@@ -156,7 +152,7 @@ async def listen(address: str, *, anonymous: bool = False) -> Listener:
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(place)
-        opened.listen(_BACKLOG)
+        opened.listen(128)
     except OSError as exc:
         opened.close()
         remedy = "name another port" if exc.errno == errno.EADDRINUSE else "name another address"
@@ -172,8 +168,8 @@ async def open_http(
     settings: HttpConfig,
     *,
     tokens: TokenBook,
-    anonymous: bool = False,
-    metrics: Callable[[], bytes] | None = None,
+    anonymous: bool,
+    metrics: Callable[[], bytes],
 ) -> AsyncGenerator[HttpDoor]:
     """Serve HTTP while the block runs; what is still served at its end is cancelled and answered.
 
@@ -182,9 +178,8 @@ async def open_http(
     Raises:
         ConfigError: an allowed host is no host name.
     """
-    sessions, place = server.http_sessions(settings), listener.place
-    app = sessions.handle_request
-    guard = Guard(app, settings, place, tokens, anonymous=anonymous, metrics=metrics)
+    sessions = server.http_sessions(settings)
+    guard = Guard(sessions.handle_request, settings, listener.place, tokens, anonymous, metrics)
     door = HttpDoor(guard, settings, listener)
     async with sessions.run(), anyio.create_task_group() as watching:
         async with anyio.create_task_group() as serving:

@@ -8,21 +8,19 @@ from typing import Literal
 LogFormat = Literal["text", "json"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_LONGEST = 200
 
 
 def configure(log_format: LogFormat) -> None:
     """Send our log lines, and other people's warnings, to stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(TextFormatter())
+    handler.setFormatter(TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     if log_format == "json":
         from pythonjsonlogger.json import JsonFormatter  # noqa: PLC0415 - only who asks for it pays
 
         renamed = {"levelname": "level", "name": "logger", "message": "event"}
         fields = "{levelname}{name}{message}"
-        handler.setFormatter(
-            JsonFormatter(fields, style="{", rename_fields=renamed, timestamp=True)
-        )
+        shown = JsonFormatter(fields, style="{", rename_fields=renamed, timestamp=True)
+        handler.setFormatter(shown)
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("mcp_sandbox").setLevel(logging.INFO)
 
@@ -31,15 +29,12 @@ def event(logger: logging.Logger, name: str, **fields: object) -> None:
     """Log what happened; a field that is None is left out."""
     if logger.isEnabledFor(logging.INFO):
         told = {key: value for key, value in fields.items() if value is not None}
-        short = {k: v[:_LONGEST] if isinstance(v, str) else v for k, v in told.items()}
+        short = {k: v[:200] if isinstance(v, str) else v for k, v in told.items()}
         logger.info(name, extra=short)
 
 
 class TextFormatter(logging.Formatter):
     """`time LEVEL logger: event key=value …`; a value with spaces is written as JSON."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         fields = (

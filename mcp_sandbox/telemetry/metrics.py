@@ -11,7 +11,6 @@ from prometheus_client.registry import Collector
 from mcp_sandbox.telemetry.calls import CallRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 Figures = Callable[[], dict[str, float]]
 """Gives what the sessions hold now. "name/state" is one state of several; "…_total" only grows."""
@@ -42,12 +41,11 @@ class Metrics:
             "mcp_sandbox_call_seconds",
             "Time from a tool call to its answer",
             ["tool"],
-            buckets=_SECONDS,
+            buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
             registry=self.registry,
         )
 
     def count(self, record: CallRecord) -> None:
-        """Count a call that has ended."""
         self._calls.labels(record.what, record.outcome).inc()
         self._seconds.labels(record.what).observe(record.duration_ms / 1000)
 

@@ -7,10 +7,9 @@ from typing import Any
 
 from mcp import Client
 
-from mcp_sandbox.app import open_manager, open_skills, visible_skills
+from mcp_sandbox.app import make_server, open_manager, open_skills
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import one_chat, sessions_by
-from mcp_sandbox.server.server import build_server
+from mcp_sandbox.server.identity import one_chat
 from tests.conftest import configured
 from tests.server.scripted import text_of
 
@@ -55,7 +54,6 @@ async def opened(
     chat = one_chat(ChatId("tester", "stumbles"))
     skills = open_skills(config)
     async with open_manager(config, skills=skills) as manager:
-        visible = visible_skills(config, skills, chat)
-        server = build_server(sessions_by(chat, manager.session), skills=visible)
+        server = make_server(config, skills, chat, manager.session)
         async with Client(server) as client:
             yield Agent(client)

@@ -8,11 +8,11 @@ from typing import Any
 import anyio
 from mcp import Client
 
-from mcp_sandbox.app import open_manager, open_skills, visible_skills
+from mcp_sandbox.app import make_server, open_manager, open_skills
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import chat_of_connection, connected_as, sessions_by
-from mcp_sandbox.server.server import SandboxServer, build_server
+from mcp_sandbox.server.identity import chat_of_connection, connected_as
+from mcp_sandbox.server.server import SandboxServer
 from tests.conftest import configured
 from tests.server.scripted import text_of
 
@@ -93,10 +93,7 @@ async def taught(
     skills = open_skills(config)
     with anyio.fail_after(40):
         async with open_manager(config, skills=skills) as manager:
-            server = build_server(
-                sessions_by(chat_of_connection, manager.session),
-                skills=visible_skills(config, skills, chat_of_connection),
-            )
+            server = make_server(config, skills, chat_of_connection, manager.session)
             with connected_as(CHAT):
                 async with Client(server, mode=mode) as client:
                     yield Taught(client, server)
