@@ -45,6 +45,7 @@ TABLE = {
         "signal": "TERM",
         "grace_s": 5,
     },
+    "preview": {"port": None, "path": "/", "wait_s": 20},
     "read_file": {"path": None, "offset": 1, "limit": 2000},
     "write_file": {"path": None, "content": None, "encoding": "utf-8", "append": False},
     "edit_file": {"path": None, "old": None, "new": None, "replace_all": False, "dry_run": False},
@@ -60,7 +61,6 @@ TABLE = {
     },
     "delete_file": {"path": None, "recursive": False},
     "move_file": {"source": None, "destination": None, "overwrite": False},
-    "preview": {"port": None, "path": "/", "wait_s": 20},
     "sandbox_info": {},
     "sandbox_reset": {"keep_files": True},
 }
