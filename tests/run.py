@@ -56,9 +56,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         file.write_text(json.dumps(tests))
 
 
-def _run(parts: Sequence[str], arguments: list[str], scratch: str) -> tuple[int, Tally]:
-    """Run the parts; return the exit code of the worst one and the tests of each outcome."""
-    codes, tally = [], collections.defaultdict[str, list[str]](list)
+def _run(parts: Sequence[str], arguments: list[str], scratch: str) -> tuple[int, Tally, list[str]]:
+    """Run the parts; the worst exit code, the tests of each outcome, and the parts that failed."""
+    codes, bad, tally = [], list[str](), collections.defaultdict[str, list[str]](list)
     for part in parts:
         print(f"== tests, {part}", flush=True)
         file = Path(f"{scratch}{part[0]}.json")
@@ -67,10 +67,11 @@ def _run(parts: Sequence[str], arguments: list[str], scratch: str) -> tuple[int,
             *("--tally", str(file), "--basetemp", f"{scratch}{part[0]}", *PARTS[part], *arguments),
         ]
         codes.append(subprocess.run(command, check=False).returncode)
+        bad += [part] if codes[-1] not in (0, _NONE_SELECTED) else []
         for outcome, tests in json.loads(file.read_text()).items() if file.exists() else ():
             tally[outcome] += tests
     worst = max(codes, key=lambda code: (code not in (0, _NONE_SELECTED), code == 0))
-    return worst, tally
+    return worst, tally, bad
 
 
 def _failed(tally: Tally) -> list[str]:
@@ -106,7 +107,7 @@ def main() -> int:
     options, arguments = parser.parse_known_args()
     parts = ["together"] if options.together else [*PARTS]
     with _scratch() as scratch:
-        code, tally = _run(parts, arguments, f"{scratch}/1")
+        code, tally, bad = _run(parts, arguments, f"{scratch}/1")
         _print_summary(code, tally)
         failed = _failed(tally)
         if not (options.again and failed):
@@ -114,7 +115,7 @@ def main() -> int:
         # Tests that kill at random moments, on a machine that others use too: a failure counts
         # when it comes again.
         print("== running what failed once more")
-        code, tally = _run(parts, failed, f"{scratch}/2")
+        code, tally, _ = _run(bad, failed, f"{scratch}/2")
         _print_summary(code, tally)
         flaky = [test for test in failed if test in tally["passed"] and test not in _failed(tally)]
         print("== flaky: mend these", *flaky, sep="\n   ")
