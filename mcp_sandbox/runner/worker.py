@@ -102,10 +102,8 @@ class Worker:
 
     def _do(self, job: dict[str, Any], fds: list[int]) -> bool:
         """Whether its last message has told already that we are free."""
-        if job["op"] == "command":
+        if job["op"] in ("command", "standby"):
             return self._gated(job, fds) if job["gated"] else self._command(job, fds)
-        if job["op"] == "standby":
-            return self._gated(job, fds)
         self._operation(job, fds)
         return False
 
@@ -367,11 +365,8 @@ def code_path(name: str) -> str:
 
 def remove_code(name: str) -> None:
     """The call has ended; a file that was never written, or is gone, is fine."""
-    try:
-        os.unlink(code_path(name))
-    except OSError:
-        # Never written, removed by its own code, or turned into something else by it.
-        return
+    # Its own code may have removed it, or turned it into something else.
+    _remove(code_path(name))
 
 
 def enter(cwd: str) -> None:
