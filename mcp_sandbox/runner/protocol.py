@@ -126,10 +126,9 @@ class Decoder:
         self.seal: Seal | None = None
 
     def feed(self, data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """The frames that `data` completes. The seal may be set between two of them.
+        """The frames that `data` completes; ProtocolError at a malformed or wrongly sealed one.
 
-        Raises:
-            ProtocolError: oversized, malformed or wrongly sealed frame.
+        The seal may be set between two of them.
         """
         self._buffer += data
         while (frame := self._next()) is not None:

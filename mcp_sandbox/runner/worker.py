@@ -263,7 +263,7 @@ def _await(main: int | None) -> tuple[int, bool]:
             status, options = ended, os.WNOHANG
 
 
-def lower(pid: int, *, grow: bool) -> None:
+def lower(pid: int, *, grow: bool, again: bool = True) -> None:
     """Under pressure the user's processes give way first: to the OOM killer and the scheduler.
 
     Unless it may `grow` files, the kernel lets no file that it writes to become longer.
@@ -276,18 +276,11 @@ def lower(pid: int, *, grow: bool) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, _NICER_BY)
         offer_to_the_oom_killer(pid)
     except PermissionError:
-        # For a moment after exec a process is still as closed as we are.
-        _wait(pid, _MOMENT_MS)
-        _offer_again(pid)
+        # For a moment after exec a process is still as closed as we are; later that is its right.
+        if again:
+            _wait(pid, _MOMENT_MS)
+            lower(pid, grow=grow, again=False)
     except ProcessLookupError:
-        return
-
-
-def _offer_again(pid: int) -> None:
-    try:
-        offer_to_the_oom_killer(pid)
-    except (PermissionError, ProcessLookupError):
-        # Ended meanwhile, or it has made itself unreadable, which is its right.
         return
 
 
