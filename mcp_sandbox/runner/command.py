@@ -408,12 +408,14 @@ class Command:
         streams = self._capture.streams
         starts = answered or dict.fromkeys(streams, 0)
         is_python = self._args.get("language") == "python"
+        now = time.monotonic()
+        limit = None if self.has_ended else self._deadline
         ends = [part for name, each in streams.items() for part in each.since(starts[name])]
         result = {
             **self.row(),
             "process": self.id if self.released else None,
-            "duration_ms": round((min(self.ended_at, time.monotonic()) - self._started) * 1000),
-            "left_s": self._left_s(),
+            "duration_ms": round((min(self.ended_at, now) - self._started) * 1000),
+            "left_s": max(0, round(limit.when - now)) if limit else None,
             "sizes": [len(part) for part in ends],
             "starts": [starts[name] for name in streams],
             "totals": [stream.total for stream in streams.values()],
@@ -425,11 +427,6 @@ class Command:
             **self._changed,
         }
         return result, b"".join(ends)
-
-    def _left_s(self) -> int | None:
-        if self.has_ended or self._deadline is None:
-            return None
-        return max(0, round(self._deadline.when - time.monotonic()))
 
     def row(self) -> dict[str, Any]:
         """What is told of it in a list."""

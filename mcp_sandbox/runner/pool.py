@@ -379,7 +379,8 @@ class Pool:
         everyone = [*self._idle[False], *self._idle[True], *self._busy, *self._resting, *others]
         # A command whose worker has just died is not nobody's yet: we have not heard it.
         known = {pid for one in everyone for pid in (one.pid, one.main) if pid} | set(self._adopted)
-        lost = processes.orphans(known)
+        me, tree = os.getpid(), processes.parents()
+        lost = [pid for pid, parent in tree.items() if parent == me and pid not in known]
         self._looked_at = 0.0 if lost else time.monotonic()
         return lost
 

@@ -32,7 +32,6 @@ _MOST_UNPROVED = 16
 _FAREWELL_S = 1.0
 _LULL_S = 0.02
 _HANDSHAKE_S = 5.0
-_RECEIVE = 256 * 1024
 
 # Where the client's folder is mounted, if any.
 _PROJECT = "/project"
@@ -365,7 +364,7 @@ class Connection:
 
     def _receive(self) -> None:
         try:
-            data = self._sock.recv(_RECEIVE)
+            data = self._sock.recv(protocol.CHUNK)
         except BlockingIOError:
             return
         except OSError:
