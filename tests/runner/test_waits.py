@@ -20,7 +20,7 @@ class Scripted:
     """A command as its waits and the table see it, and the reply to who waits for it."""
 
     is_open = runs = True
-    text, main = "make", None
+    text, main, shell = "make", None, None
 
     def __init__(self, *, released: bool = True) -> None:
         self.waits: list[Wait] = []
