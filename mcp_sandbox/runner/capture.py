@@ -83,12 +83,12 @@ class Capture:
     def figures(self) -> list[str]:
         """The paths of the pictures that the command has saved; see `runner.figures`."""
         found = figures.saved(self._base)
-        if found:
-            try:
+        try:
+            if found:
                 prepare(self._folder)
-            except OSError:
-                # What is there is shown all the same.
-                return found
+        except OSError:
+            # What is there is shown all the same.
+            pass
         return found
 
     def keep(self) -> None:
@@ -123,10 +123,8 @@ def prepare(folder: str) -> None:
     os.makedirs(folder, exist_ok=True)
     ignore = os.path.join(os.path.dirname(folder), ".gitignore")
     if not os.path.lexists(ignore):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(ignore, flags, 0o644)
-        os.write(fd, b"*\n")
-        os.close(fd)
+        with open(ignore, "xb") as file:
+            file.write(b"*\n")
     kept = 0
     oldest = time.time() - KEPT_SECONDS
     files = []

@@ -133,20 +133,10 @@ class Cells:
 
         def hear(_said: dict[str, Any]) -> None:
             row = notebook.row(name)
-            printed = {"sizes": [0] * 4, "starts": [0, 0], "totals": [0, 0]}
+            printed = {"sizes": [0] * 4, "starts": [0, 0], "totals": [0, 0], "until_met": False}
             ended = {"process": name, "duration_ms": 1000 * row["seconds"], "notebook": "ended"}
             unknown = dict.fromkeys(("left_s", "output_file", "changed", "counts"))
-            done(
-                {
-                    **row,
-                    **printed,
-                    **ended,
-                    **unknown,
-                    "until_met": False,
-                    "figures": [],
-                    "shell": [],
-                }
-            )
+            done({**row, **printed, **ended, **unknown, "figures": [], "shell": []})
 
         notebook.listener, notebook.cell = hear, "its end"
         self._pool.kill(notebook)

@@ -7,7 +7,7 @@ import time
 
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.capture import Capture
-from mcp_sandbox.runner.loop import Inflow, Tap, pipe, widen
+from mcp_sandbox.runner.loop import Inflow, Tap, widen
 from mcp_sandbox.runner.native import close, signal
 from mcp_sandbox.runner.pool import described
 from mcp_sandbox.runner.protocol import WINDOW, OpError
@@ -77,7 +77,8 @@ class Command:
         # Until its worker says more: without it nothing of the command is remembered.
         self._of_shell = ["kept"] if self.shell else []
         self._worker: Worker | Notebook | None = None
-        self._main: int | None = None
+        # The process with all that it has started below it.
+        self.main: int | None = None
         self._capture = Capture(args["workspace"], args["name"], args["keep_bytes"])
         # How much of each stream was told already.
         self._answered = dict.fromkeys(self._capture.streams, 0)
@@ -99,7 +100,7 @@ class Command:
     @property
     def runs(self) -> bool:
         """It has begun for sure, or has ended."""
-        return self._main is not None or self.has_ended
+        return self.main is not None or self.has_ended
 
     @property
     def has_ended(self) -> bool:
@@ -207,8 +208,8 @@ class Command:
             self._listen(self.keyboard.master)
             self._given = self.keyboard.theirs
             return
-        out_read, out_write = pipe()
-        err_read, err_write = pipe()
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
         self._listen(out_read, err_read)
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._given = [nothing, out_write, err_write]
@@ -219,8 +220,8 @@ class Command:
             why = "has ended" if self.keyboard else "has no terminal: start it with exec tty=true"
             raise OpError("invalid", f"{self.id} {why}")
         self.keyboard.type(text.encode("utf-8", "replace"), key)
-        if key == "ctrl-c" and self._main:
-            self.keyboard.interrupt(self._main)
+        if key == "ctrl-c" and self.main:
+            self.keyboard.interrupt(self.main)
 
     def _listen(self, stdout: int, stderr: int | None = None) -> None:
         self._taps["stdout"] = Tap(self._loop, stdout, lambda data: self._take("stdout", data))
@@ -248,7 +249,7 @@ class Command:
         """End it with all that it has started."""
         if self._why is None and self._status is None:
             self._why = why
-            target = self._worker or self._main
+            target = self._worker or self.main
             if self._notebook and target is self._notebook:
                 self._pool.cells.interrupt(self._notebook)
             elif target:
@@ -258,9 +259,9 @@ class Command:
 
     def stop(self, number: int, grace_s: float) -> None:
         """Signal its process group, and after `grace_s` kill what is left of its tree."""
-        if self._status is None and self._main and number != signal.SIGKILL:
+        if self._status is None and self.main and number != signal.SIGKILL:
             self._stopped = True
-            processes.send(-self._main, number)
+            processes.send(-self.main, number)
         else:
             grace_s = 0
         worker, job = self._worker, self._job
@@ -277,7 +278,7 @@ class Command:
             self._begun = True
         elif said["e"] == "pid":
             self._begun = True
-            self._main = said["pid"]
+            self.main = said["pid"]
             close(self._given)
             if self._why and self._worker:
                 self._pool.kill(self._worker)
@@ -329,7 +330,6 @@ class Command:
             until = time.monotonic() + _SETTLE_MOST_S
             self._loop.later(_SETTLE_S, lambda: self._settle(until))
         elif self._begun:
-            self._changed = dict.fromkeys(self._changed)
             self._take_over(time.monotonic() + _SEEN_WITHIN_S)
         elif self._tries_left > 0:
             # Nothing had begun. Most likely no process was left for it.
@@ -343,21 +343,19 @@ class Command:
         if self._why or self._status is not None:
             self._lost()
             return
-        self._main = self._pool.adopt(self._main, self._ended, self._born_since)
-        if self._main is None and time.monotonic() < until:
+        self.main = self._pool.adopt(self.main, self._ended, self._born_since)
+        if self.main is None and time.monotonic() < until:
             self._loop.later(_SETTLE_S, lambda: self._take_over(until))
-        elif self._main is None:
+        elif self.main is None:
             self._failed("cancelled", "the command was cut off as it began; it may have run")
 
     def _settle(self, until: float) -> None:
         """Answer when nothing of the killed tree is left."""
-        if (
-            self._status is None
-            and self._pool.kill_orphans(self._born_since)
-            and time.monotonic() < until
-        ):
+        if self._status is not None:
+            return
+        if self._pool.kill_orphans(self._born_since) and time.monotonic() < until:
             self._loop.later(_SETTLE_S, lambda: self._settle(until))
-        elif self._status is None:
+        else:
             self._ended(signal.SIGKILL)
 
     def _ended(self, status: int) -> None:
@@ -410,12 +408,14 @@ class Command:
         streams = self._capture.streams
         starts = answered or dict.fromkeys(streams, 0)
         is_python = self._args.get("language") == "python"
+        now = time.monotonic()
+        limit = None if self.has_ended else self._deadline
         ends = [part for name, each in streams.items() for part in each.since(starts[name])]
         result = {
             **self.row(),
             "process": self.id if self.released else None,
-            "duration_ms": round((min(self.ended_at, time.monotonic()) - self._started) * 1000),
-            "left_s": self._left_s(),
+            "duration_ms": round((min(self.ended_at, now) - self._started) * 1000),
+            "left_s": max(0, round(limit.when - now)) if limit else None,
             "sizes": [len(part) for part in ends],
             "starts": [starts[name] for name in streams],
             "totals": [stream.total for stream in streams.values()],
@@ -427,11 +427,6 @@ class Command:
             **self._changed,
         }
         return result, b"".join(ends)
-
-    def _left_s(self) -> int | None:
-        if self.has_ended or self._deadline is None:
-            return None
-        return max(0, round(self._deadline.when - time.monotonic()))
 
     def row(self) -> dict[str, Any]:
         """What is told of it in a list."""
@@ -455,10 +450,6 @@ class Command:
         if self._notebook:
             return f"notebook {self._job['notebook']}"
         return f"shell {self.shell}" if self.shell else ""
-
-    def root(self) -> int | None:
-        """The process with all that it has started below it."""
-        return self._main
 
     def _close(self) -> None:
         """Let go of everything; what still runs in the background writes to nobody."""
@@ -488,7 +479,7 @@ def _kept(data: bytes) -> int:
 
 def _flowing(file: int) -> int:
     """A pipe that holds what is in the file, or the file itself where that is too much."""
-    theirs, ours = pipe()
+    theirs, ours = os.pipe()
     widen(ours)
     os.set_blocking(ours, False)
     size, sent = os.fstat(file).st_size, 0
@@ -521,8 +512,8 @@ class Operation:
         self._tap: Tap | None = None
 
     def start(self, op: str, args: dict[str, Any], body: bytes, *, more: bool) -> None:
-        theirs_in, ours_in = pipe()
-        ours_out, theirs_out = pipe()
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
         if more:
             widen(ours_in)
         widen(ours_out)

@@ -6,7 +6,7 @@ import os
 import sys
 
 from mcp_sandbox.runner import processes
-from mcp_sandbox.runner.native import Socket, pair, send, signal
+from mcp_sandbox.runner.native import CONTROL_FD, Socket, pair, send, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     Listener = Callable[[dict[str, Any]], None]
 
-CONTROL_FD = 3
 # What the C library or Python looks at when a program starts, and not later.
 _STEERING = ("PYTHON", "LD_", "GLIBC_", "MALLOC_")
 # The kernel's own bound of process numbers.
@@ -166,7 +165,3 @@ class Interpreter:
     def adopt(self, pid: int, control: Socket) -> Worker:
         self.worker = self._watch(Worker(pid, control, seat=False))
         return self.worker
-
-    def lost(self, gone: Worker) -> None:
-        if gone is self.worker:
-            self.worker = None

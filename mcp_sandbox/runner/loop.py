@@ -64,7 +64,7 @@ class Loop:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._watchers: dict[int, Callable[[int], None]] = {}
+        self._watchers: dict[int, Callable[[int], object]] = {}
         self._timers: list[Timer] = []
         self._compact_at = 256
         self._stopped = False
@@ -87,7 +87,7 @@ class Loop:
             if action := self._on_signal.get(number):
                 action()
 
-    def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
+    def watch(self, fd: int, events: int, callback: Callable[[int], object]) -> None:
         """Call `callback(events)` whenever `fd` is ready; watching again changes the events."""
         if fd in self._watchers:
             self._epoll.modify(fd, events)
@@ -135,11 +135,6 @@ class Loop:
         self._epoll.close()
 
 
-def pipe() -> tuple[int, int]:
-    """A pipe whose ends no child inherits, our end to be made non-blocking by its user."""
-    return os.pipe2(os.O_CLOEXEC)
-
-
 def widen(fd: int) -> None:
     """Ask for the largest pipe an ordinary user may have."""
     try:
@@ -162,16 +157,13 @@ class Tap:
 
     def resume(self) -> None:
         if self.open:
-            self._loop.watch(self._fd, READ, self._ready)
+            self._loop.watch(self._fd, READ, self._read)
 
     def pause(self) -> None:
         if self.open:
             self._loop.unwatch(self._fd)
 
-    def _ready(self, _events: int) -> None:
-        self._read()
-
-    def _read(self) -> int:
+    def _read(self, _events: int = 0) -> int:
         """Take one piece; how long it was, -1 when there is none now."""
         try:
             data = os.read(self._fd, CHUNK)
@@ -223,7 +215,7 @@ class Inflow:
         self._open = True
 
     def add(self, data: bytes, *, more: bool) -> None:
-        self.waiting += data
+        self.waiting += data if more else data + self._end
         self._last = not more
         self._write()
 
@@ -238,24 +230,14 @@ class Inflow:
             self.close()
             return
         del self.waiting[:size]
-        if size:
+        if size and not self._last:
             self._credit(size)
-        if self.waiting or (self._last and not self._ended()):
+        if self.waiting:
             self._loop.watch(self._fd, WRITE, self._write)
         elif self._last:
             self.close()
         else:
             self._loop.unwatch(self._fd)
-
-    def _ended(self) -> bool:
-        """Write the end; False while the pipe is full. So few bytes go whole or not at all."""
-        try:
-            os.write(self._fd, self._end)
-        except BlockingIOError:
-            return False
-        except BrokenPipeError:
-            return True
-        return True
 
     def close(self) -> None:
         if self._open:

@@ -21,6 +21,8 @@ else:
 __all__ = ["signal"]  # What is made here need not be named.
 
 Socket = _socket.socket
+CONTROL_FD = 3  # Where a process of ours finds its socket to who commands it.
+MOST_FDS = 65536
 
 
 class _Rules:
@@ -119,5 +121,4 @@ def listen(path: str) -> Socket:
 def accept(listener: Socket) -> Socket:
     """The next connection; OSError if there is none, or no descriptor is left for it."""
     fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - the C method
-    os.set_inheritable(fd, False)
     return _socket.socket(fileno=fd)

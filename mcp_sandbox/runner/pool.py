@@ -12,7 +12,7 @@ import time
 from mcp_sandbox.runner import interpreter, processes, worker
 from mcp_sandbox.runner.interpreter import Worker, is_pid, makes_sense
 from mcp_sandbox.runner.loop import READ, Soon
-from mcp_sandbox.runner.native import Socket, pair, receive, signal
+from mcp_sandbox.runner.native import CONTROL_FD, MOST_FDS, Socket, pair, receive, signal
 from mcp_sandbox.runner.protocol import OpError
 
 TYPE_CHECKING = False
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.interpreter import Listener
     from mcp_sandbox.runner.loop import Loop, Timer
 
-_CONTROL_FD = 3
-_MOST_FDS = 65536
 # An unused interpreter is given back after this long: it costs about 5 MiB.
 _WARM_S = 60.0
 _MOST_IDLE = 32
@@ -187,9 +185,8 @@ class Pool:
             return
 
     def _new(self, *, seat: bool) -> Worker:
-        return self.interpreter.seat() if seat else self._fork()
-
-    def _fork(self) -> Worker:
+        if seat:
+            return self.interpreter.seat()
         mine, theirs = pair()
         pid = os.fork()
         if pid == 0:
@@ -201,10 +198,10 @@ class Pool:
         """Never returns: what the parent's frames hold stays alive, and unused."""
         try:
             self._loop.close_in_child()
-            os.dup2(control.fileno(), _CONTROL_FD, inheritable=False)
-            os.closerange(_CONTROL_FD + 1, _MOST_FDS)
+            os.dup2(control.fileno(), CONTROL_FD, inheritable=False)
+            os.closerange(CONTROL_FD + 1, MOST_FDS)
             processes.die_with_parent()
-            worker.serve(Socket(fileno=_CONTROL_FD), worker.spawn)
+            worker.serve(Socket(fileno=CONTROL_FD), worker.spawn)
         finally:
             os._exit(0)
 
@@ -298,7 +295,8 @@ class Pool:
         for idle in self._idle.values():
             if gone in idle:
                 idle.remove(gone)
-        self.interpreter.lost(gone)
+        if gone is self.interpreter.worker:
+            self.interpreter.worker = None
         self._reap()
         if gone.listener:
             gone.listener({"e": "lost"})
@@ -381,7 +379,8 @@ class Pool:
         everyone = [*self._idle[False], *self._idle[True], *self._busy, *self._resting, *others]
         # A command whose worker has just died is not nobody's yet: we have not heard it.
         known = {pid for one in everyone for pid in (one.pid, one.main) if pid} | set(self._adopted)
-        lost = processes.orphans(known)
+        me, tree = os.getpid(), processes.parents()
+        lost = [pid for pid, parent in tree.items() if parent == me and pid not in known]
         self._looked_at = 0.0 if lost else time.monotonic()
         return lost
 

@@ -220,12 +220,6 @@ def kill_trees(roots: Collection[int], spared: Collection[int] = ()) -> None:
         send(pid, signal.SIGKILL)
 
 
-def orphans(known: Collection[int]) -> list[int]:
-    """What has fallen to us and is not `known`."""
-    me = os.getpid()
-    return [pid for pid, parent in parents().items() if parent == me and pid not in known]
-
-
 def session_of(pid: int) -> int | None:
     """The leader of a process's session; None when the process is gone."""
     try:

@@ -98,11 +98,7 @@ class Seal:
 def encode(
     header: dict[str, Any], payload: bytes | memoryview = b"", seal: Seal | None = None
 ) -> bytes:
-    """One frame as bytes.
-
-    Raises:
-        ProtocolError: header or payload is over its limit.
-    """
+    """One frame as bytes; ProtocolError when header or payload is over its limit."""
     head = dumps(header)
     if len(head) > MAX_HEADER or len(payload) > MAX_PAYLOAD:
         raise ProtocolError(f"frame too large: header {len(head)}, payload {len(payload)} bytes")
@@ -111,12 +107,8 @@ def encode(
     return b"".join((prefix, head, payload, tag))
 
 
-def parse_header(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a frame.
-
-    Raises:
-        ProtocolError: it is not one.
-    """
+def _parse_header(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a frame; ProtocolError if it is not one."""
     try:
         header = loads(raw)
     except (ValueError, RecursionError) as exc:
@@ -134,10 +126,9 @@ class Decoder:
         self.seal: Seal | None = None
 
     def feed(self, data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """The frames that `data` completes. The seal may be set between two of them.
+        """The frames that `data` completes; ProtocolError at a malformed or wrongly sealed one.
 
-        Raises:
-            ProtocolError: oversized, malformed or wrongly sealed frame.
+        The seal may be set between two of them.
         """
         self._buffer += data
         while (frame := self._next()) is not None:
@@ -160,4 +151,4 @@ class Decoder:
         ):
             raise ProtocolError("frame seal is wrong")
         head_end = PREFIX.size + head_size
-        return parse_header(frame[PREFIX.size : head_end]), frame[head_end:body_end]
+        return _parse_header(frame[PREFIX.size : head_end]), frame[head_end:body_end]

@@ -16,16 +16,13 @@ import sys
 _ROOT = os.path.abspath(__file__).rsplit("/", 3)[0]
 sys.path[0] = _ROOT
 
-from mcp_sandbox.runner import figures, main_file, processes, worker  # noqa: E402
+from mcp_sandbox.runner import figures, main_file, native, processes, worker  # noqa: E402
 from mcp_sandbox.runner.native import Socket, pair, receive, send, signal, wait_for  # noqa: E402
 from mcp_sandbox.runner.protocol import MAX_HEADER, OpError  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-_CONTROL_FD = 3
-_MOST_FDS = 65536
 
 
 class _Run(BaseException):
@@ -121,7 +118,7 @@ class _Seat:
     def _wait(self, control: Socket) -> None:
         """Be the process that waits; leaves by _Run, or ends when nobody needs it."""
         _become_ordinary(control.detach())
-        given, fds = receive(Socket(fileno=_CONTROL_FD), MAX_HEADER + 4096, 4)
+        given, fds = receive(Socket(fileno=native.CONTROL_FD), MAX_HEADER + 4096, 4)
         if given is None:
             os._exit(0)
         _take_on(given["job"], fds)
@@ -146,8 +143,8 @@ def _save(code: int, name: str) -> str:
 def _become_ordinary(control: int) -> None:
     """Turn a fork of the seat into an ordinary process that has nothing open but `control`."""
     os.setsid()
-    os.dup2(control, _CONTROL_FD)
-    os.closerange(_CONTROL_FD + 1, _MOST_FDS)
+    os.dup2(control, native.CONTROL_FD)
+    os.closerange(native.CONTROL_FD + 1, native.MOST_FDS)
     for number in worker.DEFAULT_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -166,7 +163,7 @@ def _take_on(job: dict[str, Any], fds: list[int]) -> None:
     worker.enter(job["cwd"])
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
-    os.closerange(len(fds), _MOST_FDS)
+    os.closerange(len(fds), native.MOST_FDS)
     if not job["grow"]:
         import resource  # noqa: PLC0415 - only where the workspace is full
 
@@ -199,9 +196,9 @@ def become(control: Socket, env: dict[str, str]) -> None:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(nowhere, number)
-        os.dup2(control.detach(), _CONTROL_FD)
-        os.closerange(_CONTROL_FD + 1, _MOST_FDS)
-        asked = Socket(fileno=_CONTROL_FD)
+        os.dup2(control.detach(), native.CONTROL_FD)
+        os.closerange(native.CONTROL_FD + 1, native.MOST_FDS)
+        asked = Socket(fileno=native.CONTROL_FD)
         if wait_for(asked):
             _put_into_environment(env)
             main_file.add_user_site()
@@ -225,4 +222,4 @@ def _run(control: Socket) -> None:
 
 
 if __name__ == "__main__":
-    _run(Socket(fileno=_CONTROL_FD))
+    _run(Socket(fileno=native.CONTROL_FD))

@@ -32,7 +32,6 @@ _MOST_UNPROVED = 16
 _FAREWELL_S = 1.0
 _LULL_S = 0.02
 _HANDSHAKE_S = 5.0
-_RECEIVE = 256 * 1024
 
 # Where the client's folder is mounted, if any.
 _PROJECT = "/project"
@@ -62,7 +61,7 @@ class Server:
             self._tell_background, lambda row: self._tell_all({"t": "ended", "processes": [row]})
         )
         self._told: dict[str, Any] = described([])
-        self._used_at = time.monotonic()
+        self.used_at = time.monotonic()
         self._retiring: Connection | None = None
         self._connections: set[Connection] = set()
         self._idle: Timer | None = None
@@ -120,9 +119,6 @@ class Server:
             self.loop.later(0, self.stop)
         self._consider_idle()
 
-    def used(self) -> None:
-        self._used_at = time.monotonic()
-
     def _tell_background(self) -> None:
         """Let everybody know what commands have left running, when that has changed."""
         told = self._in_background()
@@ -137,7 +133,7 @@ class Server:
     def _in_background(self) -> dict[str, Any]:
         """What runs on: first what was started by id, then what is left of other commands."""
         started = [
-            {"pid": each.root() or 0, "command": each.text, "id": each.id}
+            {"pid": each.main or 0, "command": each.text, "id": each.id}
             for each in self._table.in_background()
         ]
         others = described(self._pool.background())
@@ -226,7 +222,7 @@ class Server:
         return {
             "connections": len(self._users()),
             "calls": calls,
-            "idle_s": 0.0 if calls else time.monotonic() - self._used_at,
+            "idle_s": 0.0 if calls else time.monotonic() - self.used_at,
             **self._in_background(),
         }
 
@@ -266,15 +262,14 @@ class Server:
 
     def start(self, call: Call, header: dict[str, Any], body: bytes, *, more: bool) -> None:
         """Give the call its body: for a command its code, then its stdin. May raise OpError."""
+        op, args = header["op"], header["args"]
         if isinstance(call, Operation):
-            op, args = header["op"], header["args"]
             args = self._complete(args) if op == "terminal" else args
             call.start(op, args, body, more=more)
             return
         if isinstance(call, Dial):
             call.start(body, more=more)
             return
-        op, args = header["op"], header["args"]
         size, command = args.get("code_bytes"), call.command
         if more:
             call.took(len(body))
@@ -369,7 +364,7 @@ class Connection:
 
     def _receive(self) -> None:
         try:
-            data = self._sock.recv(_RECEIVE)
+            data = self._sock.recv(protocol.CHUNK)
         except BlockingIOError:
             return
         except OSError:
@@ -468,7 +463,7 @@ class Connection:
 
     def ended(self, number: int) -> None:
         if self.calls.pop(number, None):
-            self._server.used()
+            self._server.used_at = time.monotonic()
         self._owed.pop(number, None)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import fcntl
 import os
 
 from mcp_sandbox.runner import processes
-from mcp_sandbox.runner.loop import Soon, pipe
+from mcp_sandbox.runner.loop import Soon
 from mcp_sandbox.runner.native import close
 from mcp_sandbox.runner.protocol import OpError
 
@@ -119,8 +119,8 @@ class Standby:
     def _start(self) -> Ready | None:
         opened: list[int] = []
         try:
-            opened += pipe()
-            opened += pipe()
+            opened += os.pipe()
+            opened += os.pipe()
             opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             opened.append(os.memfd_create("code", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
             out_read, out_write, err_read, err_write, nothing, code = opened

@@ -47,7 +47,7 @@ class Table:
                 f"a shell runs one command at a time, and {command.shell!r} is busy with "
                 f"{busy[0].id} ({busy[0].text}): wait for its end, stop it, or take another shell",
             )
-        released = [each for each in self._running.values() if each.released]
+        released = self.in_background()
         if len(released) >= MOST_RUNNING:
             named = ", ".join(f"{each.id} ({each.text})" for each in released[:_NAMED])
             raise OpError(
@@ -106,8 +106,7 @@ class Table:
         tree = processes.parents() if self._running else {}
         rows = [each.row() for each in self._ended.values()]
         for each in self._running.values():
-            root = each.root()
-            pids = [root, *processes.below([root], tree)] if root else []
+            pids = [each.main, *processes.below([each.main], tree)] if each.main else []
             rows.append({**each.row(), "memory": sum(map(processes.memory, pids))})
         return rows
 

@@ -102,10 +102,8 @@ class Worker:
 
     def _do(self, job: dict[str, Any], fds: list[int]) -> bool:
         """Whether its last message has told already that we are free."""
-        if job["op"] == "command":
+        if job["op"] in ("command", "standby"):
             return self._gated(job, fds) if job["gated"] else self._command(job, fds)
-        if job["op"] == "standby":
-            return self._gated(job, fds)
         self._operation(job, fds)
         return False
 
@@ -265,7 +263,7 @@ def _await(main: int | None) -> tuple[int, bool]:
             status, options = ended, os.WNOHANG
 
 
-def lower(pid: int, *, grow: bool) -> None:
+def lower(pid: int, *, grow: bool, again: bool = True) -> None:
     """Under pressure the user's processes give way first: to the OOM killer and the scheduler.
 
     Unless it may `grow` files, the kernel lets no file that it writes to become longer.
@@ -278,18 +276,11 @@ def lower(pid: int, *, grow: bool) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, _NICER_BY)
         offer_to_the_oom_killer(pid)
     except PermissionError:
-        # For a moment after exec a process is still as closed as we are.
-        _wait(pid, _MOMENT_MS)
-        _offer_again(pid)
+        # For a moment after exec a process is still as closed as we are; later that is its right.
+        if again:
+            _wait(pid, _MOMENT_MS)
+            lower(pid, grow=grow, again=False)
     except ProcessLookupError:
-        return
-
-
-def _offer_again(pid: int) -> None:
-    try:
-        offer_to_the_oom_killer(pid)
-    except (PermissionError, ProcessLookupError):
-        # Ended meanwhile, or it has made itself unreadable, which is its right.
         return
 
 
@@ -367,11 +358,8 @@ def code_path(name: str) -> str:
 
 def remove_code(name: str) -> None:
     """The call has ended; a file that was never written, or is gone, is fine."""
-    try:
-        os.unlink(code_path(name))
-    except OSError:
-        # Never written, removed by its own code, or turned into something else by it.
-        return
+    # Its own code may have removed it, or turned it into something else.
+    _remove(code_path(name))
 
 
 def enter(cwd: str) -> None:

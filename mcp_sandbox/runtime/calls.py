@@ -14,7 +14,6 @@ from mcp_sandbox.runner import protocol
 JsonObject = dict[str, Any]
 Sink = Callable[[str, bytes], Awaitable[None]]
 
-MAX_BODY = 256 * 1024 * 1024
 _MOST_NAMED = 20
 
 _FAILURES: dict[str, type[errors.SandboxError]] = {
@@ -36,7 +35,7 @@ _FAILURES: dict[str, type[errors.SandboxError]] = {
 
 @dataclass(frozen=True)
 class Reply:
-    """How a call ended: a small result and, unless a sink took it, the body."""
+    """How a call ended: a small result, and what came with it."""
 
     result: JsonObject
     body: bytes
@@ -47,14 +46,11 @@ class Call:
 
     def __init__(self, sink: Sink | None) -> None:
         self.sink = sink
-        self.max_body = MAX_BODY
-        self.body = bytearray()
         self.pieces: list[tuple[str, bytes]] = []
         self.ended = False
         self.reply: Reply | None = None
         self.error: errors.SandboxError | None = None
         self.credit = protocol.WINDOW
-        self.uncredited = 0
         self.last = ""
         self.event = anyio.Event()
 
@@ -72,7 +68,7 @@ class Call:
         elif header["t"] == "done":
             if not isinstance(header["result"], dict):
                 raise protocol.ProtocolError("the result is not an object")
-            self.reply = Reply(header["result"], bytes(self.body) or payload)
+            self.reply = Reply(header["result"], payload)
             self.ended = True
         elif header["t"] == "fail":
             failure = _FAILURES.get(header["code"], errors.SandboxGone)
@@ -89,11 +85,6 @@ class Call:
             if sum(len(data) for _, data in self.pieces) > 2 * protocol.WINDOW:
                 raise protocol.ProtocolError("more data than credit was given for")
             self.pieces.append((name, payload))
-        elif self.max_body:
-            if len(self.body) + len(payload) > self.max_body:
-                raise protocol.ProtocolError("more data than was asked for")
-            self.body += payload
-            self.uncredited += len(payload)
 
 
 def background_of(said: JsonObject) -> Background:

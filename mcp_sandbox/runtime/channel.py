@@ -91,7 +91,7 @@ class Channel:
     ) -> Reply:
         """Send one call and wait for its end. It is never sent twice.
 
-        `sink` gets (name, bytes) pieces as they come, which are then not collected. Cancelling
+        `sink` gets (name, bytes) pieces as they come; without one they are dropped. Cancelling
         `stop` stops what the call started, and it answers all the same; cancelling `leave` has it
         answered, and what it started goes on.
 
@@ -171,9 +171,6 @@ class Channel:
                 name, data = call.pieces.pop(0)
                 await call.sink(name, data)
                 await self._send({"t": "credit", "id": number, "n": len(data)}, b"")
-            if call.uncredited:
-                taken, call.uncredited = call.uncredited, 0
-                await self._send({"t": "credit", "id": number, "n": taken}, b"")
             if call.error:
                 raise call.error
             if call.reply:
@@ -182,7 +179,7 @@ class Channel:
 
     async def _cancel(self, number: int, call: Call) -> None:
         """Stop what the call started; returns when the runner says that all of it is dead."""
-        call.sink, call.max_body = None, 0
+        call.sink = None
         with anyio.move_on_after(CANCEL_S, shield=True):
             await self._send({"t": "cancel", "id": number}, b"")
             while not call.ended:

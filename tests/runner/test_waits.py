@@ -20,7 +20,7 @@ class Scripted:
     """A command as its waits and the table see it, and the reply to who waits for it."""
 
     is_open = runs = True
-    text = "make"
+    text, main, shell = "make", None, None
 
     def __init__(self, *, released: bool = True) -> None:
         self.waits: list[Wait] = []
@@ -43,9 +43,6 @@ class Scripted:
 
     def row(self) -> dict[str, Any]:
         return {"id": self.id, "told": self.told}
-
-    def root(self) -> None:
-        return None
 
 
 def wait_for(command: Any, until: str) -> Wait:
