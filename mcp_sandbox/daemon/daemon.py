@@ -61,10 +61,12 @@ class Ending:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hurry)
+            until = anyio.current_time() + grace_s
             await finish(grace_s)
-            # What goes on without its call is answered at once.
-            self.let_go()
-            await finish(5)
+            if anyio.current_time() >= until:
+                # What goes on without its call is answered at once.
+                self.let_go()
+                await finish(5)
             tasks.cancel_scope.cancel()
 
 
