@@ -4,7 +4,6 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
@@ -48,40 +47,31 @@ _CLOSED = (
 )
 
 
-@dataclass(frozen=True)
-class Extras:
-    """The folders of the clients, and the skills; `count` gets the record of every ended call.
-
-    `pool`: where trees wait for new chats; without it no sandbox is started early.
-    """
-
-    projects: Projects | None = None
-    skills: Skills | None = None
-    count: Count | None = None
-    pool: PoolFolder | None = None
-
-
 class SessionManager:
     """Finds the session of a chat. Enter it; every sandbox it opened ends with the block.
 
     Any method may raise OperatorError: the data root or the engine cannot be used.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the composition root knows
         self,
         backend: Backend,
         workspaces: Workspaces,
         *,
         ledger: Ledger,
         settings: SessionSettings | None = None,
-        extras: Extras | None = None,
+        projects: Projects | None = None,
+        skills: Skills | None = None,
+        count: Count | None = None,
+        pool: PoolFolder | None = None,
     ) -> None:
+        """`count` gets the record of every ended call; without `pool` none is started early."""
         data_root = workspaces.data_root
-        extras, settings = extras or Extras(), settings or SessionSettings()
-        self._skills = extras.skills or Skills(Library(SkillsConfig(enabled=False), data_root))
+        settings = settings or SessionSettings()
+        self._skills = skills or Skills(Library(SkillsConfig(enabled=False), data_root))
         # Where the sandboxes live.
         self.backend: BackendName = backend.name
-        self._pool_folder = extras.pool
+        self._pool_folder = pool
         self._ledger = ledger
         bounds = settings.sessions
         self._slots = Slots(
@@ -90,14 +80,14 @@ class SessionManager:
         self._rooms = Rooms(
             backend=backend,
             workspaces=workspaces,
-            projects=extras.projects or no_projects(data_root),
+            projects=projects or no_projects(data_root),
             ledger=ledger,
             settings=settings,
             slots=self._slots,
         )
         self._cleaning = Cleaning(self._rooms, self._own_chats)
         self._reaper = Reaper(self._open_holds, self._cleaning, settings)
-        self._gate = Gate(self._hold, self._skills.check_call, extras.count)
+        self._gate = Gate(self._hold, self._skills.check_call, count)
         self._handing_over = self._entered = False
         self._tasks = anyio.create_task_group()
         self._closed = anyio.Event()
