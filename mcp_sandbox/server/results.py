@@ -198,7 +198,8 @@ def exec_result(result: ExecResult, *, tail: int | None = None) -> CallToolResul
     With `tail` the last lines of what is held.
     """
     if tail is not None:
-        out, err = (_last(text, tail) for text in (result.stdout, result.stderr))
+        each_stream = (result.stdout, result.stderr)
+        out, err = ("".join(text.splitlines(keepends=True)[-tail:]) for text in each_stream)
         out_bytes, err_bytes = byte_length(out), byte_length(err)
         begin = result.stdout_bytes + result.stderr_bytes - out_bytes - err_bytes
         result = replace(result, stdout=out, stderr=err, stdout_from=begin, stderr_from=0)
@@ -318,10 +319,6 @@ def _goes_on(result: ExecResult) -> str:
         f"{how}goes on as {name} after {seconds}{until}; process action=wait id={name} waits for "
         f"its end, action=stop ends it{whole}"
     )
-
-
-def _last(text: str, lines: int) -> str:
-    return "".join(text.splitlines(keepends=True)[-lines:])
 
 
 def process_list(rows: Sequence[ProcessRow]) -> CallToolResult:

@@ -84,11 +84,6 @@ class Patience:
     leave: CancelScope = field(default_factory=CancelScope)
     lost: bool = False
 
-    def lose(self) -> None:
-        """The client waits no longer, and has forgotten the call."""
-        self.lost = True
-        self.leave.cancel()
-
 
 class Arguments(ArgModelBase, extra="forbid", strict=True, allow_inf_nan=False):
     """Base of the arguments of every tool: exact types, no unknown names."""

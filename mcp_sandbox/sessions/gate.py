@@ -8,7 +8,6 @@ import shlex
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 import anyio
 
@@ -20,10 +19,9 @@ from mcp_sandbox.sessions.rooms import Held
 from mcp_sandbox.telemetry.calls import CallRecord, Count, recorded
 
 Narrowed = Callable[[ChatId, str, Mapping[str, object]], None]
-Access = Literal["read", "write", "run"]
 
 # A call that is not named here changes nothing, or only deletes.
-_ACCESS: Mapping[str, Access] = {
+_ACCESS = {
     "write_file": "write",
     "edit_file": "write",
     "move_file": "write",

@@ -81,14 +81,13 @@ class Processes:
 
     async def type(self, process: str, text: str = "", key: Key | None = None) -> ExecResult:
         """Type a text, then a key, on its terminal; all that is held of what that was sent."""
-        action = Action(self._chat, "process", {"action": "input", "id": process, "text": text})
-        async with self._gate.enter(action) as entered:
+        async with self._enter("input", process, text=text) as entered:
             return await entered.runtime.processes.type(process, text, key)
 
     def _enter(
-        self, action: str, process: str | None = None, leave: CancelScope | None = None
+        self, action: str, name: str | None = None, leave: CancelScope | None = None, **typed: str
     ) -> AbstractAsyncContextManager[Entered]:
-        arguments = {"action": action, "id": process}
+        arguments = {"action": action, "id": name, **typed}
         leave = leave or CancelScope()
         return self._gate.enter(Action(self._chat, "process", arguments, leave=leave))
 
