@@ -62,8 +62,7 @@ _WEBP_BEGINS = re.compile(rb"(?s)VP8 .{7}\x9d\x01\x2a|VP8L.{4}/|VP8X.*?(?:VP8[ L
 RESULT_KEY = "mcp-sandbox/result"
 """Where `_meta` keeps the machine-readable form of a result."""
 # What is left for our own lines: names of changed files, the end of the call, the gap.
-_RESERVED_BYTES = 3_000
-_OUTPUT_BYTES = MAX_TEXT_BYTES - _RESERVED_BYTES
+_OUTPUT_BYTES = MAX_TEXT_BYTES - 3_000
 _ENTRIES_BYTES = MAX_TEXT_BYTES - 1_000
 _QUERY = (
     'python3 -c "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1]).execute(sys.argv[2]), '

@@ -44,12 +44,9 @@ _WHAT = (
     "glob and grep work on its files; sandbox_info says what is installed and which limits hold. "
     "What takes long goes on while you do other things: process waits for it, and you are told."
 )
-_APART = (
-    "It is not the user's machine: it does not see the user's files, and nothing you do in it can "
-    "harm them."
-)
 _PROJECT: Mapping[ProjectAccess, str] = {
-    "none": _APART,
+    "none": "It is not the user's machine: it does not see the user's files, and nothing you do in "
+    "it can harm them.",
     "ro": "It is not the user's machine: of the user's files it sees the project folder alone, at "
     "/project, read-only. Copy to /workspace what you want to change.",
     "rw": "It is not the user's machine: of the user's files it sees the project folder alone, at "

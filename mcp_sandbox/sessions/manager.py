@@ -73,16 +73,14 @@ class SessionManager:
         self._pool_folder = pool
         self._ledger = ledger
         bounds = settings.sessions
-        self._slots = Slots(
-            bounds.max_open, most_per_user=bounds.max_per_user, wait_s=bounds.queue_wait
-        )
+        slots = Slots(bounds.max_open, most_per_user=bounds.max_per_user, wait_s=bounds.queue_wait)
         self._rooms = Rooms(
             backend=backend,
             workspaces=workspaces,
             projects=projects or no_projects(data_root),
             ledger=ledger,
             settings=settings,
-            slots=self._slots,
+            slots=slots,
         )
         self._cleaning = Cleaning(self._rooms, self._own_chats)
         self._reaper = Reaper(self._open_holds, self._cleaning, settings)
@@ -178,7 +176,7 @@ class SessionManager:
             await hold.disconnect()
 
     def _open_holds(self) -> Sequence[Hold]:
-        open_ones = set(self._slots.taken())
+        open_ones = set(self._rooms.slots.taken())
         return [hold for hold in self._holds.values() if hold in open_ones]
 
     def _own_chats(self) -> set[ChatId]:
@@ -267,11 +265,11 @@ class SessionManager:
 
     def statistics(self) -> Statistics:
         """What this server holds now."""
-        taken = self._slots.taken()
+        taken = self._rooms.slots.taken()
         return Statistics(
             open=len(taken),
             busy=sum(slot.is_busy for slot in taken),
-            queued=self._slots.waiting,
+            queued=self._rooms.slots.waiting,
             max_open=self._rooms.settings.sessions.max_open,
             background=sum(hold.use().background for hold in list(self._holds.values())),
             pool=self._rooms.pool.statistics() if self._rooms.pool else {},
