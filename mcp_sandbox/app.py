@@ -114,7 +114,7 @@ async def open_manager(
         OperatorError: no backend works here, or the data root cannot be used.
     """
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.manager")
-    from mcp_sandbox.sessions.manager import Extras, SessionManager
+    from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.records import ChatRecords, Ledger, system_clock
     from mcp_sandbox.sessions.settings import SessionSettings
     from mcp_sandbox.workspace.directory import Workspaces
@@ -150,7 +150,10 @@ async def open_manager(
                 pool_size=size,
                 pool_max_age_s=config.pool.max_age,
             ),
-            extras=Extras(projects, skills or open_skills(config), count, pool),
+            projects=projects,
+            skills=skills or open_skills(config),
+            count=count,
+            pool=pool,
         ) as manager:
             yield manager
 

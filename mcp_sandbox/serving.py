@@ -58,10 +58,10 @@ class _ChatServer:
         return self.server
 
     def _build(self) -> "SandboxServer":
-        from mcp_sandbox.server.identity import chat_of_connection, http_or
+        from mcp_sandbox.server.identity import chat_of_connection
 
-        chat_of, count = http_or(chat_of_connection), self.metrics.count
-        return make_server(self.config, self.skills, chat_of, self._session, count)
+        session, count = self._session, self.metrics.count
+        return make_server(self.config, self.skills, chat_of_connection, session, count)
 
     def figures(self) -> dict[str, float]:
         """What the sessions hold now, for `/metrics`."""

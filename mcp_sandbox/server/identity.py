@@ -43,30 +43,18 @@ def is_over_http(request: Request) -> bool:
     return hasattr(request.request_context.request, "scope")
 
 
-def _caller(request: Request, other: ChatOf) -> Caller:
-    if not is_over_http(request):
-        chat = other(request)
-        return Caller(chat.user, chat)
-    http: Any = request.request_context.request
-    caller: Caller = http.scope[CALLER]
-    return caller
-
-
-def http_or(other: ChatOf) -> ChatOf:
-    """The chat that an HTTP request names; requests that came in another way belong to `other`."""
-
-    def chat_of(request: Request) -> ChatId:
-        chat = _caller(request, other).chat
-        if chat is None:
-            raise InvalidArgument(_NO_CHAT)
-        return chat
-
-    return chat_of
-
-
 def callers_by(chat_of: ChatOf) -> CallerOf:
-    """Who a request comes from, for what an HTTP request can have without naming a chat."""
-    return lambda request: _caller(request, chat_of)
+    """Who an HTTP request says it comes from; those that came in another way are of `chat_of`."""
+
+    def caller_of(request: Request) -> Caller:
+        if not is_over_http(request):
+            chat = chat_of(request)
+            return Caller(chat.user, chat)
+        http: Any = request.request_context.request
+        caller: Caller = http.scope[CALLER]
+        return caller
+
+    return caller_of
 
 
 _connected = ContextVar[ChatId]("chat of the connection")
@@ -93,9 +81,13 @@ def one_chat(chat: ChatId) -> ChatOf:
 
 
 def sessions_by(chat_of: ChatOf, session_of: Callable[[ChatId], Awaitable[Session]]) -> SessionFor:
-    """Find a request's session through its chat."""
+    """Find a request's session through its chat; see `callers_by`."""
+    caller_of = callers_by(chat_of)
 
     async def session_for(request: Request) -> Session:
-        return await session_of(chat_of(request))
+        chat = caller_of(request).chat
+        if chat is None:
+            raise InvalidArgument(_NO_CHAT)
+        return await session_of(chat)
 
     return session_for

@@ -62,8 +62,7 @@ _WEBP_BEGINS = re.compile(rb"(?s)VP8 .{7}\x9d\x01\x2a|VP8L.{4}/|VP8X.*?(?:VP8[ L
 RESULT_KEY = "mcp-sandbox/result"
 """Where `_meta` keeps the machine-readable form of a result."""
 # What is left for our own lines: names of changed files, the end of the call, the gap.
-_RESERVED_BYTES = 3_000
-_OUTPUT_BYTES = MAX_TEXT_BYTES - _RESERVED_BYTES
+_OUTPUT_BYTES = MAX_TEXT_BYTES - 3_000
 _ENTRIES_BYTES = MAX_TEXT_BYTES - 1_000
 _QUERY = (
     'python3 -c "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1]).execute(sys.argv[2]), '
@@ -198,7 +197,8 @@ def exec_result(result: ExecResult, *, tail: int | None = None) -> CallToolResul
     With `tail` the last lines of what is held.
     """
     if tail is not None:
-        out, err = (_last(text, tail) for text in (result.stdout, result.stderr))
+        each_stream = (result.stdout, result.stderr)
+        out, err = ("".join(text.splitlines(keepends=True)[-tail:]) for text in each_stream)
         out_bytes, err_bytes = byte_length(out), byte_length(err)
         begin = result.stdout_bytes + result.stderr_bytes - out_bytes - err_bytes
         result = replace(result, stdout=out, stderr=err, stdout_from=begin, stderr_from=0)
@@ -318,10 +318,6 @@ def _goes_on(result: ExecResult) -> str:
         f"{how}goes on as {name} after {seconds}{until}; process action=wait id={name} waits for "
         f"its end, action=stop ends it{whole}"
     )
-
-
-def _last(text: str, lines: int) -> str:
-    return "".join(text.splitlines(keepends=True)[-lines:])
 
 
 def process_list(rows: Sequence[ProcessRow]) -> CallToolResult:

@@ -27,10 +27,10 @@ from mcp_sandbox.server.skills.visible import Visible
 from mcp_sandbox.server.text import clip, show_name
 from mcp_sandbox.server.tool import TOOLS, offered
 from mcp_sandbox.server.tools.code import code_tools
-from mcp_sandbox.server.tools.files import file_tools
+from mcp_sandbox.server.tools.files import FILE_TOOLS
 from mcp_sandbox.server.tools.processes import process_tools
-from mcp_sandbox.server.tools.sandbox import sandbox_tools
-from mcp_sandbox.server.tools.skills import skill_tools
+from mcp_sandbox.server.tools.sandbox import SANDBOX_TOOLS
+from mcp_sandbox.server.tools.skills import SKILL_TOOLS
 from mcp_sandbox.telemetry.calls import Count
 
 # The SDK imports it whenever a server is made, which may be inside a running event loop.
@@ -44,12 +44,9 @@ _WHAT = (
     "glob and grep work on its files; sandbox_info says what is installed and which limits hold. "
     "What takes long goes on while you do other things: process waits for it, and you are told."
 )
-_APART = (
-    "It is not the user's machine: it does not see the user's files, and nothing you do in it can "
-    "harm them."
-)
 _PROJECT: Mapping[ProjectAccess, str] = {
-    "none": _APART,
+    "none": "It is not the user's machine: it does not see the user's files, and nothing you do in "
+    "it can harm them.",
     "ro": "It is not the user's machine: of the user's files it sees the project folder alone, at "
     "/project, read-only. Copy to /workspace what you want to change.",
     "rw": "It is not the user's machine: of the user's files it sees the project folder alone, at "
@@ -146,12 +143,13 @@ def build_server(  # noqa: PLR0913 - what the composition root knows
     about = [_WHAT, _PROJECT[project], _NETWORK[network]] if isolated else [_WHAT, _UNSAFE]
     warning, calls = "" if isolated else _UNSAFE, calls or CallsConfig()
     tools = [
-        *code_tools(session_for, note=warning, calls=calls),
-        *process_tools(session_for, calls=calls),
-        *file_tools(session_for),
-        *sandbox_tools(session_for),
-        *(skill_tools(session_for) if skills else ()),
+        *code_tools(calls, note=warning),
+        *process_tools(calls),
+        *FILE_TOOLS,
+        *SANDBOX_TOOLS,
+        *(SKILL_TOOLS if skills else ()),
     ]
+    ours = {"session_for": session_for, "count": count}
     resources = SkillResources(skills) if skills else None
     server = SandboxServer(
         "mcp-sandbox",
@@ -160,7 +158,7 @@ def build_server(  # noqa: PLR0913 - what the composition root knows
         instructions=" ".join(about),
         version=__version__,
         icons=[Icon(src=f"data:image/svg+xml,{quote(_ICON)}", mime_type="image/svg+xml")],
-        tools=[tool.model_copy(update={"count": count}) for tool in tools],
+        tools=[tool.model_copy(update=ours) for tool in tools],
         log_level="WARNING",
         extensions=[resources] if resources else [],
         middleware=[Disclosure(skills)] if skills else [],

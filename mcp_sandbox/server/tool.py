@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails, from_json
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.server.errors import readable_errors, sole_error
-from mcp_sandbox.server.identity import Request, SessionFor
+from mcp_sandbox.server.identity import Request
 from mcp_sandbox.server.results import with_news
 from mcp_sandbox.server.text import clip, show_name
 from mcp_sandbox.telemetry.calls import Count, recorded
@@ -84,20 +84,18 @@ class Patience:
     leave: CancelScope = field(default_factory=CancelScope)
     lost: bool = False
 
-    def lose(self) -> None:
-        """The client waits no longer, and has forgotten the call."""
-        self.lost = True
-        self.leave.cancel()
-
 
 class Arguments(ArgModelBase, extra="forbid", strict=True, allow_inf_nan=False):
     """Base of the arguments of every tool: exact types, no unknown names."""
 
 
 class SandboxTool(Tool, arbitrary_types_allowed=True):
-    """A tool whose function takes the caller's session first, then the arguments."""
+    """A tool whose function takes the caller's session first, then the arguments.
 
-    session_for: Callable[..., Awaitable[Any]] = Field(exclude=True)
+    The server that offers it gives it `session_for`, and `count` for the records of its calls.
+    """
+
+    session_for: Callable[..., Awaitable[Any]] | None = Field(default=None, exclude=True)
     count: Count | None = Field(default=None, exclude=True)
 
     async def run(
@@ -112,6 +110,7 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
                 raise InvalidArgument(_told(exc.errors(include_url=False), properties)) from exc
             if self.context_kwarg is not None:
                 checked[self.context_kwarg] = context
+            assert self.session_for  # noqa: S101
             session = await self.session_for(context)
             record.chat, record.backend = session.chat, session.backend
             result: CallToolResult = await self.fn(session, **checked)
@@ -134,9 +133,8 @@ def patience(request: Request) -> Patience:
     return given if isinstance(given, Patience) else Patience()
 
 
-def build_tool(  # noqa: PLR0913 - what a tool is described by
+def build_tool(
     function: Callable[..., Awaitable[CallToolResult]],
-    session_for: SessionFor,
     *,
     title: str,
     annotations: ToolAnnotations,
@@ -170,7 +168,6 @@ def build_tool(  # noqa: PLR0913 - what a tool is described by
         is_async=True,
         context_kwarg="request" if "request" in parameters else None,
         annotations=annotations,
-        session_for=session_for,
     )
 
 

@@ -270,13 +270,14 @@ class _Wire:
     def _is_lost_patience(self, message: JSONRPCMessage) -> bool:
         """Whether a client gives up by its own time limit, and no person has interrupted it.
 
-        What it has started goes on then, and the agent is told of its end.
+        It has forgotten the call. What that has started goes on, and the agent is told of its end.
         """
         request_id, reason = _cancelled_by(message)
         patience = self._patience.get(request_id)
         if patience is None or _TIMED_OUT not in reason.lower():
             return False
-        patience.lose()
+        patience.lost = True
+        patience.leave.cancel()
         return True
 
     def _note_request(self, message: JSONRPCMessage) -> None:

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 import anyio
 
@@ -20,10 +19,9 @@ from mcp_sandbox.sessions.rooms import Held
 from mcp_sandbox.telemetry.calls import CallRecord, Count, recorded
 
 Narrowed = Callable[[ChatId, str, Mapping[str, object]], None]
-Access = Literal["read", "write", "run"]
 
 # A call that is not named here changes nothing, or only deletes.
-_ACCESS: Mapping[str, Access] = {
+_ACCESS = {
     "write_file": "write",
     "edit_file": "write",
     "move_file": "write",
@@ -47,7 +45,7 @@ class Action:
     what: str
     arguments: Mapping[str, object] = field(default_factory=dict[str, object])
     size: int = 0
-    leave: anyio.CancelScope | None = None
+    leave: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
 @dataclass
@@ -55,15 +53,22 @@ class Entered:
     """An open sandbox during one call; `runtime` has the limits of this call.
 
     `full`: why nothing may be written. `stop` is cancelled when the call has written too much.
-    `grew` is False once it is known that the call has changed no file.
+    `grew` is False once it is known that the call has changed no file. `leave` is the action's.
     """
 
     held: Held
     runtime: Runtime
     record: CallRecord
+    leave: anyio.CancelScope
     full: SandboxError | None = None
     stop: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     grew: bool = True
+
+    def leaving(self, wait_s: float | None) -> anyio.CancelScope:
+        """The scope whose end has a call answered: after `wait_s`, or when it is cancelled."""
+        if wait_s is not None:
+            self.leave.deadline = anyio.current_time() + wait_s
+        return self.leave
 
 
 class Gate:
@@ -111,21 +116,21 @@ class Gate:
         hold = self._hold_of(action.chat)
         with self.passed(action) as record:
             async with hold.open_sandbox(endless=action.what in _ENDLESS) as held:
+                entered = Entered(held, held.runtime, record, action.leave)
                 match _ACCESS.get(action.what, "read"):
                     case "read":
-                        yield Entered(held, held.runtime, record)
+                        yield entered
                     case "write":
                         await hold.meter.check_room(action.size)
                         with held.guard.call():
-                            yield Entered(held, held.runtime, record)
+                            yield entered
                     case "run":
                         if action.size:
                             await hold.meter.check_room(action.size)
                         # A command may grow files; in a full workspace it can look and delete, but
                         # not write.
-                        full = await hold.meter.problem()
+                        full = entered.full = await hold.meter.problem()
                         answers = action.what != "shell"
-                        entered = Entered(held, held.runtime, record, full)
                         try:
                             with held.guard.call(may_end=full is None, answers=answers) as stop:
                                 entered.stop = stop
@@ -155,11 +160,10 @@ class Gate:
             if self._closed:
                 raise Draining(self._closed)
             self._calls += 1
-            leaves = {action.leave} if action.leave else set[anyio.CancelScope]()
-            self._leaves |= leaves
+            self._leaves.add(action.leave)
             try:
                 yield record
             finally:
-                self._leaves -= leaves
+                self._leaves.discard(action.leave)
                 self._calls -= 1
                 self._ended.set()

@@ -1,10 +1,8 @@
 """All chats of one data root: one hold per chat, and at most so many open sandboxes."""
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
@@ -23,7 +21,7 @@ from mcp_sandbox.sessions.previews import Previews
 from mcp_sandbox.sessions.records import ChatRecord, Ledger
 from mcp_sandbox.sessions.rooms import Rooms, Use
 from mcp_sandbox.sessions.session import Session
-from mcp_sandbox.sessions.settings import SPEC, SessionSettings, of_chats
+from mcp_sandbox.sessions.settings import SessionSettings, of_chats
 from mcp_sandbox.sessions.skills import ChatSkills, Skills
 from mcp_sandbox.sessions.slots import Slots
 from mcp_sandbox.sessions.warm import WarmPool
@@ -48,56 +46,45 @@ _CLOSED = (
 )
 
 
-@dataclass(frozen=True)
-class Extras:
-    """The folders of the clients, and the skills; `count` gets the record of every ended call.
-
-    `pool`: where trees wait for new chats; without it no sandbox is started early.
-    """
-
-    projects: Projects | None = None
-    skills: Skills | None = None
-    count: Count | None = None
-    pool: PoolFolder | None = None
-
-
 class SessionManager:
     """Finds the session of a chat. Enter it; every sandbox it opened ends with the block.
 
     Any method may raise OperatorError: the data root or the engine cannot be used.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the composition root knows
         self,
         backend: Backend,
         workspaces: Workspaces,
         *,
         ledger: Ledger,
         settings: SessionSettings | None = None,
-        extras: Extras | None = None,
+        projects: Projects | None = None,
+        skills: Skills | None = None,
+        count: Count | None = None,
+        pool: PoolFolder | None = None,
     ) -> None:
+        """`count` gets the record of every ended call; without `pool` none is started early."""
         data_root = workspaces.data_root
-        extras, settings = extras or Extras(), settings or SessionSettings()
-        self._skills = extras.skills or Skills(Library(SkillsConfig(enabled=False), data_root))
+        settings = settings or SessionSettings()
+        self._skills = skills or Skills(Library(SkillsConfig(enabled=False), data_root))
         # Where the sandboxes live.
         self.backend: BackendName = backend.name
-        self._pool_folder = extras.pool
+        self._pool_folder = pool
         self._ledger = ledger
         bounds = settings.sessions
-        self._slots = Slots(
-            bounds.max_open, most_per_user=bounds.max_per_user, wait_s=bounds.queue_wait
-        )
+        slots = Slots(bounds.max_open, most_per_user=bounds.max_per_user, wait_s=bounds.queue_wait)
         self._rooms = Rooms(
             backend=backend,
             workspaces=workspaces,
-            projects=extras.projects or no_projects(data_root),
+            projects=projects or no_projects(data_root),
             ledger=ledger,
             settings=settings,
-            slots=self._slots,
+            slots=slots,
         )
         self._cleaning = Cleaning(self._rooms, self._own_chats)
         self._reaper = Reaper(self._open_holds, self._cleaning, settings)
-        self._gate = Gate(self._hold, self._skills.check_call, extras.count)
+        self._gate = Gate(self._hold, self._skills.check_call, count)
         self._handing_over = self._entered = False
         self._tasks = anyio.create_task_group()
         self._closed = anyio.Event()
@@ -189,7 +176,7 @@ class SessionManager:
             await hold.disconnect()
 
     def _open_holds(self) -> Sequence[Hold]:
-        open_ones = set(self._slots.taken())
+        open_ones = set(self._rooms.slots.taken())
         return [hold for hold in self._holds.values() if hold in open_ones]
 
     def _own_chats(self) -> set[ChatId]:
@@ -229,8 +216,6 @@ class SessionManager:
     ) -> SessionStatus:
         created_at, last_used_at = self._ledger.times(chat, record)
         return SessionStatus(
-            # A short name of the chat that is the same in every server.
-            id=hashlib.sha256(str(chat).encode()).hexdigest()[:12],
             chat=chat,
             state=sandbox.state if sandbox else "starting" if use.starting else "warm",
             backend=self.backend,
@@ -238,7 +223,6 @@ class SessionManager:
             created_at=created_at,
             last_used_at=last_used_at,
             image=use.image,
-            spec=sandbox.labels.get(SPEC, "") if sandbox else "",
             busy=use.calls,
             background=use.background,
         )
@@ -281,11 +265,11 @@ class SessionManager:
 
     def statistics(self) -> Statistics:
         """What this server holds now."""
-        taken = self._slots.taken()
+        taken = self._rooms.slots.taken()
         return Statistics(
             open=len(taken),
             busy=sum(slot.is_busy for slot in taken),
-            queued=self._slots.waiting,
+            queued=self._rooms.slots.waiting,
             max_open=self._rooms.settings.sessions.max_open,
             background=sum(hold.use().background for hold in list(self._holds.values())),
             pool=self._rooms.pool.statistics() if self._rooms.pool else {},

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 
-from anyio import CancelScope, current_time
+from anyio import CancelScope
 
 from mcp_sandbox.errors import CallerError, NotFound, SandboxGone
 from mcp_sandbox.models import ChatId, ExecResult, ProcessRow
@@ -67,10 +67,10 @@ class Processes:
         Raises:
             NotFound: there is no such process; the message names those there are.
         """
-        leave = leave or CancelScope()
         async with self._enter("wait", process, leave) as entered:
+            leave = entered.leaving(wait_s)
             result = await entered.runtime.processes.wait(
-                process, until=until, whole=whole, on_output=on_output, leave=leaving(leave, wait_s)
+                process, until=until, whole=whole, on_output=on_output, leave=leave
             )
             return await with_figures(entered.runtime, result)
 
@@ -81,19 +81,19 @@ class Processes:
 
     async def type(self, process: str, text: str = "", key: Key | None = None) -> ExecResult:
         """Type a text, then a key, on its terminal; all that is held of what that was sent."""
-        action = Action(self._chat, "process", {"action": "input", "id": process, "text": text})
-        async with self._gate.enter(action) as entered:
+        async with self._enter("input", process, text=text) as entered:
             return await entered.runtime.processes.type(process, text, key)
 
     def _enter(
-        self, action: str, process: str | None = None, leave: CancelScope | None = None
+        self, action: str, name: str | None = None, leave: CancelScope | None = None, **typed: str
     ) -> AbstractAsyncContextManager[Entered]:
-        arguments = {"action": action, "id": process}
+        arguments = {"action": action, "id": name, **typed}
+        leave = leave or CancelScope()
         return self._gate.enter(Action(self._chat, "process", arguments, leave=leave))
 
 
 class Process:
-    """A command that was started by `start`, and is ended with its block."""
+    """A command that was started by `start`, and is ended with its block; see `Processes`."""
 
     def __init__(self, processes: Processes, started: ExecResult) -> None:
         self.id = started.process or ""
@@ -102,15 +102,12 @@ class Process:
         self._ended = None if started.running else started
 
     async def wait(self, *, wait_s: float | None = None, until: str | None = None) -> ExecResult:
-        """See `Processes.wait`."""
         return self._ended or await self._processes.wait(self.id, wait_s=wait_s, until=until)
 
     async def type(self, text: str = "", key: Key | None = None) -> ExecResult:
-        """See `Processes.type`."""
         return self._ended or await self._processes.type(self.id, text, key)
 
     async def stop(self, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
-        """See `Processes.stop`."""
         return self._ended or await self._processes.stop(self.id, how, grace_s=grace_s)
 
 
@@ -122,10 +119,3 @@ async def with_figures(runtime: Runtime, result: ExecResult) -> ExecResult:
             content = await runtime.files.read_lines(path, limit=1, max_bytes=1)
             figures[at] = replace(content, path=path)
     return replace(result, figures=tuple(figures))
-
-
-def leaving(leave: CancelScope, wait_s: float | None) -> CancelScope:
-    """The scope whose end has a call answered: after `wait_s`, or when it is cancelled."""
-    if wait_s is not None:
-        leave.deadline = current_time() + wait_s
-    return leave

@@ -21,6 +21,7 @@ from mcp_sandbox.models import (
     Language,
     Listing,
     MoveResult,
+    SandboxFacts,
     TerminalEnd,
     WorkspaceUsage,
     WriteResult,
@@ -30,7 +31,7 @@ from mcp_sandbox.runtime.runtime import OnOutput, Runtime, Show
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.previews import Previews
-from mcp_sandbox.sessions.processes import Processes, leaving, with_figures
+from mcp_sandbox.sessions.processes import Processes, with_figures
 from mcp_sandbox.sessions.rooms import limit_met
 from mcp_sandbox.sessions.skills import ChatSkills
 
@@ -55,8 +56,8 @@ _SHOWN_CHARS = 500
 _NOTEBOOK_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}")
 
 
-@dataclass(frozen=True)
-class SandboxReport:
+@dataclass(frozen=True, kw_only=True)
+class SandboxReport(SandboxFacts):
     """The answer of `sandbox_info`. `programs` maps a name to its version.
 
     `project` says whether and how the folder of the chat's client is shown; `previews` maps a port
@@ -64,12 +65,7 @@ class SandboxReport:
     """
 
     chat: ChatId
-    backend: BackendName
-    image: str | None
     state: str
-    isolation: str
-    limits: Mapping[str, str]
-    network: str
     programs: Mapping[str, str]
     previews: Mapping[int, str]
     workspace: str
@@ -128,7 +124,6 @@ class Session:
         """
         if notebook is not None:
             _check_notebook(notebook, language)
-        leave = leave or CancelScope()
         given = {"code": code, "language": language, "notebook": notebook}
         async with self._enter("run_code", 0, leave, **given) as entered:
             result = await entered.runtime.run_code(
@@ -138,7 +133,7 @@ class Session:
                 env=await self._hold.pinning.variables(),
                 timeout_s=self._limit_s(timeout_s, wait_s, self._hold.calls.code_timeout),
                 on_output=on_output,
-                leave=leaving(leave, wait_s),
+                leave=entered.leaving(wait_s),
             )
             return await _ended(entered, result)
 
@@ -170,7 +165,6 @@ class Session:
             CommandFailed: with `check`, it did not succeed.
         """
         given = stdin.encode() if isinstance(stdin, str) else stdin or b""
-        leave = leave or CancelScope()
         told = {"command": command, "cwd": cwd, "env": env, "stdin": stdin, "shell": shell}
         async with self._enter("exec", 0, leave, **told) as entered:
             result = await entered.runtime.exec(
@@ -183,7 +177,7 @@ class Session:
                 until=until,
                 tty=tty,
                 on_output=on_output,
-                leave=leaving(leave, wait_s),
+                leave=entered.leaving(wait_s),
             )
             result = await _ended(entered, result)
         if check and not (result.success or result.running):
@@ -282,15 +276,10 @@ class Session:
             usage = await self._hold.meter.usage()
             result = await entered.runtime.exec(_ASK, timeout_s=15)
             pairs = (line.partition(" ") for line in sorted(result.stdout.splitlines()))
-            facts = entered.held.sandbox.facts
             return SandboxReport(
+                **vars(entered.held.sandbox.facts),
                 chat=self.chat,
-                backend=facts.backend,
-                image=facts.image,
                 state="running",
-                isolation=facts.isolation,
-                limits=facts.limits,
-                network=facts.network,
                 programs={name: version for name, _, version in pairs},
                 previews=entered.held.previews,
                 workspace="/workspace",
@@ -315,6 +304,7 @@ class Session:
     def _enter(
         self, what: str, size: int = 0, leave: CancelScope | None = None, /, **arguments: object
     ) -> AbstractAsyncContextManager[Entered]:
+        leave = leave or CancelScope()
         return self._gate.enter(Action(self.chat, what, arguments, size, leave))
 
 

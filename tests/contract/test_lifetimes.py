@@ -192,7 +192,7 @@ async def test_the_next_server_knows_when_a_chat_began_and_was_used(
         (again,) = await manager.list()
     assert again.created_at == before.created_at
     assert (after.last_used_at - after.created_at).total_seconds() == DAY_S
-    assert (after.id, after.created_at) == (before.id, before.created_at)
+    assert (after.chat, after.created_at) == (before.chat, before.created_at)
     assert after.state == "warm"
 
 

@@ -19,7 +19,7 @@ from mcp_sandbox.config import HttpConfig
 from mcp_sandbox.daemon.tokens import Token, TokenFile, Tokens
 from mcp_sandbox.models import ChatId, ExecResult
 from mcp_sandbox.server.http import HttpDoor, listen, open_http
-from mcp_sandbox.server.identity import ChatOf, Request, http_or, sessions_by
+from mcp_sandbox.server.identity import ChatOf, Request, sessions_by
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.server.skills.visible import Visible
 from tests.server.scripted import ScriptedSession
@@ -154,7 +154,7 @@ async def served(
 ) -> AsyncGenerator[Web]:
     """Serve scripted sessions over HTTP; all of it must be over in half a minute."""
     computers = Computers()
-    server = build_server(sessions_by(http_or(other), computers.session), skills=skills)
+    server = build_server(sessions_by(other, computers.session), skills=skills)
     with anyio.fail_after(30):
         listener = await listen(address, anonymous=anonymous)
         with closing(listener.socket):

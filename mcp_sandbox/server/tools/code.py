@@ -18,7 +18,7 @@ from mcp_sandbox.config.models import CallsConfig, show_duration
 from mcp_sandbox.models import ExecResult, Language
 from mcp_sandbox.runtime.runtime import OnOutput
 from mcp_sandbox.server.errors import sole_error
-from mcp_sandbox.server.identity import Request, SessionFor
+from mcp_sandbox.server.identity import Request
 from mcp_sandbox.server.results import exec_result, with_news
 from mcp_sandbox.server.text import byte_length, clip, printed
 from mcp_sandbox.server.tool import CHANGES, SandboxTool, build_tool, patience
@@ -229,10 +229,10 @@ def waits(longest_s: float) -> tuple[Any, float]:
     return wait, min(WAIT_S, longest_s)
 
 
-def code_tools(session_for: SessionFor, *, note: str, calls: CallsConfig) -> list[SandboxTool]:
+def code_tools(calls: CallsConfig, *, note: str) -> list[SandboxTool]:
     """run_code and exec; `note` is added to their descriptions."""
     anything = CHANGES.model_copy(update={"open_world_hint": True})
-    tool = partial(build_tool, session_for=session_for, annotations=anything, note=note)
+    tool = partial(build_tool, annotations=anything, note=note)
     wait = {"wait_s": waits(calls.longest_wait)}
     return [
         tool(run_code, title="Run code", bounds=wait | _limit(calls.code_timeout)),

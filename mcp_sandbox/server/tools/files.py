@@ -1,7 +1,6 @@
 """Tools that read, find and change files inside the sandbox."""
 
 import base64
-from functools import partial
 from typing import Annotated, Literal
 
 from mcp.types import CallToolResult
@@ -9,17 +8,8 @@ from pydantic import Field
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.server import results
-from mcp_sandbox.server.identity import SessionFor
-from mcp_sandbox.server.tool import CHANGES, READS, SandboxTool, build_tool
-from mcp_sandbox.server.tools.parameters import (
-    ContextLines,
-    Depth,
-    Limit,
-    Line,
-    Path,
-    Pattern,
-    Text,
-)
+from mcp_sandbox.server.tool import CHANGES, READS, build_tool
+from mcp_sandbox.server.tools.parameters import Limit, Line, Path, Pattern, Text
 from mcp_sandbox.sessions.session import Session
 
 
@@ -61,7 +51,7 @@ async def edit_file(
 async def list_files(
     session: Session,
     path: Path = ".",
-    depth: Depth = 1,
+    depth: Annotated[int, Field(ge=1, le=10)] = 1,
     limit: Limit = 500,
     hidden: bool = True,
 ) -> CallToolResult:
@@ -88,7 +78,7 @@ async def grep(
     *,
     glob: Annotated[Pattern | None, Field(description="Only files like *.py")] = None,
     ignore_case: bool = False,
-    context: Annotated[ContextLines, Field(description="Lines around a match.")] = 0,
+    context: Annotated[int, Field(ge=0, le=20, description="Lines around a match.")] = 0,
     limit: Limit = 200,
 ) -> CallToolResult:
     """Search file contents for a regular expression. Answers file:line:text."""
@@ -123,17 +113,14 @@ def _decoded(content: str) -> bytes:
         ) from exc
 
 
-def file_tools(session_for: SessionFor) -> list[SandboxTool]:
-    """The eight tools on files."""
-    tool = partial(build_tool, session_for=session_for)
-    add = CHANGES.model_copy(update={"destructive_hint": False})
-    return [
-        tool(read_file, title="Read a file", annotations=READS),
-        tool(write_file, title="Write a file", annotations=CHANGES),
-        tool(edit_file, title="Edit a file", annotations=CHANGES),
-        tool(list_files, title="List files", annotations=READS, output=results.ListedFiles),
-        tool(glob, title="Find files by name", annotations=READS),
-        tool(grep, title="Search in files", annotations=READS),
-        tool(delete_file, title="Delete a file", annotations=CHANGES),
-        tool(move_file, title="Move a file", annotations=add),
-    ]
+_ADDS = CHANGES.model_copy(update={"destructive_hint": False})
+FILE_TOOLS = [
+    build_tool(read_file, title="Read a file", annotations=READS),
+    build_tool(write_file, title="Write a file", annotations=CHANGES),
+    build_tool(edit_file, title="Edit a file", annotations=CHANGES),
+    build_tool(list_files, title="List files", annotations=READS, output=results.ListedFiles),
+    build_tool(glob, title="Find files by name", annotations=READS),
+    build_tool(grep, title="Search in files", annotations=READS),
+    build_tool(delete_file, title="Delete a file", annotations=CHANGES),
+    build_tool(move_file, title="Move a file", annotations=_ADDS),
+]

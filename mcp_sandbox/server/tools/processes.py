@@ -1,6 +1,5 @@
 """Tools about what goes on between the calls."""
 
-from functools import partial
 from typing import Annotated, Literal
 from urllib.parse import quote
 
@@ -10,7 +9,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from mcp_sandbox.config.models import CallsConfig
 from mcp_sandbox.errors import InvalidArgument, NotPermitted
 from mcp_sandbox.runtime.processes import Key, Stop
-from mcp_sandbox.server.identity import Request, SessionFor, is_over_http
+from mcp_sandbox.server.identity import Request, is_over_http
 from mcp_sandbox.server.results import exec_result, process_list, texts
 from mcp_sandbox.server.tool import CHANGES, SandboxTool, build_tool, patience
 from mcp_sandbox.server.tools.code import WAIT_S, Until, live_progress, shown, waits
@@ -101,12 +100,11 @@ async def preview(
     return texts([said], {"address": address + path})
 
 
-def process_tools(session_for: SessionFor, *, calls: CallsConfig) -> list[SandboxTool]:
+def process_tools(calls: CallsConfig) -> list[SandboxTool]:
     """The tools process and preview."""
-    tool = partial(build_tool, session_for=session_for)
     wait = {"wait_s": waits(calls.longest_wait)}
     opens = CHANGES.model_copy(update={"destructive_hint": False, "idempotent_hint": True})
     return [
-        tool(process, title="Processes in the background", annotations=CHANGES, bounds=wait),
-        tool(preview, title="Preview a web page", annotations=opens),
+        build_tool(process, title="Processes in the background", annotations=CHANGES, bounds=wait),
+        build_tool(preview, title="Preview a web page", annotations=opens),
     ]

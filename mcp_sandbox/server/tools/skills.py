@@ -1,15 +1,13 @@
 """Tools that teach the agent: finding skills, and reading one."""
 
-from functools import partial
 from typing import Annotated
 
 from mcp.types import CallToolResult
 from pydantic import Field, StringConstraints
 
 from mcp_sandbox.errors import InvalidArgument
-from mcp_sandbox.server.identity import SessionFor
 from mcp_sandbox.server.skills.results import SkillsListed, activation, listed_skills, skill_file
-from mcp_sandbox.server.tool import READS, SandboxTool, build_tool
+from mcp_sandbox.server.tool import READS, build_tool
 from mcp_sandbox.server.tools.parameters import Path
 from mcp_sandbox.sessions.session import Session
 
@@ -57,11 +55,8 @@ async def skill_activate(
     return skill_file(file, data, offset)
 
 
-def skill_tools(session_for: SessionFor) -> list[SandboxTool]:
-    """skills_list and skill_activate."""
-    tool = partial(build_tool, session_for=session_for, annotations=READS)
-    activate = tool(skill_activate, title="Activate a skill")
-    return [
-        tool(skills_list, title="List skills", output=SkillsListed),
-        activate.model_copy(update={"meta": _WHOLE}),
-    ]
+_ACTIVATE = build_tool(skill_activate, title="Activate a skill", annotations=READS)
+SKILL_TOOLS = [
+    build_tool(skills_list, title="List skills", annotations=READS, output=SkillsListed),
+    _ACTIVATE.model_copy(update={"meta": _WHOLE}),
+]
