@@ -185,9 +185,11 @@ class SessionStatus:
     """One chat as the operator sees it. Times are in UTC.
 
     state: "warm" has files and no sandbox. `busy` counts its calls under way in this server,
-    `background` the processes that commands left running. `image` is empty where there is none.
+    `background` the processes that commands left running. `spec` is a digest of what its sandbox
+    was made from; it and `image` are empty where there is none.
     """
 
+    id: str
     chat: ChatId
     state: SessionState
     backend: BackendName
@@ -195,6 +197,7 @@ class SessionStatus:
     created_at: datetime
     last_used_at: datetime
     image: str
+    spec: str
     busy: int
     background: int
 

@@ -1,5 +1,6 @@
 """All chats of one data root: one hold per chat, and at most so many open sandboxes."""
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from mcp_sandbox.sessions.previews import Previews
 from mcp_sandbox.sessions.records import ChatRecord, Ledger
 from mcp_sandbox.sessions.rooms import Rooms, Use
 from mcp_sandbox.sessions.session import Session
-from mcp_sandbox.sessions.settings import SessionSettings, of_chats
+from mcp_sandbox.sessions.settings import SPEC, SessionSettings, of_chats
 from mcp_sandbox.sessions.skills import ChatSkills, Skills
 from mcp_sandbox.sessions.slots import Slots
 from mcp_sandbox.sessions.warm import WarmPool
@@ -216,6 +217,8 @@ class SessionManager:
     ) -> SessionStatus:
         created_at, last_used_at = self._ledger.times(chat, record)
         return SessionStatus(
+            # A short name of the chat that is the same in every server.
+            id=hashlib.sha256(str(chat).encode()).hexdigest()[:12],
             chat=chat,
             state=sandbox.state if sandbox else "starting" if use.starting else "warm",
             backend=self.backend,
@@ -223,6 +226,7 @@ class SessionManager:
             created_at=created_at,
             last_used_at=last_used_at,
             image=use.image,
+            spec=sandbox.labels.get(SPEC, "") if sandbox else "",
             busy=use.calls,
             background=use.background,
         )

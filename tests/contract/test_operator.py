@@ -24,6 +24,7 @@ async def test_every_known_chat_is_listed_with_what_it_has(manager: SessionManag
         while {row.background for row in await manager.list("bob")} != {1}:
             await anyio.sleep(0.02)
     assert [row.chat for row in await manager.list("ann")] == [ANN]
+    assert len({row.id for row in rows.values()}) == 2
 
 
 async def test_a_stopped_chat_keeps_its_files(manager: SessionManager) -> None:
