@@ -337,10 +337,10 @@ def _how_it_ended(result: ExecResult) -> str:
     ended = f"exit code {result.exit_code}" if result.exit_code or result.process else ""
     if result.timed_out:
         goes_on = result.notebook in ("new", "kept")
-        end = "interrupted, variables are kept" if goes_on else "killed with all its processes"
+        killed = "and was killed with all its processes"
+        end = "and was interrupted, variables are kept" if goes_on else killed
         ended = (
-            f"timed out after {seconds:g} s and was {end}; "
-            "give a larger timeout_s, or do less in one call"
+            f"timed out after {seconds:g} s {end}; give a larger timeout_s, or do less in one call"
         )
     elif result.stopped:
         ended = f"stopped after {seconds:g} s"
