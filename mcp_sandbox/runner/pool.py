@@ -41,6 +41,8 @@ _FREE = 64
 _SHARE = 4
 # What does not die in this time, on a disk that hangs, is not waited for.
 _DYING_S = 2.0
+# A look reads of every process: commands that follow each other do without.
+_ROOMY_S = 0.1
 
 
 class Pool:
@@ -489,13 +491,17 @@ class Room:
         self._most = limit - min(_FREE, limit // _SHARE)
         self._dying: set[int] = set()
         self._until = 0.0
+        # What was looked at last when there was much room, and until when that counts.
+        self._roomy: tuple[frozenset[int], float] = frozenset(), 0.0
 
     def look(self, roots: Collection[int]) -> tuple[bool, int | None]:
         """Whether a call may start; else the one of `roots` that is to be ended with its tree.
 
         None while what was named before is still dying.
         """
-        if self._most <= 0 or not (roots or self._dying):
+        seen, roomy_until = self._roomy
+        is_roomy = seen == frozenset(roots) and time.monotonic() < roomy_until
+        if self._most <= 0 or not (roots or self._dying) or is_roomy:
             return True, None
         threads, tree = _look()
         self._dying &= threads.keys()
@@ -503,6 +509,8 @@ class Room:
             return False, None
         trees = {root: pids for root in roots if (pids := processes.below([root], tree))}
         if sum(threads.values()) <= self._most or not trees:
+            much = sum(threads.values()) <= self._most // 2
+            self._roomy = frozenset(roots), time.monotonic() + _ROOMY_S * much
             return True, None
         largest = max(trees, key=lambda root: sum(threads[pid] for pid in trees[root]))
         self._dying, self._until = trees[largest], time.monotonic() + _DYING_S
