@@ -85,7 +85,7 @@ class Pool:
 
     def background(self) -> set[int]:
         """What runs on though its command has ended."""
-        tree = processes.parents() if self._busy or self._resting else {}
+        tree = processes.parents() if self._resting or self._keepers() else {}
         for one in self._resting:
             one.lingers = not processes.below([one.pid or -1], tree) <= {one.main}
         found = processes.below(self._keepers(), tree) - {one.main for one in self._resting}
