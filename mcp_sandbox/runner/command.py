@@ -115,7 +115,8 @@ class Command:
         self._kills_before = self._pool.memory.kills()
         self.id = self._table.enter(self)
         self._job = self._describe()
-        shown = " ".join(self._job["argv"]) if code is None else code.decode("utf-8", "replace")
+        begin = (code or b"")[:_LITTLE].decode("utf-8", "replace")
+        shown = " ".join(self._job["argv"]) if code is None else begin
         self.text = " ".join(shown.split())[:_SHOWN_CHARS]
         limit_s = self._args["timeout_s"]
         if limit_s is not None:
