@@ -162,7 +162,7 @@ def result_of(reply: Reply) -> ExecResult:
         running=row.running,
         stopped=row.why == "stopped",
         until_met=bool(said["until_met"]),
-        left_s=None if said["left_s"] is None else int(said["left_s"]) % 100_000,
+        left_s=None if said["left_s"] is None else max(0, min(int(said["left_s"]), 100_000)),
         stdout_from=out_from,
         stderr_from=err_from,
         of=row.of,
