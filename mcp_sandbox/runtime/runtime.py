@@ -19,7 +19,8 @@ Refusal = Literal["users", "calls", "background", ""]
 OnOutput = Callable[[str, bytes], Awaitable[None]]
 Show = Callable[[bytes], Awaitable[None]]
 
-_SHELL = re.compile(r"[A-Za-z0-9._-]{1,32}", re.ASCII)
+NAME = re.compile(r"[A-Za-z0-9._-]{1,32}")
+"""What a shell or a notebook may be called."""
 
 
 class Runtime:
@@ -132,7 +133,7 @@ class Runtime:
         if tty and (stdin or shell):
             raise InvalidArgument("tty takes no stdin and no shell: leave these out, or tty")
         if shell is not None:
-            if not _SHELL.fullmatch(shell):
+            if not NAME.fullmatch(shell):
                 raise InvalidArgument("shell takes 1 to 32 letters, digits, '.', '_' or '-'")
             if not isinstance(command, str):
                 raise InvalidArgument("shell takes a command line, not a list")

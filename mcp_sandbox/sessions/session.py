@@ -1,6 +1,5 @@
 """One chat's computer: every call of every tool, of a person's shell and of a program."""
 
-import re
 from collections.abc import AsyncIterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from mcp_sandbox.models import (
     WriteResult,
 )
 from mcp_sandbox.runner.protocol import VERSION
-from mcp_sandbox.runtime.runtime import OnOutput, Runtime, Show
+from mcp_sandbox.runtime.runtime import NAME, OnOutput, Runtime, Show
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.previews import Previews
@@ -51,9 +50,6 @@ wait
 
 
 _SHOWN_CHARS = 500
-
-
-_NOTEBOOK_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,7 +324,7 @@ async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
 
 
 def _check_notebook(name: str, language: Language) -> None:
-    if not _NOTEBOOK_NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise InvalidArgument("notebook must be 1 to 32 of A-Z a-z 0-9 . _ -, such as a")
     if language != "python":
         way = "exec tty=true command=node" if language == "javascript" else "exec shell=NAME"
