@@ -369,8 +369,8 @@ class Command:
         if self._why == "cancelled" or self._worker is None or self.released:
             # Of what goes on beside other calls nobody knows which of them changed a file.
             self._changed = dict.fromkeys(self._changed)
-        kills = self._pool.memory.kills()
-        self._out_of_memory = status != 0 and self._why is None and kills > self._kills_before
+        if status != 0 and self._why is None:
+            self._out_of_memory = self._pool.memory.kills() > self._kills_before
         self._close()
         self._table.leave(self, told=bool(self.waits))
         self._answer(self.waits)
