@@ -99,8 +99,10 @@ def launch(order: Order, admit: Callable[[Told], Result]) -> Result:
             result = admit(_read_status(launcher, status))
             release.write(b"1")
         except BaseException:
-            # While the pipe is still open: bwrap takes its end for our leave.
-            _abort(launcher)
+            # While the pipe is still open: bwrap takes its end for our leave. As our child it
+            # keeps its number until it is waited for.
+            kill_trees([launcher])
+            os.waitpid(launcher, 0)
             raise
         return result
 
@@ -156,12 +158,6 @@ def _read_status(launcher: int, status: FileIO) -> Told:
     # Each document is on a line of its own; the first has the numbers.
     found = json.loads(text.split(b"\n", 1)[0])
     return Told(launcher, int(found["child-pid"]), found)
-
-
-def _abort(launcher: int) -> None:
-    """End bwrap and whatever it started; it is our child, so its number is still its own."""
-    kill_trees([launcher])
-    os.waitpid(launcher, 0)
 
 
 # setgroups, setresgid, setresuid
@@ -221,16 +217,11 @@ def _show(name: str, path: Path, descriptor: int) -> str:
 
 def _become(user: int) -> None:
     """Give up root in this thread alone: the C library's own functions would do it in all."""
-    setgroups, setresgid, setresuid = _CALLS[os.uname().machine]
-    _check(_libc.syscall(setgroups, 0, None))
-    _check(_libc.syscall(setresgid, user, user, user))
-    _check(_libc.syscall(setresuid, user, user, user))
-
-
-def _check(result: int) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"cannot become the sandbox's user: {os.strerror(number)}")
+    arguments = ((0, None), (user, user, user), (user, user, user))
+    for call, given in zip(_CALLS[os.uname().machine], arguments, strict=True):
+        if _libc.syscall(call, *given) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"cannot become the sandbox's user: {os.strerror(number)}")
 
 
 def _own_namespace() -> None:
