@@ -114,14 +114,11 @@ class BubblewrapBackend:
     def __init__(self, data_root: Path, *, walls: bool = True) -> None:
         self._root = data_root
         self._walls = walls
+        self.name: BackendName = "bubblewrap" if walls else "unsafe-local"
         self._records = Records(data_root, self.name)
         # Of this server; they are collected when they have ended, so that no zombies stay.
         self._children: set[int] = set()
         self._host: Host | None = None
-
-    @property
-    def name(self) -> BackendName:
-        return "bubblewrap" if self._walls else "unsafe-local"
 
     async def probe(self) -> str:
         host = await to_thread.run_sync(self._look)
