@@ -58,8 +58,7 @@ class Lines:
     def feed(self, data: bytes) -> bytes:
         """Return the lines that are whole now, with their ends.
 
-        Raises:
-            TooLong: the last line, which has no end yet, is too long.
+        Raises TooLong: the last line, which has no end yet, is too long.
         """
         if self._dropping:
             _, end, data = data.partition(b"\n")

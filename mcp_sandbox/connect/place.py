@@ -86,8 +86,7 @@ class Link(socket):
     def receive_line(self) -> bytes:
         """Return the next short line, within ANSWER_S; what follows it stays in the socket.
 
-        Raises:
-            EOFError: the other side ended before the end of the line, or the line is too long.
+        Raises EOFError: the other side ended before the end of the line, or the line is too long.
         """
         self.settimeout(ANSWER_S)
         line = bytearray()

@@ -87,8 +87,7 @@ class Processes:
 
         `sink` gets ("body", bytes), and ("end", …) once. Without one, to be connected is enough.
 
-        Raises:
-            NotFound: nothing answers within `wait_s`; the message names the ports that are used.
+        Raises NotFound: nothing answers within `wait_s`; the message names the ports that are used.
         """
         args = {"port": port, "wait_s": wait_s, "look": sink is None}
         await self._channel.call("dial", args, body=sent, timeout_s=float("inf"), sink=sink)

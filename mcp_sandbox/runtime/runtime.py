@@ -154,8 +154,7 @@ class Runtime:
 
         `args`: its `env`, whether it has a `tty`, and the `command` to run instead.
 
-        Raises:
-            Unsupported: the sandbox has no shell.
+        Raises Unsupported: the sandbox has no shell.
         """
         told: JsonObject = {**args, "grow": self._may_grow}
         reply = await self._channel.call(

@@ -169,8 +169,7 @@ class Flow:
     async def serve(self, entry: Open, app: ASGIApp, scope: Scope, receive: Receive) -> None:
         """Let the application answer a request, until it has or is told to end.
 
-        Raises:
-            Refused: it was ended before an answer began.
+        Raises Refused: it was ended before an answer began.
         """
         if self._draining:
             raise _shutting_down()

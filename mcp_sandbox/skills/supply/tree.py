@@ -87,9 +87,8 @@ class Collector:
     def expect(self, path: str) -> None:
         """Look at a name before its bytes are read; then `add` it.
 
-        Raises:
-            UnusableSkill: the name is not safe or taken, also where upper and lower case are the
-                same, or it is one file too many.
+        Raises UnusableSkill: the name is not safe or taken, also where upper and lower case are the
+        same, or it is one file too many.
         """
         check_path(path)
         if len(self._files) >= MAX_FILES:
