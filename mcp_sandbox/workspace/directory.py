@@ -23,6 +23,7 @@ import anyio
 from anyio import from_thread, to_thread
 
 from mcp_sandbox.config import WorkspaceConfig
+from mcp_sandbox.durable import closing_fd
 from mcp_sandbox.errors import InvalidArgument, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.workspace import aliases, layout, trash
@@ -63,11 +64,8 @@ def _chats_in(sandbox: int, user: str | None = None) -> list[ChatId]:
 
 def _directories(parent: int) -> list[str]:
     """The names of directories in an open one, which is closed."""
-    try:
-        with os.scandir(parent) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    finally:
-        os.close(parent)
+    with closing_fd(parent), os.scandir(parent) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
 class UserTotals:
@@ -328,9 +326,7 @@ class Workspaces:
 
 
 def _allocated_bytes(bin_: int, name: str) -> int:
-    with suppress(OSError), ExitStack() as stack:
-        item = open_directory(bin_, name.encode())
-        stack.callback(os.close, item)
+    with suppress(OSError), closing_fd(open_directory(bin_, name.encode())) as item:
         return measure([item], checkpoint=from_thread.check_cancelled).allocated_bytes
     return 0
 

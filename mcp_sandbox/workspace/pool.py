@@ -26,7 +26,7 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox.config import WorkspaceConfig
-from mcp_sandbox.durable import lock, unlock
+from mcp_sandbox.durable import closing_fd, lock, unlock
 from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace import aliases, layout, trash
@@ -202,8 +202,7 @@ def _is_free(pool: int, process: str) -> bool:
         folder = open_directory(pool, process.encode())
     except OSError:
         return False
-    with ExitStack() as stack:
-        stack.callback(os.close, folder)
+    with closing_fd(folder):
         if (taken := _lock(folder)) is not None:
             unlock(taken)
         return taken is not None
