@@ -34,7 +34,7 @@ from mcp_sandbox.cli.options import (
     tell,
 )
 from mcp_sandbox.cli.skills import tables
-from mcp_sandbox.cli.skills.tables import NoSandbox, Paths, Skill, User, catalogue, find
+from mcp_sandbox.cli.skills.tables import NoSandbox, Paths, Skill, User, catalogue
 from mcp_sandbox.config import Config
 from mcp_sandbox.durable import write_file
 from mcp_sandbox.errors import Busy, TooLarge, UnusableSkill
@@ -46,6 +46,7 @@ from mcp_sandbox.skills.uris import DOCUMENT, document_among, is_document
 if TYPE_CHECKING:
     from mcp_sandbox.trial import Trial
 
+_LISTING = "`mcp-sandbox skills list`"
 _DESCRIPTION_SHOWN = 200
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _STYLES = {"passed": "green", "failed": "red", "skipped": "dim"}
@@ -99,7 +100,7 @@ def show(
     from mcp_sandbox.skills.supply.installed import Installed
 
     settings = load(config, data).config
-    skill = find(catalogue(settings, user), name)
+    skill = catalogue(settings, user).find(name, _LISTING)
     contents = anyio.run(Library(settings.skills, settings.data_dir).contents, skill)
     installed = Installed(settings.data_dir, chat_id(user).user)
     entry = installed.entries().get(skill.folder.name) if skill.root == "user" else None
@@ -350,7 +351,7 @@ def _folder(settings: Config, user: str, what: str) -> Path:
             names = printable(", ".join(folder.name for folder in folders[:10]))
             raise typer.BadParameter(f"{what} has several skills: name one of {names}")
         return folders[0]
-    return find(catalogue(settings, user), what).folder
+    return catalogue(settings, user).find(what, _LISTING).folder
 
 
 def _shown(trial: "Trial") -> tuple[RenderableType, ...]:
