@@ -224,7 +224,8 @@ class Workspaces:
             layout.make_aliases(sandbox, workspace, planned, self._owner)
             kinds = ["workspace", "home"]
             if self._skills:
-                layout.make_shown(self._tree(stack, sandbox, "skills", chat)[0])
+                skills, _ = self._tree(stack, sandbox, "skills", chat)
+                layout.enter_shown(stack, skills, layout.SHOWN)
                 kinds.append("skills")
             trees = {kind: self._path(kind, chat) for kind in kinds}
             inode = os.fstat(workspace).st_ino

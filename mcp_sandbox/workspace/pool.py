@@ -161,7 +161,7 @@ class PoolFolder:
                 tree, _ = layout.make_tree(folder, kind.encode(), owner)
                 stack.callback(os.close, tree)
                 if kind == "skills":
-                    layout.make_shown(tree)
+                    layout.enter_shown(stack, tree, layout.SHOWN)
             if self._settings.subdirectories:
                 layout.seed(tree, self._owner)
             planned = aliases.plan(_NOBODY, self._settings.aliases)
