@@ -86,9 +86,8 @@ def launch(order: Order, admit: Callable[[Told], Result]) -> Result:
         held_by, release = _pipe(opened)
         # Opened here: where bwrap is started, the data root may be out of sight.
         log = opened.enter_context(order.log.open("ab"))
-        sources = {"program": order.program.root, **order.sources}
         launcher = _on_stage(
-            sources,
+            {"program": order.program.root, **order.sources},
             order.user,
             order.joined,
             lambda reach: _start(order, reach, (told_to.fileno(), held_by.fileno(), log.fileno())),
@@ -196,7 +195,14 @@ def _on_stage(
 
 
 def _bind(sources: Mapping[str, Path]) -> dict[str, str]:
-    _own_namespace()
+    if _libc.unshare(_CLONE_FS | _CLONE_NEWNS) != 0:
+        number = ctypes.get_errno()
+        raise BackendUnavailable(
+            f"root may not make a mount namespace here ({os.strerror(number)}): a container "
+            "around this server forbids it. Start that container with --privileged, or run the "
+            "server as an ordinary user, or on the host"
+        )
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE, None)
     with ExitStack() as opened:
         descriptors: dict[str, int] = {}
         for name, path in sources.items():
@@ -222,17 +228,6 @@ def _become(user: int) -> None:
         if _libc.syscall(call, *given) != 0:
             number = ctypes.get_errno()
             raise OSError(number, f"cannot become the sandbox's user: {os.strerror(number)}")
-
-
-def _own_namespace() -> None:
-    if _libc.unshare(_CLONE_FS | _CLONE_NEWNS) != 0:
-        number = ctypes.get_errno()
-        raise BackendUnavailable(
-            f"root may not make a mount namespace here ({os.strerror(number)}): a container "
-            "around this server forbids it. Start that container with --privileged, or run the "
-            "server as an ordinary user, or on the host"
-        )
-    _mount(None, "/", None, _MS_REC | _MS_PRIVATE, None)
 
 
 def _mount(

@@ -191,8 +191,14 @@ def _environment(spec: SandboxSpec, place: Placement) -> list[str]:
 
 
 def _host_config(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
+    options = ["no-new-privileges:true", f"seccomp={json.dumps(profile())}"]
     return {
-        **_privileges(place),
+        "Privileged": False,
+        "CapDrop": ["ALL"],
+        "SecurityOpt": [*options, "apparmor=docker-default"] if place.apparmor else options,
+        "Sysctls": {},
+        # MaskedPaths and ReadonlyPaths are left to the engine: a list of ours, even an empty
+        # one, would replace a newer engine's better one.
         "NetworkMode": place.network,
         "IpcMode": "private",
         "CgroupnsMode": "private",
@@ -208,18 +214,6 @@ def _host_config(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         # What a container prints is nobody's to keep; a log file would fill the disk.
         "LogConfig": {"Type": "none", "Config": {}},
         "Runtime": place.runtime,
-    }
-
-
-def _privileges(place: Placement) -> dict[str, Any]:
-    options = ["no-new-privileges:true", f"seccomp={json.dumps(profile())}"]
-    return {
-        "Privileged": False,
-        "CapDrop": ["ALL"],
-        "SecurityOpt": [*options, "apparmor=docker-default"] if place.apparmor else options,
-        "Sysctls": {},
-        # MaskedPaths and ReadonlyPaths are left to the engine: a list of ours, even an empty
-        # one, would replace a newer engine's better one.
     }
 
 
