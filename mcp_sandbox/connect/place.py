@@ -67,7 +67,6 @@ class Place:
         )
 
     def line(self, values: dict[str, str | None]) -> bytes:
-        """The first line of a connection."""
         pairs = [f'"mcp-sandbox": 1, "version": "{self.version}"']
         pairs += [f"{_json(name)}: {_json(value)}" for name, value in values.items()]
         return f"{{{', '.join(pairs)}}}\n".encode()

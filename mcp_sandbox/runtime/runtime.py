@@ -62,7 +62,6 @@ class Runtime:
         return self._channel.background
 
     async def status(self, *, timeout_s: float = LATE_S) -> RunnerStatus:
-        """Who and what uses the sandbox now."""
         said = (await self._channel.call("status", {}, timeout_s=timeout_s)).result
         async with making_sense(self._channel):
             connections, calls = int(said["connections"]), int(said["calls"])

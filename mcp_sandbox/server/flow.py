@@ -163,7 +163,6 @@ class Flow:
 
     @property
     def token_ids(self) -> set[str]:
-        """The tokens that requests came with which are still served."""
         return {entry.token_id for entry in self._open if entry.token_id is not None}
 
     async def serve(self, entry: Open, app: ASGIApp, scope: Scope, receive: Receive) -> None:

@@ -206,7 +206,6 @@ class _Wire:
                 await self._wait_until_answered()
 
     async def write(self, from_server: MemoryObjectReceiveStream[SessionMessage]) -> None:
-        """Send the server's messages to the client."""
         async with from_server:
             async for item in from_server:
                 if not isinstance(item.message, JSONRPCResponse | JSONRPCError):

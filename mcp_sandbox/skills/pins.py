@@ -67,7 +67,6 @@ class Pins:
                 write_note(self._active, {**names, uri: name})
 
     def folder(self, name: str) -> Path:
-        """Where the files of a skill are on the host."""
         return self._tree / SHOWN / name
 
     def find(self, uri: str) -> tuple[str, Contents] | None:

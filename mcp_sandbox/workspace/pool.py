@@ -90,7 +90,6 @@ class PoolFolder:
             self._lock = None
 
     async def prepare(self) -> WarmTrees:
-        """Make the trees for a new sandbox."""
         return await to_thread.run_sync(self._prepare, limiter=self._limiter)
 
     async def settle(self, warm: WarmTrees) -> WarmTrees:

@@ -139,7 +139,6 @@ class BubblewrapBackend:
         return works if self._walls else f"{works}; NO isolation: code runs on this host"
 
     async def origin(self) -> str:
-        """Return the runner with its Python, and bubblewrap."""
         host = await to_thread.run_sync(self._look)
         return f"{host.runner.name} {host.program.version}"
 

@@ -124,7 +124,6 @@ class Cgroups:
 
     @property
     def controllers(self) -> frozenset[str]:
-        """What can be bounded: memory, pids, cpu."""
         return frozenset().union(*(each.controllers for each in self._hierarchies))
 
     def paths(self, sandbox_id: SandboxId) -> tuple[str, ...]:

@@ -66,7 +66,6 @@ class Host:
         return wanted_limits(limits, memory_by_process=not bounded)
 
     def inside(self, spec: SandboxSpec, sandbox_id: SandboxId) -> Inside:
-        """What a sandbox of that spec holds here."""
         own = limit_settings(self.resource_limits(spec.limits))
         own["MCP_SANDBOX_IDLE_S"] = f"{spec.idle_s:g}"
         if "pids" in self.cgroups.controllers:

@@ -145,7 +145,6 @@ class Query(NamedTuple):
     limit: int
 
     def name(self, path: str) -> str:
-        """How results name a path relative to `base`."""
         return relative(self.shown if self.only else f"{self.shown.rstrip('/')}/{path}")
 
 
