@@ -201,8 +201,7 @@ class Records:
         if record is None:
             raise gone(sandbox_id)
         try:
-            token = (self.directory(sandbox_id) / "token").read_text()
-            return record, bytes.fromhex(token)
+            return record, bytes.fromhex((self.directory(sandbox_id) / "token").read_text())
         except (OSError, ValueError) as exc:
             logger.warning("sandbox %s is given up, its token is damaged: %s", sandbox_id, exc)
             raise gone(sandbox_id) from exc

@@ -185,8 +185,7 @@ def home() -> str:
 
 def default_socket(data: str = "") -> str:
     """Return where the daemon listens; a data root that is named has a socket of its own."""
-    named = os.environ.get("MCP_SANDBOX_SOCKET")
-    if named:
+    if named := os.environ.get("MCP_SANDBOX_SOCKET"):
         return named
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     folder = os.path.join(runtime, STATE) if runtime.startswith("/") else state_folder()
@@ -195,8 +194,7 @@ def default_socket(data: str = "") -> str:
         return os.path.join(folder, "mcp.sock")
     from binascii import crc32
 
-    digest = crc32(os.fsencode(root))
-    return os.path.join(folder, f"mcp-{digest:08x}.sock")
+    return os.path.join(folder, f"mcp-{crc32(os.fsencode(root)):08x}.sock")
 
 
 def _json(value: str | None) -> str:

@@ -256,8 +256,7 @@ class _Gathering:
         mime = guessed or _UNKNOWN[kind]
         if packed is not None:
             mime = _PACKED.get(packed, _UNKNOWN["binary"])
-        digest = digest_of(whole.data)
-        file = SkillFile(self._public(path), len(whole.data), digest, mime, kind)
+        file = SkillFile(self._public(path), len(whole.data), digest_of(whole.data), mime, kind)
         return Kept(whole.stamp, is_settled(whole.stamp, whole.read_at_ns), file)
 
     def _public(self, path: str) -> str:

@@ -276,8 +276,7 @@ def page_of(
         last, before = _read(cursor, query)
         begin = sum(place[2:] <= last for place, _ in placed)
         notes = (_CHANGED,) if before != skills else ()
-    shown = placed[begin : begin + limit]
-    listed = (Listed(skill, _cursor(place)) for place, skill in shown)
+    listed = (Listed(skill, _cursor(place)) for place, skill in placed[begin : begin + limit])
     return Page(tuple(listed), begin + limit < len(placed), len(placed), notes)
 
 
@@ -288,8 +287,7 @@ def _cursor(place: _Place) -> str:
 def _read(cursor: str, query: int) -> tuple[tuple[str | float, str], object]:
     """The place of a cursor in its listing, and of which skills that was made."""
     try:
-        place = json.loads(base64.b64decode(cursor[:4000], b"-_", validate=True))
-        asked, skills, rank, uri = place
+        asked, skills, rank, uri = json.loads(base64.b64decode(cursor[:4000], b"-_", validate=True))
     except (ValueError, TypeError, RecursionError):
         raise InvalidArgument(_UNUSABLE.format("is none of skills_list")) from None
     kind = float if query else str
@@ -300,8 +298,7 @@ def _read(cursor: str, query: int) -> tuple[tuple[str | float, str], object]:
 
 def _hits(marked: Sequence[str], asked: Sequence[_Term]) -> Iterator[str]:
     for field, text in zip(("name", "description", "tags", "headings"), marked, strict=True):
-        hits = dict.fromkeys(word.casefold() for word in _MARKED.findall(text))
-        if hits:
+        if hits := dict.fromkeys(word.casefold() for word in _MARKED.findall(text)):
             yield f"{field}: {', '.join(_told(word, asked) for word in [*hits][:5])}"
 
 

@@ -263,8 +263,7 @@ class Sweep:
 
     def _look(self, item: _Item) -> Iterable[_Item]:
         try:
-            leads = not item.linked or self._leads_to_a_folder(item)
-            return self._look_into(item) if leads else ()
+            return self._look_into(item) if not item.linked or self._leads_to_a_folder(item) else ()
         except OSError as exc:
             if not item.path:
                 raise
@@ -300,9 +299,8 @@ class Sweep:
             skills, heads = self._limits.skills, self._limits.heads
             self._complain(item.path, problem("too-many-skills", skills=skills, heads=heads))
         else:
-            links = [problem("link", name) for name in listing.linked]
             special = [problem("not-a-file", name) for name in listing.special]
-            self._complain(item.path, *links, *special)
+            self._complain(item.path, *[problem("link", name) for name in listing.linked], *special)
         return () if item.linked else self._below(item, listing)
 
     def _read(self, item: _Item, listing: Listing, directory: int, folder: Path) -> Reading | None:
@@ -395,8 +393,7 @@ class Scanner:
                 # A stat would follow links above what it is of: that is not for untrusted roots.
                 if self._root.trusted and self._seen.known and self._seen.is_still(directory):
                     return self._catalogue
-                sweep = Sweep(directory, self._root, self._allowed, self._limits, self._seen)
-                seen = sweep.run()
+                seen = Sweep(directory, self._root, self._allowed, self._limits, self._seen).run()
         except OSError as exc:
             seen = Seen()
             if not self._root.optional or exc.errno != errno.ENOENT:

@@ -68,8 +68,7 @@ def create_file(
     resolver: Resolver | None = None,
 ) -> None:
     """Write a new file beneath `root`; raises FileExistsError when the name is taken."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    file = _open(root, path, flags, mode, resolver)
+    file = _open(root, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode, resolver)
     with os.fdopen(file, "wb") as stream:
         give(file, owner)
         stream.write(data)

@@ -49,8 +49,7 @@ _ATTEMPTS = 20
 def _chats_in(sandbox: int, user: str | None = None) -> list[ChatId]:
     """The chats that have a workspace, of all users or of one; what else lies there is not ours."""
     found = []
-    users = [user] if user else _directories(open_directory(sandbox, b"workspace"))
-    for name in users:
+    for name in [user] if user else _directories(open_directory(sandbox, b"workspace")):
         try:
             folder = open_directory(sandbox, f"workspace/{name}".encode())
         except OSError:
@@ -228,8 +227,7 @@ class Workspaces:
                 layout.enter_shown(stack, skills, layout.SHOWN)
                 kinds.append("skills")
             trees = {kind: self._path(kind, chat) for kind in kinds}
-            inode = os.fstat(workspace).st_ino
-            return chat_directories(trees, inode, planned, self.data_root)
+            return chat_directories(trees, os.fstat(workspace).st_ino, planned, self.data_root)
 
     def _discard(self, chat: ChatId) -> ChatDirectories:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
@@ -241,10 +239,8 @@ class Workspaces:
 
     def _remove(self, chat: ChatId) -> None:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
-            trees = self._present(stack, sandbox, chat, _KINDS)
-            if trees:
-                bin_ = layout.enter(stack, sandbox, "trash")
-                trash.throw_away(bin_, trees, chat, self._now())
+            if trees := self._present(stack, sandbox, chat, _KINDS):
+                trash.throw_away(layout.enter(stack, sandbox, "trash"), trees, chat, self._now())
 
     def _present(
         self, stack: ExitStack, sandbox: int, chat: ChatId, kinds: Sequence[str]

@@ -142,8 +142,7 @@ def seed(workspace: int, owner: tuple[int, int]) -> None:
         directory, _ = make_directory(workspace, name.encode(), owner=owner)
         os.close(directory)
     for name, text in MEMORY_FILES.items():
-        path = f".memory/{name}".encode()
-        create_file(workspace, path, text.encode(), owner=owner, mode=0o644)
+        create_file(workspace, f".memory/{name}".encode(), text.encode(), owner=owner, mode=0o644)
 
 
 def make_aliases(sandbox: int, workspace: int, planned: AliasPlan, owner: tuple[int, int]) -> None:

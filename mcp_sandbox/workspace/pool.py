@@ -123,8 +123,7 @@ class PoolFolder:
     def remove(self, process: str) -> None:
         """Remove the folder of a dead process; no sandbox may be running on what is in it."""
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
-            folder = layout.enter(stack, sandbox, "pool", process)
-            taken = _lock(folder)
+            taken = _lock(layout.enter(stack, sandbox, "pool", process))
             if taken is not None:
                 stack.callback(unlock, taken)
                 _destroy(sandbox, process)
@@ -218,5 +217,4 @@ def _destroy(sandbox: int, path: str) -> None:
     above, _, name = path.rpartition("/")
     with ExitStack() as stack:
         parent = layout.enter(stack, sandbox, "pool", *above.split())
-        bin_ = layout.enter(stack, sandbox, "trash")
-        trash.destroy(bin_, parent, name.encode(), time.time())
+        trash.destroy(layout.enter(stack, sandbox, "trash"), parent, name.encode(), time.time())

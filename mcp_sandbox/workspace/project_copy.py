@@ -77,8 +77,7 @@ class Copier:
     def _is_ignored(self, path: PurePosixPath, *, folder: bool) -> bool:
         # The rules that stand nearest to a file win.
         for place, rules in reversed(self.rules):
-            name = str(path.relative_to(place)) + ("/" if folder else "")
-            said = rules.check_file(name).include
+            said = rules.check_file(str(path.relative_to(place)) + ("/" if folder else "")).include
             if said is not None:
                 return said
         return False

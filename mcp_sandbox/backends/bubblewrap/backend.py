@@ -129,8 +129,7 @@ class BubblewrapBackend:
                 # Nobody else knows of it, so nobody ended it.
                 raise BackendUnavailable(str(exc)) from exc
             try:
-                channel = await sandbox.open_channel()
-                await channel.aclose()
+                await (await sandbox.open_channel()).aclose()
             finally:
                 with anyio.CancelScope(shield=True):
                     await self.destroy(sandbox.id)

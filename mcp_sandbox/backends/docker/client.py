@@ -219,9 +219,8 @@ def find_image(api: docker.APIClient, name: str) -> Image:
         found = cast("Any", api).inspect_image(name)
     except docker_errors.ImageNotFound as exc:
         raise ImageMissing(f"the Docker engine has no image {name}; {build_again(name)}") from exc
-    labels = found["Config"].get("Labels") or {}
     names, env = tuple(found["RepoTags"] or ()), tuple(found["Config"].get("Env") or ())
-    return Image(found["Id"], labels, names, found["Size"], env)
+    return Image(found["Id"], found["Config"].get("Labels") or {}, names, found["Size"], env)
 
 
 def labelled_images(api: docker.APIClient, label: str, *, dangling: bool = False) -> list[Image]:

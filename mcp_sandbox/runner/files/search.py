@@ -264,8 +264,7 @@ def compile_glob(glob: str) -> Callable[[str], bool]:
     """A test for paths relative to the base of a normalized glob; OpError if it is malformed."""
     turned = glob.startswith("!")
     body = glob[1:] if turned else glob
-    anchored = "/" in body
-    expression = _translated(body.lstrip("/") if anchored else f"**/{body}")
+    expression = _translated(body.lstrip("/") if "/" in body else f"**/{body}")
     try:
         matches = re.compile(expression, re.DOTALL).fullmatch
     except (re.error, OverflowError, RecursionError) as exc:

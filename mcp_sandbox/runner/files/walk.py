@@ -189,11 +189,8 @@ def list_directory(call: Call) -> dict[str, Any]:
     rows = [row for row in map(_describe, found) if row]
     rows.sort(key=lambda row: row[0])
     sent = put_rows(call.stdout, ([relative(join(path, row[0])), *row[1:]] for row in rows), limit)
-    return {
-        "path": relative(path),
-        "total": len(rows),
-        "truncated": (budget.cut or len(rows) > sent),
-    }
+    truncated = budget.cut or len(rows) > sent
+    return {"path": relative(path), "total": len(rows), "truncated": truncated}
 
 
 def open_directory(path: str) -> int:

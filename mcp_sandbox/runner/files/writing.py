@@ -422,8 +422,7 @@ def _hunks(old: list[bytes], new: list[bytes], line: int, new_line: int) -> Iter
         # Only edits need it, and it takes some milliseconds to import.
         from difflib import SequenceMatcher  # noqa: PLC0415
 
-        matcher = SequenceMatcher(None, old, new, autojunk=False)
-        groups = matcher.get_grouped_opcodes(_CONTEXT)
+        groups = SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(_CONTEXT)
     for group in groups:
         first, last = group[0], group[-1]
         before = _range(line + first[1], last[2] - first[1])
