@@ -53,7 +53,6 @@ class Notebook:
         return self.seat.pid
 
     def row(self, name: str) -> dict[str, Any]:
-        """What is told of it in a list, as of a command."""
         ended, seconds = self.state == "ended", round(time.monotonic() - self._started, 1)
         told = {"id": name, "command": "(waits for its next cell)", "of": "notebook"}
         how = {"running": not ended, "why": "stopped" if ended else None, "seconds": seconds}

@@ -85,16 +85,13 @@ class Table:
         raise OpError("not_found", f"{why}; there are: {there} (process action=list)")
 
     def in_background(self) -> list[Command]:
-        """What goes on and nobody owns."""
         return [each for each in self._running.values() if each.released]
 
     def untold(self) -> list[dict[str, Any]]:
-        """The ends that nobody was told of."""
         self._forget_old()
         return [each.row() for each in self._ended.values() if not each.told]
 
     def tell(self, numbers: list[str]) -> None:
-        """Somebody was told of these."""
         for number in numbers:
             if number in self._ended:
                 self._ended[number].told = True
