@@ -46,7 +46,7 @@ class Fault:
 FAULTS = (
     Fault("client", blows.lose_client, runs=True),
     Fault("relay", blows.kill_relay, runs=True),
-    Fault("daemon", blows.kill_daemon, runs=True),
+    Fault("daemon", blows.kill_daemon, ground.patient, runs=True),
     Fault("worker", blows.kill_worker, runs=True),
     Fault("notebook", blows.kill_notebook, runs=True),
     Fault("runner", blows.kill_runner, runs=True),
