@@ -400,10 +400,8 @@ class Command:
         before = self._answered
         self._answered = {name: each.total for name, each in self._capture.streams.items()}
         for wait in [wait for wait in self.waits if wait in waits]:
-            # A caller that is found to have hung up leaves us while others are answered.
-            if wait in self.waits:
-                self.waits.remove(wait)
-                wait.done(*self._result(None if wait.whole or self.keyboard else before))
+            self.waits.remove(wait)
+            wait.done(*self._result(None if wait.whole or self.keyboard else before))
 
     def _result(self, answered: dict[str, int] | None) -> tuple[dict[str, Any], bytes]:
         streams = self._capture.streams
