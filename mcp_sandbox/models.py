@@ -11,7 +11,7 @@ from mcp_sandbox.errors import InvalidArgument
 
 SandboxId = NewType("SandboxId", str)
 BackendName = Literal["docker", "bubblewrap", "unsafe-local"]
-Network = Literal["none", "open"]
+Network = Literal["none", "allowlist", "open"]
 ProjectAccess = Literal["none", "ro", "rw", "copy"]
 Narrow = Literal["off", "warn", "deny"]
 """What happens to calls that the allowed-tools of a chat's skills do not name."""

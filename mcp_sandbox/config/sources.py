@@ -39,6 +39,10 @@ _WORDS: Mapping[object, str] = {
     show_size: "a size such as 512m or 2g",
     show_duration: "a time such as 90, 10m or 1h30m",
 }
+_SHAPES = {
+    "egress.allow": 'a list such as ["api.example.com", {"host": "db.example.net", "port": 5432}]',
+    "secrets": 'NAME: {"from": "command: pass show api", "hosts": ["api.example.com"]}',
+}
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 
 
@@ -115,7 +119,8 @@ def _known(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
 
 KNOWN: Mapping[str, FieldInfo] = dict(_known(Config))
 _SECTIONS = frozenset(key.rpartition(".")[0] for key in KNOWN if "." in key)
-_PATHS = [k for k, v in KNOWN.items() if v.annotation in (Path, tuple[AbsolutePath, ...])]
+_FILES = (Path, AbsolutePath | None, tuple[AbsolutePath, ...])
+_PATHS = [k for k, v in KNOWN.items() if v.annotation in _FILES]
 
 
 def _from_file(file: Path | None) -> Iterator[tuple[str, Setting]]:
@@ -226,9 +231,13 @@ def _sentence(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:
     (value, source), info = settings[key], KNOWN[key]
     reason = error["msg"].removeprefix("Value error, ")
     if error["type"] != "value_error":
-        reason = f"write {_accepted(info.annotation, info.metadata)}"
-    # Values of sandbox variables may be secrets.
-    given = f" {repr(value)[:80]}" if key != "env" else "".join(f".{p}" for p in path[1:])
+        reason = f"write {_SHAPES.get(key) or _accepted(info.annotation, info.metadata)}"
+    # Values of sandbox variables may be secrets, and so may what is given for a source of one.
+    given = (
+        f" {repr(value)[:80]}"
+        if key not in ("env", "secrets")
+        else "".join(f".{p}" for p in path[1:])
+    )
     return f"{key}{given} ({source}) is not usable: {reason}"
 
 
@@ -237,7 +246,7 @@ def _accepted(kind: object, marks: Sequence[object]) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(parts)
     if get_origin(kind) is Annotated:
-        return _accepted(parts[0], parts[1].metadata)
+        return _accepted(parts[0], getattr(parts[1], "metadata", ()))
     if parts and get_origin(kind) not in _WORDS:
         return " or ".join(_accepted(part, marks) for part in parts)
     shown_by = [mark.func for mark in marks if isinstance(mark, PlainSerializer)]

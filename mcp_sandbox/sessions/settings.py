@@ -71,9 +71,9 @@ class SessionSettings:
         }
         digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
         labels = {**labels, SPEC: digest}
-        return SandboxSpec(
-            mounts, self.limits, self.network, self.env, labels, self.sessions.orphaned
-        )
+        # Backends know two; what is allowed leaves by doors.
+        network: Network = "open" if self.network == "open" else "none"
+        return SandboxSpec(mounts, self.limits, network, self.env, labels, self.sessions.orphaned)
 
 
 def chat_of(labels: Mapping[str, str]) -> ChatId | None:
