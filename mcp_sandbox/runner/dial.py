@@ -12,9 +12,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from mcp_sandbox.runner.connection import Reply
     from mcp_sandbox.runner.loop import Loop
     from mcp_sandbox.runner.native import Socket
-    from mcp_sandbox.runner.server import Reply
 
 _LOOPBACK = ((_socket.AF_INET, "127.0.0.1"), (_socket.AF_INET6, "::1"))
 _TRY_AGAIN_S = 0.05
