@@ -50,6 +50,7 @@ MAX_HEADER = 128 * 1024
 MAX_PAYLOAD = 1024 * 1024
 CHUNK = 256 * 1024
 WINDOW = 1024 * 1024
+STREAM_WINDOW = WINDOW // 4  # Of connections, of which many are open at once.
 MAX_CALLS = 1024
 NONCE_BYTES = 16
 
