@@ -36,7 +36,7 @@ _FETCH = re.compile(rb"[\w./~+@-]*/git-upload-pack", re.ASCII)
 _PATH = re.compile(rb"/[\x21\x22\x24-\x7e]*")
 # What belongs to one connection alone, and what makes a server take one method for another.
 _LEFT_OUT = frozenset(
-    b"host connection keep-alive proxy-connection proxy-authorization proxy-authenticate te trailer"
+    b"host connection keep-alive proxy-connection proxy-authorization proxy-authenticate trailer"
     b" upgrade alt-svc x-http-method x-http-method-override x-method-override".split()
 )
 _IN_PIECES = frozenset({b"accept-encoding", b"range", b"if-range"})

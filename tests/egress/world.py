@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import trustme
 from anyio.abc import SocketStream
 from anyio.streams.tls import TLSListener
@@ -52,22 +53,27 @@ class World:
                 await self.told.wait()
         return self.noted
 
-    def allow(self, *allow: Any, deny: Sequence[str] = ()) -> None:
+    async def allow(self, *allow: Any, deny: Sequence[str] = ()) -> None:
         """These rules hold from now on; a port alone is a private one of this machine."""
         named = [
             AllowConfig(host=HOST, port=each, private=True) if isinstance(each, int) else each
             for each in allow
         ]
-        self.proxy.rules = rules_of(EgressConfig(allow=tuple(named), deny=tuple(deny)))
+        settings = EgressConfig(allow=tuple(named), deny=tuple(deny))
+        self.proxy.rules = await anyio.to_thread.run_sync(rules_of, settings)
 
     async def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
         """A program as it would run inside."""
         proxy, trusted = f"http://127.0.0.1:{self.port}", str(self.authority.bundle)
-        lower = {name: proxy for name in ("http_proxy", "https_proxy", "HTTPS_PROXY")}
+        lower = dict.fromkeys(("http_proxy", "https_proxy", "HTTPS_PROXY"), proxy)
         bundle = f"{trusted}/ca-certificates.crt"
         env = {
-            **{"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.folder), **lower},
-            **{"SSL_CERT_FILE": bundle, "CURL_CA_BUNDLE": bundle, "GIT_SSL_CAINFO": bundle},
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(self.folder),
+            **lower,
+            "SSL_CERT_FILE": bundle,
+            "CURL_CA_BUNDLE": bundle,
+            "GIT_SSL_CAINFO": bundle,
             **variables,
         }
         with anyio.fail_after(50):
@@ -95,8 +101,23 @@ class World:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             AUTHORITY.issue_cert(HOST).configure_cert(context)
             listener = TLSListener(listener, context, standard_compatible=False)
-        self.tasks.start_soon(listener.serve, serve)
+
+        async def serving() -> None:
+            async with listener:
+                await listener.serve(serve)
+
+        self.tasks.start_soon(serving)
         return port
+
+
+class NoSecrets:
+    """None at all."""
+
+    def bound(self, *_: object) -> tuple[()]:
+        return ()
+
+    async def fill(self, chat: object, target: object, headers: Any) -> tuple[Any, None]:
+        return headers, None
 
 
 AUTHORITY = trustme.CA()
@@ -127,7 +148,8 @@ async def a_world(
     AUTHORITY.cert_pem.write_to_path(str(folder / "company.pem"))
     authority = await Authority.open(folder / "authority", folder / "company.pem")
     given = {name: SecretConfig.model_validate(each) for name, each in (secrets or {}).items()}
-    proxy = Proxy(Rules(), authority, Secrets(given, authority.seed), upstream=upstream)
+    known: Any = NoSecrets() if not given else Secrets(given, authority.seed)
+    proxy = Proxy(Rules(), authority, known, upstream=upstream)
     async with AsyncExitStack() as stack:
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
