@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from mcp_sandbox.config.environment import PREFIX, default_config_file, setting_variables
-from mcp_sandbox.config.models import AbsolutePath, Config, show_duration, show_size
+from mcp_sandbox.config.models import Config, show_duration, show_size
 from mcp_sandbox.errors import ConfigError
 
 # Read by the command line (the places of the file and the socket) and by the test suite; not
@@ -119,8 +119,7 @@ def _known(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
 
 KNOWN: Mapping[str, FieldInfo] = dict(_known(Config))
 _SECTIONS = frozenset(key.rpartition(".")[0] for key in KNOWN if "." in key)
-_FILES = (Path, AbsolutePath | None, tuple[AbsolutePath, ...])
-_PATHS = [k for k, v in KNOWN.items() if v.annotation in _FILES]
+_PATHS = [k for k, v in KNOWN.items() if "Path" in repr(v.annotation)]
 
 
 def _from_file(file: Path | None) -> Iterator[tuple[str, Setting]]:

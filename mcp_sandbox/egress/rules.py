@@ -2,12 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from mcp_sandbox.config import EgressConfig
-from mcp_sandbox.egress.targets import Target
+import idna
+import yaml
+
+from mcp_sandbox.config import AllowConfig, EgressConfig
+from mcp_sandbox.egress.targets import RefusedError, Target, target_of
+from mcp_sandbox.errors import ConfigError, InvalidArgument
 
 PORTS = frozenset({80, 443})
 """What a rule without a port means."""
+_PRESETS = Path(__file__).with_name("presets.yaml")
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,23 @@ def rules_of(settings: EgressConfig) -> Rules:
     Raises:
         ConfigError: a rule cannot be understood, or contradicts another.
     """
-    raise NotImplementedError
+    presets = _presets()
+    own, listed = list[Rule](), list[Rule]()
+    try:
+        for entry in settings.allow:
+            if isinstance(entry, AllowConfig):
+                text = f"{entry.host}:{entry.port}" if entry.port else entry.host
+                own.append(_rule(text, "egress.allow", read=entry.read, private=entry.private))
+            elif entry in presets:
+                source = f"preset {entry}"
+                listed += [_rule(host, source, read=True) for host in presets[entry]]
+            else:
+                own.append(_rule(entry, "egress.allow"))
+        deny = [_rule(text, "egress.deny", ports=frozenset()) for text in settings.deny]
+        _contradiction(own, deny)
+    except ValueError as exc:
+        raise ConfigError(f"egress: {exc}") from exc
+    return Rules((*own, *listed), tuple(deny))
 
 
 def grant_of(text: str, *, read: bool, source: str) -> Rule:
@@ -88,4 +110,53 @@ def grant_of(text: str, *, read: bool, source: str) -> Rule:
     Raises:
         InvalidArgument: it is none.
     """
-    raise NotImplementedError
+    try:
+        return _rule(text, source, read=read)
+    except ValueError as exc:
+        raise InvalidArgument(str(exc)) from exc
+
+
+def _rule(
+    text: str,
+    source: str,
+    *,
+    ports: frozenset[int] = PORTS,
+    read: bool = False,
+    private: bool = False,
+) -> Rule:
+    """Read HOST[:PORT]; `ports` are those of a text without one. Raises ValueError."""
+    name, colon, _ = text.partition(":")
+    star = name[:1] if name.startswith("*.") else ""
+    try:
+        host = name.removeprefix("*.")
+        ascii_host = host.encode() if host.isascii() else idna.encode(host, uts46=True)
+        target = target_of(ascii_host + text[len(name) :].encode(), 443)
+    except (RefusedError, UnicodeError) as exc:
+        how = "write HOST, HOST:PORT or *.HOST, such as *.example.org"
+        raise ValueError(f"{text!r} is no host for a rule: {exc}; {how}") from exc
+    if star and "." not in target.host:
+        raise ValueError(f"{text!r} means too much: write two labels or more, as in *.example.org")
+    if private and (star or not colon):
+        raise ValueError(f"{text!r} is private: write its one host and its port")
+    if "." not in target.host and not private:
+        known = " or ".join(_presets())
+        raise ValueError(f"{text!r} is neither {known} nor a host with a dot: correct it")
+    ports = frozenset({target.port}) if colon else ports
+    return Rule(f"{star}.{target.host}" if star else target.host, ports, read, private, source)
+
+
+def _contradiction(allow: Sequence[Rule], deny: Sequence[Rule]) -> None:
+    for at, rule in enumerate(allow):
+        if any(other.host == rule.host and other.ports & rule.ports for other in allow[:at]):
+            raise ValueError(f"allow has {rule.host} twice for one port: keep one")
+        for each in deny:
+            if each.names(rule.host) and (not each.ports or rule.ports <= each.ports):
+                raise ValueError(f"allow has {rule}, which deny refuses by {each}: remove one")
+
+
+def _presets() -> dict[str, list[str]]:
+    try:
+        found: dict[str, list[str]] = yaml.safe_load(_PRESETS.read_text(encoding="ascii"))
+    except (OSError, UnicodeError, yaml.YAMLError) as exc:
+        raise ConfigError(f"cannot read {_PRESETS}: {exc}; install mcp-sandbox again") from exc
+    return found
