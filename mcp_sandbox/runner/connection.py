@@ -35,6 +35,10 @@ class Reply:
         if self._connection:
             self._connection.send({"t": "data", "id": self._number, "s": name}, data)
 
+    def opened(self, most: int = 0) -> None:
+        if self._connection:
+            self._connection.send({"t": "open", "id": self._number, "most": most})
+
     def credit(self, size: int) -> None:
         if self._connection:
             self._connection.send({"t": "credit", "id": self._number, "n": size})
@@ -46,10 +50,11 @@ class Reply:
         self._end({"t": "fail", "id": self._number, "code": code, "message": message}, b"")
 
     def _end(self, header: dict[str, Any], payload: bytes) -> None:
-        if self._connection:
-            self._connection.send(header, payload)
-            self._connection.ended(self._number)
-            self._connection = None
+        # First silent: what is sent may find the peer gone, and end all calls.
+        connection, self._connection = self._connection, None
+        if connection:
+            connection.send(header, payload)
+            connection.ended(self._number)
 
 
 class Connection:
@@ -66,6 +71,7 @@ class Connection:
         self.calls: dict[int, Call] = {}
         self._owed: dict[int, int] = {}
         self.proved = False
+        self.for_doors = False
         # It will hang up soon, and does not count any more.
         self.leaving = False
         self._blocked = False
@@ -98,6 +104,8 @@ class Connection:
             return
         try:
             for header, payload in self._decoder.feed(data):
+                if self._sock.fileno() < 0:
+                    return
                 self._frame(header, payload)
         except (ProtocolError, KeyError, TypeError, ValueError, OSError) as exc:
             # Say why, as far as the socket takes it, and hang up: only this connection is lost.
@@ -121,16 +129,23 @@ class Connection:
         token = self._server.token
         if header["t"] != "hello" or len(theirs) != protocol.NONCE_BYTES:
             raise ProtocolError("a hello was expected")
-        if not protocol.same(protocol.prove(token, "host", self._nonce, theirs), header["proof"]):
+        self.for_doors = header.get("for") == "doors"
+        role = "doors" if self.for_doors else "host"
+        if not protocol.same(protocol.prove(token, role, self._nonce, theirs), header["proof"]):
             raise ProtocolError("the token was not proved")
         self._deadline.cancel()
         proof = protocol.prove(token, "runner", theirs, self._nonce)
-        self.send({"t": "welcome", "proof": proof, **self._server.describe()})
+        about = {} if self.for_doors else self._server.describe()
+        self.send({"t": "welcome", "proof": proof, **about})
+        self.proved = True
+        if not self.for_doors:
+            self._seal_frames(token, theirs)
+        self._server.proved(self)
+
+    def _seal_frames(self, token: bytes, theirs: bytes) -> None:
         nonces = self._nonce + theirs
         self._decoder.seal = protocol.Seal(token, "to-runner", nonces)
         self._seal = protocol.Seal(token, "to-host", nonces)
-        self.proved = True
-        self._server.proved()
 
     def _call(self, number: int, header: dict[str, Any], payload: bytes) -> None:
         if number in self.calls:
@@ -142,7 +157,11 @@ class Connection:
         try:
             more = bool(header.get("more"))
             self._owed[number] = len(payload)
-            call = self._server.open_call(self, reply, header["op"], header["args"])
+            op, args = header["op"], header["args"]
+            if self.for_doors:
+                call: Call | None = self._server.doors.open_call(reply, op, args)
+            else:
+                call = self._server.open_call(self, reply, op, args)
             if call:
                 self.calls[number] = call
                 self._server.start(call, header, payload, more=more)
@@ -186,7 +205,7 @@ class Connection:
             self._watch(READ | WRITE if self._blocked else READ)
 
     def ended(self, number: int) -> None:
-        if self.calls.pop(number, None):
+        if self.calls.pop(number, None) and not self.for_doors:
             self._server.used_at = time.monotonic()
         self._owed.pop(number, None)
 

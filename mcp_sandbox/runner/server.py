@@ -11,6 +11,7 @@ from mcp_sandbox.runner.cells import Cells
 from mcp_sandbox.runner.command import Command, Operation
 from mcp_sandbox.runner.connection import Connection
 from mcp_sandbox.runner.dial import Dial
+from mcp_sandbox.runner.doors import Door, Doors, Listen
 from mcp_sandbox.runner.loop import READ, Loop
 from mcp_sandbox.runner.native import Socket, accept, signal
 from mcp_sandbox.runner.pool import MOST_NAMED, Pool, described
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.connection import Reply
     from mcp_sandbox.runner.loop import Timer
 
-    Call = Operation | Wait | Dial
+    Call = Operation | Wait | Dial | Listen | Door
 
 _MOST_CONNECTIONS = 32
 _MOST_UNPROVED = 16
@@ -64,7 +65,10 @@ class Server:
         self._told: dict[str, Any] = described([])
         self.used_at = time.monotonic()
         self._retiring: Connection | None = None
+        # Those that are uses of the sandbox, or not proved yet; and those for doors.
         self._connections: set[Connection] = set()
+        self._beside: set[Connection] = set()
+        self.doors = Doors(self.loop)
         self._idle: Timer | None = None
         self._count = 0
         self._listener = listener
@@ -83,7 +87,7 @@ class Server:
 
     def stop(self) -> None:
         """End all that runs, then ourselves."""
-        for connection in list(self._connections):
+        for connection in [*self._connections, *self._beside]:
             connection.close()
         for pid in processes.freeze([os.getpid()]):
             processes.send(pid, signal.SIGKILL)
@@ -96,15 +100,20 @@ class Server:
             # Nobody there any more, or no descriptor left: the next one may do better.
             return
         unproved = sum(not connection.proved for connection in self._connections)
-        if len(self._connections) >= _MOST_CONNECTIONS or unproved >= _MOST_UNPROVED:
+        count = len(self._connections) + len(self._beside)
+        if count >= _MOST_CONNECTIONS or unproved >= _MOST_UNPROVED:
             sock.close()
             return
         connection = Connection(self, sock)
         self._connections.add(connection)
         connection.begin()
 
-    def proved(self) -> None:
-        """Somebody who may is connected and will call soon."""
+    def proved(self, connection: Connection) -> None:
+        """Somebody who may is connected and will call soon, unless it is `for_doors`."""
+        if connection.for_doors:
+            self._connections.remove(connection)
+            self._beside.add(connection)
+            return
         if self._awaited:
             # Only now: it runs the chat's start-up files, and who proves the token has looked
             # at the sandbox from outside before.
@@ -116,6 +125,7 @@ class Server:
 
     def closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        self._beside.discard(connection)
         if connection is self._retiring:
             self.loop.later(0, self.stop)
         self._consider_idle()
@@ -268,7 +278,7 @@ class Server:
             args = self._complete(args) if op == "terminal" else args
             call.start(op, args, body, more=more)
             return
-        if isinstance(call, Dial):
+        if isinstance(call, (Dial, Listen, Door)):
             call.start(body, more=more)
             return
         size, command = args.get("code_bytes"), call.command

@@ -3,7 +3,7 @@
 import signal
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 
@@ -41,6 +41,13 @@ class Reply:
     body: bytes
 
 
+class Taker(Protocol):
+    """What the reader of a channel gives the frames of one call."""
+
+    def take(self, header: JsonObject, payload: bytes) -> None: ...
+    def lose(self, error: errors.SandboxError) -> None: ...
+
+
 class Call:
     """One call under way, filled by the reader."""
 
@@ -71,9 +78,13 @@ class Call:
             self.reply = Reply(header["result"], payload)
             self.ended = True
         elif header["t"] == "fail":
-            failure = _FAILURES.get(header["code"], errors.SandboxGone)
-            self.error = failure(str(header["message"])[:8000])
-            self.ended = True
+            self.lose(failure_of(header))
+        self.wake()
+
+    def lose(self, error: errors.SandboxError) -> None:
+        """It has ended so."""
+        self.error = error
+        self.ended = True
         self.wake()
 
     def _collect(self, name: str, payload: bytes) -> None:
@@ -85,6 +96,12 @@ class Call:
             if sum(len(data) for _, data in self.pieces) > 2 * protocol.WINDOW:
                 raise protocol.ProtocolError("more data than credit was given for")
             self.pieces.append((name, payload))
+
+
+def failure_of(header: JsonObject) -> errors.SandboxError:
+    """Why a call has failed, as the runner says."""
+    failure = _FAILURES.get(header["code"], errors.SandboxGone)
+    return failure(str(header["message"])[:8000])
 
 
 def background_of(said: JsonObject) -> Background:
