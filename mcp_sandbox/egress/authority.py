@@ -66,11 +66,9 @@ class Authority:
         """
 
         def opened() -> Authority:
-            trusted = _machine_bundle()
-            if ca_bundle is not None:
-                trusted += b"\n" + _certificates(ca_bundle, "egress.ca_bundle")
+            certificates = trusted(ca_bundle)
             make_folder(folder / "bundle")
-            return cls(folder, trusted)
+            return cls(folder, certificates)
 
         try:
             return await to_thread.run_sync(opened)
@@ -190,6 +188,14 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 def _ends_soon(certificate: x509.Certificate) -> bool:
     return certificate.not_valid_after_utc - datetime.now(UTC) < _RENEWED_BEFORE
+
+
+def trusted(ca_bundle: Path | None) -> bytes:
+    """Return the certificates of the authorities that are trusted outside. Raises ConfigError."""
+    found = _machine_bundle()
+    if ca_bundle is not None:
+        found += b"\n" + _certificates(ca_bundle, "egress.ca_bundle")
+    return found
 
 
 def _machine_bundle() -> bytes:

@@ -74,7 +74,7 @@ class Proxy:
         self.rules = rules
         self.authority = authority
         self.secrets = secrets
-        self.upstream = _host_and_port(upstream)
+        self.upstream = host_and_port(upstream)
         self._connections = Counter[ChatId]()
 
     async def serve(self, stream: ByteStream, way: Way) -> None:
@@ -397,7 +397,8 @@ async def _through(upstream: tuple[str, int], target: Target) -> tuple[ByteStrea
     return stream, peer.http.trailing_data[0]
 
 
-def _host_and_port(url: str) -> tuple[str, int] | None:
+def host_and_port(url: str) -> tuple[str, int] | None:
+    """Return where a proxy of this machine listens, if there is one. Raises ConfigError."""
     if not url:
         return None
     found = re.fullmatch(r"http://([\w.-]+|\[[\da-fA-F:]+\]):(\d{1,5})/?", url, re.ASCII)
