@@ -59,6 +59,8 @@ class BoundSecret:
             self._command = shlex.split(place) if kind == "command" else []
         except (InvalidArgument, ValueError) as exc:
             raise ConfigError(f"secrets.{name}: {exc}") from None
+        if any(rule.ports == {80} for rule in rules):
+            raise ConfigError(f"secrets.{name}: a value goes over TLS alone, and not to port 80")
         self._path = place
         # A value goes over TLS alone, so a host without a port is meant with that of HTTPS.
         self._rules = [replace(rule, ports=rule.ports - {80}) for rule in rules]

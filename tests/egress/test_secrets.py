@@ -284,7 +284,7 @@ async def test_check_tells_the_length_and_no_more(tmp_path: Path) -> None:
     assert (await found.check())[0].length == len(VALUE)
 
 
-@pytest.mark.parametrize("host", ["10.0.0.1", "*.com", "packages", "a b"])
+@pytest.mark.parametrize("host", ["10.0.0.1", "*.com", "packages", "a b", "api.example.com:80"])
 def test_a_host_that_is_none_is_an_error_of_the_configuration(tmp_path: Path, host: str) -> None:
     with pytest.raises(ConfigError, match=r"secrets\.API_TOKEN: "):
         secrets(in_file(tmp_path), hosts=[host])
