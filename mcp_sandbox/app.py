@@ -21,14 +21,16 @@ from anyio.abc import TaskGroup, TaskStatus
 from mcp_sandbox.backends.base import Backend
 from mcp_sandbox.backends.records import sandbox_user
 from mcp_sandbox.config import Config, load_config, own_folders
-from mcp_sandbox.errors import BackendUnavailable, ImageMissing, OperatorError
-from mcp_sandbox.models import BackendName, ChatId
+from mcp_sandbox.errors import BackendUnavailable, ConfigError, ImageMissing, OperatorError
+from mcp_sandbox.models import BackendName, ChatId, Mount
 
 if TYPE_CHECKING:
+    from mcp_sandbox.egress.rules import Rules
     from mcp_sandbox.server.identity import ChatOf
     from mcp_sandbox.server.server import SandboxServer
+    from mcp_sandbox.sessions.doors import Egress
     from mcp_sandbox.sessions.manager import SessionManager
-    from mcp_sandbox.sessions.records import Clock
+    from mcp_sandbox.sessions.records import Clock, Ledger
     from mcp_sandbox.sessions.session import Session
     from mcp_sandbox.sessions.skills import Skills
     from mcp_sandbox.telemetry.calls import Count
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SECRETS_IDLE = "secrets do nothing with network: %s; they need network: allowlist"
 ISOLATING: tuple[BackendName, ...] = ("docker", "bubblewrap")
 
 
@@ -129,13 +132,15 @@ async def open_manager(
             size = 1 if for_many and name == "docker" else 0
         space, shown = config.workspace, config.skills.enabled
         pool = PoolFolder(data_dir, owner=owner, settings=space, skills=shown) if size else None
+        ledger = Ledger(ChatRecords(data_dir), clock or system_clock)
+        egress, mounts = await _open_egress(config, ledger)
         projects = None
         if folders is not None:
             projects = Projects(config.project, data_dir, owner=owner, folders=folders)
         async with SessionManager(
             choice.backend,
             Workspaces(data_dir, owner=owner, settings=space, skills=shown),
-            ledger=Ledger(ChatRecords(data_dir), clock or system_clock),
+            ledger=ledger,
             settings=SessionSettings(
                 limits=config.limits.values(),
                 network=config.network,
@@ -147,6 +152,7 @@ async def open_manager(
                 previews=config.previews.enabled,
                 may_move=config.backend != "auto",
                 keep_background=for_many,
+                mounts=tuple(mounts),
                 pool_size=size,
                 pool_max_age_s=config.pool.max_age,
             ),
@@ -154,8 +160,54 @@ async def open_manager(
             skills=skills or open_skills(config),
             count=count,
             pool=pool,
+            egress=egress,
         ) as manager:
             yield manager
+
+
+def way_out(config: Config) -> "Rules | None":
+    """Return the rules of allowed hosts, where the network is theirs. Blocks on the disk.
+
+    Raises:
+        ConfigError: what the configuration says of them cannot be used.
+    """
+    if config.network != "allowlist":
+        return None
+    if config.backend == "unsafe-local":
+        raise ConfigError(
+            "network: allowlist needs a wall, and unsafe-local has none: name another backend, or "
+            "set network to open"
+        )
+    from mcp_sandbox.egress.authority import trusted
+    from mcp_sandbox.egress.proxy import host_and_port
+    from mcp_sandbox.egress.rules import rules_of
+    from mcp_sandbox.egress.secrets import Secrets
+
+    Secrets(config.secrets, b"")
+    trusted(config.egress.ca_bundle)
+    host_and_port(config.egress.upstream_proxy)
+    return rules_of(config.egress)
+
+
+async def _open_egress(config: Config, ledger: "Ledger") -> "tuple[Egress | None, list[Mount]]":
+    """The way to allowed hosts, if there is one, and what every sandbox has for it."""
+    rules = await to_thread.run_sync(way_out, config)
+    if rules is None:
+        if config.secrets:
+            logger.warning(SECRETS_IDLE, config.network)
+        return None, []
+    await to_thread.run_sync(import_module, "mcp_sandbox.sessions.doors")
+    from mcp_sandbox.egress.authority import Authority
+    from mcp_sandbox.egress.proxy import Proxy
+    from mcp_sandbox.egress.secrets import Secrets
+    from mcp_sandbox.sessions.doors import CERTIFICATES, Egress
+
+    settings = config.egress
+    folder = config.data_dir / "sandbox" / "authority"
+    authority = await Authority.open(folder, settings.ca_bundle)
+    secrets = Secrets(config.secrets, authority.seed)
+    proxy = Proxy(rules, authority, secrets, upstream=settings.upstream_proxy)
+    return Egress(proxy, ledger), [Mount(authority.bundle, CERTIFICATES, read_only=True)]
 
 
 def open_skills(config: Config) -> "Skills":

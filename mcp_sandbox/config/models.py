@@ -84,6 +84,12 @@ def _absolute(value: Path) -> Path:
     return value
 
 
+def _proxy(value: str) -> str:
+    if value and not re.fullmatch(r"http://([^][/@:\s]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}", value):
+        raise ValueError("write the proxy as http://HOST:PORT, without a name and password")
+    return value
+
+
 def _source(value: str) -> str:
     kind, _, rest = value.partition(":")
     if kind == "file" and rest.strip():
@@ -287,7 +293,7 @@ class EgressConfig(Section):
     ca_bundle: Annotated[AbsolutePath | None, BeforeValidator(lambda value: value or None)] = (
         setting(None, "file of further certificate authorities to trust, such as a company's")
     )
-    upstream_proxy: str = setting(
+    upstream_proxy: Annotated[str, AfterValidator(_proxy)] = setting(
         "", "http://HOST:PORT of a proxy by which this machine reaches the network"
     )
 

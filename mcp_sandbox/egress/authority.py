@@ -43,9 +43,7 @@ class Authority:
     """
 
     def __init__(self, folder: Path, ca_bundle: Path | None) -> None:
-        self._trusted = _machine_bundle()
-        if ca_bundle:
-            self._trusted += _certificates(ca_bundle)
+        self._trusted = trusted(ca_bundle)
         self.outside = ssl.create_default_context(cadata=self._trusted.decode("ascii"))
         self.outside.set_alpn_protocols(["http/1.1"])
         self.bundle = folder / "bundle"
@@ -135,7 +133,7 @@ def _certificate(
 ) -> x509.Certificate:
     """The authority's own, or that of a host, signed by `key`."""
     own, owner, now = leaf_key is None, (leaf_key or key).public_key(), datetime.now(UTC)
-    usage = x509.KeyUsage(not own, False, False, False, False, own, own, False, False)  # noqa: FBT003
+    usage = x509.KeyUsage(not own, False, False, False, False, own, own, False, False)
     builder = (
         x509.CertificateBuilder(_NAME, _NAME if own else x509.Name([]), owner)
         .serial_number(x509.random_serial_number())
@@ -164,14 +162,13 @@ def _ends_soon(certificate: x509.Certificate) -> bool:
     return certificate.not_valid_after_utc - datetime.now(UTC) < _RENEWED_BEFORE
 
 
-def _machine_bundle() -> bytes:
-    """What this machine trusts; the Python of Debian knows only the folder of the bundle."""
+def trusted(ca_bundle: Path | None) -> bytes:
+    """Return the certificates of the authorities that are trusted outside. Raises ConfigError."""
     paths = ssl.get_default_verify_paths()
-    files = [Path(each) for each in (paths.cafile, paths.capath) if each]
-    for file in (each / _BUNDLE if each.is_dir() else each for each in files):
-        if file.is_file():
-            return _certificates(file)
-    return _certificates(Path(certifi.where()))
+    # The Python of Debian knows only the folder of the bundle.
+    files = [Path(paths.cafile or ""), Path(paths.capath or "", _BUNDLE), Path(certifi.where())]
+    machines = _certificates(next(file for file in files if file.is_file()))
+    return machines + (_certificates(ca_bundle) if ca_bundle else b"")
 
 
 def _certificates(file: Path) -> bytes:

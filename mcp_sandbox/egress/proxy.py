@@ -70,10 +70,7 @@ class Proxy:
     def __init__(
         self, rules: Rules, authority: Authority, secrets: Secrets, *, upstream: str = ""
     ) -> None:
-        found = _UPSTREAM.fullmatch(upstream)
-        if upstream and not found:
-            raise ConfigError(f"egress.upstream_proxy {upstream[:80]!r}: write http://HOST:PORT")
-        self.upstream = (found[1].strip("[]"), int(found[2])) if found else None
+        self.upstream = host_and_port(upstream)
         self.rules = rules
         self.authority = authority
         self.secrets = secrets
@@ -332,3 +329,11 @@ async def _first(addresses: Sequence[str], port: int) -> ByteStream:
             except OSError as exc:
                 problem = exc
     raise problem
+
+
+def host_and_port(url: str) -> tuple[str, int] | None:
+    """Return where a proxy of this machine listens, if there is one. Raises ConfigError."""
+    found = _UPSTREAM.fullmatch(url)
+    if url and not found:
+        raise ConfigError(f"egress.upstream_proxy {url[:80]!r} is not usable: http://HOST:PORT")
+    return (found[1].strip("[]"), int(found[2])) if found else None
