@@ -6,13 +6,13 @@ them throws ends that connection alone.
 
 import logging
 import os
-import re
 import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import h11
@@ -35,7 +35,6 @@ from mcp_sandbox.egress.opened import (
 from mcp_sandbox.egress.rules import Rule, Rules, Verdict
 from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import RefusedError, Target, split_url, target_of
-from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.models import ChatId
 
 logger = logging.getLogger(__name__)
@@ -62,11 +61,7 @@ class Way:
 
 
 class Proxy:
-    """One for all sandboxes of a server.
-
-    Raises:
-        ConfigError: `upstream` is no http://HOST:PORT.
-    """
+    """One for all sandboxes of a server; `upstream` is http://HOST:PORT or empty."""
 
     def __init__(
         self, rules: Rules, authority: Authority, secrets: Secrets, *, upstream: str = ""
@@ -74,7 +69,8 @@ class Proxy:
         self.rules = rules
         self.authority = authority
         self.secrets = secrets
-        self.upstream = host_and_port(upstream)
+        url = urlsplit(upstream)
+        self.upstream = (url.hostname, url.port) if url.hostname and url.port else None
         self._connections = Counter[ChatId]()
 
     async def serve(self, stream: ByteStream, way: Way) -> None:
@@ -276,6 +272,7 @@ class _Connection:
         target = at
         try:
             while request := request or await client.head(first=False):
+                target = at
                 target, path = (at, path_of(request)) if at else split_url(request.target)
                 await self._pass_on(client, request, target, path, secure=secure)
                 if not client.next_cycle():
@@ -395,13 +392,3 @@ async def _through(upstream: tuple[str, int], target: Target) -> tuple[ByteStrea
         await anyio.aclose_forcefully(stream)
         raise
     return stream, peer.http.trailing_data[0]
-
-
-def host_and_port(url: str) -> tuple[str, int] | None:
-    """Return where a proxy of this machine listens, if there is one. Raises ConfigError."""
-    if not url:
-        return None
-    found = re.fullmatch(r"http://([\w.-]+|\[[\da-fA-F:]+\]):(\d{1,5})/?", url, re.ASCII)
-    if not found:
-        raise ConfigError(f"egress.upstream_proxy {url[:80]!r} is not usable: http://HOST:PORT")
-    return found[1].strip("[]"), int(found[2])
