@@ -24,11 +24,10 @@ BATCH = 256 * 1024
 """Bytes read at once: all TLS records that are there, and one write for them."""
 HEAD_S = 10.0
 _MOST_HEAD = 32 * 1024
-# Who is still sending when we hang up loses our answer.
 LAST_S = 1.0
 _STATUS: dict[Refusal, int] = {"target": 400, "request": 400, "name": 421, "limit": 503}
 _STATUS |= {"rule": 403, "address": 403, "secret": 502, "failed": 502}
-_BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
+BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 
 _READING = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 # Nothing in it that a server could decode, cut or resolve to another path.
@@ -45,7 +44,7 @@ _IN_PIECES = frozenset({b"accept-encoding", b"range", b"if-range"})
 class Peer:
     """One end of a conversation: a stream, and what HTTP makes of it."""
 
-    def __init__(self, stream: ByteStream, role: type[h11.CLIENT] | type[h11.SERVER]) -> None:
+    def __init__(self, stream: ByteStream, role: type[h11.CLIENT | h11.SERVER]) -> None:
         self.stream = stream
         self.http = h11.Connection(role, _MOST_HEAD)
 
@@ -67,34 +66,32 @@ class Peer:
         return b"".join(pieces)
 
     async def events(self) -> list[h11.Event]:
-        """Return the next event, and data and the end of a message that are there with it.
+        """Return the next event, and what is there of the same body.
 
         Raises:
-            RefusedError: what has come is not HTTP/1.1, or the server hung up.
+            RefusedError: what has come is not HTTP/1.1, or a server's connection broke.
         """
-        found = list[h11.Event]()
-        server = self.http.our_role is h11.CLIENT
+        found, is_server = list[h11.Event](), self.http.our_role is h11.CLIENT
         try:
             while not found or isinstance(found[-1], h11.Data):
                 event = self.http.next_event()
                 if isinstance(event, h11.Event):
                     found.append(event)
-                elif found or event is h11.PAUSED:
+                elif found:
                     break
                 else:
                     self.http.receive_data(await self.receive())
         except h11.RemoteProtocolError as exc:
-            whose = "its answer" if server else "the request"
-            raise RefusedError(
-                f"{whose} is not valid HTTP/1.1, or not whole", "failed" if server else "request"
-            ) from exc
-        except _BROKEN as exc:
-            if server:
+            if is_server:
+                raise RefusedError("its answer is not whole HTTP/1.1", "failed") from exc
+            raise RefusedError("it is not whole HTTP/1.1", "request") from exc
+        except BROKEN as exc:
+            if is_server:
                 raise RefusedError("the connection to it broke", "failed") from exc
             raise
         return found
 
-    async def head(self, *, first: bool) -> h11.Request | None:
+    async def head(self, *, first: bool = False) -> h11.Request | None:
         """Return the next request, or None when the client hangs up instead.
 
         Raises:
@@ -120,31 +117,40 @@ class Peer:
         self.http.start_next_cycle()
         return True
 
-    def is_silent(self) -> bool:
-        """Whether nothing has come from a server that was not asked, such as its end."""
+    def is_free(self) -> bool:
+        """Be ready for another request to a server, which has said nothing unasked meanwhile."""
         poll = select.poll()
         poll.register(self.stream.extra(SocketAttribute.raw_socket), select.POLLIN)  # noqa: S610
-        return not poll.poll(0)
+        return self.next_cycle() and not poll.poll(0)
+
+    async def connect(self, target: str) -> bytes:
+        """Have a proxy connect to a target; returns what has come from there already.
+
+        Raises:
+            RefusedError: it does not.
+        """
+        asked = h11.Request(method="CONNECT", target=target, headers=[("Host", target)])
+        await self.send(asked, h11.EndOfMessage())
+        answer = (await self.events())[0]
+        status = answer.status_code if isinstance(answer, h11.Response) else 0
+        if not 200 <= status < 300:
+            raise RefusedError(f"the proxy of this machine answers {status}", "failed")
+        return self.http.trailing_data[0]
 
     async def refuse(self, sentence: str, refused: RefusedError) -> None:
-        """Answer so, if no other answer has begun, and give the client a moment to read it."""
+        """Answer so, if no other answer has begun."""
         if self.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         status = 504 if isinstance(refused.__cause__, TimeoutError) else _STATUS[refused.verdict]
         body = f"{sentence}\n".encode()
-        headers = [
-            ("Content-Type", "text/plain; charset=utf-8"),
-            ("Content-Length", str(len(body))),
-            ("Connection", "close"),
-        ]
+        kind, size = ("Content-Type", "text/plain; charset=utf-8"), str(len(body))
+        headers = [kind, ("Content-Length", size), ("Connection", "close")]
         # Programs that show no body of a proxy show this line.
         answer = h11.Response(status_code=status, headers=headers, reason=sentence.encode())
-        with anyio.move_on_after(LAST_S), suppress(h11.LocalProtocolError):
-            await self.send(answer)
-            # That of HEAD has none.
+        await self.send(answer)
+        # The answer to HEAD has none.
+        with suppress(h11.LocalProtocolError):
             await self.send(h11.Data(body), h11.EndOfMessage())
-            while await self.receive():
-                pass
 
 
 def path_of(request: h11.Request) -> bytes:
@@ -211,7 +217,7 @@ async def exchange(client: Peer, server: Peer, request: h11.Request, mask: Mask 
 
 async def _upload(client: Peer, server: Peer, request: h11.Request) -> None:
     events: list[h11.Event] = [request]
-    with suppress(*_BROKEN):
+    with suppress(*BROKEN):
         # What a server says that takes no more is told by its answer.
         await server.send(*events)
         while not isinstance(events[-1], h11.EndOfMessage):

@@ -1,5 +1,6 @@
 """A proxy behind a real port, and real servers on this machine's loopback to go to."""
 
+import contextlib
 import ssl
 import subprocess
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -110,16 +111,6 @@ class World:
         return port
 
 
-class NoSecrets:
-    """None at all."""
-
-    def bound(self, *_: object) -> tuple[()]:
-        return ()
-
-    async def fill(self, chat: object, target: object, headers: Any) -> tuple[Any, None]:
-        return headers, None
-
-
 AUTHORITY = trustme.CA()
 
 
@@ -148,14 +139,22 @@ async def a_world(
     AUTHORITY.cert_pem.write_to_path(str(folder / "company.pem"))
     authority = await Authority.open(folder / "authority", folder / "company.pem")
     given = {name: SecretConfig.model_validate(each) for name, each in (secrets or {}).items()}
-    known: Any = NoSecrets() if not given else Secrets(given, authority.seed)
-    proxy = Proxy(Rules(), authority, known, upstream=upstream)
+    proxy = Proxy(Rules(), authority, Secrets(given, authority.seed), upstream=upstream)
     async with AsyncExitStack() as stack:
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
         world = World(proxy, authority, tasks, folder)
         way = Way(CHAT, lambda: world.grants, world.note)
-        world.port = await world.listen(lambda stream: proxy.serve(stream, way))
+
+        async def serve(stream: SocketStream) -> None:
+            await proxy.serve(stream, way)
+            # A door waits likewise for the client to read what it was sent.
+            with anyio.move_on_after(1), contextlib.suppress(anyio.BrokenResourceError):
+                await stream.send_eof()
+                await everything(stream)
+            await stream.aclose()
+
+        world.port = await world.listen(serve)
         yield world
 
 
