@@ -179,13 +179,11 @@ def way_out(config: Config) -> "Rules | None":
             "set network to open"
         )
     from mcp_sandbox.egress.authority import trusted
-    from mcp_sandbox.egress.proxy import host_and_port
     from mcp_sandbox.egress.rules import rules_of
     from mcp_sandbox.egress.secrets import Secrets
 
     Secrets(config.secrets, b"")
     trusted(config.egress.ca_bundle)
-    host_and_port(config.egress.upstream_proxy)
     return rules_of(config.egress)
 
 
