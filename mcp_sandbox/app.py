@@ -23,6 +23,7 @@ from mcp_sandbox.backends.records import sandbox_user
 from mcp_sandbox.config import Config, load_config, own_folders
 from mcp_sandbox.errors import BackendUnavailable, ConfigError, ImageMissing, OperatorError
 from mcp_sandbox.models import BackendName, ChatId, Mount
+from mcp_sandbox.telemetry import logs
 
 if TYPE_CHECKING:
     from mcp_sandbox.egress.rules import Rules
@@ -124,7 +125,8 @@ async def open_manager(
     from mcp_sandbox.workspace.pool import PoolFolder
     from mcp_sandbox.workspace.projects import Projects
 
-    async with choose_backend(config) as choice:
+    ledger = Ledger(ChatRecords(config.data_dir), clock or system_clock)
+    async with choose_backend(config) as choice, _open_egress(config, ledger) as (egress, mounts):
         name, data_dir, owner = choice.backend.name, config.data_dir, sandbox_user()
         logger.info("backend %s: %s", name, choice.reason)
         size = config.pool.size
@@ -132,8 +134,6 @@ async def open_manager(
             size = 1 if for_many and name == "docker" else 0
         space, shown = config.workspace, config.skills.enabled
         pool = PoolFolder(data_dir, owner=owner, settings=space, skills=shown) if size else None
-        ledger = Ledger(ChatRecords(data_dir), clock or system_clock)
-        egress, mounts = await _open_egress(config, ledger)
         projects = None
         if folders is not None:
             projects = Projects(config.project, data_dir, owner=owner, folders=folders)
@@ -179,23 +179,25 @@ def way_out(config: Config) -> "Rules | None":
             "set network to open"
         )
     from mcp_sandbox.egress.authority import trusted
-    from mcp_sandbox.egress.proxy import host_and_port
     from mcp_sandbox.egress.rules import rules_of
     from mcp_sandbox.egress.secrets import Secrets
 
     Secrets(config.secrets, b"")
     trusted(config.egress.ca_bundle)
-    host_and_port(config.egress.upstream_proxy)
     return rules_of(config.egress)
 
 
-async def _open_egress(config: Config, ledger: "Ledger") -> "tuple[Egress | None, list[Mount]]":
+@asynccontextmanager
+async def _open_egress(
+    config: Config, ledger: "Ledger"
+) -> "AsyncGenerator[tuple[Egress | None, list[Mount]]]":
     """The way to allowed hosts, if there is one, and what every sandbox has for it."""
     rules = await to_thread.run_sync(way_out, config)
     if rules is None:
         if config.secrets:
             logger.warning(SECRETS_IDLE, config.network)
-        return None, []
+        yield None, []
+        return
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.doors")
     from mcp_sandbox.egress.authority import Authority
     from mcp_sandbox.egress.proxy import Proxy
@@ -207,7 +209,8 @@ async def _open_egress(config: Config, ledger: "Ledger") -> "tuple[Egress | None
     authority = await Authority.open(folder, settings.ca_bundle)
     secrets = Secrets(config.secrets, authority.seed)
     proxy = Proxy(rules, authority, secrets, upstream=settings.upstream_proxy)
-    return Egress(proxy, ledger), [Mount(authority.bundle, CERTIFICATES, read_only=True)]
+    with logs.masked(secrets.masked):
+        yield Egress(proxy, ledger), [Mount(authority.bundle, CERTIFICATES, read_only=True)]
 
 
 def open_skills(config: Config) -> "Skills":

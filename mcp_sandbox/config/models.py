@@ -85,7 +85,8 @@ def _absolute(value: Path) -> Path:
 
 
 def _proxy(value: str) -> str:
-    if value and not re.fullmatch(r"http://([^][/@:\s]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}", value):
+    found = re.fullmatch(r"http://([\w.-]+|\[[\da-fA-F:]+\]):(\d{1,5})/?", value, re.ASCII)
+    if value and not (found and 0 < int(found[2]) < 1 << 16):
         raise ValueError("write the proxy as http://HOST:PORT, without a name and password")
     return value
 

@@ -6,11 +6,11 @@ them throws ends that connection alone.
 
 import logging
 import os
-import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import h11
@@ -33,7 +33,6 @@ from mcp_sandbox.egress.opened import (
 from mcp_sandbox.egress.rules import Rule, Rules, Verdict
 from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import RefusedError, Target, split_url, target_of
-from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.models import ChatId
 
 logger = logging.getLogger(__name__)
@@ -44,7 +43,6 @@ _DIAL_S, _IDLE_S = 10.0, 15 * 60.0
 _ENDING_S = 15.0
 _MOST_ADDRESSES = 4
 _TLS = b"\x16"
-_UPSTREAM = re.compile(r"http://([\w.-]+|\[[\da-f:]+\]):(\d{1,5})/?", re.ASCII | re.IGNORECASE)
 _HUNG_UP = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 
 Note = Callable[[Target | None, Verdict | RefusedError, int, int, float], None]
@@ -61,16 +59,13 @@ class Way:
 
 
 class Proxy:
-    """One for all sandboxes of a server.
-
-    Raises:
-        ConfigError: `upstream` is no http://HOST:PORT.
-    """
+    """One for all sandboxes of a server; `upstream` is http://HOST:PORT or empty."""
 
     def __init__(
         self, rules: Rules, authority: Authority, secrets: Secrets, *, upstream: str = ""
     ) -> None:
-        self.upstream = host_and_port(upstream)
+        url = urlsplit(upstream)
+        self.upstream = (url.hostname, url.port) if url.hostname and url.port else None
         self.rules = rules
         self.authority = authority
         self.secrets = secrets
@@ -246,6 +241,7 @@ class _Connection:
         while request:
             self._target, path = (at, path_of(request)) if at else split_url(request.target)
             await self._pass_on(request, self._target, path)
+            self._target = at
             request = await self._client.head() if self._client.next_cycle() else None
 
     async def _pass_on(self, request: h11.Request, target: Target, path: bytes) -> None:
@@ -329,11 +325,3 @@ async def _first(addresses: Sequence[str], port: int) -> ByteStream:
             except OSError as exc:
                 problem = exc
     raise problem
-
-
-def host_and_port(url: str) -> tuple[str, int] | None:
-    """Return where a proxy of this machine listens, if there is one. Raises ConfigError."""
-    found = _UPSTREAM.fullmatch(url)
-    if url and not found:
-        raise ConfigError(f"egress.upstream_proxy {url[:80]!r} is not usable: http://HOST:PORT")
-    return (found[1].strip("[]"), int(found[2])) if found else None

@@ -6,6 +6,7 @@ writes beside it.
 
 import base64
 import binascii
+import errno
 import hmac
 import os
 import re
@@ -17,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from subprocess import DEVNULL
+from typing import Any
 
 import anyio
 from anyio import to_thread
@@ -59,6 +61,8 @@ class BoundSecret:
             self._command = shlex.split(place) if kind == "command" else []
         except (InvalidArgument, ValueError) as exc:
             raise ConfigError(f"secrets.{name}: {exc}") from None
+        if any(rule.ports == {80} for rule in rules):
+            raise ConfigError(f"secrets.{name}: a value goes over TLS alone, and not to port 80")
         self._path = place
         # A value goes over TLS alone, so a host without a port is meant with that of HTTPS.
         self._rules = [replace(rule, ports=rule.ports - {80}) for rule in rules]
@@ -107,9 +111,9 @@ class BoundSecret:
                     said = await to_thread.run_sync(_contents, self._path, abandon_on_cancel=True)
         except TimeoutError:
             return f"its source did not answer within {SOURCE_S:g} s"
-        except (_NoValue, OSError) as exc:
-            # The message of an OSError may quote the command.
-            return str(exc) if isinstance(exc, _NoValue) else f"its source: {exc.strerror}"
+        except OSError as exc:
+            # Without the name, which may be a value in a wrong place.
+            return f"its source cannot be used: {exc.strerror}"
         value = said.removesuffix(b"\n")
         if not SHORTEST <= len(value) <= LONGEST:
             size = f"over {LONGEST}" if len(value) > LONGEST else len(value)
@@ -118,10 +122,6 @@ class BoundSecret:
             return "its value is not one line of printable ASCII without spaces around it"
         self.known = [*(each for each in self.known[-_VALUES + 1 :] if each != value), value]
         return ""
-
-
-class _NoValue(Exception):
-    """A clause of what is wrong."""
 
 
 class Secrets:
@@ -201,41 +201,34 @@ def _decoded(text: bytes) -> tuple[bytes, bytes]:
 
 
 def _contents(path: str) -> bytes:
-    """Return the beginning of a file, longer than a value may be. Raises OSError, _NoValue."""
+    """Return the beginning of a file, longer than a value may be. Raises OSError."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise _NoValue("its source is no file")
+            raise OSError(errno.EINVAL, "it is no file")
         return os.read(number, LONGEST + 2)
     finally:
         os.close(number)
 
 
 async def _output(command: Sequence[str]) -> bytes:
-    """Return what a program writes, as far as a value may be long, and then it ends with its group.
+    """Return what a program writes, longer than a value may be at most; then it ends, or failed.
 
-    It runs with what a daemon has of the environment, so for whoever starts it the same comes out.
-    Raises OSError, _NoValue.
+    It has a daemon's variables and folder, so for a person it does the same. Raises OSError.
     """
-    said, ended = b"", False
-    async with await anyio.open_process(
-        command,
-        stdin=DEVNULL,
-        stderr=DEVNULL,
-        cwd="/",
-        env=source_variables(),
-        start_new_session=True,
-    ) as process:
+    said, code = b"", None
+    place: dict[str, Any] = {"cwd": "/", "env": source_variables(), "start_new_session": True}
+    async with await anyio.open_process(command, stdin=DEVNULL, stderr=DEVNULL, **place) as process:
         try:
             with suppress(anyio.EndOfStream):
                 while process.stdout and len(said) <= LONGEST + 1:
                     said += await process.stdout.receive()
                 return said
-            code, ended = await process.wait(), True
+            code = await process.wait()
         finally:
-            if not ended:
+            if code is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
     if code:
-        raise _NoValue(f"its command ended with {code}: run it in a terminal to see why")
+        raise OSError(errno.EIO, f"it ended with {code}; run it in a terminal to see why")
     return said

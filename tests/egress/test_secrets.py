@@ -192,8 +192,8 @@ async def test_a_failure_is_told_to_all_who_wait_and_not_kept(tmp_path: Path) ->
     script(tmp_path, f"print({VALUE!r})")
     assert await sent(found, (b"authorization", inside(found))) == [VALUE.encode()]
     assert set(refused) == {
-        "the secret API_TOKEN cannot be had: its command ended with 3: run it in a terminal to see "
-        "why. A person must look: mcp-sandbox secrets check"
+        "the secret API_TOKEN cannot be had: its source cannot be used: it ended with 3; run it in "
+        "a terminal to see why. A person must look: mcp-sandbox secrets check"
     }
 
 
@@ -265,8 +265,8 @@ async def test_a_source_that_is_none_is_refused(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     for source, problem in (
         (f"file:{tmp_path / 'absent'}", "No such file"),
-        (f"file:{tmp_path}", "source is no file"),
-        (f"file:{fifo}", "source is no file"),
+        (f"file:{tmp_path}", "it is no file"),
+        (f"file:{fifo}", "it is no file"),
         (f"command: {VALUE}", "No such file"),
         (f"command: {tmp_path}", "Permission denied"),
     ):
@@ -284,7 +284,7 @@ async def test_check_tells_the_length_and_no_more(tmp_path: Path) -> None:
     assert (await found.check())[0].length == len(VALUE)
 
 
-@pytest.mark.parametrize("host", ["10.0.0.1", "*.com", "packages", "a b"])
+@pytest.mark.parametrize("host", ["10.0.0.1", "*.com", "packages", "a b", "api.example.com:80"])
 def test_a_host_that_is_none_is_an_error_of_the_configuration(tmp_path: Path, host: str) -> None:
     with pytest.raises(ConfigError, match=r"secrets\.API_TOKEN: "):
         secrets(in_file(tmp_path), hosts=[host])
