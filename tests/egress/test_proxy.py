@@ -12,9 +12,7 @@ from anyio.abc import SocketStream
 from anyio.streams.tls import TLSAttribute, TLSStream
 from cryptography import x509
 
-from mcp_sandbox.egress.proxy import host_and_port
 from mcp_sandbox.egress.rules import Rule
-from mcp_sandbox.errors import ConfigError
 from tests.egress.world import AUTHORITY, HOST, World, a_world, everything, granted, head
 
 
@@ -315,15 +313,6 @@ async def test_a_proxy_of_this_machine_is_gone_through(tmp_path: Path, read: boo
             assert "200" in await inner.curl(f"http://{named[1]}/")
             assert "refused" in await inner.curl("-v", "https://other.example/")
             assert {each[0] for each in outer.noted} == set(named)
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["proxy:3128", "https://proxy:3128", "http://proxy", "http://u:p@proxy:1", "http://a:1/b"],
-)
-def test_a_proxy_of_this_machine_that_cannot_be_understood_is_an_error(url: str) -> None:
-    with pytest.raises(ConfigError, match="http://HOST:PORT"):
-        host_and_port(url)
 
 
 async def test_over_the_limit_a_connection_is_refused(world: World) -> None:
