@@ -106,7 +106,7 @@ class Peer:
             raise RefusedError(f"no request came within {HEAD_S:g} s", "request") from exc
         if not isinstance(event, h11.Request):
             return None
-        if sum(len(name) + len(value) for name, value in event.headers) > _MOST_HEAD:
+        if sum(len(name) + len(value) + 4 for name, value in event.headers) > _MOST_HEAD:
             raise RefusedError(f"its headers are over {_MOST_HEAD} bytes", "request")
         return event
 
