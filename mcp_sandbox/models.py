@@ -204,7 +204,10 @@ class SessionStatus:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a server holds now; `queued` calls wait for one of `max_open` places."""
+    """What a server holds now; `queued` calls wait for one of `max_open` places.
+
+    `connections` counts those that sandboxes began, by what became of them.
+    """
 
     open: int
     busy: int
@@ -212,6 +215,7 @@ class Statistics:
     max_open: int
     background: int = 0
     pool: Mapping[str, int] = field(default_factory=dict[str, int])
+    connections: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,13 @@ def _absolute(value: Path) -> Path:
     return value
 
 
+def _proxy(value: str) -> str:
+    found = re.fullmatch(r"http://([\w.-]+|\[[\da-fA-F:]+\]):(\d{1,5})/?", value, re.ASCII)
+    if value and not (found and 0 < int(found[2]) < 1 << 16):
+        raise ValueError("write the proxy as http://HOST:PORT, without a name and password")
+    return value
+
+
 def _source(value: str) -> str:
     kind, _, rest = value.partition(":")
     if kind == "file" and rest.strip():
@@ -287,7 +294,7 @@ class EgressConfig(Section):
     ca_bundle: Annotated[AbsolutePath | None, BeforeValidator(lambda value: value or None)] = (
         setting(None, "file of further certificate authorities to trust, such as a company's")
     )
-    upstream_proxy: str = setting(
+    upstream_proxy: Annotated[str, AfterValidator(_proxy)] = setting(
         "", "http://HOST:PORT of a proxy by which this machine reaches the network"
     )
 

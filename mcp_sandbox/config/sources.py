@@ -56,7 +56,7 @@ class Loaded:
 
     def rows(self) -> Iterator[tuple[str, object, str, str]]:
         """Yield key, value, source and help of every setting."""
-        tree = self.config.model_dump(mode="json")
+        tree = self.config.model_dump(mode="json", by_alias=True)
         for key, info in KNOWN.items():
             source = self.sources.get(key, "default")
             yield key, reduce(getitem, key.split("."), tree), source, info.description or ""

@@ -1,7 +1,6 @@
 """The certificate authority of opened TLS, and the authorities that are trusted outside.
 
-Its key stays in its folder; sandboxes get a folder with one file, the certificates that programs
-inside trust. Leaves are in memory only.
+Its key stays in its folder; sandboxes get a folder with one file, the certificates to trust.
 """
 
 import hashlib
@@ -30,114 +29,100 @@ from mcp_sandbox.durable import locked, make_folder, write_file
 from mcp_sandbox.errors import ConfigError, StorageUnavailable
 
 _LIFETIME, _RENEWED_BEFORE = timedelta(days=400), timedelta(days=30)
-# A clock inside may be a little late.
-_BEFORE = timedelta(days=1)
 _MOST_LEAVES = 256
 _BUNDLE = "ca-certificates.crt"
-_CERTIFICATE = re.compile(
-    rb"-----BEGIN CERTIFICATE-----\s[\w\s+/=]+-----END CERTIFICATE-----", re.ASCII
-)
-_PEM = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[\s\w+/=]+-----END CERTIFICATE-----")
+_NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mcp-sandbox allowed hosts")])
 
 
 class Authority:
-    """The authority of one data root. `bundle` is the folder to mount over /etc/ssl/certs."""
+    """The authority kept in a folder.
 
-    def __init__(self, folder: Path, trusted: bytes) -> None:
+    `bundle` is the folder to mount over /etc/ssl/certs, `outside` speaks TLS with servers, `seed`
+    is a secret that lasts as long as the folder.
+    """
+
+    def __init__(self, folder: Path, ca_bundle: Path | None) -> None:
+        self._trusted = trusted(ca_bundle)
+        self.outside = ssl.create_default_context(cadata=self._trusted.decode("ascii"))
+        self.outside.set_alpn_protocols(["http/1.1"])
         self.bundle = folder / "bundle"
         self._folder = folder
-        self._trusted = trusted
-        self._outside = _client_context(trusted)
-        self._leaves: OrderedDict[str, ssl.SSLContext] = OrderedDict()
+        self._leaves = OrderedDict[str, ssl.SSLContext]()
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
+        make_folder(self.bundle)
         with locked(folder / "lock"):
             self._key = self._own_key()
             self._certificate = self._renewed()
-        secret = self._key.private_bytes(Encoding.DER, *_PEM[1:])
-        self.seed = hmac.digest(secret, b"placeholders of secrets", hashlib.sha256)
+        self.seed = hmac.digest(_pem(self._key), b"placeholders of secrets", hashlib.sha256)
 
     @classmethod
     async def open(cls, folder: Path, ca_bundle: Path | None) -> "Authority":
-        """Return the authority kept in a folder, made or renewed if need be.
+        """Return the authority of a folder, made or renewed if need be.
 
         Raises:
-            ConfigError: `ca_bundle` or a file of the authority cannot be used.
-            StorageUnavailable: the folder cannot be written.
+            ConfigError: `ca_bundle`, or a file in the folder, is damaged.
+            StorageUnavailable: the folder cannot be used.
         """
-
-        def opened() -> Authority:
-            trusted = _machine_bundle()
-            if ca_bundle is not None:
-                trusted += b"\n" + _certificates(ca_bundle, "egress.ca_bundle")
-            make_folder(folder / "bundle")
-            return cls(folder, trusted)
-
         try:
-            return await to_thread.run_sync(opened)
+            return await to_thread.run_sync(cls, folder, ca_bundle)
+        except ssl.SSLError as exc:
+            raise ConfigError(f"a certificate that is trusted is damaged: {exc.reason}") from exc
         except OSError as exc:
             raise StorageUnavailable(f"the folder {folder} cannot be used: {exc}") from exc
 
     async def context_for(self, host: str) -> ssl.SSLContext:
-        """Return what a server of this host's name speaks TLS with. Raises OSError."""
-        if (context := self._leaves.get(host)) and not _ends_soon(self._certificate):
-            self._leaves.move_to_end(host)
-            return context
-        context = self._leaves[host] = await to_thread.run_sync(self._server_context, host)
-        while len(self._leaves) > _MOST_LEAVES:
+        """Return what to speak TLS with as the server of this name. Raises OSError."""
+        if host not in self._leaves or _ends_soon(self._certificate):
+            self._leaves[host] = await to_thread.run_sync(self._context, host)
+        self._leaves.move_to_end(host)
+        if len(self._leaves) > _MOST_LEAVES:
             self._leaves.popitem(last=False)
-        return context
-
-    def client_context(self) -> ssl.SSLContext:
-        """Return what to speak TLS to the outside with."""
-        return self._outside
+        return self._leaves[host]
 
     def _own_key(self) -> ec.EllipticCurvePrivateKey:
         file = self._folder / "key.pem"
         if not file.exists():
-            write_file(file, ec.generate_private_key(ec.SECP256R1()).private_bytes(*_PEM))
+            write_file(file, _pem(ec.generate_private_key(ec.SECP256R1())))
         try:
             key = load_pem_private_key(file.read_bytes(), None)
-        except (ValueError, TypeError) as exc:
-            raise _damaged(file) from exc
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise _damaged(file)
+            assert isinstance(key, ec.EllipticCurvePrivateKey)  # noqa: S101
+        except (ValueError, AssertionError) as exc:
+            raise ConfigError(f"{file} is damaged: move it away, and a new one is made") from exc
         return key
 
     def _renewed(self) -> x509.Certificate:
-        """The certificate, made anew when it ends soon, in the bundle with all that is trusted."""
+        """The certificate, new when it ends soon; it stands in the bundle with the others."""
         file, bundle = self._folder / "certificate.pem", self.bundle / _BUNDLE
         try:
-            certificate = x509.load_pem_x509_certificate(file.read_bytes())
+            found = x509.load_pem_x509_certificate(file.read_bytes())
         except (FileNotFoundError, ValueError):
-            certificate = None
-        mine = self._key.public_key()
-        if not certificate or certificate.public_key() != mine or _ends_soon(certificate):
-            # With the same key and name, so that what was signed before stays good.
-            certificate = _certificate(self._key)
-            write_file(file, certificate.public_bytes(Encoding.PEM))
-        whole = self._trusted + b"\n" + certificate.public_bytes(Encoding.PEM)
+            found = None
+        if not found or found.public_key() != self._key.public_key() or _ends_soon(found):
+            # Of the same key and name, so that leaves of the last one are good with it, too.
+            found = _certificate(self._key)
+            write_file(file, found.public_bytes(Encoding.PEM))
+        whole = self._trusted + found.public_bytes(Encoding.PEM)
         if not bundle.exists() or bundle.read_bytes() != whole:
             write_file(bundle, whole)
         # Whatever the umask is: every sandbox user reads it.
         bundle.chmod(0o644)
         self.bundle.chmod(0o755)
-        return certificate
+        return found
 
-    def _server_context(self, host: str) -> ssl.SSLContext:
+    def _context(self, host: str) -> ssl.SSLContext:
         if _ends_soon(self._certificate):
             with locked(self._folder / "lock"):
                 self._certificate = self._renewed()
             self._leaves.clear()
-        leaf = _certificate(self._key, host, self._leaf_key, self._certificate.not_valid_after_utc)
+        leaf = _certificate(self._key, host, self._leaf_key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.set_alpn_protocols(["http/1.1"])
         # The library reads files alone; this one is in memory.
-        descriptor = os.memfd_create("leaf", os.MFD_CLOEXEC)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(self._leaf_key.private_bytes(*_PEM))
-            stream.write(leaf.public_bytes(Encoding.PEM))
+        with os.fdopen(os.memfd_create("leaf"), "wb") as stream:
+            stream.write(_pem(self._leaf_key) + leaf.public_bytes(Encoding.PEM))
             stream.flush()
-            context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+            context.load_cert_chain(f"/proc/self/fd/{stream.fileno()}")
         return context
 
 
@@ -145,83 +130,53 @@ def _certificate(
     key: ec.EllipticCurvePrivateKey,
     host: str = "",
     leaf_key: ec.EllipticCurvePrivateKey | None = None,
-    end: datetime | None = None,
 ) -> x509.Certificate:
     """The authority's own, or that of a host, signed by `key`."""
-    now, own, owner = datetime.now(UTC), leaf_key is None, (leaf_key or key).public_key()
-    authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mcp-sandbox allowed hosts")])
-    extensions: list[tuple[x509.ExtensionType, bool]] = [
-        (x509.BasicConstraints(ca=own, path_length=0 if own else None), True),
-        (x509.SubjectKeyIdentifier.from_public_key(owner), False),
-        (_usage(signs_certificates=own), True),
-    ]
-    if not own:
-        extensions += [
-            # The name is there alone: a subject holds 64 characters at most.
-            (x509.SubjectAlternativeName([x509.DNSName(host)]), True),
-            (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-            (x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), False),
-        ]
+    own, owner, now = leaf_key is None, (leaf_key or key).public_key(), datetime.now(UTC)
+    usage = x509.KeyUsage(not own, False, False, False, False, own, own, False, False)
     builder = (
-        x509.CertificateBuilder()
-        .subject_name(authority if own else x509.Name([]))
-        .issuer_name(authority)
-        .public_key(owner)
+        x509.CertificateBuilder(_NAME, _NAME if own else x509.Name([]), owner)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BEFORE)
-        .not_valid_after(end or now + _LIFETIME)
+        # The clock of an engine elsewhere may be late.
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + _LIFETIME)
+        .add_extension(x509.BasicConstraints(own, 0 if own else None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(owner), critical=False)
+        .add_extension(usage, critical=True)
     )
-    for extension, critical in extensions:
-        builder = builder.add_extension(extension, critical=critical)
+    if not own:
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+        server = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        # The name stands here alone: a subject holds 64 characters at most.
+        names = x509.SubjectAlternativeName([x509.DNSName(host)])
+        builder = builder.add_extension(names, critical=True).add_extension(server, critical=False)
+        builder = builder.add_extension(issuer, critical=False)
     return builder.sign(key, SHA256())
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    no = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-        **dict.fromkeys(no, False),
-    )
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def _ends_soon(certificate: x509.Certificate) -> bool:
     return certificate.not_valid_after_utc - datetime.now(UTC) < _RENEWED_BEFORE
 
 
-def _machine_bundle() -> bytes:
-    """What this machine trusts; Debian's Python knows only the folder of its bundle."""
+def trusted(ca_bundle: Path | None) -> bytes:
+    """Return the certificates of the authorities that are trusted outside. Raises ConfigError."""
     paths = ssl.get_default_verify_paths()
-    for file in (paths.cafile, paths.capath and f"{paths.capath}/{_BUNDLE}"):
-        if file and Path(file).is_file():
-            return _certificates(Path(file), "this machine's bundle")
-    return _certificates(Path(certifi.where()), "certifi's bundle")
+    # The Python of Debian knows only the folder of the bundle.
+    files = [Path(paths.cafile or ""), Path(paths.capath or "", _BUNDLE), Path(certifi.where())]
+    machines = _certificates(next(file for file in files if file.is_file()))
+    return machines + (_certificates(ca_bundle) if ca_bundle else b"")
 
 
-def _certificates(file: Path, what: str) -> bytes:
+def _certificates(file: Path) -> bytes:
     """The certificates of a bundle, without the words between them."""
     try:
-        found = b"\n".join(_CERTIFICATE.findall(file.read_bytes()))
+        found = _CERTIFICATE.findall(file.read_bytes())
     except OSError as exc:
-        raise ConfigError(f"{what} {file} cannot be read ({exc.strerror}): name another") from exc
+        raise ConfigError(f"the bundle {file} cannot be read: {exc.strerror}") from exc
     if not found:
-        raise ConfigError(f"{what} {file} holds no certificate: name a file in PEM form")
-    return found
-
-
-def _client_context(trusted: bytes) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cadata=trusted.decode("ascii"))
-    except ssl.SSLError as exc:
-        raise ConfigError(
-            f"a certificate that this machine or egress.ca_bundle trusts is damaged: {exc.reason}"
-        ) from exc
-    context.set_alpn_protocols(["http/1.1"])
-    return context
-
-
-def _damaged(file: Path) -> ConfigError:
-    return ConfigError(f"{file} is damaged: move it away, and a new authority is made")
+        raise ConfigError(f"the bundle {file} holds no certificates in PEM form: name another")
+    return b"\n".join([*found, b""])

@@ -139,8 +139,8 @@ def _rule(
     if private and (star or not colon):
         raise ValueError(f"{text!r} is private: write its one host and its port")
     if "." not in target.host and not private:
-        known = " or ".join(_presets())
-        raise ValueError(f"{text!r} is neither {known} nor a host with a dot: correct it")
+        presets = ", ".join(_presets())
+        raise ValueError(f"{text!r} is no preset here ({presets}) and has no dot: correct it")
     ports = frozenset({target.port}) if colon else ports
     return Rule(f"{star}.{target.host}" if star else target.host, ports, read, private, source)
 

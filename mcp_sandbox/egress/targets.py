@@ -14,6 +14,7 @@ _LABEL = re.compile(rb"[a-z0-9_-]{1,63}")
 _PORT = re.compile(rb"[0-9]{1,5}")
 # The C library takes 127.1, 2130706433 and 0x7f.1 for addresses.
 _LAST_OF_ADDRESS = re.compile(rb"[0-9]+|0x.*")
+_ADDRESS = "a host is reached by its name, not by an address"
 _URL = re.compile(rb"http://([^/?]*)([\x21\x22\x24-\x7e]*)", re.IGNORECASE)
 
 
@@ -45,10 +46,9 @@ def host_of(name: bytes) -> str:
     host = name.lower().removesuffix(b".")
     labels = host.split(b".")
     if len(host) > 253 or not all(map(_LABEL.fullmatch, labels)):
-        literal = b":" in host or host.startswith(b"[")
-        raise _no_target("an address is no host name" if literal else "it is no host name")
+        raise _no_target("it is no host name" if host[:1] != b"[" else _ADDRESS)
     if _LAST_OF_ADDRESS.fullmatch(labels[-1]):
-        raise _no_target("an address is no host name")
+        raise _no_target(_ADDRESS)
     return host.decode("ascii")
 
 

@@ -25,7 +25,7 @@ class SessionSettings:
     the backend, so that a chat may change to it; otherwise it stays where it is. `pool_size`: how
     many sandboxes wait, warm, for new chats, each for `pool_max_age_s` at the most.
     `keep_background`: those in which something runs in the background are left running at the end,
-    and what runs at the beginning is taken over.
+    and what runs at the beginning is taken over. Every sandbox has the `mounts`.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -38,6 +38,7 @@ class SessionSettings:
     previews: bool = True
     may_move: bool = True
     keep_background: bool = False
+    mounts: tuple[Mount, ...] = ()
     pool_size: int = 0
     pool_max_age_s: float = 3600.0
 
@@ -58,6 +59,7 @@ class SessionSettings:
             Mount(directories.home, "/home/sandbox"),
             *directories.aliases,
             *directories.skills,
+            *self.mounts,
             *further,
         )
         own = {directories.workspace: "workspace", directories.home: "home"}

@@ -1,0 +1,337 @@
+"""What leaves the sandboxes of one manager: by which doors and grants, and what is told of it.
+
+The room `egress` judges a connection and `runtime` carries it; here it gets its chat.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import anyio
+from anyio.abc import ByteStream
+
+from mcp_sandbox.backends.base import Sandbox
+from mcp_sandbox.egress.addresses import addresses_of
+from mcp_sandbox.egress.proxy import Proxy, Way
+from mcp_sandbox.egress.rules import PORTS, Rule, Verdict, grant_of
+from mcp_sandbox.egress.targets import RefusedError, Target, target_of
+from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxGone, StorageUnavailable
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.runtime.doors import PORT, Handler, doors
+from mcp_sandbox.runtime.runtime import Runtime
+from mcp_sandbox.sessions.records import ChatRecord, Ledger
+from mcp_sandbox.telemetry.logs import event
+
+logger = logging.getLogger(__name__)
+
+Tell = Callable[[str], None]
+# Where the record of a chat keeps its grants.
+SECTION = "egress"
+CERTIFICATES = "/etc/ssl/certs"
+_BUNDLE, _PROXY = f"{CERTIFICATES}/ca-certificates.crt", f"http://127.0.0.1:{PORT}"
+_VARIABLES = {
+    # For plain HTTP curl reads the lower-case name alone.
+    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), _PROXY),
+    **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1"),
+    **dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), _BUNDLE),
+    "NODE_USE_ENV_PROXY": "1",
+}
+_MOST_CHATS, _MOST_PLACES, _MOST_GRANTS, _MOST_TOLD = 1000, 100, 100, 5
+# How long a call waits for the doors, and how soon they are tried again without one.
+_CALL_S, _AGAIN_S = 2.0, 5.0
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A public host that a person has allowed to a chat, until so many seconds since the epoch."""
+
+    host: str
+    read: bool
+    by: str
+    until_s: float
+
+    @property
+    def rule(self) -> Rule:
+        until = datetime.fromtimestamp(self.until_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return grant_of(self.host, read=self.read, source=f"grant of {self.by} until {until}")
+
+
+@dataclass
+class Place:
+    """What a chat has exchanged with a host and port since this server began."""
+
+    allowed: int = 0
+    refused: int = 0
+    untold: int = 0
+    why: str = ""
+    sent: int = 0
+    received: int = 0
+    last_s: float = 0.0
+
+
+class Egress:
+    """The way out of the sandboxes of one manager. `counts` has its connections by verdict."""
+
+    def __init__(self, proxy: Proxy, ledger: Ledger) -> None:
+        self.counts = Counter[str]()
+        self._proxy, self._rules = proxy, proxy.rules
+        self._records, self._clock = ledger.records, ledger.clock
+        self._places: dict[ChatId, dict[Target | None, Place]] = {}
+
+    def doors(self, chat: ChatId, sandbox: Sandbox, runtime: Runtime, tell: Tell) -> "Doors":
+        """Those that an open sandbox of the chat is to have; `tell` lets the agent know."""
+        return Doors(partial(self._serve, chat), sandbox, runtime, tell)
+
+    def variables(self, chat: ChatId) -> Mapping[str, str]:
+        """What every call of a chat finds in its environment."""
+        return {**_VARIABLES, **self._proxy.secrets.placeholders(chat)}
+
+    async def described(self, chat: ChatId) -> str:
+        """The network of a chat's sandbox in a few words."""
+        rules = [*self._rules.allow, *(grant.rule for grant in await self.grants(chat))]
+        names = dict.fromkeys(
+            f"{each.source} (read only)" if each.source.startswith("preset") else str(each)
+            for each in rules
+        )
+        return (
+            f"allowed hosts alone: {', '.join(names) or 'none'}; by HTTP_PROXY and HTTPS_PROXY, "
+            "which some programs do not know, such as Node.js before 22.21"
+        )
+
+    async def grants(self, chat: ChatId) -> Sequence[Grant]:
+        """What persons have allowed to the chat, and has not ended."""
+        record = await self._records.look(chat)
+        grants = list[Grant]()
+        for noted in record.sections.get(SECTION, ()) if record else ():
+            # One that only a newer version understands does not count.
+            with suppress(TypeError, InvalidArgument):
+                grant = Grant(**noted)
+                grants += [grant] * (grant.until_s > self._clock().wall_s and bool(grant.rule))
+        return grants
+
+    async def allow(self, chat: ChatId, host: str, *, read: bool, by: str, for_s: float) -> Grant:
+        """Allow HOST[:PORT] from the next connection on; an earlier grant of it ends.
+
+        Raises:
+            InvalidArgument: it is no public host, or the chat has too many.
+        """
+        grant = Grant(host, read, by, self._clock().wall_s + for_s)
+        async with self._records.hold(chat):
+            kept = await self._without(chat, grant.rule)
+            if len(kept) >= _MOST_GRANTS:
+                raise InvalidArgument(f"{chat} has {len(kept)} grants: write egress.allow instead")
+            await self._keep(chat, [*kept, grant])
+        return grant
+
+    async def deny(self, chat: ChatId, host: str) -> None:
+        """Take a grant back, from the next connection on.
+
+        Raises:
+            NotFound: the chat has none of this host.
+        """
+        rule = grant_of(host, read=False, source="")
+        async with self._records.hold(chat):
+            kept = await self._without(chat, rule)
+            if len(kept) == len(await self.grants(chat)):
+                raise NotFound(
+                    f"chat {chat} has no grant of {rule}: `mcp-sandbox egress list {_name(chat)}` "
+                    "shows what it has; what the configuration allows ends by egress.deny there"
+                )
+            await self._keep(chat, kept)
+
+    async def _without(self, chat: ChatId, rule: Rule) -> Sequence[Grant]:
+        where = rule.host, rule.ports
+        grants = await self.grants(chat)
+        return [each for each in grants if (each.rule.host, each.rule.ports) != where]
+
+    async def _keep(self, chat: ChatId, grants: Sequence[Grant]) -> None:
+        now_s = self._clock().wall_s
+        record = await self._records.get(chat) or ChatRecord(chat, None, now_s, now_s)
+        noted = {SECTION: [asdict(grant) for grant in grants]}
+        await self._records.put(replace(record, sections={**record.sections, **noted}))
+
+    async def check(self, text: str, chat: ChatId | None) -> Mapping[str, Any]:
+        """Whether HOST[:PORT] may be reached, by a chat or by one without grants, and why.
+
+        Raises:
+            InvalidArgument: it is no host.
+        """
+        grants = [grant.rule for grant in await self.grants(chat)] if chat else []
+        try:
+            target = target_of(text.encode(), 443)
+        except RefusedError as exc:
+            raise InvalidArgument(f"{text[:80]!r} is refused to every chat: {exc}") from exc
+        verdict = self._rules.judge(target, grants)
+        if verdict.rule and not self._proxy.upstream:
+            try:
+                await addresses_of(target, private=verdict.rule.private)
+            except RefusedError as exc:
+                verdict = Verdict(None, f"{verdict.reason}, but {exc}")
+        return {"target": str(target), "allowed": bool(verdict.rule), "why": verdict.reason}
+
+    async def told(self, chat: ChatId) -> Mapping[str, Any]:
+        """The rules and grants of a chat, and what went where since this server began."""
+        grants = [grant.rule for grant in await self.grants(chat)]
+        places = self._places.get(chat, {}).items()
+        return {
+            "denied": [{"host": rule.host, "by": rule.source} for rule in self._rules.deny],
+            "rules": [{"host": str(r), "by": r.source} for r in (*self._rules.allow, *grants)],
+            "places": [{"name": str(target or "?"), **asdict(each)} for target, each in places],
+        }
+
+    def take_news(self, chat: ChatId) -> list[str]:
+        """What was refused to the chat and was not told yet."""
+        untold = [each for each in self._places.get(chat, {}).items() if each[1].untold]
+        news = [self._sentence(chat, *each) for each in untold[-_MOST_TOLD:]]
+        if more := len(untold) - len(news):
+            news.append(f"network: refused {more} more: mcp-sandbox egress list {_name(chat)}")
+        for _, place in untold:
+            place.untold = 0
+        return news
+
+    def _sentence(self, chat: ChatId, target: Target | None, place: Place) -> str:
+        # As the client inside is answered.
+        times = f", {place.untold} times" if place.untold > 1 else ""
+        said = f"network: refused {target or 'a request'}{times}: {place.why}"
+        if target and not self._rules.judge(target).rule:
+            host = target.host if target.port in PORTS else str(target)
+            with suppress(InvalidArgument):
+                # What a grant cannot help is not worth a person's time.
+                if self._rules.judge(target, [grant_of(host, read=False, source="")]).rule:
+                    way = f"mcp-sandbox egress allow {_name(chat)} {host}"
+                    said += f". The user can allow it for this chat: {way}"
+        return said
+
+    def forget(self, chat: ChatId) -> None:
+        """It has begun anew, or is no more."""
+        self._places.pop(chat, None)
+
+    async def _serve(self, chat: ChatId, stream: ByteStream) -> None:
+        """Let one connection out if it may go, by the grants that there are when it begins."""
+        grants: Sequence[Grant] = ()
+        # Without them less is allowed.
+        with suppress(StorageUnavailable):
+            grants = await self.grants(chat)
+        known = [(grant.until_s, grant.rule) for grant in grants]
+
+        def current() -> Sequence[Rule]:
+            return [rule for until_s, rule in known if until_s > self._clock().wall_s]
+
+        await self._proxy.serve(stream, Way(chat, current, partial(self._note, chat)))
+
+    def _note(
+        self,
+        chat: ChatId,
+        target: Target | None,
+        verdict: Verdict | RefusedError,
+        sent: int,
+        received: int,
+        duration_ms: float,
+    ) -> None:
+        rule = verdict.rule if isinstance(verdict, Verdict) else None
+        word = "allowed" if rule else "rule"
+        word = verdict.verdict if isinstance(verdict, RefusedError) else word
+        self.counts[word] += 1
+        self._count(chat, target, verdict, sent, received)
+        event(
+            logger,
+            "connection",
+            chat=str(chat),
+            host=target and target.host,
+            port=target and target.port,
+            verdict=word,
+            rule=rule and f"{rule.source}: {rule}",
+            sent=sent,
+            received=received,
+            duration_ms=round(duration_ms, 1),
+        )
+
+    def _count(
+        self,
+        chat: ChatId,
+        target: Target | None,
+        verdict: Verdict | RefusedError,
+        sent: int,
+        received: int,
+    ) -> None:
+        """The latest places are known, of the latest chats."""
+        places = self._places[chat] = self._places.pop(chat, {})
+        place = places[target] = places.pop(target, Place())
+        if len(places) > _MOST_PLACES:
+            del places[next(iter(places))]
+        if len(self._places) > _MOST_CHATS:
+            del self._places[next(iter(self._places))]
+        place.last_s = self._clock().wall_s
+        place.sent += sent
+        place.received += received
+        if isinstance(verdict, Verdict) and verdict.rule:
+            place.allowed += 1
+        else:
+            place.refused += 1
+            place.untold += 1
+            place.why = verdict.reason if isinstance(verdict, Verdict) else str(verdict)
+
+
+class Doors:
+    """Those of one open sandbox, from `run` until they are closed, or its tools' channel ends."""
+
+    def __init__(self, handler: Handler, sandbox: Sandbox, runtime: Runtime, tell: Tell) -> None:
+        self._opening = partial(doors, sandbox.open_channel, sandbox.token, handler)
+        self._tell = tell
+        self._wait_broken = runtime.wait_broken
+        self._scope = anyio.CancelScope()
+        self._listening = False
+        self._tried, self._wanted, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def ready(self) -> None:
+        """Return when connections can leave, or it is known that they cannot for now."""
+        if not self._listening:
+            self._wanted.set()
+            with anyio.move_on_after(_CALL_S):
+                await self._tried.wait()
+
+    def close(self) -> None:
+        """End what leaves by them."""
+        self._scope.cancel()
+
+    async def aclose(self) -> None:
+        self.close()
+        await self._ended.wait()
+
+    async def run(self) -> None:
+        with self._scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._reopen)
+                await self._wait_broken()
+                tasks.cancel_scope.cancel()
+        self._ended.set()
+
+    async def _reopen(self) -> None:
+        told = False
+        while True:
+            try:
+                async with self._opening() as wait_ended:
+                    self._listening, told = True, False
+                    self._tried.set()
+                    await wait_ended()
+            except Busy as exc:
+                if not told:
+                    self._tell(f"network: nothing leaves this computer: {exc}")
+                told = True
+            except SandboxGone as exc:
+                logger.info("doors are closed: %s", exc)
+            self._listening = False
+            self._tried.set()
+            self._tried, self._wanted = anyio.Event(), anyio.Event()
+            with anyio.move_on_after(_AGAIN_S):
+                await self._wanted.wait()
+
+
+def _name(chat: ChatId) -> str:
+    """As a person types it."""
+    return chat.chat if chat.user == "local" else str(chat)

@@ -1,0 +1,108 @@
+"""Every form of a target, said to the real proxy: nothing on this machine hears of it."""
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from mcp_sandbox.egress.rules import Rule, Rules
+from mcp_sandbox.egress.targets import Target
+from tests.egress.test_targets import REFUSED_HOSTS, REFUSED_PORTS
+from tests.egress.world import HOST, World, a_world, everything
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncGenerator[World]:
+    async with a_world(tmp_path / "world") as made:
+        yield made
+
+
+async def answer(world: World, data: bytes) -> bytes:
+    """What the proxy answers to a client that says no more."""
+    async with await world.connect() as stream:
+        await stream.send(data)
+        await stream.send_eof()
+        return await everything(stream)
+
+
+def requests(place: bytes) -> list[bytes]:
+    return [
+        b"CONNECT %s HTTP/1.1\r\nHost: a.example\r\n\r\n" % place,
+        b"GET http://%s/ HTTP/1.1\r\nHost: a.example\r\n\r\n" % place,
+        b"GET http://%s HTTP/1.0\r\n\r\n" % place,
+    ]
+
+
+async def test_no_form_of_an_address_or_odd_name_leads_anywhere(world: World) -> None:
+    heard = list[str]()
+
+    async def canary(stream: Any) -> None:
+        async with stream:
+            heard.append("somebody")
+
+    port = await world.listen(canary)
+    await world.allow(port, f"a.example:{port}", f"*.example.com:{port}", f"example.com:{port}")
+    limiter = anyio.CapacityLimiter(32)
+    taken = list[bytes]()
+
+    async def say(request: bytes) -> None:
+        async with limiter:
+            said = await answer(world, request)
+            if not said.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 403 ")):
+                taken.append(request + b" -> " + said)
+
+    places = [b"%s:%d" % (host, port) for host in REFUSED_HOSTS]
+    places += [b"%s:%s" % (HOST.encode(), each) for each in REFUSED_PORTS if each]
+    async with anyio.create_task_group() as tasks:
+        for place in places:
+            for request in requests(place):
+                tasks.start_soon(say, request)
+    assert taken == []
+    assert heard == []
+    assert {each[1].partition(":")[0] for each in world.noted} <= {"target", "request", "rule"}
+
+
+async def test_the_same_machine_hears_of_an_allowed_one(world: World) -> None:
+    reached = anyio.Event()
+
+    async def canary(stream: Any) -> None:
+        async with stream:
+            reached.set()
+
+    port = await world.listen(canary)
+    await world.allow(port)
+    await answer(world, requests(b"%s:%d" % (HOST.encode(), port))[0])
+    with anyio.fail_after(5):
+        await reached.wait()
+
+
+async def test_a_name_of_this_machine_is_refused_though_a_rule_allows_it(world: World) -> None:
+    world.proxy.rules = Rules((Rule("localhost", frozenset({world.port})),))
+    said = await answer(world, requests(b"localhost:%d" % world.port)[0])
+    assert said.startswith(b"HTTP/1.1 403 network: refused localhost")
+    assert b"its name leads to an address that is not public" in said
+    assert [each[1].partition(":")[0] for each in world.noted] == ["address"]
+
+
+async def test_a_refusal_names_the_target_of_its_own_request(world: World) -> None:
+    async def server(stream: Any) -> None:
+        async with stream:
+            await stream.receive()
+            await stream.send(b"HTTP/1.1 204 No Content\r\n\r\n")
+            await everything(stream)
+
+    port = await world.listen(server)
+    await world.allow(port)
+    async with await world.connect() as stream:
+        await stream.send(
+            b"GET http://%s:%d/ HTTP/1.1\r\nHost: %s:%d\r\n\r\n" % ((HOST.encode(), port) * 2)
+        )
+        assert (await stream.receive()).startswith(b"HTTP/1.1 204")
+        await stream.send(b"GET http://127.0.0.1/ HTTP/1.1\r\nHost: a.example\r\n\r\n")
+        await stream.send_eof()
+        said = await everything(stream)
+    assert said.startswith(b"HTTP/1.1 400 network: refused a request: a host is reached by its")
+    noted = await world.until_noted(2)
+    assert sorted(each[0] for each in noted) == ["None", str(Target(HOST, port))]
