@@ -1,6 +1,5 @@
 """A proxy behind a real port, and real servers on this machine's loopback to go to."""
 
-import contextlib
 import ssl
 import subprocess
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -37,6 +36,7 @@ class World:
     tasks: anyio.abc.TaskGroup
     folder: Path
     port: int = 0
+    url: str = ""
     noted: list[tuple[str, str, int, int]] = field(default_factory=list)
     grants: list[Rule] = field(default_factory=list)
     told: anyio.Event = field(default_factory=anyio.Event)
@@ -147,12 +147,12 @@ async def a_world(
         way = Way(CHAT, lambda: world.grants, world.note)
 
         async def serve(stream: SocketStream) -> None:
-            await proxy.serve(stream, way)
-            # A door waits likewise for the client to read what it was sent.
-            with anyio.move_on_after(1), contextlib.suppress(anyio.BrokenResourceError):
-                await stream.send_eof()
-                await everything(stream)
-            await stream.aclose()
+            async with stream:
+                await proxy.serve(stream, way)
+                # A door waits likewise for the client to read what it was sent.
+                with anyio.move_on_after(1):
+                    await stream.send_eof()
+                    await everything(stream)
 
         world.port = await world.listen(serve)
         yield world
