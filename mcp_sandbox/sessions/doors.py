@@ -96,9 +96,14 @@ class Egress:
             f"{each.source} (read only)" if each.source.startswith("preset") else str(each)
             for each in rules
         )
+        secrets = (
+            f"; {each.name} is a placeholder, which becomes the secret on its way in the header "
+            f"{each.header} of HTTPS requests to {', '.join(each.hosts)}"
+            for each in self._proxy.secrets.states(chat.user)
+        )
         return (
             f"allowed hosts alone: {', '.join(names) or 'none'}; by HTTP_PROXY and HTTPS_PROXY, "
-            "which some programs do not know, such as Node.js before 22.21"
+            f"which some programs do not know, such as Node.js before 22.21{''.join(secrets)}"
         )
 
     async def grants(self, chat: ChatId) -> Sequence[Grant]:
