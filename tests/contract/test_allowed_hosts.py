@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 import trustme
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.tls import TLSListener
 
 from mcp_sandbox.app import open_manager
@@ -70,17 +70,21 @@ async def web() -> AsyncGenerator[Web]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     found.authority.issue_cert(HERE).configure_cert(context)
     async with AsyncExitStack() as stack:
-        tasks = await stack.enter_async_context(anyio.create_task_group())
-        ports = list[int]()
-        for secure in (False, True, False):
-            listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-            await stack.enter_async_context(listener)
-            ports.append(listener.extra(anyio.abc.SocketAttribute.local_port))
-            served = TLSListener(listener, context, standard_compatible=False)
-            tasks.start_soon((served if secure else listener).serve, found.answer)
+        listeners = [
+            await stack.enter_async_context(await anyio.create_tcp_listener(local_host="127.0.0.1"))
+            for _ in range(3)
+        ]
+        ports = [each.extra(SocketAttribute.local_port) for each in listeners]
         found.plain, found.secure, found.other = ports
-        yield found
-        tasks.cancel_scope.cancel()
+        async with anyio.create_task_group() as tasks:
+            plain, secure, other = listeners
+            encrypted = TLSListener(secure, context, standard_compatible=False)
+            for each in (plain, encrypted, other):
+                tasks.start_soon(each.serve, found.answer)
+            try:
+                yield found
+            finally:
+                tasks.cancel_scope.cancel()
 
 
 def allowing(config: Config, servers: Web, folder: Path) -> Config:
@@ -132,6 +136,9 @@ async def test_a_secret_goes_to_its_host_and_never_comes_in(config: Config, tmp_
             f'{sent} {url}; {sent} http://{HERE}:{servers.plain}/; curl -sS "{url}?$API_TOKEN";'
             f"env; cat /proc/*/environ; grep -r {SECRET} /workspace ~ /tmp /etc 2>/dev/null"
         )
+        told = (await session.info()).network
+        assert "API_TOKEN is a placeholder, which becomes the secret on its way in the" in told
+        assert f"header authorization of HTTPS requests to {HERE}:{servers.secure}" in told
         to_host, in_clear, in_url = servers.heads
         assert f"Bearer {SECRET}\r\n" in to_host
         for head in (in_clear, in_url):
@@ -203,16 +210,16 @@ async def test_who_takes_the_port_inside_harms_its_own_chat_until_it_leaves_it(
         ask = f"curl -sSf http://{HERE}:{servers.plain}/"
         async with open_manager(config, for_many=True) as first:
             session = await first.session(CHAT)
-            await session.write_file("take.py", TAKER)
-            await session.exec("python3 take.py", wait_s=0)
+            await session.write_file("taking.py", TAKER)
+            await session.exec("python3 taking.py", wait_s=0)
         with anyio.fail_after(20):
             while not [*(await anyio.to_thread.run_sync(partial(found, config, "taken")))]:
                 await anyio.sleep(0.02)
         async with open_manager(config) as second:
             session = await second.session(CHAT)
-            assert not (await session.exec(ask)).success
+            assert not (await session.exec(f"{ask} -m 0.5")).success
             assert "nothing leaves this computer" in "\n".join(await session.take_news())
-            await session.exec("pkill -f take.py; while pgrep -f take.py; do :; done")
+            await session.exec("pkill -f [t]aking.py; while pgrep -f [t]aking.py; do :; done")
             assert (await session.exec(ask)).success
 
 
@@ -228,8 +235,8 @@ async def test_with_other_networks_nothing_of_it_is_there(
         config = allowing(config, servers, tmp_path / "o")
         async with open_manager(config.model_copy(update={"network": network})) as manager:
             session = await manager.session(CHAT)
-            said = (await session.exec("env; cat /proc/self/mounts")).stdout
-        for word in ("17329", "API_TOKEN", "/etc/ssl/certs"):
+            said = (await session.exec("env")).stdout
+        for word in ("17329", "API_TOKEN", "ca-certificates"):
             assert word not in said
         assert not (config.data_dir / "sandbox" / "authority").exists()
 

@@ -1,6 +1,5 @@
 """A proxy behind a real port, and real servers on this machine's loopback to go to."""
 
-import contextlib
 import ssl
 import subprocess
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -18,7 +17,7 @@ from anyio.streams.tls import TLSListener
 from mcp_sandbox.config import AllowConfig, EgressConfig, SecretConfig
 from mcp_sandbox.egress.authority import Authority
 from mcp_sandbox.egress.proxy import Proxy, Way
-from mcp_sandbox.egress.rules import Rule, Rules, Verdict, grant_of, rules_of
+from mcp_sandbox.egress.rules import Rule, Rules, grant_of, rules_of
 from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import RefusedError
 from mcp_sandbox.models import ChatId
@@ -37,13 +36,14 @@ class World:
     tasks: anyio.abc.TaskGroup
     folder: Path
     port: int = 0
+    url: str = ""
     noted: list[tuple[str, str, int, int]] = field(default_factory=list)
     grants: list[Rule] = field(default_factory=list)
     told: anyio.Event = field(default_factory=anyio.Event)
 
     def note(self, target: object, verdict: object, sent: int, received: int, ms: float) -> None:
         why = f"{verdict.verdict}: {verdict}" if isinstance(verdict, RefusedError) else "allowed"
-        assert isinstance(verdict, RefusedError) or (isinstance(verdict, Verdict) and verdict.rule)
+        assert isinstance(verdict, RefusedError | Rule)
         self.noted.append((str(target), why, sent, received))
         self.told.set()
         self.told = anyio.Event()
@@ -147,12 +147,12 @@ async def a_world(
         way = Way(CHAT, lambda: world.grants, world.note)
 
         async def serve(stream: SocketStream) -> None:
-            await proxy.serve(stream, way)
-            # A door waits likewise for the client to read what it was sent.
-            with anyio.move_on_after(1), contextlib.suppress(anyio.BrokenResourceError):
-                await stream.send_eof()
-                await everything(stream)
-            await stream.aclose()
+            async with stream:
+                await proxy.serve(stream, way)
+                # A door waits likewise for the client to read what it was sent.
+                with anyio.move_on_after(1):
+                    await stream.send_eof()
+                    await everything(stream)
 
         world.port = await world.listen(serve)
         yield world
