@@ -30,7 +30,7 @@ from mcp_sandbox.egress.opened import (
     path_of,
     searchable,
 )
-from mcp_sandbox.egress.rules import Rule, Rules, Verdict
+from mcp_sandbox.egress.rules import Rule, Rules
 from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import RefusedError, Target, split_url, target_of
 from mcp_sandbox.models import ChatId
@@ -45,8 +45,8 @@ _MOST_ADDRESSES = 4
 _TLS = b"\x16"
 _HUNG_UP = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 
-Note = Callable[[Target | None, Verdict | RefusedError, int, int, float], None]
-"""Told once a connection to a target, and once a refusal: bytes out, bytes in, milliseconds."""
+Note = Callable[[Target | None, Rule | RefusedError, int, int, float], None]
+"""Told once a connection that a rule let pass, and once a refusal: bytes out and in, ms."""
 
 
 @dataclass(frozen=True)
@@ -305,9 +305,8 @@ class _Connection:
         if (server := self._server) is not None:
             self._server = None
             if told:
-                verdict, wire = Verdict(server.rule, server.rule.source), server.wire
-                taken_ms = _ms_since(server.began_s)
-                self._way.note(server.target, verdict, wire.sent, wire.received, taken_ms)
+                wire, taken_ms = server.wire, _ms_since(server.began_s)
+                self._way.note(server.target, server.rule, wire.sent, wire.received, taken_ms)
             await server.wire.aclose()
 
 
