@@ -37,7 +37,7 @@ _LEFT_OUT = frozenset(
     b"host connection keep-alive proxy-connection proxy-authorization proxy-authenticate trailer"
     b" upgrade alt-svc x-http-method x-http-method-override x-method-override".split()
 )
-_PARTS = frozenset({b"accept-encoding", b"range", b"if-range"})
+_PARTS = frozenset({b"accept-encoding", b"te", b"range", b"if-range"})
 
 
 class Peer:
@@ -223,7 +223,8 @@ def _answered(event: h11.Event, mask: Mask | None, masking: Masking | None) -> I
         if event.status_code == 100:
             yield h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
     elif isinstance(event, h11.Response):
-        if mask and dict(event.headers).get(b"content-encoding", b"identity") != b"identity":
+        codings = {value.lower() for name, value in event.headers if name == b"content-encoding"}
+        if mask and codings - {b"identity"}:
             raise RefusedError("its answer is compressed, where no secret can be found", "secret")
         hidden = mask.text if mask else bytes
         headers = [(hidden(name), hidden(value)) for name, value in _passed(event)]

@@ -21,7 +21,6 @@ from mcp_sandbox.runtime.calls import (
     JsonObject,
     Reply,
     Sink,
-    Taker,
     background_of,
     pieces,
     row_of,
@@ -57,7 +56,7 @@ class Channel:
         self._role = role
         self._decoder = protocol.Decoder()
         self._seal: protocol.Seal | None = None
-        self._calls: dict[int, Taker] = {}
+        self._calls: dict[int, Call] = {}
         self._last_id = 0
         self._send_lock = anyio.Lock()
         # Why no further call can succeed.
@@ -145,7 +144,7 @@ class Channel:
                 await self._cancel(number, call)
             self.forget(number)
 
-    def number(self, call: Taker) -> int:
+    def number(self, call: Call) -> int:
         """The number of a new call, which gets its frames from now on until we `forget` it."""
         self._last_id += 1
         self._calls[self._last_id] = call
@@ -203,7 +202,7 @@ class Channel:
 
     async def _cancel(self, number: int, call: Call) -> None:
         """Stop what the call started; returns when the runner says that all of it is dead."""
-        call.sink = None
+        call.keeps, call.pieces = False, []
         with anyio.move_on_after(CANCEL_S, shield=True):
             await self.send({"t": "cancel", "id": number}, b"")
             while not call.ended:
@@ -236,7 +235,9 @@ class Channel:
                 "The next call gets a new sandbox on the same files"
             )
             for call in self._calls.values():
-                call.lose(self.broken)
+                call.error = self.broken
+                call.ended = True
+                call.wake()
             self._ended.set()
             self._busy.set()
         with anyio.CancelScope(shield=True):
