@@ -21,7 +21,7 @@ from mcp_sandbox.egress.addresses import addresses_of
 from mcp_sandbox.egress.authority import Authority
 from mcp_sandbox.egress.hello import named_host
 from mcp_sandbox.egress.opened import BATCH, HEAD_S, HUNG_UP, Peer, exchange, outgoing
-from mcp_sandbox.egress.rules import Rule, Rules, Verdict
+from mcp_sandbox.egress.rules import Rule, Rules
 from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import RefusedError, Target, split_url, target_of
 from mcp_sandbox.models import ChatId
@@ -34,8 +34,8 @@ _DIAL_S, _IDLE_S = 10.0, 15 * 60.0
 _ENDING_S, _LAST_S = 15.0, 1.0
 _TLS = b"\x16"
 
-Note = Callable[[Target | None, Verdict | RefusedError, int, int, float], None]
-"""Told once a connection to a target, and once a refusal: bytes out, bytes in, milliseconds."""
+Note = Callable[[Target | None, Rule | RefusedError, int, int, float], None]
+"""Told once a connection that a rule let pass, and once a refusal: bytes out and in, ms."""
 
 
 @dataclass(frozen=True)
@@ -264,9 +264,8 @@ class _Connection:
         if (server := self._server) is not None:
             self._server = None
             if told:
-                verdict, wire = Verdict(server.rule, server.rule.source), server.wire
-                taken_ms = _ms_since(server.began_s)
-                self._way.note(server.target, verdict, wire.sent, wire.received, taken_ms)
+                wire, taken_ms = server.wire, _ms_since(server.began_s)
+                self._way.note(server.target, server.rule, wire.sent, wire.received, taken_ms)
             await anyio.aclose_forcefully(server.wire)
 
 

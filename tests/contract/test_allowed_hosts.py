@@ -136,6 +136,9 @@ async def test_a_secret_goes_to_its_host_and_never_comes_in(config: Config, tmp_
             f'{sent} {url}; {sent} http://{HERE}:{servers.plain}/; curl -sS "{url}?$API_TOKEN";'
             f"env; cat /proc/*/environ; grep -r {SECRET} /workspace ~ /tmp /etc 2>/dev/null"
         )
+        told = (await session.info()).network
+        assert "API_TOKEN is a placeholder, which becomes the secret on its way in the" in told
+        assert f"header authorization of HTTPS requests to {HERE}:{servers.secure}" in told
         to_host, in_clear, in_url = servers.heads
         assert f"Bearer {SECRET}\r\n" in to_host
         for head in (in_clear, in_url):
