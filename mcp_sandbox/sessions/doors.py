@@ -19,7 +19,7 @@ from mcp_sandbox.backends.base import Sandbox
 from mcp_sandbox.egress.proxy import Proxy, Way
 from mcp_sandbox.egress.rules import PORTS, Rule, grant_of
 from mcp_sandbox.egress.targets import RefusedError, Target, target_of
-from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxGone, StorageUnavailable
+from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, StorageUnavailable
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.runtime.doors import PORT, Handler, doors
 from mcp_sandbox.runtime.runtime import Runtime
@@ -282,7 +282,7 @@ class Doors:
                 if not told:
                     self._tell(f"network: nothing leaves this computer: {exc}")
                 told = True
-            except SandboxGone as exc:
+            except SandboxError as exc:
                 logger.info("doors are closed: %s", exc)
             self._listening = False
             self._tried.set()
