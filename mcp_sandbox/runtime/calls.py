@@ -1,7 +1,7 @@
 """The calls under way on a channel, and what the frames of a runner make of them."""
 
 import signal
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,19 +112,19 @@ def background_of(said: JsonObject) -> Background:
     )
 
 
-def row_of(said: Mapping[str, object]) -> ProcessRow:
+def row_of(said: JsonObject) -> ProcessRow:
     """A process as a list shows it; TypeError and its like if that is no such thing."""
     number = small(said["signal"])
     return ProcessRow(
         id=str(said["id"])[:40],
         command=str(said["command"])[:80],
         running=bool(said["running"]),
-        seconds=float(str(said["seconds"])),
+        seconds=float(said["seconds"]),
         exit_code=small(said["exit_code"]),
         signal=None if number is None else _signal_name(number),
         why=str(said["why"] or "")[:20],
         out_of_memory=bool(said["out_of_memory"]),
-        memory_bytes=int(str(said.get("memory", 0))),
+        memory_bytes=int(said.get("memory", 0)),
         of=str(said.get("of", ""))[:60],
     )
 

@@ -272,7 +272,7 @@ class Hold:
                 "`mcp-sandbox stop`"
             )
         if held.doors:
-            await held.doors.aclose()
+            held.doors.close()
         held.paused = await held.sandbox.pause()
         if not held.paused:
             held.doors = self._rooms.open_doors(self.chat, held.sandbox, held.runtime)

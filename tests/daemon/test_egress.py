@@ -52,8 +52,8 @@ CHECKED = {
     "gist.example.com": "gist.example.com:443 is refused: egress.deny names",
     "elsewhere.example.com:80": "elsewhere.example.com:80 is refused: no rule allows it",
     "api.example.com:22": "no rule allows port 22",
-    "api.example.com": "egress.allow names api.example.com, but its name has no address",
-    "granted.example.com": "is refused: grant of ",
+    "api.example.com": "api.example.com:443 is allowed: egress.allow names",
+    "granted.example.com": "is allowed: grant of ",
 }
 
 
@@ -74,8 +74,7 @@ def test_without_a_daemon_rules_are_told_and_grants_are_kept(
     assert CliRunner().invoke(cli, allow).exit_code == 0
     for host, why in CHECKED.items():
         found = CliRunner().invoke(cli, ["egress", "check", host, "--chat", "a"])
-        assert found.exit_code == 1
-        assert why in f"{found.stdout}{found.exception}"
+        assert (found.exit_code, why in found.stdout) == ("allowed" not in why, True), found
 
 
 @pytest.mark.parametrize(
