@@ -74,7 +74,10 @@ class Peer:
         try:
             while not found or isinstance(found[-1], h11.Data):
                 event = self.http.next_event()
-                if isinstance(event, h11.Event):
+                if isinstance(event, h11.EndOfMessage):
+                    # Its trailers are left out.
+                    found.append(h11.EndOfMessage())
+                elif isinstance(event, h11.Event):
                     found.append(event)
                 elif found:
                     break
@@ -138,9 +141,8 @@ class Peer:
         body = f"{sentence}\n".encode()
         kind, size = ("Content-Type", "text/plain; charset=utf-8"), str(len(body))
         headers = [kind, ("Content-Length", size), ("Connection", "close")]
-        # Programs that show no body of a proxy show this line.
-        answer = h11.Response(status_code=status, headers=headers, reason=sentence.encode())
-        await self.send(answer)
+        # Programs that show no body of a proxy show the reason.
+        await self.send(h11.Response(status_code=status, headers=headers, reason=body[:-1]))
         # The answer to HEAD has none.
         with suppress(h11.LocalProtocolError):
             await self.send(h11.Data(body), h11.EndOfMessage())
@@ -206,7 +208,7 @@ async def _upload(client: Peer, server: Peer, request: h11.Request) -> None:
         # What a server says that takes no more is told by its answer.
         await server.send(request)
         while not isinstance(events[-1], h11.EndOfMessage):
-            events = [_bare(event) for event in await client.events()]
+            events = await client.events()
             await server.send(*events)
     if not client.http.trailing_data[0]:
         # Who hangs up needs no answer any more.
@@ -235,14 +237,9 @@ def _answered(event: h11.Event, mask: Mask | None, masking: Masking | None) -> I
     else:
         if masking:
             yield h11.Data(masking.end())
-        yield _bare(event)
+        yield event
 
 
 def _passed(message: h11.Request | h11.Response) -> list[Header]:
     items = message.headers.raw_items()
     return [(name, value) for name, value in items if name.lower() not in _LEFT_OUT]
-
-
-def _bare(event: h11.Event) -> h11.Event:
-    """Without trailers."""
-    return h11.EndOfMessage() if isinstance(event, h11.EndOfMessage) else event
