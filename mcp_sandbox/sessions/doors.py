@@ -108,13 +108,14 @@ class Egress:
 
     async def grants(self, chat: ChatId) -> Sequence[Grant]:
         """What persons have allowed to the chat, and has not ended."""
-        record, now_s, grants = await self._records.look(chat), self._clock().wall_s, list[Grant]()
-        for noted in record.sections.get(_SECTION, ()) if record else ():
-            # One that only a newer version understands does not count.
-            with suppress(TypeError, InvalidArgument):
-                grant = Grant(**noted)
-                grants += [grant] if grant.rule and grant.until_s > now_s else []
-        return grants
+        record, now_s = await self._records.look(chat), self._clock().wall_s
+        # What only a newer version understands does not count.
+        with suppress(TypeError, InvalidArgument):
+            grants = (
+                [Grant(**noted) for noted in record.sections.get(_SECTION, ())] if record else []
+            )
+            return [each for each in grants if each.rule and each.until_s > now_s]
+        return []
 
     async def allow(self, chat: ChatId, host: str, *, read: bool, by: str, for_s: float) -> Grant:
         """Allow HOST[:PORT] from the next connection on; an earlier grant of it ends.
