@@ -12,6 +12,7 @@ from typing import Literal
 
 import anyio
 from anyio.abc import ByteStream, TaskGroup
+from anyio.lowlevel import checkpoint
 
 from mcp_sandbox import errors
 from mcp_sandbox.models import Background, FolderIdentity, ProcessRow, RunnerHello
@@ -36,6 +37,8 @@ CANCEL_S = 8.0
 SILENT_S = 10.0
 ASKED_S = 15.0
 _MOST_ENDED = 32
+# A sender of many small frames must not keep all others waiting.
+_AT_A_STRETCH = 64
 
 
 class Channel:
@@ -305,8 +308,10 @@ class Channel:
         data = b""
         try:
             while True:
-                for header, payload in self._decoder.feed(data):
+                for count, (header, payload) in enumerate(self._decoder.feed(data)):
                     self._take(header, payload)
+                    if count % _AT_A_STRETCH == _AT_A_STRETCH - 1:
+                        await checkpoint()
                 data = await self._stream.receive(262144)
                 self._heard += 1
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):

@@ -41,7 +41,8 @@ async def doors(
 
     Raises:
         Busy: a program inside listens there already.
-        SandboxGone: the sandbox does not answer.
+        SandboxGone, BackendUnavailable: the sandbox does not answer.
+        SandboxError: of any kind, if code inside has got between, as these frames are not sealed.
     """
     try:
         async with anyio.create_task_group() as tasks:

@@ -19,7 +19,7 @@ from mcp_sandbox.backends.base import Sandbox
 from mcp_sandbox.egress.proxy import Proxy, Way
 from mcp_sandbox.egress.rules import PORTS, Rule, grant_of
 from mcp_sandbox.egress.targets import RefusedError, Target, target_of
-from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxGone, StorageUnavailable
+from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, StorageUnavailable
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.runtime.doors import PORT, Handler, doors
 from mcp_sandbox.runtime.runtime import Runtime
@@ -108,13 +108,14 @@ class Egress:
 
     async def grants(self, chat: ChatId) -> Sequence[Grant]:
         """What persons have allowed to the chat, and has not ended."""
-        record, now_s, grants = await self._records.look(chat), self._clock().wall_s, list[Grant]()
-        for noted in record.sections.get(_SECTION, ()) if record else ():
-            # One that only a newer version understands does not count.
-            with suppress(TypeError, InvalidArgument):
-                grant = Grant(**noted)
-                grants += [grant] if grant.rule and grant.until_s > now_s else []
-        return grants
+        record, now_s = await self._records.look(chat), self._clock().wall_s
+        # What only a newer version understands does not count.
+        with suppress(TypeError, InvalidArgument):
+            grants = (
+                [Grant(**noted) for noted in record.sections.get(_SECTION, ())] if record else []
+            )
+            return [each for each in grants if each.rule and each.until_s > now_s]
+        return []
 
     async def allow(self, chat: ChatId, host: str, *, read: bool, by: str, for_s: float) -> Grant:
         """Allow HOST[:PORT] from the next connection on; an earlier grant of it ends.
@@ -282,7 +283,7 @@ class Doors:
                 if not told:
                     self._tell(f"network: nothing leaves this computer: {exc}")
                 told = True
-            except SandboxGone as exc:
+            except SandboxError as exc:
                 logger.info("doors are closed: %s", exc)
             self._listening = False
             self._tried.set()

@@ -78,7 +78,9 @@ class Ways:
         """Find the chat's sandbox, or make one; the caller gives it its guard."""
         rooms = self._rooms
         record = await rooms.records.get(self._chat)
-        is_new = record is None and not await rooms.workspaces.exist(self._chat)
+        # One that was not on a backend yet may have been allowed some hosts.
+        lived = record is not None and record.backend is not None
+        is_new = not lived and not await rooms.workspaces.exist(self._chat)
         self._settle(record, is_new=is_new)
         shown = await rooms.projects.show(self._chat)
         may_adopt = is_new and not shown.mounts

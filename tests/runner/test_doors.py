@@ -3,19 +3,27 @@
 import os
 import resource
 import socket
+import subprocess
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
 import pytest
 from anyio.abc import ByteStream
+from anyio.lowlevel import checkpoint
 
-from mcp_sandbox.errors import CallerError
+from mcp_sandbox.errors import CallerError, SandboxError
 from mcp_sandbox.runner import protocol
 from mcp_sandbox.runtime.doors import doors
 from tests.contract.test_previews import free_port
 from tests.runner.test_protocol import Runner, runner, said_until_hang_up, works
 
 __all__ = ["runner"]
+
+
+async def never(_stream: ByteStream) -> None:
+    raise AssertionError
 
 
 async def shaken(
@@ -63,9 +71,6 @@ async def test_only_frames_for_doors_go_unsealed(runner: Runner) -> None:
 
 @pytest.mark.parametrize("at", [-1, 70000, "/no/such/folder", "", "x" * 200, "/a\0b"])
 async def test_an_impossible_place_is_refused_with_a_reason(runner: Runner, at: int | str) -> None:
-    async def never(_stream: ByteStream) -> None:
-        raise AssertionError
-
     with pytest.raises(CallerError, match=r"no door can be opened|path from the root"):
         async with doors(runner.stream, runner.token, never, at=at):
             pass
@@ -77,9 +82,6 @@ async def test_posted_doors_wake_nobody(runner: Runner) -> None:
     def woken() -> str:
         status = Path(f"/proc/{runner.process.pid}/status").read_text()
         return next(line for line in status.splitlines() if line.startswith("voluntary"))
-
-    async def never(_stream: ByteStream) -> None:
-        raise AssertionError
 
     # Its own beginning is over, so what is heard is heard of doors.
     async with doors(runner.stream, runner.token, never, at=free_port()):
@@ -142,3 +144,91 @@ async def test_bytes_one_by_one_pass_as_well(runner: Runner) -> None:
                 assert await client.receive() == b"ok"
             await done.wait()
     assert bytes(came) == bytes(number % 256 for number in range(5000))
+
+
+@asynccontextmanager
+async def forged(folder: Path, *answers: bytes) -> AsyncGenerator[Runner]:
+    """Code inside that has got between: it lets both ends prove the token, and then goes on."""
+    token = os.urandom(32)
+
+    async def serve(stream: ByteStream) -> None:
+        with suppress(anyio.BrokenResourceError, anyio.EndOfStream):
+            async with stream:
+                mine = os.urandom(protocol.NONCE_BYTES)
+                hello = {"t": "hello", "version": protocol.VERSION, "nonce": mine.hex()}
+                await stream.send(protocol.encode(hello))
+                (said, _), *_ = protocol.Decoder().feed(await stream.receive())
+                proof = protocol.prove(token, "runner", bytes.fromhex(said["nonce"]), mine)
+                await stream.send(protocol.encode({"t": "welcome", "proof": proof}))
+                for answer in answers:
+                    await stream.receive()
+                    await stream.send(answer)
+                await anyio.sleep_forever()
+
+    listener = await anyio.create_unix_listener(folder / "runner.sock")
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        process = subprocess.Popen(["true"])
+        process.wait()
+        yield Runner(process, folder, token)
+        tasks.cancel_scope.cancel()
+
+
+OPEN = protocol.encode({"t": "open", "id": 1, "most": 10**9})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        protocol.encode({"t": "fail", "id": 1, "code": "not_found", "message": "x" * 9000}),
+        protocol.encode({"t": "fail", "id": 1, "code": ["busy"], "message": ""}),
+        protocol.encode({"t": "open", "id": 1, "most": None}),
+        protocol.encode({"t": "open", "id": 1, "most": 1e308}).replace(b"1e+308", b"1e+999"),
+        b"\0" * 100,
+    ],
+)
+async def test_what_code_inside_forges_is_an_error_of_the_sandbox(
+    tmp_path: Path, answer: bytes
+) -> None:
+    with anyio.fail_after(10):
+        async with forged(tmp_path, answer) as runner:
+            with pytest.raises(SandboxError):
+                async with doors(runner.stream, runner.token, never):
+                    raise AssertionError
+
+
+async def test_forged_bytes_are_held_no_further_than_credit_was_given(tmp_path: Path) -> None:
+    there = protocol.encode({"t": "open", "id": 2, "most": 0})
+    piece = protocol.encode({"t": "data", "id": 2, "s": "body"}, bytes(protocol.CHUNK))
+    gone = anyio.Event()
+
+    async def wait(_stream: ByteStream) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            gone.set()
+
+    with anyio.fail_after(10):
+        async with forged(tmp_path, OPEN, there + piece * 4) as runner:
+            async with doors(runner.stream, runner.token, wait) as ended:
+                await ended()
+                await gone.wait()
+
+
+async def test_a_flood_of_forged_frames_leaves_others_their_turns(tmp_path: Path) -> None:
+    flood = protocol.encode({"t": "x"}) * 200_000
+    turns = 0
+    with anyio.fail_after(30):
+        async with forged(tmp_path, OPEN, flood + b"\xff" * 100) as runner:
+            async with doors(runner.stream, runner.token, never) as ended:
+                async with anyio.create_task_group() as tasks:
+
+                    async def stop() -> None:
+                        await ended()
+                        tasks.cancel_scope.cancel()
+
+                    tasks.start_soon(stop)
+                    while True:
+                        await checkpoint()
+                        turns += 1
+    assert turns > 1000
