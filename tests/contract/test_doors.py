@@ -50,6 +50,10 @@ def say():
         client.shutdown(socket.SHUT_WR)
         print(until_end(client).decode())
 
+def talk():
+    for _ in range(50):
+        say()
+
 def swap():
     # Both directions at once, the own one ended while the other goes on.
     mine, theirs = hashlib.sha256(), hashlib.sha256()
@@ -230,8 +234,7 @@ async def test_who_connects_is_answered_by_the_handler(
     sandbox: Sandbox, runtime: Runtime, port: int
 ) -> None:
     async with answered(sandbox, greet, port):
-        for _ in range(20):
-            assert await client(runtime, "say", port) == "you said hello\n"
+        assert await client(runtime, "talk", port) == "you said hello\n" * 50
 
 
 async def test_a_door_may_be_a_unix_socket(sandbox: Sandbox, runtime: Runtime) -> None:
@@ -256,15 +259,18 @@ async def test_the_handler_may_end_its_direction_first(
     sandbox: Sandbox, runtime: Runtime, port: int
 ) -> None:
     heard: list[bytes] = []
+    was_heard = anyio.Event()
 
     async def tell(stream: ByteStream) -> None:
         async with stream:
             await stream.send(b"you")
             await stream.send_eof()
             heard.append(await received(stream))
+        was_heard.set()
 
     async with answered(sandbox, tell, port):
         await client(runtime, "later", port)
+        await was_heard.wait()
     assert heard == [b"I heard you"]
 
 
