@@ -12,7 +12,6 @@ from mcp_sandbox.config.environment import own_folders as own_folders
 from mcp_sandbox.config.environment import proxy_variables as proxy_variables
 from mcp_sandbox.config.environment import search_path as search_path
 from mcp_sandbox.config.environment import server_variables as server_variables
-from mcp_sandbox.config.environment import source_variables as source_variables
 from mcp_sandbox.config.models import AllowConfig as AllowConfig
 from mcp_sandbox.config.models import CallsConfig as CallsConfig
 from mcp_sandbox.config.models import Config as Config

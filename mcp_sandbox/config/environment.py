@@ -6,7 +6,6 @@ from pathlib import Path
 
 # What the relay goes by, which may import nothing of ours, holds for all.
 from mcp_sandbox.connect import place
-from mcp_sandbox.connect.starting import daemon_variables
 
 PREFIX = "MCP_SANDBOX_"
 _PROXY_NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
@@ -39,11 +38,6 @@ def server_variables() -> Mapping[str, str]:
     """Return what a server process that we start must inherit to see the same configuration."""
     folders = _present(("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"))
     return {**setting_variables(), **docker_variables(), **folders}
-
-
-def source_variables() -> Mapping[str, str]:
-    """Return what programs that give secrets run with: the same, whoever has started us."""
-    return daemon_variables()
 
 
 def search_path() -> str:

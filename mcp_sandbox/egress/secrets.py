@@ -12,18 +12,16 @@ import os
 import re
 import shlex
 import signal
-import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from subprocess import DEVNULL
-from typing import Any
 
 import anyio
 from anyio import to_thread
 
-from mcp_sandbox.config import SecretConfig, source_variables
+from mcp_sandbox.config import SecretConfig
+from mcp_sandbox.connect.starting import daemon_variables
 from mcp_sandbox.egress.masking import Mask
 from mcp_sandbox.egress.rules import grant_of
 from mcp_sandbox.egress.targets import RefusedError, Target
@@ -34,8 +32,6 @@ Header = tuple[bytes, bytes]
 
 SHORTEST, LONGEST = 12, 4096
 SOURCE_S, KEPT_S = 10.0, 300.0
-# Masks know so many of one secret: a source may give another each time.
-_VALUES = 8
 _HEADER_TEXT = re.compile(rb"[!-~](?:[ -~]*[!-~])?")
 
 
@@ -69,14 +65,9 @@ class BoundSecret:
         self.header = settings.header.lower()
         hosts = tuple(map(str, self._rules))
         self.state = SecretState(name, hosts, self.header, settings.users)
-        self.known = list[bytes]()  # The latest is last.
+        self.known = b""  # The last value that the source has given.
         self._problem, self._asked_at = "", -KEPT_S
         self._asking = anyio.Lock()
-
-    @property
-    def is_untried(self) -> bool:
-        """Whether nobody needed the value so far."""
-        return self._asked_at < 0
 
     def serves(self, chat: ChatId, target: Target) -> bool:
         """Whether requests of this chat to the target may carry it."""
@@ -97,7 +88,7 @@ class BoundSecret:
         if self._problem:
             what = f"the secret {self.state.name} cannot be had: {self._problem}"
             raise RefusedError(f"{what}. A person must look: mcp-sandbox secrets check", "secret")
-        return self.known[-1]
+        return self.known
 
     async def checked(self) -> SecretState:
         """Ask the source, and return what people may know of its answer."""
@@ -125,7 +116,7 @@ class BoundSecret:
             return f"its value has {size} bytes, and only {SHORTEST} to {LONGEST} can be masked"
         if not _HEADER_TEXT.fullmatch(value):
             return "its value is not one line of printable ASCII without spaces around it"
-        self.known = [*(each for each in self.known[-_VALUES + 1 :] if each != value), value]
+        self.known = value
         return ""
 
 
@@ -170,11 +161,7 @@ class Secrets:
                 if name.lower() == secret.header.encode() and placeholder in plain:
                     plain = plain.replace(placeholder, await secret.value())
                     filled[at] = name, scheme + base64.b64encode(plain) if scheme else plain
-            # What the host has of an earlier server's requests is masked too.
-            if secret.is_untried:
-                with suppress(RefusedError):
-                    await secret.value()
-        return filled, _mask(_known(bound)) if bound else None
+        return filled, _mask(bound) if bound else None
 
     def states(self, user: str = "") -> list[SecretState]:
         """Return what is known without asking a source, of one user's or of all secrets."""
@@ -186,17 +173,12 @@ class Secrets:
 
     def masked(self, line: str) -> str:
         """Return a log line with filler for every value that is known by now."""
-        mask = _mask(_known(self._all))
-        return mask.text(line.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
+        told = _mask(self._all).text(line.encode("utf-8", "surrogatepass"))
+        return told.decode("utf-8", "surrogatepass")
 
 
-@lru_cache(maxsize=32)
-def _mask(values: tuple[bytes, ...]) -> Mask:
-    return Mask(values)
-
-
-def _known(secrets: Sequence[BoundSecret]) -> tuple[bytes, ...]:
-    return tuple(value for secret in secrets for value in secret.known)
+def _mask(secrets: Sequence[BoundSecret]) -> Mask:
+    return Mask(secret.known for secret in secrets if secret.known)
 
 
 def _decoded(text: bytes) -> tuple[bytes, bytes]:
@@ -209,14 +191,9 @@ def _decoded(text: bytes) -> tuple[bytes, bytes]:
 
 
 def _contents(path: str) -> bytes:
-    """Return the beginning of a file, longer than a value may be. Raises OSError."""
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError(errno.EINVAL, "it is no file")
-        return os.read(number, LONGEST + 2)
-    finally:
-        os.close(number)
+    """Return the beginning of a file, longer than a value may be; a pipe is not waited for."""
+    with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
+        return file.read(LONGEST + 2) or b""
 
 
 async def _output(command: Sequence[str]) -> bytes:
@@ -225,8 +202,14 @@ async def _output(command: Sequence[str]) -> bytes:
     It has a daemon's variables and folder, so for a person it does the same. Raises OSError.
     """
     said, code = b"", None
-    place: dict[str, Any] = {"cwd": "/", "env": source_variables(), "start_new_session": True}
-    async with await anyio.open_process(command, stdin=DEVNULL, stderr=DEVNULL, **place) as process:
+    async with await anyio.open_process(
+        command,
+        stdin=DEVNULL,
+        stderr=DEVNULL,
+        cwd="/",
+        env=daemon_variables(),
+        start_new_session=True,
+    ) as process:
         try:
             with suppress(anyio.EndOfStream):
                 while process.stdout and len(said) <= LONGEST + 1:

@@ -137,24 +137,23 @@ def test_other_users_have_neither_placeholder_nor_value(tmp_path: Path) -> None:
     assert found.bound(other, HOST) == ()
 
 
-async def test_answers_of_bound_hosts_are_masked_before_a_placeholder_was_used(
+async def test_answers_of_bound_hosts_are_masked_also_without_a_placeholder(
     tmp_path: Path,
 ) -> None:
     found = secrets(script(tmp_path, f"print({VALUE!r})"))
-    for _ in range(3):
-        _, mask = await found.fill(CHAT, HOST, [])
-        assert mask is not None
-        assert mask.text(b"is " + VALUE.encode()) == b"is " + FILLER * len(VALUE)
+    await sent(found, (b"authorization", inside(found)))
+    _, mask = await found.fill(CHAT, HOST, [])
+    assert mask is not None
+    assert mask.text(b"is " + VALUE.encode()) == b"is " + FILLER * len(VALUE)
     assert starts(tmp_path) == 1
 
 
-async def test_a_source_that_fails_fails_no_request_without_a_placeholder(tmp_path: Path) -> None:
+async def test_no_source_is_asked_for_a_request_without_a_placeholder(tmp_path: Path) -> None:
     found = secrets(script(tmp_path, "sys.exit(1)"))
-    for _ in range(3):
-        headers, mask = await found.fill(CHAT, HOST, [(b"authorization", b"none")])
-        assert headers == [(b"authorization", b"none")]
-        assert mask is not None
-    assert starts(tmp_path) == 1
+    headers, mask = await found.fill(CHAT, HOST, [(b"authorization", b"none")])
+    assert headers == [(b"authorization", b"none")]
+    assert mask is not None
+    assert starts(tmp_path) == 0
 
 
 async def test_a_file_is_read_at_each_use(tmp_path: Path) -> None:
@@ -275,8 +274,8 @@ async def test_a_source_that_is_none_is_refused(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     for source, problem in (
         (f"file:{tmp_path / 'absent'}", "No such file"),
-        (f"file:{tmp_path}", "it is no file"),
-        (f"file:{fifo}", "it is no file"),
+        (f"file:{tmp_path}", "Is a directory"),
+        (f"file:{fifo}", "its value has 0 bytes"),
         (f"command: {VALUE}", "No such file"),
         (f"command: {tmp_path}", "Permission denied"),
     ):
