@@ -75,8 +75,7 @@ _LATER: Sequence[Step] = (
 async def show(config: Config, console: Console, config_file: Path | None, keep: bool) -> None:
     """Show a chat's computer at work; its files stay only with `keep`.
 
-    Raises:
-        OperatorError: no backend works here, or a step failed.
+    Raises OperatorError: no backend works here, or a step failed.
     """
     async with AsyncExitStack() as stack:
         if not keep:

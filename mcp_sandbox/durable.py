@@ -44,13 +44,12 @@ def read_dated_note(path: str | Path) -> tuple[dict[str, Any], float] | None:
             raise ValueError("it is no file") from exc
         raise
     try:
-        status = os.fstat(descriptor)
-        data = os.read(descriptor, min(status.st_size, 1 << 20))
+        with closing_fd(descriptor):
+            status = os.fstat(descriptor)
+            data = os.read(descriptor, min(status.st_size, 1 << 20))
         return dict(json.loads(str(data, "utf-8"))), status.st_mtime
     except (IsADirectoryError, RecursionError, TypeError) as exc:
         raise ValueError(f"it holds no JSON object: {exc}") from exc
-    finally:
-        os.close(descriptor)
 
 
 def write_note(path: Path, content: Mapping[str, Any], *, synced: bool = True) -> None:
@@ -141,9 +140,15 @@ def publish_folder(made: Path, target: Path) -> bool:
 
 def sync(path: Path) -> None:
     """Bring a file, or the names in a folder, onto the disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | _OPEN)
-    try:
+    with closing_fd(os.open(path, os.O_RDONLY | _OPEN)) as descriptor:
         os.fsync(descriptor)
+
+
+@contextmanager
+def closing_fd(descriptor: int) -> Generator[int]:
+    """Close a descriptor at the end of the block."""
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 

@@ -31,9 +31,8 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 class ChatId:
     """What a sandbox belongs to. Both parts come from outside.
 
-    Raises:
-        InvalidArgument: a part is not 1 to 128 characters of A-Z a-z 0-9 . _ -
-            beginning with a letter or digit.
+    Raises InvalidArgument: a part is not 1 to 128 characters of A-Z a-z 0-9 . _ - that begin with
+    a letter or digit.
     """
 
     user: str

@@ -35,13 +35,6 @@ def connect(path: str, seconds: float) -> socket.socket:
             return connection
 
 
-def shield() -> None:
-    """Inside a sandbox a stray `pkill python` of the user must not mean the relay."""
-    ctypes.CDLL(None).prctl(PR_SET_NAME, b"mcp-sandbox", 0, 0, 0)
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-
-
 def send_input(connection: socket.socket) -> None:
     """Copy standard input to the socket, then half-close it."""
     try:
@@ -72,7 +65,10 @@ def main(arguments: "list[str]") -> int:
         os.write(2, f"relay: cannot connect to {path}: {exc.strerror}\n".encode())
         return 1
     if announce:
-        shield()
+        # Inside a sandbox a stray `pkill python` of the user must not mean the relay.
+        ctypes.CDLL(None).prctl(PR_SET_NAME, b"mcp-sandbox", 0, 0, 0)
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         os.write(2, b"connected\n")
     start_new_thread(send_input, (connection,))
     try:

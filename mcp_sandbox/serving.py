@@ -90,8 +90,7 @@ class _ChatServer:
         from mcp_sandbox.server.identity import connected_as
         from mcp_sandbox.server.transports import serve_lines
 
-        project = self.folders.brought(greeting.chat, greeting.project)
-        with connected_as(greeting.chat), project:
+        with connected_as(greeting.chat), self.folders.brought(greeting.chat, greeting.project):
             await serve_lines(server, connection, connection, leaving=self.ending.begun)
 
     async def serve_http(self, listener: "Listener", tokens: "Tokens", anonymous: bool) -> None:

@@ -61,10 +61,8 @@ async def try_out(folder: Path, config: Config, *, timeout_s: float = 60.0) -> S
         # Its sandbox sees nothing but the skill.
         skills = SkillsConfig(folders=(root,), shipped=False)
         own = {"data_dir": data / "data", "network": "none", "skills": skills, "env": {}}
-        alone = config.model_copy(update=own)
-        async with open_session("trial", config=alone) as session:
-            activation = await session.skills.activate(name)
-            skill = activation.path_in_sandbox
+        async with open_session("trial", config=config.model_copy(update=own)) as session:
+            skill = (await session.skills.activate(name)).path_in_sandbox
             if skill is None:
                 raise UnusableSkill("skills are switched off: set skills.enabled to true")
             return [

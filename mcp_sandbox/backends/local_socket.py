@@ -16,12 +16,14 @@ import anyio
 from anyio.abc import ByteStream
 from anyio.lowlevel import checkpoint
 
+from mcp_sandbox.durable import closing_fd
 from mcp_sandbox.errors import SandboxGone
 
 _NAME = "runner.sock"
 # A sender that always has more must not keep all others waiting.
 _AT_A_STRETCH = 16
 _RETRY_S = 0.001
+_NOT_YET = (FileNotFoundError, ConnectionRefusedError)
 
 
 class SocketStream(ByteStream):
@@ -107,12 +109,8 @@ async def connect(
     with anyio.move_on_after(deadline_s):
         while True:
             # The file appears at bind, but nothing on the host tells of listen.
-            with suppress(FileNotFoundError, ConnectionRefusedError):
-                target = _open_socket(directory)
-                try:
-                    return await dial(f"/proc/self/fd/{target}")
-                finally:
-                    os.close(target)
+            with suppress(*_NOT_YET), closing_fd(_open_socket(directory)) as target:
+                return await dial(f"/proc/self/fd/{target}")
             if has_ended():
                 break
             await anyio.sleep(_RETRY_S)
@@ -129,10 +127,8 @@ def _open_socket(directory: Path) -> int:
         raise SandboxGone(
             f"the socket directory {directory} is {now}; the next call starts a new sandbox"
         ) from exc
-    try:
+    with closing_fd(folder):
         found = os.open(_NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    finally:
-        os.close(folder)
     if stat.S_ISSOCK(os.fstat(found).st_mode):
         return found
     os.close(found)

@@ -15,6 +15,8 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from mcp_sandbox.durable import closing_fd
+
 _GONE_LIMIT_S = 10.0
 
 
@@ -85,7 +87,7 @@ async def end(process: ProcessId, number: signal.Signals | None, *, limit_s: flo
     descriptor = await anyio.to_thread.run_sync(hold, process)
     if descriptor is None:
         return True
-    try:
+    with closing_fd(descriptor):
         if number is not None:
             # It may have ended, and been collected, since it was looked at.
             with suppress(ProcessLookupError):
@@ -93,8 +95,6 @@ async def end(process: ProcessId, number: signal.Signals | None, *, limit_s: flo
         with anyio.move_on_after(limit_s, shield=True):
             await anyio.wait_readable(descriptor)
         return has_ended(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 async def kill(process: ProcessId) -> bool:

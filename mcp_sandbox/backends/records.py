@@ -25,7 +25,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from mcp_sandbox.backends.process import ProcessId, identify, is_alive
-from mcp_sandbox.durable import make_folder, read_note, write_file, write_note
+from mcp_sandbox.durable import closing_fd, make_folder, read_note, write_file, write_note
 from mcp_sandbox.errors import SandboxGone, StorageUnavailable
 from mcp_sandbox.models import BackendName, Network, SandboxFacts, SandboxId
 
@@ -144,12 +144,9 @@ class Records:
             # The sandbox runs as our own user: the token alone tells its runner from a fake.
             return
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-        folder = os.open(self.socket_directory(sandbox_id), flags)
-        try:
+        with closing_fd(os.open(self.socket_directory(sandbox_id), flags)) as folder:
             os.fchown(folder, 0, 0)
             os.fchmod(folder, 0o711)
-        finally:
-            os.close(folder)
 
     def save(self, sandbox_id: SandboxId, record: Record) -> None:
         """Replace the record of a sandbox; raises StorageUnavailable."""
@@ -204,8 +201,7 @@ class Records:
         if record is None:
             raise gone(sandbox_id)
         try:
-            token = (self.directory(sandbox_id) / "token").read_text()
-            return record, bytes.fromhex(token)
+            return record, bytes.fromhex((self.directory(sandbox_id) / "token").read_text())
         except (OSError, ValueError) as exc:
             logger.warning("sandbox %s is given up, its token is damaged: %s", sandbox_id, exc)
             raise gone(sandbox_id) from exc

@@ -32,7 +32,7 @@ _DAY_S = 86_400.0
 @group.command(name="list")
 def list_(chat: Chat, as_json: AsJson = False, socket: Socket = None) -> None:
     """Show the rules and grants of a chat, what it reached, and what was refused to it."""
-    found = answer(socket, "egress-list", {"chat": chat})
+    found = answer(socket, "egress", {"do": "list", "chat": chat})
     if as_json:
         tell(found, "", as_json=True)
         return
@@ -64,14 +64,14 @@ def allow(
     """Allow a chat a public host, from its next connection on."""
     by = pwd.getpwuid(os.geteuid()).pw_name
     arguments = {"chat": chat, "host": host, "read": read, "by": by, "for_s": for_s}
-    done = answer(socket, "egress-allow", arguments)
+    done = answer(socket, "egress", {"do": "allow", **arguments})
     print(f"{done['chat']}: {done['rule']} is allowed until {utc(done['until_s'])}")
 
 
 @group.command()
 def deny(chat: Chat, host: Host, socket: Socket = None) -> None:
     """Take back what `allow` has allowed to a chat."""
-    done = answer(socket, "egress-deny", {"chat": chat, "host": host})
+    done = answer(socket, "egress", {"do": "deny", "chat": chat, "host": host})
     print(f"{done['chat']}: {host} is allowed no more; what is connected goes on")
 
 
@@ -83,7 +83,7 @@ def check(
     socket: Socket = None,
 ) -> None:
     """Say whether a connection would be let out, and which rule decides; exit code 1 if not."""
-    found = answer(socket, "egress-check", {"host": host, "chat": chat})
+    found = answer(socket, "egress", {"do": "check", "host": host, "chat": chat})
     word = "allowed" if found["allowed"] else "refused"
     tell(found, f"{found['target']} is {word}: {found['why']}", as_json=as_json)
     raise typer.Exit(0 if found["allowed"] else 1)

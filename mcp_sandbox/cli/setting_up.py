@@ -97,8 +97,7 @@ def _connect(target: Target, *, yes: bool, undo: bool, only_print: bool, check: 
     if wanted.is_none:
         print(f"{wanted.path} is as it should be")
     print_diff(wanted.diff())
-    nothing = "nothing was changed; --yes writes without asking"
-    agreed(yes or wanted.is_none, "Write this?", nothing)
+    agreed(yes or wanted.is_none, "Write this?", "nothing was changed; --yes writes without asking")
     wanted.apply()
     if undo:
         return

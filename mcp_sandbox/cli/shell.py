@@ -133,8 +133,7 @@ class _Joined:
                 raise OperatorError(content.decode("utf-8", "replace"))
             elif kind == END:
                 ended = json.loads(content)
-                code: int = 128 + ended["signal"] if ended["signal"] else ended["exit_code"] or 0
-                return code
+                return int(128 + ended["signal"] if ended["signal"] else ended["exit_code"] or 0)
         return None
 
 

@@ -25,8 +25,7 @@ _CALL = {"code": "import platform; print(6 * 7, platform.platform())"}
 async def first_call(entry: Entry, folder: Path) -> str:
     """Use the entry as a client in `folder` would, run code in a sandbox, say how it went.
 
-    Raises:
-        OperatorError: there is no right answer; the message holds what came instead.
+    Raises OperatorError: there is no right answer; the message holds what came instead.
     """
     started = time.monotonic()
     try:

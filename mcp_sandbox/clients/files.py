@@ -71,8 +71,7 @@ def of_project(client: str, address: str | None) -> Target:
     Claude tells the server its conversation by the environment, so its entry names no chat. Over
     HTTP, at `address`, it does not, and editors never do: there the project is a chat.
 
-    Raises:
-        ConfigError: the address cannot be used.
+    Raises ConfigError: the address cannot be used.
     """
     (file, section), (verb, rest) = _OF_PROJECT[client], _NEXT[client]
     project, claude = Path.cwd(), client == "claude"
@@ -176,11 +175,7 @@ class Change:
         return difflib.unified_diff(old, new, source, result, lineterm="")
 
     def apply(self) -> None:
-        """Write it.
-
-        Raises:
-            ConfigError: it cannot be written; then the file is as before.
-        """
+        """Write it; raises ConfigError if it cannot be, and then the file is as before."""
         if self.is_none and not self.undo:
             return
         if _read(self.path) != self.before:
@@ -214,8 +209,7 @@ def changing(target: Target, *, undo: bool) -> Change:
 
     It is taken away exactly, if no other program wrote since.
 
-    Raises:
-        ConfigError: the file cannot be changed without harm, or there is nothing to undo.
+    Raises ConfigError: the file cannot be changed without harm, or there is nothing to undo.
     """
     path = _resolved(target.path)
     before, old = _read(path), _backup(path)

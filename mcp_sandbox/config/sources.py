@@ -64,8 +64,7 @@ class Loaded:
     def differences(self, variables: Mapping[str, Any]) -> list[str]:
         """Say which settings would be others now, with the settings among these variables.
 
-        Raises:
-            ConfigError: they cannot be used.
+        Raises ConfigError: they cannot be used.
         """
         now = self.again({k: v for k, v in variables.items() if k.startswith(PREFIX)})
         pairs = zip(self.rows(), now.rows(), strict=True) if now.config != self.config else ()
@@ -82,8 +81,7 @@ def load_config(file: Path | None = None, flags: Values = None, variables: Value
     `file` must exist when it is given; `flags` are values by dotted key, None = not given;
     `variables` are the environment's, None = this process's own.
 
-    Raises:
-        ConfigError: a source cannot be read, or holds an unknown key or an unusable value.
+    Raises ConfigError: a source cannot be read, or holds an unknown key or an unusable value.
     """
     variables = setting_variables() if variables is None else variables
     named = variables.get("MCP_SANDBOX_CONFIG")

@@ -45,8 +45,7 @@ def reach(place: Place, *, replace: bool = False) -> Link:
     With `replace` one of another version is handed over. Only a relay that starts does that, so
     that relays of two versions cannot go on replacing each other's daemon.
 
-    Raises:
-        Unavailable: there is none, and none could be started.
+    Raises Unavailable: there is none, and none could be started.
     """
     try:
         link = dial(place)

@@ -58,8 +58,7 @@ class Lines:
     def feed(self, data: bytes) -> bytes:
         """Return the lines that are whole now, with their ends.
 
-        Raises:
-            TooLong: the last line, which has no end yet, is too long.
+        Raises TooLong: the last line, which has no end yet, is too long.
         """
         if self._dropping:
             _, end, data = data.partition(b"\n")
@@ -321,8 +320,7 @@ class Copying:
         try:
             while self._unsent:
                 message = self._unsent[0]
-                rest = memoryview(message.line)[self._sent_bytes :]
-                self._sent_bytes += link.send(rest)
+                self._sent_bytes += link.send(memoryview(message.line)[self._sent_bytes :])
                 if self._sent_bytes == len(message.line):
                     self._unsent.popleft()
                     self._sent_bytes = 0

@@ -67,7 +67,6 @@ class Place:
         )
 
     def line(self, values: dict[str, str | None]) -> bytes:
-        """The first line of a connection."""
         pairs = [f'"mcp-sandbox": 1, "version": "{self.version}"']
         pairs += [f"{_json(name)}: {_json(value)}" for name, value in values.items()]
         return f"{{{', '.join(pairs)}}}\n".encode()
@@ -86,8 +85,7 @@ class Link(socket):
     def receive_line(self) -> bytes:
         """Return the next short line, within ANSWER_S; what follows it stays in the socket.
 
-        Raises:
-            EOFError: the other side ended before the end of the line, or the line is too long.
+        Raises EOFError: the other side ended before the end of the line, or the line is too long.
         """
         self.settimeout(ANSWER_S)
         line = bytearray()
@@ -187,8 +185,7 @@ def home() -> str:
 
 def default_socket(data: str = "") -> str:
     """Return where the daemon listens; a data root that is named has a socket of its own."""
-    named = os.environ.get("MCP_SANDBOX_SOCKET")
-    if named:
+    if named := os.environ.get("MCP_SANDBOX_SOCKET"):
         return named
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     folder = os.path.join(runtime, STATE) if runtime.startswith("/") else state_folder()
@@ -197,8 +194,7 @@ def default_socket(data: str = "") -> str:
         return os.path.join(folder, "mcp.sock")
     from binascii import crc32
 
-    digest = crc32(os.fsencode(root))
-    return os.path.join(folder, f"mcp-{digest:08x}.sock")
+    return os.path.join(folder, f"mcp-{crc32(os.fsencode(root)):08x}.sock")
 
 
 def _json(value: str | None) -> str:

@@ -24,8 +24,7 @@ def start(place: Place, *, replace: bool) -> Link:
 
     With `replace` a running one of another version is asked to leave first.
 
-    Raises:
-        Unavailable: it did not start; the message quotes its log.
+    Raises Unavailable: it did not start; the message quotes its log.
     """
     try:
         os.makedirs(os.path.dirname(place.socket), mode=0o700, exist_ok=True)

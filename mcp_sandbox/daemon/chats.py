@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextlib import aclosing, suppress
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
@@ -17,9 +17,6 @@ from mcp_sandbox.models import ChatId, SessionStatus
 from mcp_sandbox.runner.frames import END, ERROR, MAX_BYTES, FrameError, Frames, frame, size
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
-
-if TYPE_CHECKING:
-    from mcp_sandbox.sessions.doors import Egress
 
 _MOST_SHOWN = 10
 _TERM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -41,10 +38,7 @@ class Chats:
             "resume": partial(self._change, "resumed", SessionManager.resume),
             "remove": partial(self._change, "removed", SessionManager.remove),
             "collect": self._collect,
-            "egress-list": self._egress_list,
-            "egress-allow": self._egress_allow,
-            "egress-deny": self._egress_deny,
-            "egress-check": self._egress_check,
+            "egress": self._egress,
         }
 
     async def _list(self, arguments: JsonObject) -> JsonObject:
@@ -75,29 +69,23 @@ class Chats:
         manager = await self._manager()
         return asdict(await manager.collect(dry_run=bool(arguments.get("dry_run"))))
 
-    async def _egress_list(self, arguments: JsonObject) -> JsonObject:
-        egress, chat = await self._egress_of(arguments)
-        return await egress.told(chat)
-
-    async def _egress_allow(self, arguments: JsonObject) -> JsonObject:
-        egress, chat = await self._egress_of(arguments)
-        host, by, for_s = str(arguments["host"]), str(arguments["by"]), float(arguments["for_s"])
-        read = bool(arguments.get("read"))
-        grant = await egress.allow(chat, host, read=read, by=by, for_s=for_s)
-        return {"chat": str(chat), "rule": str(grant.rule), "until_s": grant.until_s}
-
-    async def _egress_deny(self, arguments: JsonObject) -> JsonObject:
-        egress, chat = await self._egress_of(arguments)
-        await egress.deny(chat, str(arguments["host"]))
-        return {"chat": str(chat)}
-
-    async def _egress_check(self, arguments: JsonObject) -> JsonObject:
-        chat = (await self._found(arguments))[1] if arguments.get("chat") else None
-        return await _egress(await self._manager()).check(str(arguments["host"]), chat)
-
-    async def _egress_of(self, arguments: JsonObject) -> "tuple[Egress, ChatId]":
-        manager, chat = await self._found(arguments)
-        return _egress(manager), chat
+    async def _egress(self, arguments: JsonObject) -> JsonObject:
+        """Show or change what may leave: `do` is list, allow, deny or check."""
+        egress, do = (await self._manager()).egress, arguments["do"]
+        host, chat = str(arguments.get("host")), None
+        if egress is None:
+            raise ConfigError("no hosts are allowed: set network to allowlist, and egress.allow")
+        if arguments.get("chat") or do != "check":
+            _, chat = await self._found(arguments)
+        if chat is None or do == "check":
+            return await egress.check(host, chat)
+        if do == "allow":
+            how = {name: arguments[name] for name in ("read", "by", "for_s")}
+            grant = await egress.allow(chat, host, **how)
+            return {"chat": str(chat), "rule": str(grant.rule), "until_s": grant.until_s}
+        if do == "deny":
+            await egress.deny(chat, host)
+        return {"chat": str(chat), **await egress.told(chat)}
 
     async def _found(self, arguments: JsonObject) -> tuple[SessionManager, ChatId]:
         manager = await self._manager()
@@ -136,12 +124,6 @@ class Chats:
                 await connection.send(frame(ERROR, str(exc).encode()[:MAX_BYTES]))
             else:
                 await connection.send(frame(END, json.dumps(asdict(ended)).encode()))
-
-
-def _egress(manager: SessionManager) -> "Egress":
-    if manager.egress is None:
-        raise ConfigError("there are no allowed hosts: set network to allowlist, and egress.allow")
-    return manager.egress
 
 
 def _row(status: SessionStatus) -> dict[str, Any]:

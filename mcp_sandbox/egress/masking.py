@@ -52,8 +52,6 @@ class Mask:
                     place = reading.places(whole)
                     spans += [(place(start), place(end)) for start, end in found]
                     begun = min(begun, place(first))
-        for reading in self._readings:
-            begun = reading.start(data, begun)
         return spans, len(data) if ended else begun
 
     def _found(self, data: bytes) -> list[_Span]:
@@ -105,7 +103,7 @@ class Masking:
 
 
 class _Reading:
-    """Reads the escapes of some characters. None begins in another: it may begin anywhere."""
+    """Reads the escapes of some characters, none of which begins within another."""
 
     def __init__(self, how: Iterable[str], marks: Iterable[int]) -> None:
         self._meant = {each.format(c).encode(): bytes((c,)) for c in marks for each in how}
@@ -128,11 +126,6 @@ class _Reading:
             starts.append(each.start() - shifts[-1] + 1)
             shifts.append(shifts[-1] + len(each[0]) - 1)
         return lambda at: at + shifts[bisect_right(starts, at) - 1]
-
-    def start(self, data: bytes, at: int) -> int:
-        """Return where the escape begins in which this place is, else the place."""
-        around = self._any.finditer(data, max(0, at - _LONGEST_ESCAPE), at + _LONGEST_ESCAPE)
-        return min([at, *(each.start() for each in around if each.end() > at)])
 
 
 def _forms(value: bytes) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ The same for plain HTTP and for what is inside opened TLS. It knows no rules and
 import re
 import select
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from urllib.parse import unquote_to_bytes
 
@@ -23,11 +23,10 @@ Header = tuple[bytes, bytes]
 BATCH = 256 * 1024
 """Bytes read at once: all TLS records that are there, and one write for them."""
 HEAD_S = 10.0
+HUNG_UP = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 _MOST_HEAD = 32 * 1024
-LAST_S = 1.0
 _STATUS: dict[Refusal, int] = {"target": 400, "request": 400, "name": 421, "limit": 503}
 _STATUS |= {"rule": 403, "address": 403, "secret": 502, "failed": 502}
-BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 
 _READING = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 # Nothing in it that a server could decode, cut or resolve to another path.
@@ -38,7 +37,7 @@ _LEFT_OUT = frozenset(
     b"host connection keep-alive proxy-connection proxy-authorization proxy-authenticate trailer"
     b" upgrade alt-svc x-http-method x-http-method-override x-method-override".split()
 )
-_IN_PIECES = frozenset({b"accept-encoding", b"range", b"if-range"})
+_PARTS = frozenset({b"accept-encoding", b"te", b"range", b"if-range"})
 
 
 class Peer:
@@ -71,7 +70,7 @@ class Peer:
         Raises:
             RefusedError: what has come is not HTTP/1.1, or a server's connection broke.
         """
-        found, is_server = list[h11.Event](), self.http.our_role is h11.CLIENT
+        found = list[h11.Event]()
         try:
             while not found or isinstance(found[-1], h11.Data):
                 event = self.http.next_event()
@@ -81,13 +80,11 @@ class Peer:
                     break
                 else:
                     self.http.receive_data(await self.receive())
-        except h11.RemoteProtocolError as exc:
-            if is_server:
+        except (h11.RemoteProtocolError, *HUNG_UP) as exc:
+            if self.http.our_role is h11.CLIENT:
                 raise RefusedError("its answer is not whole HTTP/1.1", "failed") from exc
-            raise RefusedError("it is not whole HTTP/1.1", "request") from exc
-        except BROKEN as exc:
-            if is_server:
-                raise RefusedError("the connection to it broke", "failed") from exc
+            if isinstance(exc, h11.RemoteProtocolError):
+                raise RefusedError("it is not whole HTTP/1.1", "request") from exc
             raise
         return found
 
@@ -124,11 +121,7 @@ class Peer:
         return self.next_cycle() and not poll.poll(0)
 
     async def connect(self, target: str) -> bytes:
-        """Have a proxy connect to a target; returns what has come from there already.
-
-        Raises:
-            RefusedError: it does not.
-        """
+        """Have a proxy connect to a target; returns what has come from there already."""
         asked = h11.Request(method="CONNECT", target=target, headers=[("Host", target)])
         await self.send(asked, h11.EndOfMessage())
         answer = (await self.events())[0]
@@ -153,37 +146,35 @@ class Peer:
             await self.send(h11.Data(body), h11.EndOfMessage())
 
 
-def path_of(request: h11.Request) -> bytes:
-    """Return the path and query that a request inside a tunnel asks for.
-
-    Raises:
-        RefusedError: it asks in another form.
-    """
-    if not _PATH.fullmatch(request.target):
-        raise RefusedError("its path is not plain ASCII that begins with /", "request")
-    return request.target
-
-
 def outgoing(
-    request: h11.Request, target: Target, path: bytes, *, secure: bool, read: bool
+    request: h11.Request, to: tuple[Target, bytes], *, secure: bool, read: bool, whole: bool
 ) -> list[Header]:
-    """Return the headers with which a request may go to a target.
+    """Return the headers with which a request may go to a target and path.
+
+    `whole`: its answer is to be whole and not compressed.
 
     Raises:
         RefusedError: it may not.
     """
-    found, default_port = dict(request.headers), 443 if secure else 80
-    if b"content-length" in found and b"transfer-encoding" in found:
+    (target, path), default_port = to, 443 if secure else 80
+    names = dict(request.headers)
+    if not _PATH.fullmatch(path):
+        raise RefusedError("its path is not plain ASCII that begins with /", "request")
+    if b"content-length" in names and b"transfer-encoding" in names:
         raise RefusedError("it has both Content-Length and Transfer-Encoding", "request")
-    if b"upgrade" in found:
+    if b"upgrade" in names:
         raise RefusedError("no upgrade to another protocol can pass", "request")
-    if b"host" in found and target_of(found[b"host"], default_port) != target:
+    if b"host" in names and target_of(names[b"host"], default_port) != target:
         raise RefusedError("the request names another Host", "name")
     if read and not _reads(request.method, path):
         method = request.method[:20].decode("ascii")
         raise RefusedError(f"only reading is allowed there, not this {method}", "rule")
     host = target.host if target.port == default_port else str(target)
-    return [(b"Host", host.encode()), *_passed(request)]
+    kept = [(b"Host", host.encode()), *_passed(request)]
+    if not whole:
+        return kept
+    kept = [(name, value) for name, value in kept if name.lower() not in _PARTS]
+    return [*kept, (b"Accept-Encoding", b"identity")]
 
 
 def _reads(method: bytes, path_and_query: bytes) -> bool:
@@ -193,33 +184,27 @@ def _reads(method: bytes, path_and_query: bytes) -> bool:
     return method in _READING or (method == b"POST" and bool(_FETCH.fullmatch(path)))
 
 
-def searchable(headers: Sequence[Header]) -> list[Header]:
-    """Return headers that ask for a whole answer, not compressed."""
-    kept = [(name, value) for name, value in headers if name.lower() not in _IN_PIECES]
-    return [*kept, (b"Accept-Encoding", b"identity")]
-
-
 async def exchange(client: Peer, server: Peer, request: h11.Request, mask: Mask | None) -> None:
     """Send a request with the client's body, and the answer back with filler for secrets.
 
-    Raises:
-        RefusedError: one side does not speak HTTP/1.1, or the answer may not pass.
-        EndOfStream: the client has hung up.
+    Raises a group of RefusedError, if an answer may not pass, or of what a client's stream raises.
     """
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_upload, client, server, request)
-            await _download(client, server, mask)
-            tasks.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        raise group.exceptions[0] from None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_upload, client, server, request)
+        masking = mask.stream() if mask else None
+        events = list[h11.Event]()
+        while not events or not isinstance(events[-1], h11.EndOfMessage):
+            came = await server.events()
+            events = [each for event in came for each in _answered(event, mask, masking)]
+            await client.send(*events)
+        tasks.cancel_scope.cancel()
 
 
 async def _upload(client: Peer, server: Peer, request: h11.Request) -> None:
     events: list[h11.Event] = [request]
-    with suppress(*BROKEN):
+    with suppress(anyio.BrokenResourceError):
         # What a server says that takes no more is told by its answer.
-        await server.send(*events)
+        await server.send(request)
         while not isinstance(events[-1], h11.EndOfMessage):
             events = [_bare(event) for event in await client.events()]
             await server.send(*events)
@@ -230,16 +215,6 @@ async def _upload(client: Peer, server: Peer, request: h11.Request) -> None:
         client.http.receive_data(data)
 
 
-async def _download(client: Peer, server: Peer, mask: Mask | None) -> None:
-    masking = mask.stream() if mask else None
-    events = list[h11.Event]()
-    while not events or not isinstance(events[-1], h11.EndOfMessage):
-        events = [
-            each for event in await server.events() for each in _answered(event, mask, masking)
-        ]
-        await client.send(*events)
-
-
 def _answered(event: h11.Event, mask: Mask | None, masking: Masking | None) -> Iterator[h11.Event]:
     if isinstance(event, h11.ConnectionClosed):
         raise RefusedError("it hung up and did not answer", "failed")
@@ -248,13 +223,13 @@ def _answered(event: h11.Event, mask: Mask | None, masking: Masking | None) -> I
         if event.status_code == 100:
             yield h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
     elif isinstance(event, h11.Response):
-        if mask and dict(event.headers).get(b"content-encoding", b"identity") != b"identity":
+        codings = {value.lower() for name, value in event.headers if name == b"content-encoding"}
+        if mask and codings - {b"identity"}:
             raise RefusedError("its answer is compressed, where no secret can be found", "secret")
         hidden = mask.text if mask else bytes
         headers = [(hidden(name), hidden(value)) for name, value in _passed(event)]
-        yield h11.Response(
-            status_code=event.status_code, headers=headers, reason=hidden(event.reason)
-        )
+        reason = hidden(event.reason)
+        yield h11.Response(status_code=event.status_code, headers=headers, reason=reason)
     elif isinstance(event, h11.Data):
         yield h11.Data(masking.feed(bytes(event.data))) if masking else event
     else:
@@ -269,4 +244,5 @@ def _passed(message: h11.Request | h11.Response) -> list[Header]:
 
 
 def _bare(event: h11.Event) -> h11.Event:
+    """Without trailers."""
     return h11.EndOfMessage() if isinstance(event, h11.EndOfMessage) else event

@@ -73,6 +73,11 @@ class BoundSecret:
         self._problem, self._asked_at = "", -KEPT_S
         self._asking = anyio.Lock()
 
+    @property
+    def is_untried(self) -> bool:
+        """Whether nobody needed the value so far."""
+        return self._asked_at < 0
+
     def serves(self, chat: ChatId, target: Target) -> bool:
         """Whether requests of this chat to the target may carry it."""
         return chat.user in self.state.users and any(rule.covers(target) for rule in self._rules)
@@ -137,8 +142,7 @@ class Secrets:
 
     def placeholders(self, chat: ChatId) -> dict[str, str]:
         """Return the variables that a chat's calls get: its secrets' names and placeholders."""
-        states = [each.state for each in self._all if chat.user in each.state.users]
-        return {state.name: self._placeholder(chat, state.name) for state in states}
+        return {each.name: self._placeholder(chat, each.name) for each in self.states(chat.user)}
 
     def _placeholder(self, chat: ChatId, name: str) -> str:
         said = "\0".join((chat.user, chat.chat, name)).encode()
@@ -166,11 +170,15 @@ class Secrets:
                 if name.lower() == secret.header.encode() and placeholder in plain:
                     plain = plain.replace(placeholder, await secret.value())
                     filled[at] = name, scheme + base64.b64encode(plain) if scheme else plain
+            # What the host has of an earlier server's requests is masked too.
+            if secret.is_untried:
+                with suppress(RefusedError):
+                    await secret.value()
         return filled, _mask(_known(bound)) if bound else None
 
-    def states(self) -> list[SecretState]:
-        """Return what is known without asking a source."""
-        return [each.state for each in self._all]
+    def states(self, user: str = "") -> list[SecretState]:
+        """Return what is known without asking a source, of one user's or of all secrets."""
+        return [each.state for each in self._all if user in ("", *each.state.users)]
 
     async def check(self) -> list[SecretState]:
         """Ask every source, one after another, as each may ask a person."""

@@ -66,8 +66,7 @@ class Capture:
         self._tried = limit == 0
 
     def add(self, name: str, data: bytes) -> None:
-        before = sum(stream.total for stream in self.streams.values())
-        if before + len(data) > KEEP_OVER:
+        if sum(stream.total for stream in self.streams.values()) + len(data) > KEEP_OVER:
             self.keep()
         if self._fd >= 0:
             self._keep(data)

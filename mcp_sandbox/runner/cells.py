@@ -53,7 +53,6 @@ class Notebook:
         return self.seat.pid
 
     def row(self, name: str) -> dict[str, Any]:
-        """What is told of it in a list, as of a command."""
         ended, seconds = self.state == "ended", round(time.monotonic() - self._started, 1)
         told = {"id": name, "command": "(waits for its next cell)", "of": "notebook"}
         how = {"running": not ended, "why": "stopped" if ended else None, "seconds": seconds}
@@ -85,7 +84,7 @@ class Cells:
             send(found.control, told, fds)
         except OSError:
             # Its end was closed or is not read: the listener hears of its death.
-            self._pool.kill(found)
+            self._pool.kill(found.seat)
         if main := found.seat.main:
             # User code may have stopped it.
             processes.send(main, signal.SIGCONT)
@@ -139,11 +138,11 @@ class Cells:
             done({**row, **printed, **ended, **unknown, "figures": [], "shell": []})
 
         notebook.listener, notebook.cell = hear, "its end"
-        self._pool.kill(notebook)
+        self._pool.kill(notebook.seat)
 
     def _kill(self, notebook: Notebook, still: bool) -> None:
         if still and notebook.state != "ended":
-            self._pool.kill(notebook)
+            self._pool.kill(notebook.seat)
 
     def _hear(self, notebook: Notebook) -> None:
         said: Any = None

@@ -369,8 +369,8 @@ class Command:
         if self._why == "cancelled" or self._worker is None or self.released:
             # Of what goes on beside other calls nobody knows which of them changed a file.
             self._changed = dict.fromkeys(self._changed)
-        kills = self._pool.memory.kills()
-        self._out_of_memory = status != 0 and self._why is None and kills > self._kills_before
+        if status != 0 and self._why is None:
+            self._out_of_memory = self._pool.memory.kills() > self._kills_before
         self._close()
         self._table.leave(self, told=bool(self.waits))
         self._answer(self.waits)
@@ -400,10 +400,8 @@ class Command:
         before = self._answered
         self._answered = {name: each.total for name, each in self._capture.streams.items()}
         for wait in [wait for wait in self.waits if wait in waits]:
-            # A caller that is found to have hung up leaves us while others are answered.
-            if wait in self.waits:
-                self.waits.remove(wait)
-                wait.done(*self._result(None if wait.whole or self.keyboard else before))
+            self.waits.remove(wait)
+            wait.done(*self._result(None if wait.whole or self.keyboard else before))
 
     def _result(self, answered: dict[str, int] | None) -> tuple[dict[str, Any], bytes]:
         streams = self._capture.streams

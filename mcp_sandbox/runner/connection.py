@@ -197,7 +197,8 @@ class Connection:
         except BlockingIOError:
             sent = 0
         except OSError:
-            self.close()
+            # Soon: who sends is in the middle of what closing would do to its call, too.
+            self._loop.later(0, self.close)
             return
         del self._out[:sent]
         if bool(self._out) != self._blocked:

@@ -1,9 +1,8 @@
 """Doors: the host listens at a place inside, and each connection there is a call to the host.
 
-A server opens a second connection for them, on which it calls `listen` and then posts `door` again
-and again: each client takes the door that was posted first, and is held in the kernel's queue while
-there is none. Several servers may listen at one place. With the last of them the listener is gone,
-so that clients are refused at once.
+On a second connection a server calls `listen`, and then posts `door` again and again: a client
+takes the door that was posted first, or waits in the kernel's queue. Several servers may listen at
+one place; with the last of them the listener is gone, and clients are refused at once.
 
 That connection counts for nothing: it keeps no sandbox awake or alive, and its frames are not
 sealed, for who could change them gains what every program inside may do: connect.
@@ -17,7 +16,7 @@ import os
 from mcp_sandbox.runner.dial import Traffic
 from mcp_sandbox.runner.loop import READ
 from mcp_sandbox.runner.native import accept
-from mcp_sandbox.runner.protocol import MOST_DOORS, OpError
+from mcp_sandbox.runner.protocol import CHUNK, MOST_DOORS, OpError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.loop import Loop
     from mcp_sandbox.runner.native import Socket
 
+# Clients beyond the queue would not be told at once that the listener is gone.
+_QUEUE = 1024
 _KIND = _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
 # How long a listener rests when no descriptor is left.
 _TRY_AGAIN_S = 0.1
@@ -41,6 +42,8 @@ class Place:
         self.posted: list[Door] = []
         self._loop = loop
         self._listener = _listener(at)
+        # Once such a block was freed, glibc keeps smaller ones; else each piece is mapped anew.
+        bytes(2 * CHUNK)
 
     def look(self) -> None:
         """Take clients while there is a door for them."""
@@ -74,8 +77,7 @@ class Place:
             try:
                 os.unlink(self.at)
             except OSError:
-                # A program inside has removed it.
-                return
+                return  # A program inside has removed it.
 
 
 class Listen:
@@ -88,7 +90,7 @@ class Listen:
         place.listening.append(self)
 
     def start(self, _body: bytes, *, more: bool) -> None:  # noqa: ARG002 - as of every call
-        # Of the descriptors of this process most are left to commands.
+        # Most descriptors of this process are left to commands.
         self._reply.opened(min(MOST_DOORS, os.sysconf("SC_OPEN_MAX") // 4))
 
     def feed(self, data: bytes, *, more: bool) -> None:
@@ -142,6 +144,8 @@ class Doors:
         if op not in ("listen", "door"):
             raise OpError("invalid", f"this connection is for doors: it takes no {op}")
         at = args["at"]
+        if isinstance(at, str) and (at[:1] != "/" or "\0" in at):
+            raise OpError("invalid", "a unix socket needs a path from the root")
         place = self._places.get(at)
         if op == "listen":
             place = self._places[at] = place or Place(self._loop, at)
@@ -167,7 +171,7 @@ def _listener(at: int | str) -> Socket:
         # Connections of an earlier listener may still be ending there.
         listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(MOST_DOORS)
+        listener.listen(_QUEUE)
     except (OSError, OverflowError) as exc:
         listener.close()
         raise OpError(

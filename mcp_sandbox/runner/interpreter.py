@@ -35,6 +35,8 @@ class Worker:
         self.lingers = False
         # Its command goes on without its call, and gives way to others.
         self.released = False
+        # It is to be killed as soon as its pid is known.
+        self.doomed = False
         self.job: dict[str, Any] | None = None
 
     def wake(self) -> None:
@@ -142,6 +144,8 @@ class Interpreter:
         self._watch = watch
         self._started = started
         self.worker: Worker | None = None
+        # A seat of it has said hello: start-up files do not hold it up.
+        self.forks = False
 
     def seat(self) -> Worker:
         """Ask for a seat, starting an interpreter when there is none. May raise OSError."""
@@ -163,5 +167,5 @@ class Interpreter:
         return self.adopt(*start(self._env))
 
     def adopt(self, pid: int, control: Socket) -> Worker:
-        self.worker = self._watch(Worker(pid, control, seat=False))
+        self.worker, self.forks = self._watch(Worker(pid, control, seat=False)), False
         return self.worker

@@ -177,7 +177,6 @@ class Tap:
         return len(data)
 
     def drain(self) -> None:
-        """Take what lies in the pipe."""
         left = _DRAIN
         while self.open and left > 0:
             size = self._read()

@@ -233,7 +233,9 @@ class Pool:
         """
         event = said.get("e") if isinstance(said, dict) else None
         if event == "hello" and speaker.pid is None and is_pid(said.get("pid")):
-            speaker.pid = said["pid"]
+            speaker.pid, self.interpreter.forks = said["pid"], True
+            if speaker.doomed:
+                self.kill(speaker)
         elif event == "free" and speaker.listener is None and speaker in self._busy:
             self._release(speaker)
         elif speaker.listener and makes_sense(said):
@@ -247,8 +249,8 @@ class Pool:
             if event == "exit" and not said["stays"] and speaker.pid not in self._doomed:
                 self._release(speaker)
         else:
-            self.kill(speaker)
             self._lost(speaker)
+            self.kill(speaker)
 
     def _release(self, freed: Worker) -> None:
         self._busy.discard(freed)
@@ -311,12 +313,25 @@ class Pool:
         Soon, not now: what is killed in one round of the loop is looked for together.
         """
         pid = worker_or_main if isinstance(worker_or_main, int) else worker_or_main.pid
+        if pid is None and worker_or_main in self._busy and self.interpreter.forks:
+            self._kill_unnamed(worker_or_main)
+            return
         if pid is None and self.interpreter.worker:
             pid = self.interpreter.worker.pid
         if pid is not None:
             if not self._doomed:
                 self._loop.later(0, self._kill_doomed)
             self._doomed.add(pid)
+
+    def _kill_unnamed(self, seat: Worker) -> None:
+        """Kill a seat at its hello; below the interpreter, which forks it, others run, too."""
+
+        def give_up() -> None:
+            if seat.pid is None and seat in self._busy and self.interpreter.worker:
+                self.kill(self.interpreter.worker)
+
+        seat.doomed = True
+        self._loop.later(_DYING_S, give_up)
 
     def _kill_doomed(self) -> None:
         doomed, self._doomed = self._doomed, set()

@@ -149,11 +149,10 @@ class Decoder:
         end = body_end + (SEAL_BYTES if self.seal else 0)
         if len(self._buffer) < end:
             return None
-        frame = bytes(memoryview(self._buffer)[:end])
-        del self._buffer[:end]
-        if self.seal and not compare_digest(
-            self.seal.next(memoryview(frame)[:body_end]), frame[body_end:]
-        ):
-            raise ProtocolError("frame seal is wrong")
         head_end = PREFIX.size + head_size
-        return _parse_header(frame[PREFIX.size : head_end]), frame[head_end:body_end]
+        with memoryview(self._buffer) as frame, frame[:body_end] as body:
+            if self.seal and not compare_digest(self.seal.next(body), frame[body_end:end]):
+                raise ProtocolError("frame seal is wrong")
+            head, payload = bytes(body[PREFIX.size : head_end]), bytes(body[head_end:])
+        del self._buffer[:end]
+        return _parse_header(head), payload

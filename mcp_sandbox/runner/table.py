@@ -38,13 +38,12 @@ class Table:
 
     def enter(self, command: Command) -> str:
         """The id of a new command; OpError when too many go on already, or its shell is busy."""
-        busy = [
-            each for each in self._running.values() if each.shell and each.shell == command.shell
-        ]
+        shell = command.shell
+        busy = [each for each in self._running.values() if each.shell == shell] if shell else []
         if busy:
             raise OpError(
                 "busy",
-                f"a shell runs one command at a time, and {command.shell!r} is busy with "
+                f"a shell runs one command at a time, and {shell!r} is busy with "
                 f"{busy[0].id} ({busy[0].text}): wait for its end, stop it, or take another shell",
             )
         released = self.in_background()
@@ -86,16 +85,13 @@ class Table:
         raise OpError("not_found", f"{why}; there are: {there} (process action=list)")
 
     def in_background(self) -> list[Command]:
-        """What goes on and nobody owns."""
         return [each for each in self._running.values() if each.released]
 
     def untold(self) -> list[dict[str, Any]]:
-        """The ends that nobody was told of."""
         self._forget_old()
         return [each.row() for each in self._ended.values() if not each.told]
 
     def tell(self, numbers: list[str]) -> None:
-        """Somebody was told of these."""
         for number in numbers:
             if number in self._ended:
                 self._ended[number].told = True

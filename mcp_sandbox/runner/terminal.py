@@ -38,13 +38,10 @@ def run(args: dict[str, Any], typed: int, shown: int, _end: bytes) -> dict[str, 
         for left in processes.parents():
             if processes.session_of(left) == pid:
                 processes.send(left, signal.SIGKILL)
-    if status is None:
-        return {"exit_code": None, "signal": None}
-    exited = os.WIFEXITED(status)
-    return {
-        "exit_code": os.WEXITSTATUS(status) if exited else None,
-        "signal": None if exited else os.WTERMSIG(status),
-    }
+    code = None if status is None else os.waitstatus_to_exitcode(status)
+    if code is not None and code < 0:
+        return {"exit_code": None, "signal": -code}
+    return {"exit_code": code, "signal": None}
 
 
 def _start(args: dict[str, Any]) -> tuple[int, int, dict[int, bytes]]:

@@ -64,7 +64,6 @@ class Wait:
         self._live += size
 
     def hear(self, name: str, data: bytes) -> None:
-        """What the command prints."""
         # Live output is a courtesy: without credit it is left out, the result has it all.
         if self._live >= len(data):
             self._live -= len(data)

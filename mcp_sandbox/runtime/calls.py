@@ -1,9 +1,9 @@
 """The calls under way on a channel, and what the frames of a runner make of them."""
 
 import signal
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 
@@ -15,6 +15,7 @@ JsonObject = dict[str, Any]
 Sink = Callable[[str, bytes], Awaitable[None]]
 
 _MOST_NAMED = 20
+_SMALL = 4096
 
 _FAILURES: dict[str, type[errors.SandboxError]] = {
     "invalid": errors.InvalidArgument,
@@ -41,23 +42,23 @@ class Reply:
     body: bytes
 
 
-class Taker(Protocol):
-    """What the reader of a channel gives the frames of one call."""
-
-    def take(self, header: JsonObject, payload: bytes) -> None: ...
-    def lose(self, error: errors.SandboxError) -> None: ...
-
-
 class Call:
     """One call under way, filled by the reader."""
 
-    def __init__(self, sink: Sink | None) -> None:
+    def __init__(
+        self, sink: Sink | None = None, *, keeps: bool = False, window: int = protocol.WINDOW
+    ) -> None:
         self.sink = sink
+        # Whether data waits in `pieces`, within the credit given; else it is dropped.
+        self.keeps = keeps or sink is not None
         self.pieces: list[tuple[str, bytes]] = []
+        self._window = window
         self.ended = False
         self.reply: Reply | None = None
         self.error: errors.SandboxError | None = None
-        self.credit = protocol.WINDOW
+        self.credit = window
+        # It has been opened, for so many doors.
+        self.opened: int | None = None
         self.last = ""
         self.event = anyio.Event()
 
@@ -72,36 +73,31 @@ class Call:
             self._collect(str(header["s"]), payload)
         elif header["t"] == "credit":
             self.credit += int(header["n"])
+        elif header["t"] == "open":
+            self.opened = int(header["most"])
         elif header["t"] == "done":
             if not isinstance(header["result"], dict):
                 raise protocol.ProtocolError("the result is not an object")
             self.reply = Reply(header["result"], payload)
             self.ended = True
         elif header["t"] == "fail":
-            self.lose(failure_of(header))
-        self.wake()
-
-    def lose(self, error: errors.SandboxError) -> None:
-        """It has ended so."""
-        self.error = error
-        self.ended = True
+            failure = _FAILURES.get(header["code"], errors.SandboxGone)
+            self.error = failure(str(header["message"])[:8000])
+            self.ended = True
         self.wake()
 
     def _collect(self, name: str, payload: bytes) -> None:
         if name not in ("body", "end", "stdout", "stderr") or not payload or self.last == "end":
             raise protocol.ProtocolError("data of an unknown stream, or none, or after its end")
         self.last = name
-        if self.sink:
-            # The credit given bounds what may wait here.
-            if sum(len(data) for _, data in self.pieces) > 2 * protocol.WINDOW:
+        if self.keeps:
+            if sum(len(data) for _, data in self.pieces) > 2 * self._window:
                 raise protocol.ProtocolError("more data than credit was given for")
+            last, data = self.pieces[-1] if self.pieces else ("", b"")
+            if last == name and len(data) + len(payload) <= _SMALL:
+                # Else a byte a frame would take a hundred times its size.
+                payload = self.pieces.pop()[1] + payload
             self.pieces.append((name, payload))
-
-
-def failure_of(header: JsonObject) -> errors.SandboxError:
-    """Why a call has failed, as the runner says."""
-    failure = _FAILURES.get(header["code"], errors.SandboxGone)
-    return failure(str(header["message"])[:8000])
 
 
 def background_of(said: JsonObject) -> Background:
@@ -116,19 +112,19 @@ def background_of(said: JsonObject) -> Background:
     )
 
 
-def row_of(said: Mapping[str, object]) -> ProcessRow:
+def row_of(said: JsonObject) -> ProcessRow:
     """A process as a list shows it; TypeError and its like if that is no such thing."""
     number = small(said["signal"])
     return ProcessRow(
         id=str(said["id"])[:40],
         command=str(said["command"])[:80],
         running=bool(said["running"]),
-        seconds=float(str(said["seconds"])),
+        seconds=float(said["seconds"]),
         exit_code=small(said["exit_code"]),
         signal=None if number is None else _signal_name(number),
         why=str(said["why"] or "")[:20],
         out_of_memory=bool(said["out_of_memory"]),
-        memory_bytes=int(str(said.get("memory", 0))),
+        memory_bytes=int(said.get("memory", 0)),
         of=str(said.get("of", ""))[:60],
     )
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 import anyio
 from anyio.abc import ByteStream, TaskGroup
+from anyio.lowlevel import checkpoint
 
 from mcp_sandbox import errors
 from mcp_sandbox.models import Background, FolderIdentity, ProcessRow, RunnerHello
@@ -21,7 +22,6 @@ from mcp_sandbox.runtime.calls import (
     JsonObject,
     Reply,
     Sink,
-    Taker,
     background_of,
     pieces,
     row_of,
@@ -37,6 +37,8 @@ CANCEL_S = 8.0
 SILENT_S = 10.0
 ASKED_S = 15.0
 _MOST_ENDED = 32
+# A sender of many small frames must not keep all others waiting.
+_AT_A_STRETCH = 64
 
 
 class Channel:
@@ -57,7 +59,7 @@ class Channel:
         self._role = role
         self._decoder = protocol.Decoder()
         self._seal: protocol.Seal | None = None
-        self._calls: dict[int, Taker] = {}
+        self._calls: dict[int, Call] = {}
         self._last_id = 0
         self._send_lock = anyio.Lock()
         # Why no further call can succeed.
@@ -145,7 +147,7 @@ class Channel:
                 await self._cancel(number, call)
             self.forget(number)
 
-    def number(self, call: Taker) -> int:
+    def number(self, call: Call) -> int:
         """The number of a new call, which gets its frames from now on until we `forget` it."""
         self._last_id += 1
         self._calls[self._last_id] = call
@@ -203,7 +205,7 @@ class Channel:
 
     async def _cancel(self, number: int, call: Call) -> None:
         """Stop what the call started; returns when the runner says that all of it is dead."""
-        call.sink = None
+        call.keeps, call.pieces = False, []
         with anyio.move_on_after(CANCEL_S, shield=True):
             await self.send({"t": "cancel", "id": number}, b"")
             while not call.ended:
@@ -236,7 +238,9 @@ class Channel:
                 "The next call gets a new sandbox on the same files"
             )
             for call in self._calls.values():
-                call.lose(self.broken)
+                call.error = self.broken
+                call.ended = True
+                call.wake()
             self._ended.set()
             self._busy.set()
         with anyio.CancelScope(shield=True):
@@ -304,8 +308,10 @@ class Channel:
         data = b""
         try:
             while True:
-                for header, payload in self._decoder.feed(data):
+                for count, (header, payload) in enumerate(self._decoder.feed(data)):
                     self._take(header, payload)
+                    if count % _AT_A_STRETCH == _AT_A_STRETCH - 1:
+                        await checkpoint()
                 data = await self._stream.receive(262144)
                 self._heard += 1
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):

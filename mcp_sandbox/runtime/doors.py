@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 
 from mcp_sandbox.errors import SandboxError, SandboxGone
 from mcp_sandbox.runner import protocol
-from mcp_sandbox.runtime.calls import JsonObject, failure_of
+from mcp_sandbox.runtime.calls import Call, JsonObject
 from mcp_sandbox.runtime.channel import Channel
 
 PORT = 17329
@@ -41,7 +41,8 @@ async def doors(
 
     Raises:
         Busy: a program inside listens there already.
-        SandboxGone: the sandbox does not answer.
+        SandboxGone, BackendUnavailable: the sandbox does not answer.
+        SandboxError: of any kind, if code inside has got between, as these frames are not sealed.
     """
     try:
         async with anyio.create_task_group() as tasks:
@@ -86,62 +87,38 @@ async def _serve_all(channel: Channel, handler: Handler, at: int | str, most: in
 
 
 class Door(ByteStream):
-    """A connection from inside as a stream, for one reader and one writer at a time."""
+    """A connection from inside, or the call that listens for them, before it is opened."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._number = channel.number(self)
-        self._most: int | None = None
-        # What came and was not received yet, and what was received and not given credit for.
-        self._waiting, self._received = bytearray(), 0
-        self._credit = _WINDOW
-        self._no_more_comes = self._over = self._closed = False
-        self._error: SandboxError | None = None
-        self._event = anyio.Event()
+        self._call = Call(keeps=True, window=_WINDOW)
+        self._number = channel.number(self._call)
+        # Of a piece, what was not received yet; and how much was, and not given credit for.
+        self._rest, self._received = memoryview(b""), 0
 
     async def opened(self, op: str, at: int | str) -> int:
-        """Make the call; returns when it is open, for as many doors as that says."""
+        """Make the call; returns when it is open, and for how many doors."""
         await self._send({"t": "call", "op": op, "args": {"at": at}})
-        while self._most is None and not self._over:
-            await self._event.wait()
-        if self._error:
-            raise self._error
-        return self._most or 0
-
-    def take(self, header: JsonObject, payload: bytes) -> None:
-        """What a frame of the runner says of it; ProtocolError if it may not."""
-        if header["t"] == "data":
-            self._waiting += payload if header["s"] == "body" else b""
-            self._no_more_comes = header["s"] == "end"
-            if len(self._waiting) > 2 * _WINDOW:
-                raise protocol.ProtocolError("more data than credit was given for")
-        elif header["t"] == "credit":
-            self._credit += int(header["n"])
-        elif header["t"] == "open":
-            self._most = int(header["most"])
-        elif header["t"] == "fail":
-            self._error, self._over = failure_of(header), True
-        elif header["t"] == "done":
-            self._over = True
-        self._wake()
-
-    def lose(self, error: SandboxError) -> None:
-        """The channel has ended."""
-        self._error, self._over = error, True
-        self._wake()
+        while self._call.opened is None and not self._call.error:
+            await self._call.event.wait()
+        if self._call.error:
+            raise self._call.error
+        return self._call.opened or 0
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         await checkpoint()
-        while not (self._waiting or self._no_more_comes or self._over or self._closed):
-            await self._event.wait()
-        if self._closed:
-            raise anyio.ClosedResourceError
-        if not self._waiting:
-            raise anyio.EndOfStream if self._no_more_comes else anyio.BrokenResourceError
-        data = bytes(memoryview(self._waiting)[:max_bytes])
-        del self._waiting[:max_bytes]
+        call = self._call
+        while not (self._rest or call.pieces or call.ended):
+            await call.event.wait()
+        if not self._rest:
+            if not call.pieces:
+                raise anyio.BrokenResourceError
+            if call.pieces[0][0] == "end":
+                raise anyio.EndOfStream
+            self._rest = memoryview(call.pieces.pop(0)[1])
+        data, self._rest = bytes(self._rest[:max_bytes]), self._rest[max_bytes:]
         self._received += len(data)
-        if self._received >= _WINDOW // 4 and not self._no_more_comes:
+        if self._received >= _WINDOW // 4 and not call.ended:
             size, self._received = self._received, 0
             await self._send({"t": "credit", "n": size})
         return data
@@ -149,10 +126,10 @@ class Door(ByteStream):
     async def send(self, item: bytes) -> None:
         rest = memoryview(item)
         while rest:
-            while self._credit <= 0 and not (self._over or self._closed):
-                await self._event.wait()
-            piece = rest[: min(self._credit, protocol.CHUNK)]
-            self._credit -= len(piece)
+            while self._call.credit <= 0 and not self._call.ended:
+                await self._call.event.wait()
+            piece = rest[: min(self._call.credit, protocol.CHUNK)]
+            self._call.credit -= len(piece)
             await self._send({"t": "data", "more": True}, piece)
             rest = rest[len(piece) :]
 
@@ -160,40 +137,31 @@ class Door(ByteStream):
         await self._send({"t": "data", "more": False})
 
     async def aclose(self) -> None:
-        """Hang up when the client has what was sent, and a moment to take its leave.
+        """Hang up when the client has all that was sent, and had a moment to do so first.
 
-        To hang up while it sends would have its kernel drop the answer.
+        While it still sends, its kernel would drop the answer.
         """
         try:
             await self.send_eof()
-            while self._credit < _WINDOW and not self._over:
+            while self._call.credit < _WINDOW and not self._call.ended:
                 with anyio.fail_after(_STALLED_S):
-                    await self._event.wait()
+                    await self._call.event.wait()
             with anyio.move_on_after(_LAST_S):
                 async for _ in self:
                     pass
         except (*_HUNG_UP, TimeoutError):
             pass
         finally:
-            await self._drop()
-
-    async def _drop(self) -> None:
-        with suppress(*_HUNG_UP):
-            await self._send({"t": "cancel"})
-        self._closed = True
-        self._channel.forget(self._number)
-        self._wake()
+            with suppress(*_HUNG_UP):
+                await self._send({"t": "cancel"})
+            self._call.ended = True
+            self._channel.forget(self._number)
+            self._call.wake()
 
     async def _send(self, header: JsonObject, payload: bytes | memoryview = b"") -> None:
-        if self._closed:
-            raise anyio.ClosedResourceError
-        if self._over:
+        if self._call.ended:
             raise anyio.BrokenResourceError
         try:
             await self._channel.send({**header, "id": self._number}, payload)
         except SandboxGone as exc:
             raise anyio.BrokenResourceError from exc
-
-    def _wake(self) -> None:
-        before, self._event = self._event, anyio.Event()
-        before.set()

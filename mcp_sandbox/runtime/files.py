@@ -82,8 +82,7 @@ class Files:
         before, after = _encode(old), _encode(new)
         args = {"old_bytes": len(before), "replace_all": replace_all, "dry_run": dry_run}
         reply = await self._call("edit", {"path": path, **args}, before + after)
-        diff = reply.body.decode("utf-8", "replace")
-        return _checked(EditResult, {**reply.result, "diff": diff})
+        return _checked(EditResult, {**reply.result, "diff": reply.body.decode("utf-8", "replace")})
 
     async def list(
         self, path: str = ".", *, depth: int = 1, limit: int = 500, hidden: bool = True
@@ -128,8 +127,7 @@ class Files:
     async def move(self, source: str, destination: str, *, overwrite: bool = False) -> MoveResult:
         """Give a file, link or directory a name, one that is taken only with `overwrite`."""
         args = {"source": source, "destination": destination, "overwrite": overwrite}
-        reply = await self._call("move", args, timeout_s=_TRANSFER_S)
-        return _checked(MoveResult, reply.result)
+        return _checked(MoveResult, (await self._call("move", args, timeout_s=_TRANSFER_S)).result)
 
     async def _call(
         self,

@@ -1,7 +1,8 @@
 """Typed calls about commands by their ids, and what a runner says of how commands go."""
 
 import signal
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from contextlib import asynccontextmanager
 from io import BytesIO
 from typing import Literal
 
@@ -18,7 +19,6 @@ Key = Literal[_Typing, "up", "down", "left", "right", "page-up", "page-down"]
 
 # Who is this late is ended with all that runs in it: so a slow machine gets its time.
 LATE_S = 12.0
-MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
 _COUNTED = ("created", "changed", "deleted")
 _WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
 _MOST_ROWS = 1000
@@ -45,10 +45,8 @@ class Processes:
     async def list(self) -> Sequence[ProcessRow]:
         """What runs, and what has ended lately, the newest last."""
         reply = await self._channel.call("processes", {}, timeout_s=LATE_S)
-        try:
+        async with making_sense(self._channel):
             return [row_of(said) for said in reply.result["processes"][:_MOST_ROWS]]
-        except MALFORMED as exc:
-            raise await nonsense(self._channel, exc) from exc
 
     async def wait(
         self,
@@ -87,8 +85,7 @@ class Processes:
 
         `sink` gets ("body", bytes), and ("end", …) once. Without one, to be connected is enough.
 
-        Raises:
-            NotFound: nothing answers within `wait_s`; the message names the ports that are used.
+        Raises NotFound: nothing answers within `wait_s`; the message names the ports that are used.
         """
         args = {"port": port, "wait_s": wait_s, "look": sink is None}
         await self._channel.call("dial", args, body=sent, timeout_s=float("inf"), sink=sink)
@@ -103,10 +100,8 @@ class Processes:
         reply = await self._channel.call(
             op, args, timeout_s=float("inf"), sink=on_output, leave=leave
         )
-        try:
+        async with making_sense(self._channel):
             result = result_of(reply)
-        except MALFORMED as exc:
-            raise await nonsense(self._channel, exc) from exc
         if not result.running:
             self._channel.ended.pop(str(args["process"]), None)
         return result
@@ -122,10 +117,14 @@ class Processes:
         await self._channel.call("told", {"processes": [row.id for row in rows]}, timeout_s=LATE_S)
 
 
-async def nonsense(channel: Channel, exc: Exception) -> SandboxGone:
-    """No runner of ours says such a thing: nothing of it is believed any more."""
-    await channel.aclose()
-    return SandboxGone(f"the sandbox sent a result that makes no sense: {exc}")
+@asynccontextmanager
+async def making_sense(channel: Channel) -> AsyncGenerator[None]:
+    """Read a result; one that is malformed is none of our runner, and nothing more is believed."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, OverflowError) as exc:
+        await channel.aclose()
+        raise SandboxGone(f"the sandbox sent a result that makes no sense: {exc}") from exc
 
 
 def result_of(reply: Reply) -> ExecResult:

@@ -11,7 +11,7 @@ from mcp_sandbox.models import Background, ExecResult, Language, RunnerStatus, T
 from mcp_sandbox.runtime.calls import JsonObject, background_of, small
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.files import Files
-from mcp_sandbox.runtime.processes import LATE_S, MALFORMED, Processes, nonsense, result_of
+from mcp_sandbox.runtime.processes import LATE_S, Processes, making_sense, result_of
 from mcp_sandbox.telemetry.calls import ended_span
 
 # Why a sandbox does not retire: other servers, calls, or what runs in the background; or it does.
@@ -62,13 +62,10 @@ class Runtime:
         return self._channel.background
 
     async def status(self, *, timeout_s: float = LATE_S) -> RunnerStatus:
-        """Who and what uses the sandbox now."""
         said = (await self._channel.call("status", {}, timeout_s=timeout_s)).result
-        try:
+        async with making_sense(self._channel):
             connections, calls = int(said["connections"]), int(said["calls"])
             return RunnerStatus(connections, calls, background_of(said), float(said["idle_s"]))
-        except MALFORMED as exc:
-            raise await nonsense(self._channel, exc) from exc
 
     async def retire(self, *, background_too: bool, leaving: bool = False) -> Refusal:
         """End the sandbox unless somebody else uses it; why not, or "" when it ends.
@@ -78,8 +75,9 @@ class Runtime:
         """
         args = {"background_too": background_too, "leaving": leaving}
         said = (await self._channel.call("retire", args, timeout_s=LATE_S)).result
-        if said.get("why") not in get_args(Refusal):
-            raise await nonsense(self._channel, ValueError("why it does not end"))
+        async with making_sense(self._channel):
+            if said.get("why") not in get_args(Refusal):
+                raise ValueError("why it does not end")
         return cast("Refusal", said["why"])
 
     async def run_code(  # noqa: PLR0913 - what code can be given
@@ -154,17 +152,14 @@ class Runtime:
 
         `args`: its `env`, whether it has a `tty`, and the `command` to run instead.
 
-        Raises:
-            Unsupported: the sandbox has no shell.
+        Raises Unsupported: the sandbox has no shell.
         """
         told: JsonObject = {**args, "grow": self._may_grow}
         reply = await self._channel.call(
             "terminal", told, body=frames, timeout_s=float("inf"), sink=lambda _, data: show(data)
         )
-        try:
+        async with making_sense(self._channel):
             code, number = (small(reply.result[name]) for name in ("exit_code", "signal"))
-        except MALFORMED as exc:
-            raise await nonsense(self._channel, exc) from exc
         return TerminalEnd(exit_code=code, signal=number)
 
     async def _run(
@@ -192,9 +187,7 @@ class Runtime:
             stop=self._stop,
             leave=leave,
         )
-        try:
+        async with making_sense(self._channel):
             result = result_of(reply)
-        except MALFORMED as exc:
-            raise await nonsense(self._channel, exc) from exc
         ended_span("runner run", result.duration_ms)
         return result

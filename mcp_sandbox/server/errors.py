@@ -69,8 +69,7 @@ def protocol_errors(
 ) -> Callable[P, Coroutine[Any, Any, R]]:
     """Let every failure of ours in answering a request that is no tool call reach the client.
 
-    Raises:
-        MCPError: "invalid params" for what the caller can mend, else "internal error".
+    Raises MCPError: "invalid params" for what the caller can mend, else "internal error".
     """
 
     @functools.wraps(answer)

@@ -163,14 +163,12 @@ class Flow:
 
     @property
     def token_ids(self) -> set[str]:
-        """The tokens that requests came with which are still served."""
         return {entry.token_id for entry in self._open if entry.token_id is not None}
 
     async def serve(self, entry: Open, app: ASGIApp, scope: Scope, receive: Receive) -> None:
         """Let the application answer a request, until it has or is told to end.
 
-        Raises:
-            Refused: it was ended before an answer began.
+        Raises Refused: it was ended before an answer began.
         """
         if self._draining:
             raise _shutting_down()

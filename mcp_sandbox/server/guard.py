@@ -92,8 +92,7 @@ class Guard:
             if scope["path"] == PATH:
                 await self._admit(await self._granted(headers), scope, receive, send)
             else:
-                page = await self._page(scope, headers)
-                await page(scope, receive, send)
+                await (await self._page(scope, headers))(scope, receive, send)
         except Refused as refused:
             await refused.response()(scope, receive, send)
         except ClientDisconnect:

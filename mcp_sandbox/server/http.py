@@ -124,9 +124,8 @@ class HttpDoor(uvicorn.Server):
 async def listen(address: str, *, anonymous: bool = False) -> Listener:
     """Take a place to listen, HOST:PORT; port 0 takes any free one.
 
-    Raises:
-        ConfigError: it is no such place or cannot be had, or callers without a token would come
-            from other machines.
+    Raises ConfigError: it is no such place or cannot be had, or callers without a token would come
+    from other machines.
     """
     host, _, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
@@ -173,10 +172,7 @@ async def open_http(
 ) -> AsyncGenerator[HttpDoor]:
     """Serve HTTP while the block runs; what is still served at its end is cancelled and answered.
 
-    `drain` before the end lets calls finish.
-
-    Raises:
-        ConfigError: an allowed host is no host name.
+    `drain` before the end lets calls finish. Raises ConfigError: an allowed host is no host name.
     """
     sessions = server.http_sessions(settings)
     guard = Guard(sessions.handle_request, settings, listener.place, tokens, anonymous, metrics)

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from mcp.server.mcpserver import Context
 
@@ -51,8 +51,7 @@ def callers_by(chat_of: ChatOf) -> CallerOf:
             chat = chat_of(request)
             return Caller(chat.user, chat)
         http: Any = request.request_context.request
-        caller: Caller = http.scope[CALLER]
-        return caller
+        return cast("Caller", http.scope[CALLER])
 
     return caller_of
 

@@ -391,9 +391,8 @@ def _numbered(content: FileContent, meta: dict[str, Any]) -> CallToolResult:
         for number, line in enumerate(lines, content.first_line)
     )
     rows = fitting((f"{row.head}…" if row.left_out else row.head for row in cut), _OUTPUT_BYTES)
-    notes = "\n".join(_file_notes(content, len(rows)))
     meta |= {"lines": len(rows), "more": content.more or len(rows) < len(lines)}
-    return texts(["\n".join(rows), notes], meta)
+    return texts(["\n".join(rows), "\n".join(_file_notes(content, len(rows)))], meta)
 
 
 def _file_notes(content: FileContent, shown: int) -> Iterable[str]:

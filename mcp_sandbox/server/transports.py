@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -106,20 +106,20 @@ async def stopped_by_signals() -> AsyncGenerator[None]:
 
     Clients send one after the other; the second must not cut short how the process ends.
     """
+
+    async def cancel_body() -> None:
+        async for _ in signals:
+            body.cancel()
+
     with sole_error(), anyio.open_signal_receiver(*_LEAVE) as signals:
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as body:
-                tasks.start_soon(_cancel_at, signals, body)
+                tasks.start_soon(cancel_body)
                 yield
             tasks.cancel_scope.cancel()
     if body.cancel_called:
         for number in _LEAVE:
             signal.signal(number, signal.SIG_IGN)
-
-
-async def _cancel_at(signals: AsyncIterator[object], body: anyio.CancelScope) -> None:
-    async for _ in signals:
-        body.cancel()
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,6 @@ class _Wire:
                 await self._wait_until_answered()
 
     async def write(self, from_server: MemoryObjectReceiveStream[SessionMessage]) -> None:
-        """Send the server's messages to the client."""
         async with from_server:
             async for item in from_server:
                 if not isinstance(item.message, JSONRPCResponse | JSONRPCError):

@@ -16,11 +16,10 @@ import anyio
 from anyio.abc import ByteStream
 
 from mcp_sandbox.backends.base import Sandbox
-from mcp_sandbox.egress.addresses import addresses_of
 from mcp_sandbox.egress.proxy import Proxy, Way
-from mcp_sandbox.egress.rules import PORTS, Rule, Verdict, grant_of
+from mcp_sandbox.egress.rules import PORTS, Rule, grant_of
 from mcp_sandbox.egress.targets import RefusedError, Target, target_of
-from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxGone, StorageUnavailable
+from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, StorageUnavailable
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.runtime.doors import PORT, Handler, doors
 from mcp_sandbox.runtime.runtime import Runtime
@@ -30,8 +29,6 @@ from mcp_sandbox.telemetry.logs import event
 logger = logging.getLogger(__name__)
 
 Tell = Callable[[str], None]
-# Where the record of a chat keeps its grants.
-SECTION = "egress"
 CERTIFICATES = "/etc/ssl/certs"
 _BUNDLE, _PROXY = f"{CERTIFICATES}/ca-certificates.crt", f"http://127.0.0.1:{PORT}"
 _VARIABLES = {
@@ -41,7 +38,8 @@ _VARIABLES = {
     **dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), _BUNDLE),
     "NODE_USE_ENV_PROXY": "1",
 }
-_MOST_CHATS, _MOST_PLACES, _MOST_GRANTS, _MOST_TOLD = 1000, 100, 100, 5
+_SECTION = "egress"  # Of a chat's record: its grants.
+_MOST_CHATS, _MOST_PLACES, _MOST_TOLD = 1000, 100, 5
 # How long a call waits for the doors, and how soon they are tried again without one.
 _CALL_S, _AGAIN_S = 2.0, 5.0
 
@@ -98,34 +96,35 @@ class Egress:
             f"{each.source} (read only)" if each.source.startswith("preset") else str(each)
             for each in rules
         )
+        secrets = (
+            f"; {each.name} is a placeholder, which becomes the secret on its way in the header "
+            f"{each.header} of HTTPS requests to {', '.join(each.hosts)}"
+            for each in self._proxy.secrets.states(chat.user)
+        )
         return (
             f"allowed hosts alone: {', '.join(names) or 'none'}; by HTTP_PROXY and HTTPS_PROXY, "
-            "which some programs do not know, such as Node.js before 22.21"
+            f"which some programs do not know, such as Node.js before 22.21{''.join(secrets)}"
         )
 
     async def grants(self, chat: ChatId) -> Sequence[Grant]:
         """What persons have allowed to the chat, and has not ended."""
-        record = await self._records.look(chat)
-        grants = list[Grant]()
-        for noted in record.sections.get(SECTION, ()) if record else ():
-            # One that only a newer version understands does not count.
-            with suppress(TypeError, InvalidArgument):
-                grant = Grant(**noted)
-                grants += [grant] * (grant.until_s > self._clock().wall_s and bool(grant.rule))
-        return grants
+        record, now_s = await self._records.look(chat), self._clock().wall_s
+        # What only a newer version understands does not count.
+        with suppress(TypeError, InvalidArgument):
+            grants = (
+                [Grant(**noted) for noted in record.sections.get(_SECTION, ())] if record else []
+            )
+            return [each for each in grants if each.rule and each.until_s > now_s]
+        return []
 
     async def allow(self, chat: ChatId, host: str, *, read: bool, by: str, for_s: float) -> Grant:
         """Allow HOST[:PORT] from the next connection on; an earlier grant of it ends.
 
         Raises:
-            InvalidArgument: it is no public host, or the chat has too many.
+            InvalidArgument: it is no public host.
         """
         grant = Grant(host, read, by, self._clock().wall_s + for_s)
-        async with self._records.hold(chat):
-            kept = await self._without(chat, grant.rule)
-            if len(kept) >= _MOST_GRANTS:
-                raise InvalidArgument(f"{chat} has {len(kept)} grants: write egress.allow instead")
-            await self._keep(chat, [*kept, grant])
+        await self._replace(chat, grant.rule, grant)
         return grant
 
     async def deny(self, chat: ChatId, host: str) -> None:
@@ -135,28 +134,25 @@ class Egress:
             NotFound: the chat has none of this host.
         """
         rule = grant_of(host, read=False, source="")
+        if not await self._replace(chat, rule):
+            raise NotFound(
+                f"chat {chat} has no grant of {rule}: `mcp-sandbox egress list {_name(chat)}` "
+                "shows what it has; what the configuration allows ends by egress.deny there"
+            )
+
+    async def _replace(self, chat: ChatId, rule: Rule, *new: Grant) -> bool:
+        """Note `new` for what the chat has of the same hosts and ports; whether it had any."""
+        same = rule.host, rule.ports
         async with self._records.hold(chat):
-            kept = await self._without(chat, rule)
-            if len(kept) == len(await self.grants(chat)):
-                raise NotFound(
-                    f"chat {chat} has no grant of {rule}: `mcp-sandbox egress list {_name(chat)}` "
-                    "shows what it has; what the configuration allows ends by egress.deny there"
-                )
-            await self._keep(chat, kept)
-
-    async def _without(self, chat: ChatId, rule: Rule) -> Sequence[Grant]:
-        where = rule.host, rule.ports
-        grants = await self.grants(chat)
-        return [each for each in grants if (each.rule.host, each.rule.ports) != where]
-
-    async def _keep(self, chat: ChatId, grants: Sequence[Grant]) -> None:
-        now_s = self._clock().wall_s
-        record = await self._records.get(chat) or ChatRecord(chat, None, now_s, now_s)
-        noted = {SECTION: [asdict(grant) for grant in grants]}
-        await self._records.put(replace(record, sections={**record.sections, **noted}))
+            before, now_s = await self.grants(chat), self._clock().wall_s
+            kept = [each for each in before if (each.rule.host, each.rule.ports) != same]
+            record = await self._records.get(chat) or ChatRecord(chat, None, now_s, now_s)
+            noted = {_SECTION: [asdict(grant) for grant in (*kept, *new)]}
+            await self._records.put(replace(record, sections={**record.sections, **noted}))
+        return len(kept) < len(before)
 
     async def check(self, text: str, chat: ChatId | None) -> Mapping[str, Any]:
-        """Whether HOST[:PORT] may be reached, by a chat or by one without grants, and why.
+        """Which rule decides about HOST[:PORT] for a chat, or for one without grants, and why.
 
         Raises:
             InvalidArgument: it is no host.
@@ -167,20 +163,15 @@ class Egress:
         except RefusedError as exc:
             raise InvalidArgument(f"{text[:80]!r} is refused to every chat: {exc}") from exc
         verdict = self._rules.judge(target, grants)
-        if verdict.rule and not self._proxy.upstream:
-            try:
-                await addresses_of(target, private=verdict.rule.private)
-            except RefusedError as exc:
-                verdict = Verdict(None, f"{verdict.reason}, but {exc}")
         return {"target": str(target), "allowed": bool(verdict.rule), "why": verdict.reason}
 
     async def told(self, chat: ChatId) -> Mapping[str, Any]:
         """The rules and grants of a chat, and what went where since this server began."""
-        grants = [grant.rule for grant in await self.grants(chat)]
+        rules = [*self._rules.allow, *(grant.rule for grant in await self.grants(chat))]
         places = self._places.get(chat, {}).items()
         return {
             "denied": [{"host": rule.host, "by": rule.source} for rule in self._rules.deny],
-            "rules": [{"host": str(r), "by": r.source} for r in (*self._rules.allow, *grants)],
+            "rules": [{"host": str(rule), "by": rule.source} for rule in rules],
             "places": [{"name": str(target or "?"), **asdict(each)} for target, each in places],
         }
 
@@ -195,13 +186,13 @@ class Egress:
         return news
 
     def _sentence(self, chat: ChatId, target: Target | None, place: Place) -> str:
-        # As the client inside is answered.
+        """As the client inside was told."""
         times = f", {place.untold} times" if place.untold > 1 else ""
         said = f"network: refused {target or 'a request'}{times}: {place.why}"
         if target and not self._rules.judge(target).rule:
             host = target.host if target.port in PORTS else str(target)
             with suppress(InvalidArgument):
-                # What a grant cannot help is not worth a person's time.
+                # What no grant helps is not worth a person's time.
                 if self._rules.judge(target, [grant_of(host, read=False, source="")]).rule:
                     way = f"mcp-sandbox egress allow {_name(chat)} {host}"
                     said += f". The user can allow it for this chat: {way}"
@@ -217,10 +208,9 @@ class Egress:
         # Without them less is allowed.
         with suppress(StorageUnavailable):
             grants = await self.grants(chat)
-        known = [(grant.until_s, grant.rule) for grant in grants]
 
         def current() -> Sequence[Rule]:
-            return [rule for until_s, rule in known if until_s > self._clock().wall_s]
+            return [grant.rule for grant in grants if grant.until_s > self._clock().wall_s]
 
         await self._proxy.serve(stream, Way(chat, current, partial(self._note, chat)))
 
@@ -228,53 +218,30 @@ class Egress:
         self,
         chat: ChatId,
         target: Target | None,
-        verdict: Verdict | RefusedError,
+        verdict: Rule | RefusedError,
         sent: int,
         received: int,
         duration_ms: float,
     ) -> None:
-        rule = verdict.rule if isinstance(verdict, Verdict) else None
-        word = "allowed" if rule else "rule"
-        word = verdict.verdict if isinstance(verdict, RefusedError) else word
-        self.counts[word] += 1
-        self._count(chat, target, verdict, sent, received)
-        event(
-            logger,
-            "connection",
-            chat=str(chat),
-            host=target and target.host,
-            port=target and target.port,
-            verdict=word,
-            rule=rule and f"{rule.source}: {rule}",
-            sent=sent,
-            received=received,
-            duration_ms=round(duration_ms, 1),
-        )
-
-    def _count(
-        self,
-        chat: ChatId,
-        target: Target | None,
-        verdict: Verdict | RefusedError,
-        sent: int,
-        received: int,
-    ) -> None:
-        """The latest places are known, of the latest chats."""
+        """Count and log a connection; the latest places are known, of the latest chats."""
         places = self._places[chat] = self._places.pop(chat, {})
         place = places[target] = places.pop(target, Place())
         if len(places) > _MOST_PLACES:
             del places[next(iter(places))]
         if len(self._places) > _MOST_CHATS:
             del self._places[next(iter(self._places))]
+        place.sent, place.received = place.sent + sent, place.received + received
         place.last_s = self._clock().wall_s
-        place.sent += sent
-        place.received += received
-        if isinstance(verdict, Verdict) and verdict.rule:
-            place.allowed += 1
+        word: str
+        if isinstance(verdict, RefusedError):
+            word, rule, place.why = verdict.verdict, None, str(verdict)
+            place.refused, place.untold = place.refused + 1, place.untold + 1
         else:
-            place.refused += 1
-            place.untold += 1
-            place.why = verdict.reason if isinstance(verdict, Verdict) else str(verdict)
+            word, rule, place.allowed = "allowed", verdict.source, place.allowed + 1
+        self.counts[word] += 1
+        to = {"host": target.host, "port": target.port} if target else {}
+        sizes = {"sent": sent, "received": received, "duration_ms": round(duration_ms, 1)}
+        event(logger, "connection", chat=str(chat), **to, verdict=word, rule=rule, **sizes)
 
 
 class Doors:
@@ -285,8 +252,9 @@ class Doors:
         self._tell = tell
         self._wait_broken = runtime.wait_broken
         self._scope = anyio.CancelScope()
+        self.close = self._scope.cancel
         self._listening = False
-        self._tried, self._wanted, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
+        self._tried, self._wanted = anyio.Event(), anyio.Event()
 
     async def ready(self) -> None:
         """Return when connections can leave, or it is known that they cannot for now."""
@@ -295,21 +263,13 @@ class Doors:
             with anyio.move_on_after(_CALL_S):
                 await self._tried.wait()
 
-    def close(self) -> None:
-        """End what leaves by them."""
-        self._scope.cancel()
-
-    async def aclose(self) -> None:
-        self.close()
-        await self._ended.wait()
-
     async def run(self) -> None:
+        """Have them open, tried again whenever they were closed from inside."""
         with self._scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._reopen)
                 await self._wait_broken()
                 tasks.cancel_scope.cancel()
-        self._ended.set()
 
     async def _reopen(self) -> None:
         told = False
@@ -323,7 +283,7 @@ class Doors:
                 if not told:
                     self._tell(f"network: nothing leaves this computer: {exc}")
                 told = True
-            except SandboxGone as exc:
+            except SandboxError as exc:
                 logger.info("doors are closed: %s", exc)
             self._listening = False
             self._tried.set()

@@ -199,7 +199,7 @@ class Hold:
                 async with self._rooms.records.hold(self.chat):
                     await held.sandbox.resume()
             held.paused = False
-            self._open_doors(held)
+            held.doors = self._rooms.open_doors(self.chat, held.sandbox, held.runtime)
         except SandboxGone:
             await held.runtime.aclose()
 
@@ -230,17 +230,10 @@ class Hold:
         held.guard = GrowthGuard(self.meter, self._end_for_growth)
         self._rooms.tasks.start_soon(held.guard.run)
         self._held = held
-        self._open_doors(held)
         if held.news:
             self.tell_agent(held.news)
         chat, backend = str(self.chat), self.backend
         event(logger, "sandbox opened", chat=chat, backend=backend, sandbox=held.sandbox.id)
-
-    def _open_doors(self, held: Held) -> None:
-        if self.egress:
-            sandbox, runtime = held.sandbox, held.runtime
-            held.doors = self.egress.doors(self.chat, sandbox, runtime, self.tell_agent)
-            self._rooms.tasks.start_soon(held.doors.run)
 
     async def adopt(self, sandbox_id: SandboxId) -> bool:
         """Take over a sandbox that runs; False if there is one already, or it is of no use."""
@@ -279,10 +272,10 @@ class Hold:
                 "`mcp-sandbox stop`"
             )
         if held.doors:
-            await held.doors.aclose()
+            held.doors.close()
         held.paused = await held.sandbox.pause()
         if not held.paused:
-            self._open_doors(held)
+            held.doors = self._rooms.open_doors(self.chat, held.sandbox, held.runtime)
             raise Unsupported(
                 f"a sandbox of {self.backend} cannot be paused: end it with `mcp-sandbox stop`"
             )

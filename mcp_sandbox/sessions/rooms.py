@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -75,6 +76,14 @@ class Rooms:
     @property
     def records(self) -> ChatRecords:
         return self.ledger.records
+
+    def open_doors(self, chat: ChatId, sandbox: Sandbox, runtime: Runtime) -> "Doors | None":
+        """The way out of an open sandbox, if it has one, which is being opened."""
+        if self.egress is None:
+            return None
+        doors = self.egress.doors(chat, sandbox, runtime, partial(self.news.tell, chat))
+        self.tasks.start_soon(doors.run)
+        return doors
 
 
 class GrowthGuard:

@@ -25,14 +25,14 @@ class Catalogue:
     skills: tuple[Skill, ...] = ()
     problems: tuple[Problem, ...] = ()
 
-    def find(self, name: str) -> Skill:
+    def find(self, name: str, listing: str = "skills_list") -> Skill:
         """The skill that a bare name, `root/name`, `root/folders/name` or uri means.
 
-        Raises UnknownSkill: none; the message names the nearest.
+        Raises UnknownSkill: none; the message names the nearest, and `listing` for the others.
         """
         if (skill := self._meant.get(name)) is not None:
             return skill
-        raise UnknownSkill(self._unknown(name))
+        raise UnknownSkill(self._unknown(name, listing))
 
     def changed_since(self, before: "Catalogue") -> Set[str]:
         """The uris of what came, went or was edited."""
@@ -63,7 +63,7 @@ class Catalogue:
             found.setdefault(uri.removeprefix(SCHEME).removesuffix(f"/{DOCUMENT}"), skill)
         return found
 
-    def _unknown(self, name: str) -> str:
+    def _unknown(self, name: str, listing: str) -> str:
         shown = f"there is no skill {name[:140]!r}"
         by_name = (skill for skill in self.skills if skill.shadowed_by is None)
         offered = [skill for skill in by_name if skill.front.model_invocable]
@@ -76,9 +76,9 @@ class Catalogue:
             if {*asked} <= {*words(f"{skill.name} {skill.front.description}")}:
                 near.append(skill.name)
         if near:
-            return f"{shown}: the nearest is {near[0]!r}; skills_list shows all"
+            return f"{shown}: the nearest is {near[0]!r}; {listing} shows all"
         some = f" ({', '.join(names)})" if 0 < len(names) <= 12 else ""
-        return f"{shown}: skills_list shows those that there are{some}"
+        return f"{shown}: {listing} shows those that there are{some}"
 
 
 def merge(parts: Iterable[Catalogue]) -> Catalogue:

@@ -18,10 +18,11 @@ import stat
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
+from mcp_sandbox.durable import closing_fd
 from mcp_sandbox.errors import Busy, TooLarge
 from mcp_sandbox.skills.models import Contents, Diagnostic, FileKind, SkillFile, problem
 from mcp_sandbox.skills.uris import DOCUMENT
@@ -85,8 +86,7 @@ def read_whole(directory: int, path: str) -> Whole:
         Busy: it changes all the time.
     """
     for _ in range(_ATTEMPTS):
-        file = open_file(directory, os.fsencode(path))
-        try:
+        with closing_fd(open_file(directory, os.fsencode(path))) as file:
             now = time.time_ns()
             before = stamp_of(os.fstat(file))
             data = _all(file, path)
@@ -94,8 +94,6 @@ def read_whole(directory: int, path: str) -> Whole:
             same = is_settled(before, now) or _all(file, path) == data
             if same and stamp_of(os.fstat(file)) == before:
                 return Whole(data, before, now)
-        finally:
-            os.close(file)
     raise Busy(f"{path} changes while it is read: try again when it is written")
 
 
@@ -137,13 +135,10 @@ def is_junk(path: str) -> bool:
 @contextmanager
 def opened(folder: Path, anchor: Path | None) -> Iterator[int]:
     """A descriptor of a folder; below the anchor no link is followed. Raises OSError."""
-    with ExitStack() as stack:
-        directory = os.open(anchor or folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        stack.callback(os.close, directory)
-        if anchor is not None and anchor != folder:
-            directory = open_directory(directory, os.fsencode(folder.relative_to(anchor)))
-            stack.callback(os.close, directory)
-        yield directory
+    with closing_fd(os.open(anchor or folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as top:
+        inside = os.fsencode(folder.relative_to(anchor or folder))
+        with closing_fd(open_directory(top, inside)) as directory:
+            yield directory
 
 
 class Kept(NamedTuple):
@@ -261,8 +256,7 @@ class _Gathering:
         mime = guessed or _UNKNOWN[kind]
         if packed is not None:
             mime = _PACKED.get(packed, _UNKNOWN["binary"])
-        digest = digest_of(whole.data)
-        file = SkillFile(self._public(path), len(whole.data), digest, mime, kind)
+        file = SkillFile(self._public(path), len(whole.data), digest_of(whole.data), mime, kind)
         return Kept(whole.stamp, is_settled(whole.stamp, whole.read_at_ns), file)
 
     def _public(self, path: str) -> str:
@@ -291,14 +285,11 @@ class _Gathering:
         except OSError as exc:
             self._leave_out(folder, os.strerror(exc.errno or 0))
             return
-        try:
-            with os.scandir(directory) as entries:
-                for entry in entries:
-                    with suppress(FileNotFoundError):
-                        status = entry.stat(follow_symlinks=False)
-                        yield f"{folder}/{entry.name}" if folder else entry.name, status
-        finally:
-            os.close(directory)
+        with closing_fd(directory), os.scandir(directory) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    yield f"{folder}/{entry.name}" if folder else entry.name, status
 
     def _wanted(self, path: str, status: os.stat_result) -> Literal["folder", "file"] | None:
         name, mode = path.rsplit("/", 1)[-1], status.st_mode

@@ -110,8 +110,7 @@ def examine_files(
 ) -> Examined:
     """Look at a skill's files, which lie in a folder of that name or shall do so. Pure."""
     parsed = parse(files[DOCUMENT], folder_name, document)
-    found = (*parsed.diagnostics, *judge(files))
-    return Examined(Path(folder_name), parsed.front, found, files)
+    return Examined(Path(folder_name), parsed.front, (*parsed.diagnostics, *judge(files)), files)
 
 
 def _refused(folder: Path) -> Iterator[Diagnostic]:
@@ -247,8 +246,7 @@ def _thinned(found: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
 
 def _missing_references(body: str, files: Collection[str], first_line: int) -> Iterator[Diagnostic]:
     """Yield what the text refers to in the skill's folder and is not there, up to 20."""
-    folders = {str(folder) for path in files for folder in PurePosixPath(path).parents}
-    known = {*files, *folders}
+    known = {*files, *{str(folder) for path in files for folder in PurePosixPath(path).parents}}
     told = set[str]()
     # Links in blocks of code are examples.
     blocks = [block.span() for block in FENCED.finditer(f"{body}\n")]

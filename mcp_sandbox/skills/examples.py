@@ -60,10 +60,9 @@ def examples(files: Mapping[str, bytes]) -> Sequence[Example]:
         if _is_test(path)
     ]
     evals = list(_evals(files[_EVALS])) if _EVALS in files else []
-    known = {example.name for example in tests}
     scripts = [
         Example(str(path), "syntax", (*_SYNTAX[path.suffix], str(path)))
-        for path in map(PurePosixPath, sorted(files.keys() - known))
+        for path in map(PurePosixPath, sorted(files.keys() - {example.name for example in tests}))
         if path.suffix in _SYNTAX and _NOT_WHOLE.isdisjoint(path.parts)
     ]
     return [*tests, *evals, *scripts][:200]

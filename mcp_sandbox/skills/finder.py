@@ -15,10 +15,9 @@ import json
 import re
 import sqlite3
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from operator import itemgetter
 from threading import RLock
 from weakref import finalize
@@ -209,7 +208,7 @@ class Finder:
     """Keeps an index for each of the last users."""
 
     def __init__(self) -> None:
-        self._indexes: OrderedDict[str, Index] = OrderedDict()
+        self._index_of = lru_cache(8)(lambda _user: Index())
         # Searches of one user wait for each other: not in the threads that all else needs.
         self._searching = CapacityLimiter(4)
 
@@ -220,7 +219,7 @@ class Finder:
 
         Raises InvalidArgument: the cursor is not one of this listing.
         """
-        index = self._index(user)
+        index = self._index_of(user)
         search = partial(index.search_among, skills, query, 200)
         found = await to_thread.run_sync(search, limiter=self._searching)
         page = best_first(skills, found, query, cursor, limit)
@@ -231,13 +230,6 @@ class Finder:
         reasons = await to_thread.run_sync(index.reasons, query, shown, limiter=self._searching)
         explained = zip(page.skills, reasons, strict=True)
         return replace(page, skills=tuple(replace(each, reasons=why) for each, why in explained))
-
-    def _index(self, user: str) -> Index:
-        index = self._indexes.setdefault(user, Index())
-        self._indexes.move_to_end(user)
-        if len(self._indexes) > 8:
-            self._indexes.popitem(last=False)
-        return index
 
 
 def by_name(skills: Iterable[Skill]) -> Placed:
@@ -284,8 +276,7 @@ def page_of(
         last, before = _read(cursor, query)
         begin = sum(place[2:] <= last for place, _ in placed)
         notes = (_CHANGED,) if before != skills else ()
-    shown = placed[begin : begin + limit]
-    listed = (Listed(skill, _cursor(place)) for place, skill in shown)
+    listed = (Listed(skill, _cursor(place)) for place, skill in placed[begin : begin + limit])
     return Page(tuple(listed), begin + limit < len(placed), len(placed), notes)
 
 
@@ -296,8 +287,7 @@ def _cursor(place: _Place) -> str:
 def _read(cursor: str, query: int) -> tuple[tuple[str | float, str], object]:
     """The place of a cursor in its listing, and of which skills that was made."""
     try:
-        place = json.loads(base64.b64decode(cursor[:4000], b"-_", validate=True))
-        asked, skills, rank, uri = place
+        asked, skills, rank, uri = json.loads(base64.b64decode(cursor[:4000], b"-_", validate=True))
     except (ValueError, TypeError, RecursionError):
         raise InvalidArgument(_UNUSABLE.format("is none of skills_list")) from None
     kind = float if query else str
@@ -308,8 +298,7 @@ def _read(cursor: str, query: int) -> tuple[tuple[str | float, str], object]:
 
 def _hits(marked: Sequence[str], asked: Sequence[_Term]) -> Iterator[str]:
     for field, text in zip(("name", "description", "tags", "headings"), marked, strict=True):
-        hits = dict.fromkeys(word.casefold() for word in _MARKED.findall(text))
-        if hits:
+        if hits := dict.fromkeys(word.casefold() for word in _MARKED.findall(text)):
             yield f"{field}: {', '.join(_told(word, asked) for word in [*hits][:5])}"
 
 

@@ -57,8 +57,7 @@ _SHOWN = 50
 
 def worth_reading(path: str, size: int) -> bool:
     """Whether `scan` makes use of what is in the file."""
-    name = PurePosixPath(path)
-    known = name.suffix.lower() in {"", *_LANGUAGES, *_INTERPRETERS}
+    known = PurePosixPath(path).suffix.lower() in {"", *_LANGUAGES, *_INTERPRETERS}
     return size <= MAX_FILE_BYTES and (known or _is_declaration(path))
 
 
@@ -159,8 +158,7 @@ def _needs(found: Mapping[str, Uses], local: set[str]) -> Iterator[Use]:
 
 
 def _findings(found: Mapping[str, Uses], needs: tuple[Use, ...], unread: list[str]) -> Findings:
-    kinds = ("distribution", "node", "npx")
-    packages = {each.name for each in needs if each.kind in kinds}
+    packages = {each.name for each in needs if each.kind in ("distribution", "node", "npx")}
     packages |= {
         distribution(distribution_of(each.name))
         for each in needs

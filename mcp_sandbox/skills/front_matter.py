@@ -212,8 +212,7 @@ class _Strict(YAMLHandler):
                 "server; install it with libyaml: pip install --force-reinstall pyyaml"
             )
         try:
-            events = iter(yaml.CBaseLoader(fm).get_event, None)
-            self.fields = _Reader(events, self._line).document()
+            self.fields = _Reader(iter(yaml.CBaseLoader(fm).get_event, None), self._line).document()
         except yaml.YAMLError as error:
             raise Refused(_broken(error, fm, self._line)) from error
         self.fields.source = fm
@@ -328,8 +327,7 @@ class _Reader:
         self._read += 1
         if self._read > _MAX_VALUES:
             what = f"has over {_MAX_VALUES:,} keys and values"
-            fix = "Move data into a file."
-            raise self._refused("too-many-values", event, what, fix)
+            raise self._refused("too-many-values", event, what, "Move data into a file.")
         if isinstance(event, yaml.ScalarEvent) and event.anchor is None and event.tag is None:
             return
         if isinstance(event, yaml.AliasEvent):
@@ -350,8 +348,7 @@ class _Reader:
         return self._line + (event.start_mark.line if event.start_mark else 0)
 
     def _refused(self, code: str, event: yaml.Event, what: str, fix: str) -> Refused:
-        reason = f"The front matter {what}."
-        return Refused(Diagnostic(code, "error", reason, fix, self._at(event)))
+        return Refused(Diagnostic(code, "error", f"The front matter {what}.", fix, self._at(event)))
 
 
 def _scalar(event: yaml.ScalarEvent) -> str:

@@ -125,8 +125,7 @@ def words(text: str) -> list[str]:
 def terms(query: str) -> tuple[str, ...]:
     """What a query asks for: its distinct words, without those that say nothing."""
     found = dict.fromkeys(word[:40] for word in words(query))
-    telling = [word for word in found if word not in _EMPTY]
-    return tuple((telling or [*found])[:16])
+    return tuple(([word for word in found if word not in _EMPTY] or [*found])[:16])
 
 
 def near(term: str, known: Iterable[str]) -> list[str]:

@@ -200,8 +200,7 @@ def _of_name(fields: Fields, name: str, folder_name: str) -> Iterator[Diagnostic
         yield _at(fields, "name-unusable", "error", reason, _NAME)
         return
     if not name.isascii() and (hidden := HIDDEN.search(name)):
-        line = fields.lines.get("name")
-        yield _character("hidden-character", "The name", hidden, line, "error")
+        yield _character("hidden-character", "The name", hidden, fields.lines.get("name"), "error")
         return
     if name != name.lower():
         yield _at(fields, "name-case", "warning", "The name has upper-case letters.", _NAME)
@@ -255,8 +254,7 @@ def _of_types(fields: Fields) -> Iterator[Diagnostic]:
 
 
 def _of_style(fields: Fields) -> Iterator[Diagnostic]:
-    unknown = [name for name in fields.values if name not in STANDARD]
-    if unknown:
+    if unknown := [name for name in fields.values if name not in STANDARD]:
         named = ", ".join(short(name) for name in unknown[:_MAX_NAMED])
         more = f" and {len(unknown) - _MAX_NAMED} more" if len(unknown) > _MAX_NAMED else ""
         reason = f"The standard does not have these fields: {named}{more}."

@@ -42,16 +42,15 @@ class Pins:
     """The versions that one chat has. `tree` is the server's own, and has been made."""
 
     def __init__(self, tree: Path) -> None:
-        self._tree = tree
+        self._tree, self._active = tree, tree / "active.json"
 
     def names(self) -> dict[str, str]:
         """The names of the skills' folders by uri; none where what tells it is unreadable."""
-        note = self._tree / "active.json"
         try:
-            found = read_note(note) or {}
-            return {uri: str(name) for uri, name in found.items()}
+            return {uri: str(name) for uri, name in (read_note(self._active) or {}).items()}
         except (OSError, ValueError) as exc:
-            logger.warning("%s is unreadable, skills are given to the chat anew: %s", note, exc)
+            what = "%s is unreadable, skills are given to the chat anew: %s"
+            logger.warning(what, self._active, exc)
             return {}
 
     def last(self) -> str | None:
@@ -65,10 +64,9 @@ class Pins:
             names = self.names()
             if names and [*names][-1] != uri:
                 name = names.pop(uri)
-                self._note({**names, uri: name})
+                write_note(self._active, {**names, uri: name})
 
     def folder(self, name: str) -> Path:
-        """Where the files of a skill are on the host."""
         return self._tree / SHOWN / name
 
     def find(self, uri: str) -> tuple[str, Contents] | None:
@@ -103,15 +101,12 @@ class Pins:
                 raise
             if skill.uri not in names:
                 # Before it is there: a name without a folder stands for no version.
-                self._note({**names, skill.uri: name})
+                write_note(self._active, {**names, skill.uri: name})
             _place(new, self.folder(name))
             old = sorted(self._tree.glob(f"{_NEW}*"), key=lambda each: each.lstat().st_ctime_ns)
             for folder in old[:-_REPLACED_KEPT]:
                 _delete(folder)
         return name
-
-    def _note(self, names: Mapping[str, str]) -> None:
-        write_note(self._tree / "active.json", names)
 
     def _check_room(self, skill: Skill, name: str, contents: Contents) -> None:
         used = sum(

@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass
 from functools import cache, reduce
 from importlib.resources import files
 from operator import getitem, or_
-from typing import Any
+from typing import Any, cast
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.skills.models import Need, Unmet
@@ -142,8 +142,7 @@ def _unmet(need: Use) -> Unmet:
         layer, fix = layer_of("npm", name), f"npm install {name}"
     else:
         layer, fix = _remedy(name, of_python=need.kind in ("python", "distribution"))
-    always = need.weight == "always"
-    return Unmet(_NEEDS[need.kind], name, need.files, layer, fix, always=always)
+    return Unmet(_NEEDS[need.kind], name, need.files, layer, fix, always=need.weight == "always")
 
 
 def _remedy(name: str, *, of_python: bool) -> tuple[str | None, str]:
@@ -201,8 +200,7 @@ def keys_in(*table: str) -> Mapping[str, str]:
     ("commands", "apt" or "pip" or "npm"): the package that has a command. ("elsewhere", "commands"
     or "modules"): why no layer has it. ("modules",): the name by which pip knows a Python module.
     """
-    found = reduce(getitem, table, _read())
-    return {name: key for key, names in found.items() for name in names}
+    return {name: key for key, names in reduce(getitem, table, _read()).items() for name in names}
 
 
 def distribution_of(module: str) -> str:
@@ -212,8 +210,7 @@ def distribution_of(module: str) -> str:
 
 def layers() -> Mapping[str, Mapping[str, list[str]]]:
     """What belongs to each layer: packages by "apt", "pip" and "npm"."""
-    found: Mapping[str, Mapping[str, list[str]]] = _read()["layers"]
-    return found
+    return cast("Mapping[str, Mapping[str, list[str]]]", _read()["layers"])
 
 
 def layer_of(installer: str, package: str) -> str | None:
@@ -226,8 +223,7 @@ def recipe(names: Sequence[str]) -> str:
 
     Raises InvalidArgument: there is no layer of a name.
     """
-    unknown = [name for name in names if name not in layers()]
-    if unknown:
+    if unknown := [name for name in names if name not in layers()]:
         known = ", ".join(layers())
         raise InvalidArgument(f"there is no layer {unknown[0]!r}: the layers are {known}")
     steps = list[str]()

@@ -199,8 +199,7 @@ class _Work:
         value = self.values.get("allowed-tools")
         words = " ".join(front_of(self.values, folder_name).allowed_tools)
         if isinstance(value, str | list) and value not in ("", words):
-            change = "made one text of allowed-tools, divided by spaces"
-            self._write("allowed-tools", words, change)
+            self._write("allowed-tools", words, "made one text of allowed-tools, divided by spaces")
 
     def _unknown_fields(self, *, everything: bool) -> None:
         unknown = [key for key in self.values if key not in STANDARD]

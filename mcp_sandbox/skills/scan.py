@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mcp_sandbox.config import SkillsConfig
+from mcp_sandbox.durable import closing_fd
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import JUNK_FOLDERS, Stamp, is_settled, opened, stamp_of
@@ -138,16 +139,13 @@ def read_document(
     `folder` is where that is on the host.
     """
     document, *others = spellings
-    file = os.open(document, _FLAGS, dir_fd=directory)
-    try:
+    with closing_fd(os.open(document, _FLAGS, dir_fd=directory)) as file:
         now = time.time_ns()
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), document)
         stamp, size = stamp_of(status), status.st_size
         data = os.read(file, min(size, HEAD_BYTES))
-    finally:
-        os.close(file)
     parsed = parse(data, folders[-1], document, size=size)
     front, at, diagnostics = parsed.front, parsed.body_at, parsed.diagnostics
     if others:
@@ -265,8 +263,7 @@ class Sweep:
 
     def _look(self, item: _Item) -> Iterable[_Item]:
         try:
-            leads = not item.linked or self._leads_to_a_folder(item)
-            return self._look_into(item) if leads else ()
+            return self._look_into(item) if not item.linked or self._leads_to_a_folder(item) else ()
         except OSError as exc:
             if not item.path:
                 raise
@@ -286,13 +283,11 @@ class Sweep:
 
     def _look_into(self, item: _Item) -> Iterable[_Item]:
         directory, folder = self._open(item)
-        try:
+        with closing_fd(directory):
             listing = list_folder(directory, self._limits.entries - self._entries)
             self._entries += listing.entries
             self._is_skill |= not item.path and bool(listing.documents)
             reading = self._read(item, listing, directory, folder)
-        finally:
-            os.close(directory)
         path = item.path or "."
         self._seen.note(path, listing.stamp, settled=listing.settled, follow=item.linked)
         if reading is not None:
@@ -304,9 +299,8 @@ class Sweep:
             skills, heads = self._limits.skills, self._limits.heads
             self._complain(item.path, problem("too-many-skills", skills=skills, heads=heads))
         else:
-            links = [problem("link", name) for name in listing.linked]
             special = [problem("not-a-file", name) for name in listing.special]
-            self._complain(item.path, *links, *special)
+            self._complain(item.path, *[problem("link", name) for name in listing.linked], *special)
         return () if item.linked else self._below(item, listing)
 
     def _read(self, item: _Item, listing: Listing, directory: int, folder: Path) -> Reading | None:
@@ -399,8 +393,7 @@ class Scanner:
                 # A stat would follow links above what it is of: that is not for untrusted roots.
                 if self._root.trusted and self._seen.known and self._seen.is_still(directory):
                     return self._catalogue
-                sweep = Sweep(directory, self._root, self._allowed, self._limits, self._seen)
-                seen = sweep.run()
+                seen = Sweep(directory, self._root, self._allowed, self._limits, self._seen).run()
         except OSError as exc:
             seen = Seen()
             if not self._root.optional or exc.errno != errno.ENOENT:

@@ -127,8 +127,7 @@ def ended_span(name: str, duration_ms: int) -> None:
     if not trace.get_current_span().is_recording():
         return
     end_ns = time.time_ns()
-    opened = _tracer.start_span(name, start_time=end_ns - duration_ms * 1_000_000)
-    opened.end(end_ns)
+    _tracer.start_span(name, start_time=end_ns - duration_ms * 1_000_000).end(end_ns)
 
 
 def _named(attributes: Mapping[str, Value]) -> dict[str, Value]:

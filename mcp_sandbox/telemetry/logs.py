@@ -31,8 +31,7 @@ def event(logger: logging.Logger, name: str, **fields: object) -> None:
     """Log what happened; a field that is None is left out."""
     if logger.isEnabledFor(logging.INFO):
         told = {key: value for key, value in fields.items() if value is not None}
-        short = {k: v[:200] if isinstance(v, str) else v for k, v in told.items()}
-        logger.info(name, extra=short)
+        logger.info(name, extra={k: v[:200] if isinstance(v, str) else v for k, v in told.items()})
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from mcp_sandbox.durable import closing_fd
+
 Resolver = Callable[[int, bytes, int, int], int]
 """(directory, path, flags, mode) -> a new file descriptor."""
 
@@ -66,8 +68,7 @@ def create_file(
     resolver: Resolver | None = None,
 ) -> None:
     """Write a new file beneath `root`; raises FileExistsError when the name is taken."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    file = _open(root, path, flags, mode, resolver)
+    file = _open(root, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode, resolver)
     with os.fdopen(file, "wb") as stream:
         give(file, owner)
         stream.write(data)
@@ -130,13 +131,11 @@ def grant_owner(parent: int, name: bytes) -> int:
 
     Raises PermissionError when it is not ours.
     """
-    directory = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=parent)
-    try:
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY
+    with closing_fd(os.open(name, flags, dir_fd=parent)) as directory:
         mode = stat.S_IMODE(os.fstat(directory).st_mode)
         # fchmod refuses O_PATH descriptors; this names the same inode whatever happens to the name.
         Path(f"/proc/self/fd/{directory}").chmod(mode | stat.S_IRWXU)
-    finally:
-        os.close(directory)
     return mode
 
 
@@ -160,15 +159,13 @@ def default_resolver() -> Resolver:
 
 def choose_resolver(preferred: Resolver) -> Resolver:
     """`preferred` unless its system call is missing or forbidden here; then `by_walking`."""
-    here = os.open("/", os.O_PATH | os.O_DIRECTORY)
-    try:
-        os.close(preferred(here, b".", os.O_RDONLY | os.O_DIRECTORY, 0))
-    except OSError as exc:
-        if exc.errno not in (errno.ENOSYS, errno.EPERM):
-            raise
-        return by_walking
-    finally:
-        os.close(here)
+    with closing_fd(os.open("/", os.O_PATH | os.O_DIRECTORY)) as here:
+        try:
+            os.close(preferred(here, b".", os.O_RDONLY | os.O_DIRECTORY, 0))
+        except OSError as exc:
+            if exc.errno not in (errno.ENOSYS, errno.EPERM):
+                raise
+            return by_walking
     return preferred
 
 

@@ -23,6 +23,7 @@ import anyio
 from anyio import from_thread, to_thread
 
 from mcp_sandbox.config import WorkspaceConfig
+from mcp_sandbox.durable import closing_fd
 from mcp_sandbox.errors import InvalidArgument, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.workspace import aliases, layout, trash
@@ -48,8 +49,7 @@ _ATTEMPTS = 20
 def _chats_in(sandbox: int, user: str | None = None) -> list[ChatId]:
     """The chats that have a workspace, of all users or of one; what else lies there is not ours."""
     found = []
-    users = [user] if user else _directories(open_directory(sandbox, b"workspace"))
-    for name in users:
+    for name in [user] if user else _directories(open_directory(sandbox, b"workspace")):
         try:
             folder = open_directory(sandbox, f"workspace/{name}".encode())
         except OSError:
@@ -63,11 +63,8 @@ def _chats_in(sandbox: int, user: str | None = None) -> list[ChatId]:
 
 def _directories(parent: int) -> list[str]:
     """The names of directories in an open one, which is closed."""
-    try:
-        with os.scandir(parent) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    finally:
-        os.close(parent)
+    with closing_fd(parent), os.scandir(parent) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
 class UserTotals:
@@ -226,11 +223,11 @@ class Workspaces:
             layout.make_aliases(sandbox, workspace, planned, self._owner)
             kinds = ["workspace", "home"]
             if self._skills:
-                layout.make_shown(self._tree(stack, sandbox, "skills", chat)[0])
+                skills, _ = self._tree(stack, sandbox, "skills", chat)
+                layout.enter_shown(stack, skills, layout.SHOWN)
                 kinds.append("skills")
             trees = {kind: self._path(kind, chat) for kind in kinds}
-            inode = os.fstat(workspace).st_ino
-            return chat_directories(trees, inode, planned, self.data_root)
+            return chat_directories(trees, os.fstat(workspace).st_ino, planned, self.data_root)
 
     def _discard(self, chat: ChatId) -> ChatDirectories:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
@@ -242,10 +239,8 @@ class Workspaces:
 
     def _remove(self, chat: ChatId) -> None:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
-            trees = self._present(stack, sandbox, chat, _KINDS)
-            if trees:
-                bin_ = layout.enter(stack, sandbox, "trash")
-                trash.throw_away(bin_, trees, chat, self._now())
+            if trees := self._present(stack, sandbox, chat, _KINDS):
+                trash.throw_away(layout.enter(stack, sandbox, "trash"), trees, chat, self._now())
 
     def _present(
         self, stack: ExitStack, sandbox: int, chat: ChatId, kinds: Sequence[str]
@@ -328,9 +323,7 @@ class Workspaces:
 
 
 def _allocated_bytes(bin_: int, name: str) -> int:
-    with suppress(OSError), ExitStack() as stack:
-        item = open_directory(bin_, name.encode())
-        stack.callback(os.close, item)
+    with suppress(OSError), closing_fd(open_directory(bin_, name.encode())) as item:
         return measure([item], checkpoint=from_thread.check_cancelled).allocated_bytes
     return 0
 

@@ -128,14 +128,12 @@ def make_tree(parent: int, name: bytes, owner: tuple[int, int]) -> tuple[int, bo
     return tree, created
 
 
-def make_shown(tree: int) -> None:
-    """Make the folder that a sandbox sees in the tree of its chat's skills."""
-    shown, _ = make_directory(tree, SHOWN.encode(), mode=0o755)
-    try:
-        # Its parents are closed to others; through the mount the sandbox user must get in.
-        os.fchmod(shown, 0o755)
-    finally:
-        os.close(shown)
+def enter_shown(stack: ExitStack, parent: int, *names: str) -> int:
+    """Open directories as `enter` does, of which a sandbox sees the last one."""
+    shown = enter(stack, parent, *names)
+    # Its parents are closed to others; through the mount the sandbox user must get in.
+    os.fchmod(shown, 0o755)
+    return shown
 
 
 def seed(workspace: int, owner: tuple[int, int]) -> None:
@@ -144,8 +142,7 @@ def seed(workspace: int, owner: tuple[int, int]) -> None:
         directory, _ = make_directory(workspace, name.encode(), owner=owner)
         os.close(directory)
     for name, text in MEMORY_FILES.items():
-        path = f".memory/{name}".encode()
-        create_file(workspace, path, text.encode(), owner=owner, mode=0o644)
+        create_file(workspace, f".memory/{name}".encode(), text.encode(), owner=owner, mode=0o644)
 
 
 def make_aliases(sandbox: int, workspace: int, planned: AliasPlan, owner: tuple[int, int]) -> None:
@@ -158,9 +155,7 @@ def make_aliases(sandbox: int, workspace: int, planned: AliasPlan, owner: tuple[
     with ExitStack() as stack:
         # Every sandbox may read such a folder; a complete one is left as it is.
         for folder in planned.folders:
-            directory = enter(stack, sandbox, "alias", folder.name)
-            # Its parents are closed to others; through the mount the sandbox user must get in.
-            os.fchmod(directory, 0o755)
+            directory = enter_shown(stack, sandbox, "alias", folder.name)
             for name, text in folder.links:
                 ours = (os.geteuid(), os.getegid())
                 make_link(directory, name.encode(), text.encode(), owner=ours)

@@ -187,8 +187,7 @@ class Meter:
         async with self._lock:
             now, last = self._clock(), self._reading
             if last is not None and not anew:
-                cost_s = 0.0 if fresh else last.duration_s
-                good_for = interval_s(cost_s, self._least_interval_s)
+                good_for = interval_s(0.0 if fresh else last.duration_s, self._least_interval_s)
                 if 0 <= now - last.taken_at < good_for:
                     return last
             return await self._take()

@@ -26,7 +26,7 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox.config import WorkspaceConfig
-from mcp_sandbox.durable import lock, unlock
+from mcp_sandbox.durable import closing_fd, lock, unlock
 from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace import aliases, layout, trash
@@ -90,7 +90,6 @@ class PoolFolder:
             self._lock = None
 
     async def prepare(self) -> WarmTrees:
-        """Make the trees for a new sandbox."""
         return await to_thread.run_sync(self._prepare, limiter=self._limiter)
 
     async def settle(self, warm: WarmTrees) -> WarmTrees:
@@ -124,8 +123,7 @@ class PoolFolder:
     def remove(self, process: str) -> None:
         """Remove the folder of a dead process; no sandbox may be running on what is in it."""
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
-            folder = layout.enter(stack, sandbox, "pool", process)
-            taken = _lock(folder)
+            taken = _lock(layout.enter(stack, sandbox, "pool", process))
             if taken is not None:
                 stack.callback(unlock, taken)
                 _destroy(sandbox, process)
@@ -161,7 +159,7 @@ class PoolFolder:
                 tree, _ = layout.make_tree(folder, kind.encode(), owner)
                 stack.callback(os.close, tree)
                 if kind == "skills":
-                    layout.make_shown(tree)
+                    layout.enter_shown(stack, tree, layout.SHOWN)
             if self._settings.subdirectories:
                 layout.seed(tree, self._owner)
             planned = aliases.plan(_NOBODY, self._settings.aliases)
@@ -202,8 +200,7 @@ def _is_free(pool: int, process: str) -> bool:
         folder = open_directory(pool, process.encode())
     except OSError:
         return False
-    with ExitStack() as stack:
-        stack.callback(os.close, folder)
+    with closing_fd(folder):
         if (taken := _lock(folder)) is not None:
             unlock(taken)
         return taken is not None
@@ -220,5 +217,4 @@ def _destroy(sandbox: int, path: str) -> None:
     above, _, name = path.rpartition("/")
     with ExitStack() as stack:
         parent = layout.enter(stack, sandbox, "pool", *above.split())
-        bin_ = layout.enter(stack, sandbox, "trash")
-        trash.destroy(bin_, parent, name.encode(), time.time())
+        trash.destroy(layout.enter(stack, sandbox, "trash"), parent, name.encode(), time.time())

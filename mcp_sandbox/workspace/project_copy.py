@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from pathspec import GitIgnoreSpec
 
-from mcp_sandbox.durable import publish_folder
+from mcp_sandbox.durable import closing_fd, publish_folder
 
 _RULES = ".gitignore"
 _LARGEST_RULES = 1 << 20
@@ -77,24 +77,18 @@ class Copier:
     def _is_ignored(self, path: PurePosixPath, *, folder: bool) -> bool:
         # The rules that stand nearest to a file win.
         for place, rules in reversed(self.rules):
-            name = str(path.relative_to(place)) + ("/" if folder else "")
-            said = rules.check_file(name).include
+            said = rules.check_file(str(path.relative_to(place)) + ("/" if folder else "")).include
             if said is not None:
                 return said
         return False
 
     def _folder(self, source: int, target: int, path: PurePosixPath) -> None:
-        inner = os.open(path.name, _READ | os.O_DIRECTORY, dir_fd=source)
-        try:
+        flags = _READ | os.O_DIRECTORY
+        with closing_fd(os.open(path.name, flags, dir_fd=source)) as inner:
             os.mkdir(path.name, 0o700, dir_fd=target)
-            copy = os.open(path.name, _READ | os.O_DIRECTORY, dir_fd=target)
-            try:
+            with closing_fd(os.open(path.name, flags, dir_fd=target)) as copy:
                 self.tree(inner, copy, path)
                 self.finish(copy, os.fstat(inner))
-            finally:
-                os.close(copy)
-        finally:
-            os.close(inner)
 
     def _file(self, source: int, target: int, name: str) -> None:
         with os.fdopen(os.open(name, _READ, dir_fd=source), "rb", buffering=0) as reader:

@@ -158,8 +158,7 @@ class Projects:
             user = layout.enter(stack, sandbox, "project", chat.user)
             tree, _ = layout.make_tree(user, f"chat-{chat.chat}".encode(), self._owner)
             os.close(tree)
-        data_root = self._data_root.resolve()
-        return data_root / "sandbox" / "project" / chat.user / f"chat-{chat.chat}"
+        return self._data_root.resolve() / "sandbox" / "project" / chat.user / f"chat-{chat.chat}"
 
 
 def no_projects(data_root: Path) -> Projects:

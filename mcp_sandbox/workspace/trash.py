@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 
+from mcp_sandbox.durable import closing_fd
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.beneath import create_file, make_directory, open_directory, open_file
@@ -44,13 +45,11 @@ def throw_away(trash: int, trees: Mapping[str, tuple[int, bytes]], chat: ChatId,
     """Move trees, given as kind -> (parent, name), into a new item; returns its name."""
     name = item_name(now)
     item, _ = make_directory(trash, name.encode())
-    try:
+    with closing_fd(item):
         create_file(item, b"chat", f"{chat}\n".encode(), owner=(os.geteuid(), os.getegid()))
         for kind, (parent, tree) in trees.items():
             with suppress(FileNotFoundError):
                 os.rename(tree, kind, src_dir_fd=parent, dst_dir_fd=item)
-    finally:
-        os.close(item)
     return name
 
 
@@ -124,10 +123,8 @@ def _delete_item(trash: int, name: bytes, checkpoint: Checkpoint) -> bool:
             return True
         except OSError:
             return False
-        try:
+        with closing_fd(item):
             walk(item, visit, checkpoint, leave)
-        finally:
-            os.close(item)
         if _gone(os.rmdir, name, trash):
             return True
     return False

@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from mcp_sandbox.workspace.beneath import grant_owner, open_directory
@@ -52,8 +52,7 @@ class FreeSpace:
 def free_space(root: int) -> FreeSpace:
     """What is left for an unprivileged process on the file system of an open directory."""
     status = os.statvfs(root)
-    files = status.f_favail if status.f_files else None
-    return FreeSpace(status.f_bavail * status.f_frsize, files)
+    return FreeSpace(status.f_bavail * status.f_frsize, status.f_favail if status.f_files else None)
 
 
 def measure(
@@ -100,15 +99,12 @@ def walk(root: int, visit: Visit, checkpoint: Checkpoint, leave: Leave | None = 
     that its owner closed is opened up: for good if there is a `leave`, which may want to remove
     it, else until the walk leaves it.
     """
-    descent = _Descent(visit, leave)
-    try:
+    with closing(_Descent(visit, leave)) as descent:
         descent.enter(os.dup(root), b"", None)
         while descent.levels:
             checkpoint()
             descent.step()
-    finally:
-        descent.close()
-    return descent.complete
+        return descent.complete
 
 
 @dataclass

@@ -10,7 +10,9 @@ import pytest
 from mcp_sandbox.sessions.session import Session
 
 PACKAGES = ("matplotlib", "pandas", "pillow")
-_INSTALL = """
+VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
+# Of wheels in the workspace.
+INSTALL = """
 site=$(python3 -c 'import site; print(site.getusersitepackages())') && mkdir -p "$site" &&
 for wheel in wheels/*.whl; do python3 -m zipfile -e "$wheel" "$site" || exit; done; rm -r wheels
 python3 -c 'import matplotlib.pyplot, pandas, PIL; matplotlib.pyplot.figure().canvas.draw()'
@@ -31,9 +33,8 @@ def wheels(version: str, folder: Path) -> list[Path]:
 
 async def install(session: Session, folder: Path) -> None:
     """Put the packages into the home of a chat."""
-    ask = "import sys; print('%d.%d' % sys.version_info[:2])"
-    version = (await session.run_code(ask)).stdout.strip()
+    version = (await session.run_code(VERSION)).stdout.strip()
     for wheel in wheels(version, folder):
         await session.write_file(f"wheels/{wheel.name}", wheel.read_bytes())
-    installed = await session.exec(_INSTALL, timeout_s=240)
+    installed = await session.exec(INSTALL, timeout_s=240)
     assert installed.success, installed.stderr

@@ -136,6 +136,9 @@ async def test_a_secret_goes_to_its_host_and_never_comes_in(config: Config, tmp_
             f'{sent} {url}; {sent} http://{HERE}:{servers.plain}/; curl -sS "{url}?$API_TOKEN";'
             f"env; cat /proc/*/environ; grep -r {SECRET} /workspace ~ /tmp /etc 2>/dev/null"
         )
+        told = (await session.info()).network
+        assert "API_TOKEN is a placeholder, which becomes the secret on its way in the" in told
+        assert f"header authorization of HTTPS requests to {HERE}:{servers.secure}" in told
         to_host, in_clear, in_url = servers.heads
         assert f"Bearer {SECRET}\r\n" in to_host
         for head in (in_clear, in_url):
@@ -153,6 +156,10 @@ async def test_grants_hold_in_the_sandbox_that_runs_and_go_with_the_files(
         async with open_manager(config) as manager, open_manager(config) as other:
             session, egress = await manager.session(CHAT), other.egress
             assert egress
+            # Also before it has anything.
+            await egress.allow(CHAT, "first.example.com", read=False, by="me", for_s=60)
+            assert "first.example.com" in (await session.info()).network
+            assert await session.take_news() == []
 
             async def news() -> str:
                 assert not (await session.exec("curl -sf http://nowhere.example.com")).success
@@ -169,7 +176,8 @@ async def test_grants_hold_in_the_sandbox_that_runs_and_go_with_the_files(
                 await egress.deny(CHAT, "*.example.com")
             await egress.allow(CHAT, "nowhere.example.com", read=False, by="me", for_s=60)
             await egress.allow(CHAT, "other.example.com", read=False, by="me", for_s=0.0)
-            assert [grant.host for grant in await egress.grants(CHAT)] == ["nowhere.example.com"]
+            grants = [grant.host for grant in await egress.grants(CHAT)]
+            assert grants == ["first.example.com", "nowhere.example.com"]
             (after,) = await manager.list()
             assert before.sandbox_id == after.sandbox_id
             await session.reset()

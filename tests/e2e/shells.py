@@ -16,6 +16,7 @@ from pathlib import Path
 import anyio
 
 from mcp_sandbox.app import open_manager
+from mcp_sandbox.config import SessionsConfig
 from mcp_sandbox.models import BackendName, ChatId
 from mcp_sandbox.sessions.session import Session
 from tests.conftest import configured
@@ -69,7 +70,9 @@ async def run(plan: Plan, data: Path) -> tuple[Tally, float, float]:
     """What was seen, and the seconds for as much work at once and one after another."""
     chance, tally = random.Random(plan.seed), Tally()
     shells = [f"s{number}" for number in range(plan.shells)]
-    async with open_manager(configured(plan.backend, data)) as manager:
+    room = SessionsConfig(max_open=plan.sandboxes, max_per_user=plan.sandboxes)
+    config = configured(plan.backend, data).model_copy(update={"sessions": room})
+    async with open_manager(config) as manager:
         chats = [ChatId("tester", f"shells-{number}") for number in range(plan.sandboxes)]
         sessions = [await manager.session(chat) for chat in chats]
         pairs = [(session, shell) for session in sessions for shell in shells]

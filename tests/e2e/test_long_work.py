@@ -1,9 +1,11 @@
 """Work that outlasts a call, a client and its patience, with the real Claude command line."""
 
+import base64
 import json
 import random
 import re
 import signal
+import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,8 @@ import anyio
 import pytest
 from anyio.abc import Process
 
+from tests.contract import plotting
+from tests.daemon.running import command
 from tests.e2e.claude import Claude
 from tests.e2e.connected import Home
 from tests.e2e.messages_api import Arguments, Heard, Script
@@ -26,8 +30,10 @@ from tests.e2e.test_connected_clients import (
 __all__ = ["home"]
 
 pytestmark = [pytest.mark.claude, pytest.mark.slow, pytest.mark.timeout(400)]
-EXEC, PROCESS, READ = (f"mcp__sandbox__{name}" for name in ("exec", "process", "read_file"))
-GOES_ON = re.compile(r"\[goes on as (p\d+-\w+) after \d+ s, at most until \d\d:\d\d; ")
+EXEC, PROCESS, READ, CODE = (
+    f"mcp__sandbox__{name}" for name in ("exec", "process", "read_file", "run_code")
+)
+GOES_ON = re.compile(r"\bgoes on as (p\d+-\w+) after \d+ s, at most until \d\d:\d\d; ")
 
 
 @pytest.fixture
@@ -86,6 +92,61 @@ async def test_a_long_build_is_followed_over_several_calls(claude: Claude) -> No
     assert printed == ["step 1", "step 2", "step 3", "step 4"]
     # Who has waited for the end is not told again.
     assert name not in after
+
+
+def sides(told: str) -> list[tuple[int, int]]:
+    """Width and height of the pictures that the model was shown, in their order."""
+    found = []
+    for message in json.loads(told)["messages"]:
+        for block in message["content"]:
+            inner = block["content"] if isinstance(block, dict) and "content" in block else ()
+            for part in inner:
+                if isinstance(part, dict) and part["type"] == "image":
+                    data = base64.b64decode(part["source"]["data"])
+                    assert data.startswith(b"\x89PNG")
+                    found.append(struct.unpack(">II", data[16:24]))
+    return found
+
+
+@by_relay_only
+async def test_three_figures_of_one_plot_are_shown_as_three_pictures_in_order(
+    claude: Claude, home: Home, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    option, conversation_id = conversation()
+    begin = Script([(CODE, {"code": plotting.VERSION})], "Begun.")
+    await claude.follow(begin, option, conversation_id)
+    version = begin.heard[0].split()[0]
+    wheels = plotting.wheels(version, tmp_path_factory.getbasetemp() / "wheels")
+    done = await command(home.place, "cp", str(wheels[0].parent), f"{conversation_id}:wheels")
+    assert done.code == 0, done.err
+    draw = "plt.figure(figsize=(width, 2)); plt.plot([1, width])"
+    plot = f"import matplotlib.pyplot as plt\nfor width in 3, 1, 2:\n    {draw}\nprint('drawn')"
+    script = Script([(EXEC, {"command": plotting.INSTALL}), (CODE, {"code": plot})], "There.")
+    await claude.follow(script, "--resume", conversation_id)
+    assert script.heard[1].startswith("drawn\n")
+    seen = sides(script.told)
+    assert len(seen) == 3
+    assert [round(3 * width / seen[0][0]) for width, _ in seen] == [3, 1, 2]
+
+
+@by_relay_only
+async def test_a_dialogue_with_a_program_on_a_terminal(claude: Claude) -> None:
+    ask = "name = input('Your name? '); age = input('Age? '); print(f'{name} is {age}.')"
+    started = {"command": f'python3 -c "{ask}"', "tty": True, "until": "name?"}
+
+    def types(text: str) -> Callable[[Heard], dict[str, object]]:
+        given = {"action": "input", "text": text, "key": "enter"}
+        return lambda heard: {**given, "id": name_of(heard[0])}
+
+    script = Script(
+        [(EXEC, started), (PROCESS, types("Ada")), (PROCESS, types("36"))], "We talked."
+    )
+    await claude.follow(script)
+    first, second, last = (script.heard[number] for number in range(3))
+    assert first.startswith("Your name?")
+    assert second.startswith("Your name? Ada\nAge?")
+    assert "Ada is 36." in last
+    assert "exit code 0" in last
 
 
 @by_relay_only

@@ -178,7 +178,7 @@ PIECES = st.one_of(
 
 
 @some_or(10_000)
-def test_any_bytes_are_a_host_unfinished_or_refused_in_bounded_memory(examples: int) -> None:
+def test_random_hellos_name_targets_or_are_refused_in_bounded_memory(examples: int) -> None:
     @settings(max_examples=examples, deadline=None)
     @given(PIECES)
     def holds(data: bytes) -> None:

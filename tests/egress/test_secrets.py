@@ -137,14 +137,24 @@ def test_other_users_have_neither_placeholder_nor_value(tmp_path: Path) -> None:
     assert found.bound(other, HOST) == ()
 
 
-async def test_the_answer_of_a_bound_host_is_masked_without_a_placeholder_too(
+async def test_answers_of_bound_hosts_are_masked_before_a_placeholder_was_used(
     tmp_path: Path,
 ) -> None:
-    found = secrets(in_file(tmp_path))
-    await sent(found, (b"authorization", inside(found)))
-    _, mask = await found.fill(CHAT, HOST, [])
-    assert mask is not None
-    assert mask.text(b"is " + VALUE.encode()) == b"is " + FILLER * len(VALUE)
+    found = secrets(script(tmp_path, f"print({VALUE!r})"))
+    for _ in range(3):
+        _, mask = await found.fill(CHAT, HOST, [])
+        assert mask is not None
+        assert mask.text(b"is " + VALUE.encode()) == b"is " + FILLER * len(VALUE)
+    assert starts(tmp_path) == 1
+
+
+async def test_a_source_that_fails_fails_no_request_without_a_placeholder(tmp_path: Path) -> None:
+    found = secrets(script(tmp_path, "sys.exit(1)"))
+    for _ in range(3):
+        headers, mask = await found.fill(CHAT, HOST, [(b"authorization", b"none")])
+        assert headers == [(b"authorization", b"none")]
+        assert mask is not None
+    assert starts(tmp_path) == 1
 
 
 async def test_a_file_is_read_at_each_use(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from anyio.streams.tls import TLSListener
 from mcp_sandbox.config import AllowConfig, EgressConfig, SecretConfig
 from mcp_sandbox.egress.authority import Authority
 from mcp_sandbox.egress.proxy import Proxy, Way
-from mcp_sandbox.egress.rules import Rule, Rules, Verdict, grant_of, rules_of
+from mcp_sandbox.egress.rules import Rule, Rules, grant_of, rules_of
 from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import RefusedError
 from mcp_sandbox.models import ChatId
@@ -43,7 +43,7 @@ class World:
 
     def note(self, target: object, verdict: object, sent: int, received: int, ms: float) -> None:
         why = f"{verdict.verdict}: {verdict}" if isinstance(verdict, RefusedError) else "allowed"
-        assert isinstance(verdict, RefusedError) or (isinstance(verdict, Verdict) and verdict.rule)
+        assert isinstance(verdict, RefusedError | Rule)
         self.noted.append((str(target), why, sent, received))
         self.told.set()
         self.told = anyio.Event()

@@ -355,7 +355,7 @@ def test_fix_repairs_shows_and_says_what_is_left(run: Run, tmp_path: Path) -> No
 
 def test_unknown_name_is_answered_with_the_nearest(run: Run, data_root: Path) -> None:
     write_skill(data_root / "skills" / "local" / "spreadsheets")
-    assert "did you mean spreadsheets?" in failure(run("show", "spreadsheet"))
+    assert "the nearest is 'spreadsheets'" in failure(run("show", "spreadsheet"))
 
 
 def test_what_a_skill_says_cannot_move_the_cursor(run: Run, data_root: Path) -> None:

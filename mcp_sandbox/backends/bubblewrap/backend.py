@@ -114,14 +114,11 @@ class BubblewrapBackend:
     def __init__(self, data_root: Path, *, walls: bool = True) -> None:
         self._root = data_root
         self._walls = walls
+        self.name: BackendName = "bubblewrap" if walls else "unsafe-local"
         self._records = Records(data_root, self.name)
         # Of this server; they are collected when they have ended, so that no zombies stay.
         self._children: set[int] = set()
         self._host: Host | None = None
-
-    @property
-    def name(self) -> BackendName:
-        return "bubblewrap" if self._walls else "unsafe-local"
 
     async def probe(self) -> str:
         host = await to_thread.run_sync(self._look)
@@ -132,8 +129,7 @@ class BubblewrapBackend:
                 # Nobody else knows of it, so nobody ended it.
                 raise BackendUnavailable(str(exc)) from exc
             try:
-                channel = await sandbox.open_channel()
-                await channel.aclose()
+                await (await sandbox.open_channel()).aclose()
             finally:
                 with anyio.CancelScope(shield=True):
                     await self.destroy(sandbox.id)
@@ -142,7 +138,6 @@ class BubblewrapBackend:
         return works if self._walls else f"{works}; NO isolation: code runs on this host"
 
     async def origin(self) -> str:
-        """Return the runner with its Python, and bubblewrap."""
         host = await to_thread.run_sync(self._look)
         return f"{host.runner.name} {host.program.version}"
 

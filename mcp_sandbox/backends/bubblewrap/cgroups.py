@@ -124,7 +124,6 @@ class Cgroups:
 
     @property
     def controllers(self) -> frozenset[str]:
-        """What can be bounded: memory, pids, cpu."""
         return frozenset().union(*(each.controllers for each in self._hierarchies))
 
     def paths(self, sandbox_id: SandboxId) -> tuple[str, ...]:
@@ -141,8 +140,7 @@ class Cgroups:
     def create(self, sandbox_id: SandboxId, limits: Limits) -> None:
         """Make the groups of a sandbox and set their limits.
 
-        Raises:
-            BackendUnavailable: the kernel does not take a limit.
+        Raises BackendUnavailable: the kernel does not take a limit.
         """
         for each in self._hierarchies:
             group = each.base / sandbox_id
@@ -171,21 +169,14 @@ class Cgroups:
 
 def remove(paths: tuple[str, ...]) -> None:
     """Remove groups in which nothing runs any more; gone already is fine. Blocks up to 2 s."""
-    for path in paths:
+    for path in map(Path, paths):
         deadline = time.monotonic() + _REMOVE_LIMIT_S
-        while not _removed(path) and time.monotonic() < deadline:
-            time.sleep(_RETRY_S)
-
-
-def _removed(path: str) -> bool:
-    try:
-        Path(path).rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        # A process that has just ended is still counted for a moment.
-        return False
-    return True
+        while path.exists() and time.monotonic() < deadline:
+            try:
+                path.rmdir()
+            except OSError:
+                # A process that has just ended is still counted for a moment.
+                time.sleep(_RETRY_S)
 
 
 def _settings(hierarchy: Hierarchy, limits: Limits) -> Mapping[str, str]:

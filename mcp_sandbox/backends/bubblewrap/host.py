@@ -6,13 +6,7 @@ from pathlib import Path
 
 from mcp_sandbox.backends import runner_copy
 from mcp_sandbox.backends.bubblewrap import seccomp
-from mcp_sandbox.backends.bubblewrap.arguments import (
-    Etc,
-    Inside,
-    etc,
-    look_at_system,
-    sources,
-)
+from mcp_sandbox.backends.bubblewrap.arguments import Etc, Inside, etc, look_at_system, sources
 from mcp_sandbox.backends.bubblewrap.cgroups import Cgroups
 from mcp_sandbox.backends.bubblewrap.launch import Order
 from mcp_sandbox.backends.bubblewrap.program import find_bwrap, find_python
@@ -50,8 +44,7 @@ class Host:
         self.runner = runner_copy.install(data_root, self.python)
         self.cgroups = Cgroups.here()
         self.system = look_at_system()
-        machine = os.uname().machine
-        self.filter = seccomp.program(machine) if walls else seccomp.refusing_nothing()
+        self.filter = seccomp.program(os.uname().machine) if walls else seccomp.refusing_nothing()
         self.processors = len(os.sched_getaffinity(0))
         self.walls = walls
 
@@ -61,12 +54,9 @@ class Host:
         return replace(spec, limits=limits, network=spec.network if self.walls else "open")
 
     def resource_limits(self, limits: Limits) -> dict[int, int]:
-        """What bounds each process of a sandbox here."""
-        bounded = "memory" in self.cgroups.controllers
-        return wanted_limits(limits, memory_by_process=not bounded)
+        return wanted_limits(limits, memory_by_process="memory" not in self.cgroups.controllers)
 
     def inside(self, spec: SandboxSpec, sandbox_id: SandboxId) -> Inside:
-        """What a sandbox of that spec holds here."""
         own = limit_settings(self.resource_limits(spec.limits))
         own["MCP_SANDBOX_IDLE_S"] = f"{spec.idle_s:g}"
         if "pids" in self.cgroups.controllers:
@@ -109,8 +99,7 @@ def facts(host: Host, spec: SandboxSpec) -> SandboxFacts:
     if not host.walls:
         isolation = f"no isolation: code does on the host what its user {host.uid} may do"
         limits |= {"tmp": "not limited: the host's", "shm": "not limited: the host's"}
-        network = "open: the host's own network"
-        return SandboxFacts("unsafe-local", None, isolation, network, limits)
+        return SandboxFacts("unsafe-local", None, isolation, "open: the host's own network", limits)
     own = "process, mount, ipc" if spec.network == "open" else "process, mount, network, ipc"
     isolation = (
         f"{host.program.version}: own user, {own} and host name namespaces, uid {host.uid} without "

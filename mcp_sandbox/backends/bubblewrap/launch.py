@@ -86,9 +86,8 @@ def launch(order: Order, admit: Callable[[Told], Result]) -> Result:
         held_by, release = _pipe(opened)
         # Opened here: where bwrap is started, the data root may be out of sight.
         log = opened.enter_context(order.log.open("ab"))
-        sources = {"program": order.program.root, **order.sources}
         launcher = _on_stage(
-            sources,
+            {"program": order.program.root, **order.sources},
             order.user,
             order.joined,
             lambda reach: _start(order, reach, (told_to.fileno(), held_by.fileno(), log.fileno())),
@@ -99,8 +98,10 @@ def launch(order: Order, admit: Callable[[Told], Result]) -> Result:
             result = admit(_read_status(launcher, status))
             release.write(b"1")
         except BaseException:
-            # While the pipe is still open: bwrap takes its end for our leave.
-            _abort(launcher)
+            # While the pipe is still open: bwrap takes its end for our leave. As our child it
+            # keeps its number until it is waited for.
+            kill_trees([launcher])
+            os.waitpid(launcher, 0)
             raise
         return result
 
@@ -158,12 +159,6 @@ def _read_status(launcher: int, status: FileIO) -> Told:
     return Told(launcher, int(found["child-pid"]), found)
 
 
-def _abort(launcher: int) -> None:
-    """End bwrap and whatever it started; it is our child, so its number is still its own."""
-    kill_trees([launcher])
-    os.waitpid(launcher, 0)
-
-
 # setgroups, setresgid, setresuid
 _CALLS = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -200,7 +195,14 @@ def _on_stage(
 
 
 def _bind(sources: Mapping[str, Path]) -> dict[str, str]:
-    _own_namespace()
+    if _libc.unshare(_CLONE_FS | _CLONE_NEWNS) != 0:
+        number = ctypes.get_errno()
+        raise BackendUnavailable(
+            f"root may not make a mount namespace here ({os.strerror(number)}): a container "
+            "around this server forbids it. Start that container with --privileged, or run the "
+            "server as an ordinary user, or on the host"
+        )
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE, None)
     with ExitStack() as opened:
         descriptors: dict[str, int] = {}
         for name, path in sources.items():
@@ -221,27 +223,11 @@ def _show(name: str, path: Path, descriptor: int) -> str:
 
 def _become(user: int) -> None:
     """Give up root in this thread alone: the C library's own functions would do it in all."""
-    setgroups, setresgid, setresuid = _CALLS[os.uname().machine]
-    _check(_libc.syscall(setgroups, 0, None))
-    _check(_libc.syscall(setresgid, user, user, user))
-    _check(_libc.syscall(setresuid, user, user, user))
-
-
-def _check(result: int) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"cannot become the sandbox's user: {os.strerror(number)}")
-
-
-def _own_namespace() -> None:
-    if _libc.unshare(_CLONE_FS | _CLONE_NEWNS) != 0:
-        number = ctypes.get_errno()
-        raise BackendUnavailable(
-            f"root may not make a mount namespace here ({os.strerror(number)}): a container "
-            "around this server forbids it. Start that container with --privileged, or run the "
-            "server as an ordinary user, or on the host"
-        )
-    _mount(None, "/", None, _MS_REC | _MS_PRIVATE, None)
+    arguments = ((0, None), (user, user, user), (user, user, user))
+    for call, given in zip(_CALLS[os.uname().machine], arguments, strict=True):
+        if _libc.syscall(call, *given) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"cannot become the sandbox's user: {os.strerror(number)}")
 
 
 def _mount(

@@ -72,8 +72,7 @@ _LOOKED_INTO = {"x86_64": (56, 435, 16, 41, 53, 135), "aarch64": (220, 435, 29, 
 def program(machine: str) -> bytes:
     """The filter for a machine as `os.uname().machine` names it.
 
-    Raises:
-        BackendUnavailable: no filter is known for this machine.
+    Raises BackendUnavailable: none is known for this machine.
     """
     if machine not in REFUSED:
         raise BackendUnavailable(
@@ -81,6 +80,8 @@ def program(machine: str) -> bytes:
             f"(only {', '.join(REFUSED)}); use the docker backend"
         )
     clone, clone3, ioctl, socket, socketpair, personality = _LOOKED_INTO[machine]
+    # Of netlink only what the C library asks for addresses of interfaces.
+    routes = _when(_JEQ, _NETLINK, (_load(_ARGS + 16), *_allow_only((_ROUTES,))))
     return b"".join(
         (
             _load(_ARCH),
@@ -93,7 +94,7 @@ def program(machine: str) -> bytes:
             *_search(sorted(REFUSED[machine].values())),
             *_argument(clone, 0, *_when(_JSET, _NAMESPACES, (_return(_REFUSE),))),
             *_argument(ioctl, 1, *_refuse_each(_TERMINAL_INPUT)),
-            *_argument(socket, 0, *_sockets()),
+            *_argument(socket, 0, *routes, *_allow_only((_LOCAL, *_INTERNET))),
             *_argument(socketpair, 0, *_allow_only((_LOCAL,))),
             *_argument(personality, 0, *_allow_only(_PERSONALITIES)),
             _return(_ALLOW),
@@ -118,12 +119,6 @@ def _search(numbers: list[int]) -> tuple[bytes, ...]:
 
 def _refuse_each(values: Iterable[int]) -> tuple[bytes, ...]:
     return tuple(part for value in values for part in _when(_JEQ, value, (_return(_REFUSE),)))
-
-
-def _sockets() -> tuple[bytes, ...]:
-    """Of netlink only what the C library asks for addresses of interfaces."""
-    routes = (_load(_ARGS + 16), *_allow_only((_ROUTES,)))
-    return (*_when(_JEQ, _NETLINK, routes), *_allow_only((_LOCAL, *_INTERNET)))
 
 
 def _allow_only(values: Iterable[int]) -> tuple[bytes, ...]:

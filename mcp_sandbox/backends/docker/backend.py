@@ -49,7 +49,6 @@ from mcp_sandbox.models import (
     SandboxId,
     SandboxInfo,
     SandboxSpec,
-    SandboxState,
 )
 from mcp_sandbox.runner.interpreter import is_steered
 
@@ -121,9 +120,7 @@ class DockerBackend:
         return f"Docker {info.get('ServerVersion')} with {runtime} runs {self._config.image}"
 
     async def origin(self) -> str:
-        """The image, by its content, and the runtime."""
-        info = await self.connection.info()
-        runtime = self._config.runtime or info.get("DefaultRuntime", "")
+        runtime = self._config.runtime or (await self.connection.info()).get("DefaultRuntime", "")
         return f"{(await self._current_image()).id} {runtime}"
 
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
@@ -141,13 +138,12 @@ class DockerBackend:
                 return self._records.open(sandbox_id, record, hand_over=by_file, shown=_SHOWN)
 
             token = await to_thread.run_sync(note)
-            sockets = self._records.socket_directory(sandbox_id)
             place = replace(
                 somewhere(image, self._instance, self._config.runtime, info),
                 name=sandbox_id,
                 token=token.hex(),
                 token_file=by_file,
-                socket_directory=sockets if shared else None,
+                socket_directory=self._records.socket_directory(sandbox_id) if shared else None,
                 network="none" if spec.network == "none" else sandbox_id,
             )
             facts = facts_of(self._config.image, await self._start(spec, place), info)
@@ -175,10 +171,10 @@ class DockerBackend:
         present = [row for row in await self._sweep() if row["State"] in _PRESENT]
 
         def info(row: dict[str, Any]) -> SandboxInfo:
-            record = self._records.find(_name(row))
+            name = _name(row)
+            record = self._records.find(name)
             labels = (record and record.labels) or _labels(row)
-            state: SandboxState = "paused" if row["State"] == "paused" else "running"
-            return SandboxInfo(_name(row), labels, state)
+            return SandboxInfo(name, labels, "paused" if row["State"] == "paused" else "running")
 
         return await to_thread.run_sync(lambda: list(map(info, present)))
 
@@ -201,8 +197,7 @@ class DockerBackend:
     async def connect(self, sandbox_id: SandboxId, *, deadline_s: float) -> ByteStream:
         """Open a byte stream to the runner; raises SandboxGone if that does not listen in time."""
         if await self._shares_sockets():
-            sockets = self._records.socket_directory(sandbox_id)
-            return await connect(sockets, deadline_s=deadline_s)
+            return await connect(self._records.socket_directory(sandbox_id), deadline_s=deadline_s)
         command = [PYTHON, "-I", "-S", RELAY, "--announce", SOCKET, f"{deadline_s:g}"]
         # The token is in the container's environment, and another process of the sandbox could
         # read it from the relay's before the relay has shut itself off.
@@ -244,8 +239,7 @@ class DockerBackend:
         now = anyio.current_time()
         if self._image is None or now - self._image[0] > _IMAGE_FRESH_S:
             image = await self.connection.call(client.find_image, self._config.image)
-            digest = await to_thread.run_sync(runner_digest)
-            if image.labels.get(RUNNER_LABEL) != digest:
+            if image.labels.get(RUNNER_LABEL) != await to_thread.run_sync(runner_digest):
                 raise ImageMissing(
                     f"the image {self._config.image} holds another version of the runner; "
                     f"{build_again(self._config.image)}"
@@ -279,8 +273,7 @@ class DockerBackend:
             found = await self.connection.call(client.inspect, sandbox_id)
         except SandboxGone:
             return None
-        is_ours = found["Config"]["Labels"].get(INSTANCE_LABEL) == self._instance
-        return found if is_ours else None
+        return found if found["Config"]["Labels"].get(INSTANCE_LABEL) == self._instance else None
 
     async def _sweep(self) -> list[dict[str, Any]]:
         """Clear up after killed servers and ended sandboxes; returns the containers that stay."""

@@ -28,9 +28,10 @@ from mcp_sandbox.backends.docker.engine import (
     explain_silence,
     find_engine,
 )
+from mcp_sandbox.backends.records import gone
 from mcp_sandbox.config import DockerConfig, docker_variables, home, search_path
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, SandboxGone
-from mcp_sandbox.models import Ending
+from mcp_sandbox.models import Ending, SandboxId
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -75,10 +76,9 @@ class Connection:
 
     async def info(self) -> dict[str, Any]:
         """What the engine says of itself and its machine; asked once."""
-        info = self._info
-        if info is None:
-            info = self._info = await self.call(lambda api: api.info())
-        return info
+        if self._info is None:
+            self._info = await self.call(lambda api: api.info())
+        return self._info
 
     async def call(
         self,
@@ -120,7 +120,7 @@ def inspect(api: docker.APIClient, name: str) -> dict[str, Any]:
     try:
         return cast("dict[str, Any]", api.inspect_container(name))
     except docker_errors.NotFound as exc:
-        raise _gone(name) from exc
+        raise gone(SandboxId(name)) from exc
 
 
 def labelled(api: docker.APIClient, labels: Sequence[str]) -> list[dict[str, Any]]:
@@ -219,9 +219,8 @@ def find_image(api: docker.APIClient, name: str) -> Image:
         found = cast("Any", api).inspect_image(name)
     except docker_errors.ImageNotFound as exc:
         raise ImageMissing(f"the Docker engine has no image {name}; {build_again(name)}") from exc
-    labels = found["Config"].get("Labels") or {}
     names, env = tuple(found["RepoTags"] or ()), tuple(found["Config"].get("Env") or ())
-    return Image(found["Id"], labels, names, found["Size"], env)
+    return Image(found["Id"], found["Config"].get("Labels") or {}, names, found["Size"], env)
 
 
 def labelled_images(api: docker.APIClient, label: str, *, dangling: bool = False) -> list[Image]:
@@ -349,19 +348,13 @@ def _ending(events: Iterable[dict[str, Any]]) -> Ending | None:
     return None
 
 
-def _gone(name: str) -> SandboxGone:
-    return SandboxGone(
-        f"sandbox {name} no longer runs; the next call starts a new one on the same files"
-    )
-
-
 @contextmanager
 def _gone_unless_running(name: str) -> Generator[None]:
     try:
         yield
     except docker_errors.APIError as exc:
         if exc.status_code in (requests.codes.not_found, requests.codes.conflict):
-            raise _gone(name) from exc
+            raise gone(SandboxId(name)) from exc
         raise
 
 

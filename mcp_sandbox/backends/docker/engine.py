@@ -76,7 +76,6 @@ class Tls:
     verify: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """A client context that uses these files."""
         context = ssl.create_default_context(cafile=str(self.ca) if self.ca else None)
         if not self.verify:
             context.check_hostname = False

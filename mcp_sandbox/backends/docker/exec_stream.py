@@ -34,11 +34,7 @@ Alive = Callable[[], Awaitable[bool]]
 
 
 async def dial(engine: Engine) -> ByteStream:
-    """Connect to the engine.
-
-    Raises:
-        BackendUnavailable: it cannot be reached.
-    """
+    """Connect to the engine; raises BackendUnavailable if it cannot be reached."""
     try:
         with anyio.fail_after(_TIMEOUT_S):
             return await _connect(engine)
@@ -158,8 +154,7 @@ class ExecStream(ByteStream):
     async def upgraded(self) -> None:
         """Read the head of the engine's answer; what follows belongs to the program.
 
-        Raises:
-            SandboxGone: the engine refuses to start the program.
+        Raises SandboxGone if the engine refuses to start the program.
         """
         try:
             head = await self._source.receive_until(b"\r\n\r\n", _MAX_HEAD)
@@ -175,8 +170,7 @@ class ExecStream(ByteStream):
     async def wait_for(self, message: bytes) -> None:
         """Wait until the program has written `message` to its standard error.
 
-        Raises:
-            anyio.EndOfStream: it ended before.
+        Raises anyio.EndOfStream if it ended before.
         """
         while message not in self.complaint:
             await self._next_frame()
@@ -224,7 +218,11 @@ async def open_exec(engine: Engine, path: str, *, deadline_s: float, alive: Aliv
             await stream.wait_for(_CONNECTED)
     except (anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError) as exc:
         await anyio.aclose_forcefully(raw)
-        raise SandboxGone(_reason(stream.complaint)) from exc
+        said = stream.complaint.decode(errors="replace").strip() or "it gave no reason"
+        raise SandboxGone(
+            f"the relay in the sandbox did not reach its runner ({said}); "
+            "the next call starts a new sandbox on the same files"
+        ) from exc
     except BaseException:
         await anyio.aclose_forcefully(raw)
         raise
@@ -244,11 +242,3 @@ def _upgrade_request(path: str) -> bytes:
         "",
     )
     return "\r\n".join(lines).encode() + body
-
-
-def _reason(complaint: bytearray) -> str:
-    said = complaint.decode(errors="replace").strip() or "it gave no reason"
-    return (
-        f"the relay in the sandbox did not reach its runner ({said}); "
-        "the next call starts a new sandbox on the same files"
-    )

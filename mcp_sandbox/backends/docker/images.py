@@ -17,12 +17,7 @@ from anyio.streams.text import TextReceiveStream
 
 from mcp_sandbox.backends.docker import client
 from mcp_sandbox.backends.docker.client import Connection, Image, connection_of
-from mcp_sandbox.backends.docker.engine import (
-    build_again,
-    is_gvisor,
-    processors,
-    security_options,
-)
+from mcp_sandbox.backends.docker.engine import build_again, is_gvisor, processors, security_options
 from mcp_sandbox.backends.docker.spec import PYTHON, RUNNER_LABEL, Placement, container_body
 from mcp_sandbox.backends.records import sandbox_user
 from mcp_sandbox.backends.runner_copy import GITCONFIG, PACKAGE, runner_digest, runner_sources
@@ -257,11 +252,11 @@ async def list_images(config: DockerConfig) -> list[ImageRow]:
     async with aclosing(connection_of(config)) as connection:
         found = await connection.call(client.labelled_images, RUNNER_LABEL)
 
-    def row(name: str, image: Image) -> ImageRow:
-        current = image.labels.get(_CONTEXT_LABEL) == digest
-        return ImageRow(name, image.id, image.size // 1_000_000, current)
-
-    return [row(name, image) for image in found for name in image.names]
+    return [
+        ImageRow(name, each.id, each.size // 1_000_000, each.labels.get(_CONTEXT_LABEL) == digest)
+        for each in found
+        for name in each.names
+    ]
 
 
 async def check(config: DockerConfig) -> list[Tool]:

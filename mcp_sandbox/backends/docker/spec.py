@@ -162,7 +162,11 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         "StopTimeout": 1,
         # A second fence, and a quick start; with it there is no loopback in gVisor, no /etc/hosts.
         "NetworkDisabled": place.network == "none" and place.socket_directory is not None,
-        "Labels": _labels(spec, place),
+        "Labels": {
+            **{LABEL_PREFIX + name: value for name, value in spec.labels.items()},
+            "app": APP,
+            INSTANCE_LABEL: place.instance,
+        },
         "HostConfig": _host_config(spec, place),
     }
 
@@ -186,15 +190,20 @@ def _environment(spec: SandboxSpec, place: Placement) -> list[str]:
     return [f"{name}={value}" for name, value in values.items()]
 
 
-def _labels(spec: SandboxSpec, place: Placement) -> dict[str, str]:
-    own = {LABEL_PREFIX + name: value for name, value in spec.labels.items()}
-    return {**own, "app": APP, INSTANCE_LABEL: place.instance}
-
-
 def _host_config(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
+    options = ["no-new-privileges:true", f"seccomp={json.dumps(profile())}"]
     return {
-        **_privileges(place),
-        **_namespaces(place),
+        "Privileged": False,
+        "CapDrop": ["ALL"],
+        "SecurityOpt": [*options, "apparmor=docker-default"] if place.apparmor else options,
+        "Sysctls": {},
+        # MaskedPaths and ReadonlyPaths are left to the engine: a list of ours, even an empty
+        # one, would replace a newer engine's better one.
+        "NetworkMode": place.network,
+        "IpcMode": "private",
+        "CgroupnsMode": "private",
+        "PublishAllPorts": False,
+        "PortBindings": {},
         **_filesystem(spec, place),
         **_resources(_possible(spec.limits, place)),
         **dict.fromkeys(_NO_NAME, ""),
@@ -205,28 +214,6 @@ def _host_config(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         # What a container prints is nobody's to keep; a log file would fill the disk.
         "LogConfig": {"Type": "none", "Config": {}},
         "Runtime": place.runtime,
-    }
-
-
-def _privileges(place: Placement) -> dict[str, Any]:
-    options = ["no-new-privileges:true", f"seccomp={json.dumps(profile())}"]
-    return {
-        "Privileged": False,
-        "CapDrop": ["ALL"],
-        "SecurityOpt": [*options, "apparmor=docker-default"] if place.apparmor else options,
-        "Sysctls": {},
-        # MaskedPaths and ReadonlyPaths are left to the engine: a list of ours, even an empty
-        # one, would replace a newer engine's better one.
-    }
-
-
-def _namespaces(place: Placement) -> dict[str, Any]:
-    return {
-        "NetworkMode": place.network,
-        "IpcMode": "private",
-        "CgroupnsMode": "private",
-        "PublishAllPorts": False,
-        "PortBindings": {},
     }
 
 

@@ -17,7 +17,6 @@ _ENGINE_FILLS_EMPTY = {"Runtime", "Dns", "DnsSearch", "DnsOptions"}
 _MASKED = {"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/acpi", "/sys/firmware"}
 _READ_ONLY = {"/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus"}
 _CONFIG = ("User", "Entrypoint", "Tty", "OpenStdin", "NetworkDisabled", "Hostname")
-_HEALTHY_STATUS = {"NoNewPrivs": "1", "Seccomp": "2"}
 _CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
 
@@ -43,7 +42,8 @@ def process_problems(status: str, user: str) -> list[str]:
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     user_id, _, group_id = user.partition(":")
     wanted = {
-        **_HEALTHY_STATUS,
+        "NoNewPrivs": "1",
+        "Seccomp": "2",
         **dict.fromkeys(_CAPABILITIES, "0" * 16),
         "Uid": "\t".join([user_id] * 4),
         "Gid": "\t".join([group_id] * 4),

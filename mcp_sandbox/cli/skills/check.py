@@ -34,7 +34,7 @@ from mcp_sandbox.cli.options import (
     tell,
 )
 from mcp_sandbox.cli.skills import tables
-from mcp_sandbox.cli.skills.tables import NoSandbox, Paths, Skill, User, catalogue, find
+from mcp_sandbox.cli.skills.tables import NoSandbox, Paths, Skill, User, catalogue
 from mcp_sandbox.config import Config
 from mcp_sandbox.durable import write_file
 from mcp_sandbox.errors import Busy, TooLarge, UnusableSkill
@@ -46,6 +46,7 @@ from mcp_sandbox.skills.uris import DOCUMENT, document_among, is_document
 if TYPE_CHECKING:
     from mcp_sandbox.trial import Trial
 
+_LISTING = "`mcp-sandbox skills list`"
 _DESCRIPTION_SHOWN = 200
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _STYLES = {"passed": "green", "failed": "red", "skipped": "dim"}
@@ -81,8 +82,7 @@ def list_skills(
     tell([_facts(skill) for skill in skills], shown, as_json=as_json)
     if found.unusable:
         count = tables.counted(len(found.unusable), "folder")
-        hint = f"{count} cannot be used: `mcp-sandbox skills doctor` says why"
-        print(hint, file=sys.stderr)
+        print(f"{count} cannot be used: `mcp-sandbox skills doctor` says why", file=sys.stderr)
 
 
 def show(
@@ -99,7 +99,7 @@ def show(
     from mcp_sandbox.skills.supply.installed import Installed
 
     settings = load(config, data).config
-    skill = find(catalogue(settings, user), name)
+    skill = catalogue(settings, user).find(name, _LISTING)
     contents = anyio.run(Library(settings.skills, settings.data_dir).contents, skill)
     installed = Installed(settings.data_dir, chat_id(user).user)
     entry = installed.entries().get(skill.folder.name) if skill.root == "user" else None
@@ -188,8 +188,7 @@ def doctor(
     config: ConfigFile = None,
 ) -> None:
     """Look at all skills that chats are offered, and at what could not be offered."""
-    settings = load(config, data, backend).config
-    rows = list(_all_rows(settings, user, ask=not no_sandbox))
+    rows = list(_all_rows(load(config, data, backend).config, user, ask=not no_sandbox))
     _print(rows, as_json=as_json)
     if not as_json:
         print(f"{tables.counted(len(rows), 'remark')} in all" if rows else "all skills are fine")
@@ -293,8 +292,7 @@ def _read(folder: Path) -> tuple[str, bytes]:
 
 
 def _write(folder: Path, document: str, data: bytes) -> None:
-    mode = stat.S_IMODE((folder / document).stat().st_mode)
-    write_file(folder / DOCUMENT, data, mode=mode)
+    write_file(folder / DOCUMENT, data, mode=stat.S_IMODE((folder / document).stat().st_mode))
     if document != DOCUMENT and not (folder / DOCUMENT).samefile(folder / document):
         (folder / document).unlink()
 
@@ -334,8 +332,7 @@ def try_out(
     ]
     nothing = "nothing to run: put tests into tests/, such as tests/test_it.py or tests/it.sh"
     columns = ("", "kind", "example", "ms", "why")
-    shown = table(*columns, rows=map(_shown, trials)) if trials else nothing
-    tell(found, shown, as_json=as_json)
+    tell(found, table(*columns, rows=map(_shown, trials)) if trials else nothing, as_json=as_json)
     if trials and not as_json:
         passed = sum(each.verdict == "passed" for each in trials)
         print(f"{passed} passed, {failed} failed, {len(trials) - passed - failed} skipped")
@@ -350,7 +347,7 @@ def _folder(settings: Config, user: str, what: str) -> Path:
             names = printable(", ".join(folder.name for folder in folders[:10]))
             raise typer.BadParameter(f"{what} has several skills: name one of {names}")
         return folders[0]
-    return find(catalogue(settings, user), what).folder
+    return catalogue(settings, user).find(what, _LISTING).folder
 
 
 def _shown(trial: "Trial") -> tuple[RenderableType, ...]:
@@ -387,15 +384,13 @@ def sarif(found: Iterable[tuple[Path, Diagnostic]], version: str, here: Path) ->
         "rules": rules,
     }
     results: Json = [_result(folder, each, ids.index(each.code), here) for folder, each in pairs]
-    tool: Json = {"driver": driver}
-    run: Json = {"tool": tool, "columnKind": "unicodeCodePoints", "results": results}
+    run: Json = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
 def _result(folder: Path, each: Diagnostic, rule: int, here: Path) -> dict[str, Json]:
     path = folder / each.file
-    inside = path.is_relative_to(here)
-    uri = quote(path.relative_to(here).as_posix()) if inside else path.as_uri()
+    uri = quote(path.relative_to(here).as_posix()) if path.is_relative_to(here) else path.as_uri()
     physical: dict[str, Json] = {"artifactLocation": {"uri": uri}}
     if each.line is not None:
         physical["region"] = {"startLine": each.line}

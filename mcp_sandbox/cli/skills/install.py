@@ -98,8 +98,7 @@ def update(
     if undo:
         if name is None:
             raise typer.BadParameter("--undo needs the NAME of one skill")
-        back = installed.undo(name)
-        print(f"{name} is again as it was installed at {back.installed_at}")
+        print(f"{name} is again as it was installed at {installed.undo(name).installed_at}")
         return
     if name is not None:
         _update(installed, name, yes=yes)

@@ -109,7 +109,6 @@ def _examined(incoming: Incoming) -> Examined:
 def _facts(found: Examined, incoming: Incoming) -> Table:
     tree = incoming.tree
     size = show_bytes(sum(len(file.data) for file in tree.values()))
-    scripts = [path for path in tree if _is_script(path, tree)]
     facts = {
         "skill": found.name,
         "description": found.front.description if found.front else "",
@@ -117,7 +116,7 @@ def _facts(found: Examined, incoming: Incoming) -> Table:
         "commit": incoming.commit,
         "digest": set_digest(file_digests(tree)),
         "files": f"{len(tree)}, {size}",
-        "scripts": scripts,
+        "scripts": [path for path in tree if _is_script(path, tree)],
         "allowed tools": found.front.allowed_tools if found.front else "",
     }
     return tables.facts_table({**facts, **tables.uses(scan(found.files)[0])})

@@ -14,8 +14,7 @@ from rich.text import Text
 
 from mcp_sandbox.cli.options import chat_id, flag, printable, table
 from mcp_sandbox.config import Config
-from mcp_sandbox.errors import SandboxError, UnknownSkill
-from mcp_sandbox.skills import models
+from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import digest_of, kind_of
 from mcp_sandbox.skills.models import Diagnostic, Findings, Level
@@ -38,21 +37,6 @@ _USES = {
     "inline": "declare packages (PEP 723)",
 }
 _LINES_SHOWN = 400
-
-
-def find(known: Catalogue, name: str) -> models.Skill:
-    """Return the skill of that name.
-
-    Raises UnknownSkill: there is none; the message names the nearest.
-    """
-    try:
-        return known.find(name)
-    except UnknownSkill as exc:
-        near = difflib.get_close_matches(name[:64], [skill.name for skill in known.skills], n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise UnknownSkill(
-            f"there is no skill {name[:100]!r}: {hint}`mcp-sandbox skills list` shows all"
-        ) from exc
 
 
 def catalogue(config: Config, user: str) -> Catalogue:

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import os.path
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner.files.paths import show, workspace
@@ -93,6 +94,15 @@ def put(target: int, data: bytes) -> int:
     while rest:
         rest = rest[os.write(target, rest) :]
     return len(data)
+
+
+@contextmanager
+def closing_fd(descriptor: int) -> Iterator[int]:
+    """Close a descriptor at the end of the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def copy(source: Iterable[bytes], target: int) -> int:

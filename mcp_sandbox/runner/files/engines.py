@@ -10,7 +10,7 @@ import warnings
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mcp_sandbox.runner.files.call import chunks
+from mcp_sandbox.runner.files.call import chunks, closing_fd
 from mcp_sandbox.runner.files.paths import TEMPORARY
 from mcp_sandbox.runner.files.reading import split
 from mcp_sandbox.runner.files.search import compile_glob, names_git, wanted
@@ -47,12 +47,9 @@ def by_ripgrep(query: Query, found: Found) -> bool:
         return False
     if literal and not _SAME_IN_RIPGREP.fullmatch(literal):
         return False
-    complaints = os.memfd_create("complaints")
-    try:
+    with closing_fd(os.memfd_create("complaints")) as complaints:
         _run([program, *_arguments(query)], query, found, complaints)
         return found.matches > 0 or os.fstat(complaints).st_size == 0
-    finally:
-        os.close(complaints)
 
 
 def _program() -> str | None:
@@ -183,7 +180,7 @@ def _search_file(query: Query, path: str, pattern: re.Pattern[str], found: Found
     except OSError:
         # As ripgrep does: what may not be read or is gone by now has no lines.
         return True
-    try:
+    with closing_fd(fd):
         if not stat.S_ISREG(os.fstat(fd).st_mode) or b"\0" in os.pread(fd, _HEAD, 0):
             return True
         name = query.name(path)
@@ -194,8 +191,6 @@ def _search_file(query: Query, path: str, pattern: re.Pattern[str], found: Found
             if not found.add(name, *row):
                 return False
         return True
-    finally:
-        os.close(fd)
 
 
 def _rows(fd: int, pattern: re.Pattern[str], context: int) -> Iterator[tuple[int, str, int] | None]:

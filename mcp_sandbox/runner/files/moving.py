@@ -6,10 +6,11 @@ import errno
 import os
 import os.path
 import stat
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner import processes
-from mcp_sandbox.runner.files.call import send
+from mcp_sandbox.runner.files.call import closing_fd, send
 from mcp_sandbox.runner.files.paths import TEMPORARY, protect, relative, resolve, show
 from mcp_sandbox.runner.files.walk import Descent, kind_of
 from mcp_sandbox.runner.protocol import OpError
@@ -129,18 +130,15 @@ def _remove(path: str) -> None:
 
 def copy_tree(source: str, target: str) -> None:
     """Copy `source` to a new name; OpError for a socket or device. A failed copy stays there."""
-    copying = _Copying(Descent(_open_above(source)), Descent(_open_above(target)))
-    try:
+    with closing(_above(source)) as there, closing(_above(target)) as here:
+        copying = _Copying(there, here)
         copying.copy(os.path.basename(source), os.path.basename(target))
         while copying.levels:
             copying.step()
-    finally:
-        copying.source.close()
-        copying.target.close()
 
 
-def _open_above(path: str) -> int:
-    return os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _above(path: str) -> Descent:
+    return Descent(os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
 class _Copying:
@@ -176,8 +174,7 @@ class _Copying:
         elif stat.S_ISREG(found.st_mode):
             self._copy_file(name, new)
         elif stat.S_ISLNK(found.st_mode):
-            text = os.readlink(name, dir_fd=self.source.fd)
-            os.symlink(text, new, dir_fd=self.target.fd)
+            os.symlink(os.readlink(name, dir_fd=self.source.fd), new, dir_fd=self.target.fd)
         elif stat.S_ISFIFO(found.st_mode):
             os.mkfifo(new, stat.S_IMODE(found.st_mode), dir_fd=self.target.fd)
         else:
@@ -191,17 +188,11 @@ class _Copying:
             os.utime(new, ns=times, dir_fd=self.target.fd, follow_symlinks=False)
 
     def _copy_file(self, name: str, new: str) -> None:
-        source = os.open(name, _READ, dir_fd=self.source.fd)
-        try:
+        with closing_fd(os.open(name, _READ, dir_fd=self.source.fd)) as source:
             mode = stat.S_IMODE(os.fstat(source).st_mode)
-            target = os.open(new, _WRITE, 0o600, dir_fd=self.target.fd)
-            try:
+            with closing_fd(os.open(new, _WRITE, 0o600, dir_fd=self.target.fd)) as target:
                 copy_data(source, target)
                 os.fchmod(target, mode & 0o777)
-            finally:
-                os.close(target)
-        finally:
-            os.close(source)
 
 
 def copy_data(source: int, target: int) -> None:
@@ -256,18 +247,17 @@ def delete(call: Call) -> dict[str, Any]:
 
 def remove_tree(path: str) -> int:
     """Remove a directory with everything in it; returns how many entries that were."""
-    removal = _Removal(Descent(_open_above(path)))
-    try:
-        removal.enter(os.path.basename(path))
-        while removal.levels:
-            removal.step()
-    except OSError as exc:
-        where = "/".join(level.name for level in removal.levels)
-        exc.filename = os.path.join(os.path.dirname(path), where)
-        raise
-    finally:
-        removal.descent.close()
-    return removal.removed
+    with closing(_above(path)) as descent:
+        removal = _Removal(descent)
+        try:
+            removal.enter(os.path.basename(path))
+            while removal.levels:
+                removal.step()
+        except OSError as exc:
+            where = "/".join(level.name for level in removal.levels)
+            exc.filename = os.path.join(os.path.dirname(path), where)
+            raise
+        return removal.removed
 
 
 class _Level:

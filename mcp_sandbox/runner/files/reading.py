@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mcp_sandbox.runner.files.call import BIGGEST, put, send
+from mcp_sandbox.runner.files.call import BIGGEST, closing_fd, put, send
 from mcp_sandbox.runner.files.paths import relative, resolve, show
 from mcp_sandbox.runner.files.walk import kind_of
 from mcp_sandbox.runner.protocol import OpError
@@ -65,7 +65,7 @@ def read(call: Call) -> dict[str, Any]:
     length = call.optional_number("length")
     most = call.number("max_bytes", BIGGEST)
     fd, found = open_regular(path)
-    try:
+    with closing_fd(fd):
         # Files of /proc have content but no size; a file that grows is read up to its size now.
         known = max(found.st_size - offset, 0) if found.st_size else MAX_SIZELESS
         wanted = known if length is None else min(length, known)
@@ -76,8 +76,6 @@ def read(call: Call) -> dict[str, Any]:
                 "once: read it in parts with offset and length",
             )
         sent = send(fd, call.stdout, offset, wanted)
-    finally:
-        os.close(fd)
     return {"size": found.st_size, "sent": sent}
 
 
@@ -89,7 +87,7 @@ def read_lines(call: Call) -> dict[str, Any]:
     max_bytes = call.number("max_bytes", 30_000, low=1, high=16 * 1024 * 1024)
     max_line = call.number("max_line", 2000, low=1, high=1_000_000)
     fd, found = open_regular(path)
-    try:
+    with closing_fd(fd):
         head = os.pread(fd, _HEAD, 0)
         facts = {"path": relative(path), "size": found.st_size}
         mime = image_type(head)
@@ -101,8 +99,6 @@ def read_lines(call: Call) -> dict[str, Any]:
             return {**facts, "kind": "binary", "mime": mime or "application/octet-stream"}
         data, told = _read_part(fd, path, offset, limit, max_bytes, max_line)
         put(call.stdout, data)
-    finally:
-        os.close(fd)
     return {**facts, "kind": "text", "mime": "text/plain", **told}
 
 

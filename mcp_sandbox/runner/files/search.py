@@ -145,7 +145,6 @@ class Query(NamedTuple):
     limit: int
 
     def name(self, path: str) -> str:
-        """How results name a path relative to `base`."""
         return relative(self.shown if self.only else f"{self.shown.rstrip('/')}/{path}")
 
 
@@ -265,8 +264,7 @@ def compile_glob(glob: str) -> Callable[[str], bool]:
     """A test for paths relative to the base of a normalized glob; OpError if it is malformed."""
     turned = glob.startswith("!")
     body = glob[1:] if turned else glob
-    anchored = "/" in body
-    expression = _translated(body.lstrip("/") if anchored else f"**/{body}")
+    expression = _translated(body.lstrip("/") if "/" in body else f"**/{body}")
     try:
         matches = re.compile(expression, re.DOTALL).fullmatch
     except (re.error, OverflowError, RecursionError) as exc:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import closing
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -117,10 +118,9 @@ def walk(
     open directory. An entry is valid until the next one is asked for. What cannot be read or
     vanishes is left out.
     """
-    descent = Descent(root)
     pending: list[tuple[str, list[str]]] = []
     prefix = ""
-    try:
+    with closing(Descent(root)) as descent:
         while True:
             directories: list[str] = []
             for entry in _entries(descent.fd, budget):
@@ -134,8 +134,6 @@ def walk(
             if found is None:
                 return
             prefix = found
-    finally:
-        descent.close()
 
 
 def _entries(fd: int, budget: Budget) -> Iterator[os.DirEntry[str]]:
@@ -190,8 +188,7 @@ def list_directory(call: Call) -> dict[str, Any]:
     )
     rows = [row for row in map(_describe, found) if row]
     rows.sort(key=lambda row: row[0])
-    named = ([relative(join(path, row[0])), *row[1:]] for row in rows)
-    sent = put_rows(call.stdout, named, limit)
+    sent = put_rows(call.stdout, ([relative(join(path, row[0])), *row[1:]] for row in rows), limit)
     truncated = budget.cut or len(rows) > sent
     return {"path": relative(path), "total": len(rows), "truncated": truncated}
 

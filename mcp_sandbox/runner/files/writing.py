@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mcp_sandbox.runner.files.call import chunks, copy, put, take
+from mcp_sandbox.runner.files.call import chunks, closing_fd, copy, put, take
 from mcp_sandbox.runner.files.paths import TEMPORARY, relative, resolve, show
 from mcp_sandbox.runner.files.reading import open_regular
 from mcp_sandbox.runner.files.walk import kind_of
@@ -95,8 +95,8 @@ def replace(
 
     `check` runs last and may raise to keep the old file.
     """
-    parent = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    with closing_fd(os.open(os.path.dirname(target), flags)) as parent:
         draft = _Draft(parent)
         try:
             draft.open()
@@ -109,8 +109,6 @@ def replace(
         finally:
             draft.discard()
         os.fsync(parent)
-    finally:
-        os.close(parent)
     return written
 
 
@@ -173,8 +171,8 @@ def _append(
     target: str, found: os.stat_result | None, body: Iterable[bytes], mode: int | None
 ) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(target, flags | (os.O_CREAT | os.O_EXCL if found is None else 0), 0o666)
-    try:
+    flags |= os.O_CREAT | os.O_EXCL if found is None else 0
+    with closing_fd(os.open(target, flags, 0o666)) as fd:
         before = os.fstat(fd).st_size
         try:
             written = copy(body, fd)
@@ -186,8 +184,6 @@ def _append(
             if found is None:
                 os.unlink(target)
             raise
-    finally:
-        os.close(fd)
     return written
 
 
@@ -228,7 +224,7 @@ def edit(call: Call) -> dict[str, Any]:
 
 def _load(path: str) -> tuple[bytes, os.stat_result]:
     fd, found = open_regular(path)
-    try:
+    with closing_fd(fd):
         if found.st_size > MAX_FILE:
             raise OpError(
                 "too_large",
@@ -236,8 +232,6 @@ def _load(path: str) -> tuple[bytes, os.stat_result]:
                 "edited so: change it with a program, such as sed through exec",
             )
         return take(chunks(fd), MAX_FILE), found
-    finally:
-        os.close(fd)
 
 
 def _changes(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) -> list[Change]:
@@ -428,8 +422,7 @@ def _hunks(old: list[bytes], new: list[bytes], line: int, new_line: int) -> Iter
         # Only edits need it, and it takes some milliseconds to import.
         from difflib import SequenceMatcher  # noqa: PLC0415
 
-        matcher = SequenceMatcher(None, old, new, autojunk=False)
-        groups = matcher.get_grouped_opcodes(_CONTEXT)
+        groups = SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(_CONTEXT)
     for group in groups:
         first, last = group[0], group[-1]
         before = _range(line + first[1], last[2] - first[1])

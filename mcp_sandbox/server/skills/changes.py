@@ -143,7 +143,6 @@ class SkillChanges:
             asked.lifespan_context[_TASKS].start_soon(_follow, follower, scope)
 
     async def subscribe(self, asked: Asked, params: SubscribeRequestParams) -> EmptyResult:
-        """Tell an older client of changes of this resource too."""
         subscribed = _subscribed(asked)
         if len(subscribed) >= _MOST_SUBSCRIBED:
             raise _too_many()
@@ -151,7 +150,6 @@ class SkillChanges:
         return EmptyResult()
 
     async def unsubscribe(self, asked: Asked, params: UnsubscribeRequestParams) -> EmptyResult:
-        """Tell an older client of this resource no more."""
         _subscribed(asked).discard(canonical(params.uri))
         return EmptyResult()
 

@@ -86,8 +86,7 @@ def about_skills(skills: Sequence[Skill], budget: int) -> tuple[str, Mapping[str
     that are hidden by others of the same name are not named.
     """
     named = [skill for skill in skills if skill.shadowed_by is None]
-    room = budget - len(_USE_THEM) - len(_NAMED) - _ACCOUNT
-    found = overview(named, max(room, 0))
+    found = overview(named, max(budget - len(_USE_THEM) - len(_NAMED) - _ACCOUNT, 0))
     said = [_NAMED] if found.kind == "descriptions" else []
     text = "\n".join(["\n", _USE_THEM, _account(found), *said, *filter(None, [found.text])])
     size = byte_length(text)

@@ -61,8 +61,7 @@ class SkillPrompts:
 
     async def get(self, asked: Asked, params: GetPromptRequestParams) -> GetPromptResult:
         """The text of a skill, with the arguments where it wants them."""
-        known = invocable(await self._visible.catalogue(asked))
-        skill = known.get(params.name)
+        skill = invocable(await self._visible.catalogue(asked)).get(params.name)
         if skill is None:
             raise _refused(f"there is no prompt {shown(params.name)!r}: prompts/list shows all")
         said = params.arguments or {}
@@ -87,11 +86,10 @@ class SkillPrompts:
 
     async def complete(self, asked: Asked, params: CompleteRequestParams) -> CompleteResult:
         """What arguments may be: values that go on from what was typed, then others with it."""
-        catalogue = await self._visible.catalogue(asked)
         sought = params.argument.value.casefold()
         ranked = sorted(
             (not value.casefold().startswith(sought), value)
-            for value in await self._values(catalogue, params)
+            for value in await self._values(await self._visible.catalogue(asked), params)
             if sought in value.casefold()
         )
         values = [value for _, value in ranked]

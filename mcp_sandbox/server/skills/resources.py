@@ -110,11 +110,10 @@ class SkillResources(Extension):
         return {"directoryRead": True}
 
     def methods(self) -> Sequence[MethodBinding]:
-        directory = protocol_errors(self._directory)
         return (
             MethodBinding("skills/list", PaginatedRequestParams, protocol_errors(self._entries)),
             MethodBinding("skills/get", UriParams, protocol_errors(self._get)),
-            MethodBinding("resources/directory/read", UriParams, directory),
+            MethodBinding("resources/directory/read", UriParams, protocol_errors(self._directory)),
         )
 
     async def list(self, asked: Asked, params: PaginatedRequestParams) -> ListResourcesResult:
@@ -160,8 +159,7 @@ class SkillResources(Extension):
         return ReadResourceResult(contents=[found])
 
     async def _entries(self, asked: Asked, params: PaginatedRequestParams) -> dict[str, Any]:
-        catalogue = await self._visible.catalogue(asked)
-        listed = filter(_suits_hosts, catalogue.skills)
+        listed = filter(_suits_hosts, (await self._visible.catalogue(asked)).skills)
         found, cursor = page(listed, lambda skill: skill.uri, params.cursor, _MOST_ENTRIES)
         entries: list[dict[str, Any]] = []
         size = 0
@@ -175,8 +173,7 @@ class SkillResources(Extension):
         return _fresh(skills=entries, nextCursor=cursor)
 
     async def _get(self, asked: Asked, params: UriParams) -> dict[str, Any]:
-        catalogue = await self._visible.catalogue(asked)
-        skill = catalogue.by_uri.get(canonical(params.uri))
+        skill = (await self._visible.catalogue(asked)).by_uri.get(canonical(params.uri))
         if skill is None:
             raise UnknownSkill(f"no skill is served at {shown(params.uri)}: skills/list has some")
         return _fresh(skill=await self._entry(skill))
@@ -189,8 +186,7 @@ class SkillResources(Extension):
         return {"uri": skill.uri, "frontmatter": _front_matter(skill), "resources": files}
 
     async def _directory(self, asked: Asked, params: UriParams) -> dict[str, Any]:
-        catalogue = await self._visible.catalogue(asked)
-        inside = await self._children(catalogue, canonical(params.uri))
+        inside = await self._children(await self._visible.catalogue(asked), canonical(params.uri))
         if not inside:
             problem = f"{shown(params.uri)} is no directory resource: skill:// has them all"
             raise UnknownSkill(problem)
@@ -212,8 +208,7 @@ class SkillResources(Extension):
             if not place.startswith(prefix) or place == prefix:
                 continue
             if file is None or deeper:
-                folder = Resource(uri=here, name=name, mime_type="inode/directory")
-                inside.setdefault(here, folder)
+                inside.setdefault(here, Resource(uri=here, name=name, mime_type="inode/directory"))
             elif place in catalogue.by_uri:
                 inside[place] = _of_document(catalogue.by_uri[place])
             else:
@@ -243,12 +238,10 @@ def _problems(catalogue: Catalogue) -> Iterator[tuple[dict[str, Any], Diagnostic
         # Where the root lies on the host is no business of a client.
         place = "/".join(problem.folder.parts[-2:])
         for each in problem.diagnostics:
-            reason = each.reason.replace(str(problem.folder), place)
             about = {"folder": place, "root": problem.root, "offered": False}
-            yield about, replace(each, reason=reason)
+            yield about, replace(each, reason=each.reason.replace(str(problem.folder), place))
     for skill in catalogue.skills:
-        refusal = [] if _suits_hosts(skill) else [_REFUSAL]
-        for each in (*skill.diagnostics, *refusal):
+        for each in (*skill.diagnostics, *([] if _suits_hosts(skill) else [_REFUSAL])):
             yield {"uri": skill.uri, "offered": True}, each
 
 
@@ -281,5 +274,4 @@ def _of_document(skill: Skill) -> Resource:
 
 
 def _text(uri: str, mime: str, text: str) -> ReadResourceResult:
-    found = TextResourceContents(uri=uri, mime_type=mime, text=text)
-    return ReadResourceResult(contents=[found])
+    return ReadResourceResult(contents=[TextResourceContents(uri=uri, mime_type=mime, text=text)])

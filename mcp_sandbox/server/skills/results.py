@@ -50,16 +50,14 @@ def missing(unmet: Sequence[Unmet]) -> Iterable[str]:
         yield _line(lack)
     if len(local) > _MOST_LINES:
         yield f"Missing besides: {', '.join(show_name(each.name) for each in local[_MOST_LINES:])}."
-    remote = [show_name(lack.name) for lack in unmet if lack.need == "network"]
-    if remote:
+    if remote := [show_name(lack.name) for lack in unmet if lack.need == "network"]:
         yield (
             f"This sandbox has no network; the skill seems to want it for {', '.join(remote)}. "
             "Nothing can be installed from here: do without what is missing, or tell the user."
         )
     elif local:
         yield "Do without what is missing, install it if that works, or tell the user."
-    layers = dict.fromkeys(lack.layer for lack in local if lack.layer)
-    if layers:
+    if layers := dict.fromkeys(lack.layer for lack in local if lack.layer):
         made = f"mcp-sandbox images recipe {' '.join(layers)}"
         yield f"The operator can make an image that has more of it: `{made}` prints how."
 

@@ -58,8 +58,7 @@ async def process(
     what exec started with tty=true, and see its screen. stop: end it. You are told of each end
     without asking.
     """
-    given = {"id": id, "until": until, "tail": tail, "text": text, "key": key}
-    for name, value in given.items():
+    for name, value in {"id": id, "until": until, "tail": tail, "text": text, "key": key}.items():
         if value is not None and name not in _TAKES[action]:
             raise InvalidArgument(f"{name} has no meaning with action={action}: leave it out")
     if action == "list":

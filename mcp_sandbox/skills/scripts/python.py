@@ -141,8 +141,7 @@ class _Reader:
             attempt = _Try()
         elif word == "except":
             attempt = self._last_try
-            caught = {token.text for token in tokens[1:]}
-            if attempt and (caught & _CATCHES or len(tokens) == 2):
+            if attempt and ({token.text for token in tokens[1:]} & _CATCHES or len(tokens) == 2):
                 attempt.catches = True
             else:
                 attempt = None
@@ -163,16 +162,14 @@ class _Reader:
         for name in _imported(word, tokens):
             for attempt in attempts:
                 attempt.imports.append(name)
-            instead_of = handled[-1] if handled else None
             weight: Weight = "sometimes" if lazy else "always"
-            self._imports.append(_Import(name, weight, attempts, instead_of))
+            self._imports.append(_Import(name, weight, attempts, handled[-1] if handled else None))
 
     def _look(self, tokens: tuple[Token, ...]) -> None:
         handler = next((b.attempt for b in self._blocks[::-1] if b.word == "except"), None)
         if handler and any(t.kind == "name" and t.text in _ENDS for t in tokens):
             handler.ends = True
-        branches = ("if", "elif", "else", "case", "except")
-        some = any(block.word in branches for block in self._blocks)
+        some = any(block.word in ("if", "elif", "else", "case", "except") for block in self._blocks)
         self._calls.take(tokens, "sometimes" if some else "always")
 
 
@@ -280,8 +277,7 @@ class _Calls:
         for at, token in enumerate(tokens):
             if token.kind == "string":
                 self._uses.text(token.text)
-                before = "".join(each.text for each in tokens[max(0, at - 5) : at])
-                if _ENVIRONMENT.search(before):
+                if _ENVIRONMENT.search("".join(each.text for each in tokens[max(0, at - 5) : at])):
                     self._uses.variable(token.text)
             elif token.text == "(" and at and tokens[at - 1].kind == "name":
                 name, dotted = tokens[at - 1].text, at > 2 and tokens[at - 2].text == "."

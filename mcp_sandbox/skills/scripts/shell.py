@@ -255,8 +255,7 @@ class _Reader:
             self._at += 1
 
     def _in_test(self, state: State, depth: int) -> None:
-        char = self._text[self._at]
-        if char in "<>|&;":
+        if self._text[self._at] in "<>|&;":
             self._at += 1
         else:
             word = self._word(depth)
@@ -321,8 +320,7 @@ class _Reader:
     def _assigned(self, words: tuple[str, ...]) -> None:
         declares = words[0] in _DECLARES
         for word in words:
-            found = _ASSIGNED.match(word)
-            if found:
+            if found := _ASSIGNED.match(word):
                 self.script.set_variables.add(found[1])
             elif declares and _VARIABLE.fullmatch(word) and words[0] != "export":
                 self.script.set_variables.add(word)
@@ -453,8 +451,7 @@ class _Reader:
         """Behind `${`: read on to its `}`."""
         while self._text.startswith(("!", "#"), self._at):
             self._at += 1
-        found = _VARIABLE.match(self._text, self._at)
-        if found:
+        if found := _VARIABLE.match(self._text, self._at):
             self.script.read_variables.add(found[0])
             self._at = found.end()
         while self._at < len(self._text):

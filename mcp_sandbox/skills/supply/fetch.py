@@ -116,11 +116,9 @@ def _from_git(source: GitSource) -> Incoming:
         return replace(source, path="/".join(part for part in (source.path, place) if part))
 
     with fetched(source) as repository:
-        paths = repository.paths(source.path)
-        found = at(_only_skill(paths, source, lambda place: str(at(place))))
+        found = at(_only_skill(repository.paths(source.path), source, lambda place: str(at(place))))
         name = (found.path or found.url).rsplit("/", 1)[-1].removesuffix(".git")
-        tree = spelled(repository.tree(found.path))
-        return Incoming(tree, name, str(found), repository.commit)
+        return Incoming(spelled(repository.tree(found.path)), name, str(found), repository.commit)
 
 
 def _only_skill(

@@ -120,11 +120,9 @@ class Repository:
 
     def _listed(self, folder: str) -> Iterator[_Listed]:
         what = f"{self.commit}:{folder}" if folder else self.commit
-        kind = self._git("cat-file", "-t", what, missing=folder)
-        if kind.strip() not in (b"tree", b"commit"):
+        if self._git("cat-file", "-t", what, missing=folder).strip() not in (b"tree", b"commit"):
             raise SourceUnavailable(f"{show(folder)} is a file of the repository: name its folder")
-        answer = self._git("ls-tree", "-r", "-z", "-l", "--full-tree", what)
-        for entry in answer.split(b"\0")[:-1]:
+        for entry in self._git("ls-tree", "-r", "-z", "-l", "--full-tree", what).split(b"\0")[:-1]:
             facts, _, name = entry.partition(b"\t")
             mode, _, object_id, size = facts.decode().split()
             path = name.decode("utf-8", "surrogateescape")

@@ -114,7 +114,6 @@ class Installed:
         self.folder = self._skills / user
 
     def entries(self) -> Mapping[str, Entry]:
-        """Return what the lock file says, by the skills' names."""
         with self._changing():
             return _read_lock(self.folder)
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from unicodedata import category, normalize
 
+from mcp_sandbox.durable import closing_fd
 from mcp_sandbox.errors import SourceUnavailable, UnusableSkill
 from mcp_sandbox.skills import contents
 from mcp_sandbox.skills.contents import MAX_BYTES, MAX_FILES
@@ -87,9 +88,8 @@ class Collector:
     def expect(self, path: str) -> None:
         """Look at a name before its bytes are read; then `add` it.
 
-        Raises:
-            UnusableSkill: the name is not safe or taken, also where upper and lower case are the
-                same, or it is one file too many.
+        Raises UnusableSkill: the name is not safe or taken, also where upper and lower case are the
+        same, or it is one file too many.
         """
         check_path(path)
         if len(self._files) >= MAX_FILES:
@@ -170,15 +170,14 @@ def read_folder(path: Path) -> Tree:
         raise SourceUnavailable(f"{path} cannot be read: {exc.strerror}") from exc
     collected = Collector()
     try:
-        for file in _files_below(root):
-            _take(root, file, collected)
+        with closing_fd(root):
+            for file in _files_below(root):
+                _take(root, file, collected)
     except OSError as exc:
         raise SourceUnavailable(
             f"{path} cannot be read ({exc.strerror}: {show(str(exc.filename or ''))}): make "
             "all its files readable, and try again"
         ) from exc
-    finally:
-        os.close(root)
     return collected.tree()
 
 
@@ -187,11 +186,8 @@ def _files_below(root: int) -> Iterator[str]:
     while pending:
         folder = pending.pop()
         directory = beneath.open_directory(root, os.fsencode(folder or "."))
-        try:
-            with os.scandir(directory) as entries:
-                found = sorted((each.name, each.is_dir(follow_symlinks=False)) for each in entries)
-        finally:
-            os.close(directory)
+        with closing_fd(directory), os.scandir(directory) as entries:
+            found = sorted((each.name, each.is_dir(follow_symlinks=False)) for each in entries)
         for name, is_folder in found:
             looked_at += 1
             if looked_at > _MAX_ENTRIES:

@@ -15,6 +15,7 @@ from docker.errors import APIError, NotFound
 
 from mcp_sandbox.backends.docker.spec import INSTANCE_LABEL, instance_of
 from mcp_sandbox.backends.process import identify
+from mcp_sandbox.runner import processes
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -59,6 +60,13 @@ class Place:
         runner = self.runner(chat)
         found = [*_ours_below(runner)] if runner else []
         return bool(found) and _kill(random.choice(found))
+
+    def kill_notebook(self, chat: str, name: str) -> bool:
+        """SIGKILL the process in a sandbox that calls itself so."""
+        runner = self.runner(chat)
+        inside = processes.below([runner], processes.parents()) if runner else ()
+        found = [pid for pid in inside if _read(Path(f"/proc/{pid}/comm")) == f"{name}\n".encode()]
+        return bool(found) and _kill(found[0])
 
     def kill_container(self, chat: str) -> bool:
         """`docker kill`, or the death of the bwrap that started a sandbox."""

@@ -20,6 +20,8 @@ HUNG_UP = (OSError, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.EndOf
 """What a client of a daemon meets that ends before it answers."""
 
 _DECIDED_S = 60.0
+# A moment without any notebook passes sooner.
+_BEGUN_S = 10.0
 
 
 async def kill_relay(world: World) -> str:
@@ -39,6 +41,21 @@ async def kill_worker(world: World) -> str:
     return "worker killed" if hit else "no worker was there"
 
 
+async def kill_notebook(world: World) -> str:
+    """No call fails for it, and nothing but its cell ends."""
+    with anyio.move_on_after(_BEGUN_S):
+        while True:
+            starter = world.random.choice(world.starters)
+            runs, name = starter.runs, starter.notebook
+            runs.struck_notebook = name
+            when = "in a cell" if runs.has_cell(name) else "between cells"
+            if await to_thread.run_sync(world.machine.kill_notebook, starter.chat.name, name):
+                return f"notebook killed {when}"
+            runs.struck_notebook = ""
+            await anyio.sleep(0.02)
+    return "no notebook was there"
+
+
 async def kill_daemon(world: World) -> str:
     with world.everybody_in_trouble():
         killed = await world.kill_daemons()
@@ -49,8 +66,11 @@ async def kill_runner(world: World) -> str:
     return await _kill_sandbox(world, world.machine.kill_runner, "runner")
 
 
-async def kill_container(world: World) -> str:
-    return await _kill_sandbox(world, world.machine.kill_container, "container")
+async def kill_sandbox(world: World) -> str:
+    """The container; a sandbox of bubblewrap has nothing around its pid 1 that it ends with."""
+    if world.machine.backend == "docker":
+        return await _kill_sandbox(world, world.machine.kill_container, "container")
+    return await _kill_sandbox(world, world.machine.kill_runner, "pid 1")
 
 
 async def _kill_sandbox(world: World, kill: Callable[[str], bool], what: str) -> str:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.daemon.running import Place
@@ -33,11 +34,16 @@ class Ground:
 
 
 @contextmanager
-def folder(backend: str, parent: Path | None) -> Generator[Ground]:
+def folder(backend: str, parent: Path | None, orphaned_s: int = ORPHANED_S) -> Generator[Ground]:
     """A folder that goes with the block, unless something fails in it."""
     home = Path(tempfile.mkdtemp(prefix="mcs-", dir=parent))
-    yield Ground(place_at(home, backend, _SETTINGS))
+    settings = {**_SETTINGS, "MCP_SANDBOX_SESSIONS__ORPHANED": f"{orphaned_s}s"}
+    yield Ground(place_at(home, backend, settings))
     shutil.rmtree(home)
+
+
+# What has ended in a sandbox is told by the next daemon, and that may come late.
+patient = partial(folder, orphaned_s=20)
 
 
 @contextmanager

@@ -50,8 +50,8 @@ def table(reports: Sequence[Report], seed: int) -> str:
 
 def _ends(tally: Tally) -> list[str]:
     names = (
-        *("that ended as they should", "killed", "that ended with their sandbox", "told"),
-        *("asked for", "told to a call cut off", "of cut off starts", "lost"),
+        *("that are cells", "that ended as they should", "killed", "that ended with their sandbox"),
+        *("told", "asked for", "told to a call cut off", "of cut off starts", "lost"),
     )
     told = [f"{tally.counts[_OF_RUNS + name]} {name}" for name in names]
     return [*told, f"{tally.counts['told twice']} told twice"]

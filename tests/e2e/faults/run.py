@@ -46,10 +46,11 @@ class Fault:
 FAULTS = (
     Fault("client", blows.lose_client, runs=True),
     Fault("relay", blows.kill_relay, runs=True),
-    Fault("daemon", blows.kill_daemon, runs=True),
+    Fault("daemon", blows.kill_daemon, ground.patient, runs=True),
     Fault("worker", blows.kill_worker, runs=True),
+    Fault("notebook", blows.kill_notebook, runs=True),
     Fault("runner", blows.kill_runner, runs=True),
-    Fault("container", blows.kill_container, backends=("docker",), runs=True),
+    Fault("sandbox", blows.kill_sandbox, runs=True),
     Fault("engine", blows.restart_engine, ground.own_machine, ("docker",)),
     Fault("disk", blows.fill_disk, ground.small_disk),
     Fault("daemons", blows.start_several),

@@ -1,4 +1,4 @@
-"""Processes that outlive their calls: each is to end as it should, and to be told of once."""
+"""Processes and cells that outlive their calls: each ends as it should, and is told of once."""
 
 import re
 import time
@@ -12,21 +12,39 @@ from tests.e2e.endurance.tally import Tally
 _FOLDER = "/workspace/runs"
 # So many of one starter go on at a time: what ends with a sandbox is named, but not without end.
 _MOST = 2
+_CELLS = 0.4
 _LASTS_S = 1.2
+_ENDLESS_S = 600
 # A call is answered for so long though its client has gone, and finds an end for so long.
 _LATE_S, _PASSING_S = 1.5, 2.0
 _SETTLED_S = 30.0
-_NEWS = re.compile(r"\[p\d+-\w{3} \(: (run-[\w-]+);[^()]*\) (.+?) after \d+ s")
-_BURIED = re.compile(r"\(: (run-[\w-]+);")
+_NAMED = r'\((?:: |")(run-[\w-]+)"?;'
+_NEWS = re.compile(rf"\[p\d+-\w{{3}} {_NAMED}.*?\) ((?:was|ended|ran|timed) [\w ]+?) after \d+ s")
+_BURIED = re.compile(_NAMED)
 _WITH = "Ended with it, in the background:"
+_COMMAND = ": {name}; sleep {lasts}; echo {name} $EPOCHREALTIME >> {folder}; exit {code}"
+# The process calls itself as its notebook is called: so it is found from outside.
+_CELL = """\
+"{name}"; lasts = {lasts}
+import ctypes, sys, time
+ctypes.CDLL(None).prctl(15, b"{notebook}")
+time.sleep(lasts)
+with open("{folder}", "a") as file:
+    file.write(f"{name} {{time.time()}}\\n")
+sys.exit({code})
+"""
 
 
 @dataclass
 class Run:
-    """One process. `code` is what it is to end with; None: it has to be stopped."""
+    """One process. `code` is what it is to end with; None: it has to be stopped.
+
+    `notebook`: whose cell it is; empty when it is a command.
+    """
 
     name: str
     code: int | None
+    notebook: str = ""
     process: str = ""
     # How its end was told: by news, with its sandbox, or to who had asked for it.
     news: int = 0
@@ -46,11 +64,20 @@ class Runs:
         self._runs: dict[str, Run] = {}
         # Of calls that were cut off: when they began, and when they were.
         self._cut: list[tuple[float, float]] = []
-        # Something of this chat's sandbox is killed in this round.
+        # Something of this chat's sandbox is killed in this round, or this notebook alone.
         self.is_struck = False
+        self.struck_notebook = ""
 
     def add(self, run: Run) -> None:
         self._runs[run.name] = run
+
+    def is_open(self, run: Run) -> bool:
+        """Its end was not told yet, and is still to be."""
+        return not run.told and run.name in self._runs
+
+    def has_cell(self, notebook: str) -> bool:
+        """Whether a notebook may still do a cell."""
+        return any(run.notebook == notebook and not run.told for run in self._runs.values())
 
     def hear(self, result: Any) -> None:
         """Take what any answer of the chat tells."""
@@ -78,7 +105,8 @@ class Runs:
     def _judge(self, run: Run, how: str) -> None:
         """Whether it may have ended so."""
         stopped = run.code is None and how in ("was stopped", "143")
-        killed = self.is_struck and how in ("was killed by SIGKILL", "137")
+        is_struck = self.is_struck or (run.notebook and run.notebook == self.struck_notebook)
+        killed = is_struck and how in ("was killed by SIGKILL", "137")
         # Its start was cut off just as it began.
         killed = killed or (how == "was cancelled" and not run.process)
         if stopped or how == str(run.code):
@@ -105,7 +133,7 @@ class Runs:
                 counts["processes told to a call cut off"] += 1
             elif not run.told:
                 self._tally.fault("processes lost", f"{run} {ended.get(run.name)} {self._cut}")
-        self._runs, self._cut, self.is_struck = {}, [], False
+        self._runs, self._cut, self.is_struck, self.struck_notebook = {}, [], False, ""
 
     def _was_cut_off(self, run: Run, ended: float | None) -> bool:
         """Whether the call that told its end may have been cut off in that very moment."""
@@ -118,12 +146,12 @@ class Runs:
 
 
 class Starter:
-    """Starts processes, and waits for some, stops some, forgets some."""
+    """Starts processes and cells of its notebook; waits for some, stops some, forgets some."""
 
     def __init__(self, chat: Chat, name: str, runs: Runs, random: Random) -> None:
         self.runs = runs
-        self._chat = chat
-        self._name = name
+        self.chat = chat
+        self.notebook = name
         self._random = random
         self._count = 0
         self._mine: list[Run] = []
@@ -132,7 +160,7 @@ class Starter:
 
     async def step(self) -> None:
         """One random call."""
-        self._mine = [run for run in self._mine if not run.told]
+        self._mine = [run for run in self._mine if self.runs.is_open(run)]
         try:
             if len(self._mine) < _MOST:
                 await self._start()
@@ -143,14 +171,20 @@ class Starter:
 
     async def _start(self) -> None:
         self._count += 1
-        lasts, code = self._random.uniform(0, _LASTS_S), self._random.choice((None, 3, 4, 5))
-        run = Run(f"run-{self._name}-{self._count}", code)
+        code = self._random.choice((None, 3, 4, 5))
+        lasts = _ENDLESS_S if code is None else round(self._random.uniform(0, _LASTS_S), 2)
+        is_cell = self._random.random() < _CELLS and not self.runs.has_cell(self.notebook)
+        run = Run(f"run-{self.notebook}-{self._count}", code, self.notebook * is_cell)
         self.runs.add(run)
-        end = f"echo {run.name} $EPOCHREALTIME >> {_FOLDER}; exit {code}"
-        do = "exec sleep 600" if code is None else f"sleep {lasts:.2f}; {end}"
-        result = await self._chat.call("exec", command=f": {run.name}; {do}", wait_s=0)
+        given = {**vars(run), "lasts": lasts, "folder": _FOLDER}
+        if is_cell:
+            what = {"code": _CELL.format_map(given), "notebook": self.notebook}
+        else:
+            what = {"command": _COMMAND.format_map(given)}
+        result = await self.chat.call("run_code" if is_cell else "exec", **what, wait_s=0)
         run.process = self._meta(result)["process"]
-        self._chat.tally.count("processes started")
+        self.chat.tally.count("processes started")
+        self.chat.tally.count("processes that are cells", int(is_cell))
         self._mine.append(run)
 
     async def _wait(self, run: Run) -> None:
@@ -164,8 +198,8 @@ class Starter:
     async def _ask(self, run: Run, **arguments: object) -> None:
         if self.runs.is_struck:
             # Its sandbox may be another by now.
-            self._chat.note_kill()
-        await self._chat.call("process", **arguments)
+            self.chat.note_kill()
+        await self.chat.call("process", **arguments)
 
     @staticmethod
     def _meta(result: Any) -> Any:
@@ -177,9 +211,9 @@ async def settle(chat: Chat, runs: Runs) -> None:
     deadline = time.monotonic() + _SETTLED_S
     while time.monotonic() < deadline:
         rows = (await chat.call("process", action="list")).meta["mcp-sandbox/result"]["processes"]
-        going = [row for row in rows if row["running"] and ": run-" in row["command"]]
+        going = [row for row in rows if row["running"] and "run-" in row["command"]]
         for row in going:
-            if "sleep 600" in row["command"]:
+            if f" {_ENDLESS_S}" in row["command"]:
                 await chat.call("process", action="stop", id=row["id"])
         if not going:
             break
