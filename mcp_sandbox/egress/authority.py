@@ -8,8 +8,9 @@ import hmac
 import os
 import re
 import ssl
-from collections import OrderedDict
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 
 import certifi
@@ -48,12 +49,12 @@ class Authority:
         self.outside.set_alpn_protocols(["http/1.1"])
         self.bundle = folder / "bundle"
         self._folder = folder
-        self._leaves = OrderedDict[str, ssl.SSLContext]()
+        self._contexts = lru_cache(_MOST_LEAVES)(self._context)
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
         make_folder(self.bundle)
         with locked(folder / "lock"):
             self._key = self._own_key()
-            self._certificate = self._renewed()
+        self._certificate = self._renewed()
         self.seed = hmac.digest(_pem(self._key), b"placeholders of secrets", hashlib.sha256)
 
     @classmethod
@@ -73,48 +74,40 @@ class Authority:
 
     async def context_for(self, host: str) -> ssl.SSLContext:
         """Return what to speak TLS with as the server of this name. Raises OSError."""
-        if host not in self._leaves or _ends_soon(self._certificate):
-            self._leaves[host] = await to_thread.run_sync(self._context, host)
-        self._leaves.move_to_end(host)
-        if len(self._leaves) > _MOST_LEAVES:
-            self._leaves.popitem(last=False)
-        return self._leaves[host]
+        if _ends_soon(self._certificate):
+            self._certificate = await to_thread.run_sync(self._renewed)
+        return await to_thread.run_sync(self._contexts, host)
 
     def _own_key(self) -> ec.EllipticCurvePrivateKey:
         file = self._folder / "key.pem"
         if not file.exists():
             write_file(file, _pem(ec.generate_private_key(ec.SECP256R1())))
-        try:
+        with suppress(ValueError):
             key = load_pem_private_key(file.read_bytes(), None)
-            assert isinstance(key, ec.EllipticCurvePrivateKey)  # noqa: S101
-        except (ValueError, AssertionError) as exc:
-            raise ConfigError(f"{file} is damaged: move it away, and a new one is made") from exc
-        return key
+            if isinstance(key, ec.EllipticCurvePrivateKey):
+                return key
+        raise ConfigError(f"{file} is damaged: move it away, and a new one is made")
 
     def _renewed(self) -> x509.Certificate:
         """The certificate, new when it ends soon; it stands in the bundle with the others."""
-        file, bundle = self._folder / "certificate.pem", self.bundle / _BUNDLE
-        try:
-            found = x509.load_pem_x509_certificate(file.read_bytes())
-        except (FileNotFoundError, ValueError):
-            found = None
-        if not found or found.public_key() != self._key.public_key() or _ends_soon(found):
-            # Of the same key and name, so that leaves of the last one are good with it, too.
-            found = _certificate(self._key)
-            write_file(file, found.public_bytes(Encoding.PEM))
-        whole = self._trusted + found.public_bytes(Encoding.PEM)
-        if not bundle.exists() or bundle.read_bytes() != whole:
-            write_file(bundle, whole)
-        # Whatever the umask is: every sandbox user reads it.
-        bundle.chmod(0o644)
-        self.bundle.chmod(0o755)
+        file, bundle, found = self._folder / "certificate.pem", self.bundle / _BUNDLE, None
+        with locked(self._folder / "lock"):
+            with suppress(FileNotFoundError, ValueError):
+                found = x509.load_pem_x509_certificate(file.read_bytes())
+            if not found or found.public_key() != self._key.public_key() or _ends_soon(found):
+                # Of the same key and name, so that leaves of the last one are good with it, too.
+                found = _certificate(self._key)
+                write_file(file, found.public_bytes(Encoding.PEM))
+            whole = self._trusted + found.public_bytes(Encoding.PEM)
+            if not bundle.exists() or bundle.read_bytes() != whole:
+                write_file(bundle, whole)
+            # Whatever the umask is: every sandbox user reads it.
+            bundle.chmod(0o644)
+            self.bundle.chmod(0o755)
+        self._contexts.cache_clear()
         return found
 
     def _context(self, host: str) -> ssl.SSLContext:
-        if _ends_soon(self._certificate):
-            with locked(self._folder / "lock"):
-                self._certificate = self._renewed()
-            self._leaves.clear()
         leaf = _certificate(self._key, host, self._leaf_key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.set_alpn_protocols(["http/1.1"])
@@ -147,10 +140,12 @@ def _certificate(
     if not own:
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
         server = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        builder = builder.add_extension(issuer, critical=False).add_extension(
+            server, critical=False
+        )
         # The name stands here alone: a subject holds 64 characters at most.
-        names = x509.SubjectAlternativeName([x509.DNSName(host)])
-        builder = builder.add_extension(names, critical=True).add_extension(server, critical=False)
-        builder = builder.add_extension(issuer, critical=False)
+        name = x509.SubjectAlternativeName([x509.DNSName(host)])
+        builder = builder.add_extension(name, critical=True)
     return builder.sign(key, SHA256())
 
 

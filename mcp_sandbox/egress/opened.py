@@ -6,7 +6,7 @@ The same for plain HTTP and for what is inside opened TLS. It knows no rules and
 import re
 import select
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from urllib.parse import unquote_to_bytes
 
@@ -74,7 +74,10 @@ class Peer:
         try:
             while not found or isinstance(found[-1], h11.Data):
                 event = self.http.next_event()
-                if isinstance(event, h11.Event):
+                if isinstance(event, h11.EndOfMessage):
+                    # Its trailers are left out.
+                    found.append(h11.EndOfMessage())
+                elif isinstance(event, h11.Event):
                     found.append(event)
                 elif found:
                     break
@@ -134,13 +137,14 @@ class Peer:
         """Answer so, if no other answer has begun."""
         if self.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
-        status = 504 if isinstance(refused.__cause__, TimeoutError) else _STATUS[refused.verdict]
+        status = _STATUS[refused.verdict]
+        if refused.verdict == "failed" and isinstance(refused.__cause__, TimeoutError):
+            status = 504
         body = f"{sentence}\n".encode()
         kind, size = ("Content-Type", "text/plain; charset=utf-8"), str(len(body))
         headers = [kind, ("Content-Length", size), ("Connection", "close")]
-        # Programs that show no body of a proxy show this line.
-        answer = h11.Response(status_code=status, headers=headers, reason=sentence.encode())
-        await self.send(answer)
+        # Programs that show no body of a proxy show the reason.
+        await self.send(h11.Response(status_code=status, headers=headers, reason=body[:-1]))
         # The answer to HEAD has none.
         with suppress(h11.LocalProtocolError):
             await self.send(h11.Data(body), h11.EndOfMessage())
@@ -184,13 +188,20 @@ def _reads(method: bytes, path_and_query: bytes) -> bool:
     return method in _READING or (method == b"POST" and bool(_FETCH.fullmatch(path)))
 
 
-async def exchange(client: Peer, server: Peer, request: h11.Request, mask: Mask | None) -> None:
+async def exchange(
+    client: Peer,
+    server: Peer,
+    request: h11.Request,
+    mask: Mask | None,
+    ended: Callable[[], None],
+) -> None:
     """Send a request with the client's body, and the answer back with filler for secrets.
 
-    Raises a group of RefusedError, if an answer may not pass, or of what a client's stream raises.
+    `ended` is told that the client has hung up. Raises a group of RefusedError if an answer may
+    not pass, or of what the client's stream raises.
     """
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_upload, client, server, request)
+        tasks.start_soon(_upload, client, server, request, ended)
         masking = mask.stream() if mask else None
         events = list[h11.Event]()
         while not events or not isinstance(events[-1], h11.EndOfMessage):
@@ -200,19 +211,22 @@ async def exchange(client: Peer, server: Peer, request: h11.Request, mask: Mask 
         tasks.cancel_scope.cancel()
 
 
-async def _upload(client: Peer, server: Peer, request: h11.Request) -> None:
+async def _upload(
+    client: Peer, server: Peer, request: h11.Request, ended: Callable[[], None]
+) -> None:
     events: list[h11.Event] = [request]
     with suppress(anyio.BrokenResourceError):
         # What a server says that takes no more is told by its answer.
         await server.send(request)
         while not isinstance(events[-1], h11.EndOfMessage):
-            events = [_bare(event) for event in await client.events()]
+            events = await client.events()
             await server.send(*events)
-    if not client.http.trailing_data[0]:
-        # Who hangs up needs no answer any more.
-        if not (data := await client.receive()):
-            raise anyio.EndOfStream
+    data = b"."
+    while data and len(client.http.trailing_data[0]) < _MOST_HEAD:
+        data = await client.receive()
         client.http.receive_data(data)
+    if not data:
+        ended()
 
 
 def _answered(event: h11.Event, mask: Mask | None, masking: Masking | None) -> Iterator[h11.Event]:
@@ -235,14 +249,9 @@ def _answered(event: h11.Event, mask: Mask | None, masking: Masking | None) -> I
     else:
         if masking:
             yield h11.Data(masking.end())
-        yield _bare(event)
+        yield event
 
 
 def _passed(message: h11.Request | h11.Response) -> list[Header]:
     items = message.headers.raw_items()
     return [(name, value) for name, value in items if name.lower() not in _LEFT_OUT]
-
-
-def _bare(event: h11.Event) -> h11.Event:
-    """Without trailers."""
-    return h11.EndOfMessage() if isinstance(event, h11.EndOfMessage) else event

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _MOST, _MOST_ADDRESSES = 1024, 4
 _DIAL_S, _IDLE_S = 10.0, 15 * 60.0
-# How long a tunnel of which one side has ended may be silent, and a client may take its leave.
+# How long a connection may be silent of which one side has ended; and a client may take its leave.
 _ENDING_S, _LAST_S = 15.0, 1.0
 _TLS = b"\x16"
 
@@ -122,6 +122,10 @@ class _Connection:
     def _stir(self) -> None:
         self._idle.deadline = anyio.current_time() + self._patience_s
 
+    def _end_soon(self) -> None:
+        self._patience_s = _ENDING_S
+        self._stir()
+
     async def run(self) -> None:
         """Serve it until it ends, and tell why it is refused."""
         began_s = anyio.current_time()
@@ -170,8 +174,7 @@ class _Connection:
     async def _forward(self, source: _Wire, sink: _Wire) -> None:
         async for data in source:
             await sink.send(data)
-        self._patience_s = _ENDING_S
-        self._stir()
+        self._end_soon()
         await sink.send_eof()
 
     async def _is_tls(self, target: Target) -> bool:
@@ -232,7 +235,7 @@ class _Connection:
         if self._upstream(rule) and not self._secure:
             path = f"http://{target}".encode() + path
         rewritten = h11.Request(method=request.method, target=path, headers=headers)
-        await exchange(self._client, server.peer, rewritten, mask)
+        await exchange(self._client, server.peer, rewritten, mask, self._end_soon)
 
     def _upstream(self, rule: Rule) -> tuple[str, int] | None:
         return None if rule.private else self._proxy.upstream

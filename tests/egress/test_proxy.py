@@ -253,7 +253,9 @@ async def test_what_cannot_be_reached_is_told(world: World) -> None:
     assert "its name has no address" in await world.curl("http://nowhere.invalid/")
 
 
-async def test_a_client_that_vanishes_takes_its_server_along(world: World) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["", "pipelined"])
+async def test_a_client_that_vanishes_takes_its_server_along(world: World, more: str) -> None:
     ended = anyio.Event()
 
     async def silent(stream: SocketStream) -> None:
@@ -266,11 +268,21 @@ async def test_a_client_that_vanishes_takes_its_server_along(world: World) -> No
     port = await world.listen(silent)
     await world.allow(port)
     async with await world.connect() as stream:
-        asked = f"GET http://{HOST}:{port}/ HTTP/1.1\r\nHost: {HOST}:{port}\r\n\r\n"
+        asked = f"GET http://{HOST}:{port}/ HTTP/1.1\r\nHost: {HOST}:{port}\r\n\r\n{more}"
         await stream.send(asked.encode())
-        await anyio.sleep(0.1)
-    with anyio.fail_after(5):
+        await stream.send_eof()
+    with anyio.fail_after(20):
         await ended.wait()
+
+
+async def test_a_client_that_has_said_all_gets_its_answer(world: World) -> None:
+    port = await world.listen(hello)
+    await world.allow(port)
+    asked = f"GET http://{HOST}:{port}/ HTTP/1.1\r\nHost: {HOST}:{port}\r\n\r\n"
+    async with await world.connect() as stream:
+        await stream.send(asked.encode() * 2)
+        await stream.send_eof()
+        assert (await everything(stream)).count(b"200 OK") == 2
 
 
 async def test_an_endless_body_that_is_not_read_stops(world: World) -> None:
