@@ -22,7 +22,7 @@ from mcp_sandbox.backends.base import Backend
 from mcp_sandbox.backends.records import sandbox_user
 from mcp_sandbox.config import Config, load_config, own_folders
 from mcp_sandbox.errors import BackendUnavailable, ConfigError, ImageMissing, OperatorError
-from mcp_sandbox.models import BackendName, ChatId, Mount
+from mcp_sandbox.models import BackendName, ChatId
 from mcp_sandbox.telemetry import logs
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ async def open_manager(
     from mcp_sandbox.workspace.projects import Projects
 
     ledger = Ledger(ChatRecords(config.data_dir), clock or system_clock)
-    async with choose_backend(config) as choice, _open_egress(config, ledger) as (egress, mounts):
+    async with choose_backend(config) as choice, _open_egress(config, ledger) as egress:
         name, data_dir, owner = choice.backend.name, config.data_dir, sandbox_user()
         logger.info("backend %s: %s", name, choice.reason)
         size = config.pool.size
@@ -152,7 +152,7 @@ async def open_manager(
                 previews=config.previews.enabled,
                 may_move=config.backend != "auto",
                 keep_background=for_many,
-                mounts=tuple(mounts),
+                mounts=(egress.mount,) if egress else (),
                 pool_size=size,
                 pool_max_age_s=config.pool.max_age,
             ),
@@ -188,21 +188,19 @@ def way_out(config: Config) -> "Rules | None":
 
 
 @asynccontextmanager
-async def _open_egress(
-    config: Config, ledger: "Ledger"
-) -> "AsyncGenerator[tuple[Egress | None, list[Mount]]]":
-    """The way to allowed hosts, if there is one, and what every sandbox has for it."""
+async def _open_egress(config: Config, ledger: "Ledger") -> "AsyncGenerator[Egress | None]":
+    """Open the way to allowed hosts, if there is one."""
     rules = await to_thread.run_sync(way_out, config)
     if rules is None:
         if config.secrets:
             logger.warning(SECRETS_IDLE, config.network)
-        yield None, []
+        yield None
         return
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.doors")
     from mcp_sandbox.egress.authority import Authority
     from mcp_sandbox.egress.proxy import Proxy
     from mcp_sandbox.egress.secrets import Secrets
-    from mcp_sandbox.sessions.doors import CERTIFICATES, Egress
+    from mcp_sandbox.sessions.doors import Egress
 
     settings = config.egress
     folder = config.data_dir / "sandbox" / "authority"
@@ -210,7 +208,7 @@ async def _open_egress(
     secrets = Secrets(config.secrets, authority.seed)
     proxy = Proxy(rules, authority, secrets, upstream=settings.upstream_proxy)
     with logs.masked(secrets.masked):
-        yield Egress(proxy, ledger), [Mount(authority.bundle, CERTIFICATES, read_only=True)]
+        yield Egress(proxy, ledger)
 
 
 def open_skills(config: Config) -> "Skills":

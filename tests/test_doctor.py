@@ -193,6 +193,6 @@ def test_what_holds_for_allowed_hosts_and_secrets_is_told(tmp_path: Path) -> Non
     assert status == "fail"
     egress = {"allow": ["git", "api.example.com"], "upstream_proxy": "http://127.0.0.1:3128"}
     hosts, upstream = network_told(network="allowlist", egress=egress)
-    assert hosts == ("allowed hosts", "ok", "git, api.example.com")
+    assert hosts == ("allowed hosts", "ok", "7, those of lists included")
     assert upstream[:2] == ("upstream proxy", "warn")
     assert "their addresses not" in upstream[2]

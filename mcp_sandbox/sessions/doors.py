@@ -20,7 +20,7 @@ from mcp_sandbox.egress.proxy import Proxy, Way
 from mcp_sandbox.egress.rules import PORTS, Rule, grant_of
 from mcp_sandbox.egress.targets import RefusedError, Target, target_of
 from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, StorageUnavailable
-from mcp_sandbox.models import ChatId
+from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.runtime.doors import PORT, Handler, doors
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.records import ChatRecord, Ledger
@@ -29,8 +29,8 @@ from mcp_sandbox.telemetry.logs import event
 logger = logging.getLogger(__name__)
 
 Tell = Callable[[str], None]
-CERTIFICATES = "/etc/ssl/certs"
-_BUNDLE, _PROXY = f"{CERTIFICATES}/ca-certificates.crt", f"http://127.0.0.1:{PORT}"
+_CERTIFICATES = "/etc/ssl/certs"
+_BUNDLE, _PROXY = f"{_CERTIFICATES}/ca-certificates.crt", f"http://127.0.0.1:{PORT}"
 _VARIABLES = {
     # For plain HTTP curl reads the lower-case name alone.
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), _PROXY),
@@ -73,10 +73,14 @@ class Place:
 
 
 class Egress:
-    """The way out of the sandboxes of one manager. `counts` has its connections by verdict."""
+    """The way out of the sandboxes of one manager; all have the `mount`.
+
+    `counts` has its connections by verdict.
+    """
 
     def __init__(self, proxy: Proxy, ledger: Ledger) -> None:
         self.counts = Counter[str]()
+        self.mount = Mount(proxy.authority.bundle, _CERTIFICATES, read_only=True)
         self._proxy, self._rules = proxy, proxy.rules
         self._records, self._clock = ledger.records, ledger.clock
         self._places: dict[ChatId, dict[Target | None, Place]] = {}

@@ -100,9 +100,10 @@ async def test_it_is_nowhere_inside_nor_in_what_we_keep(served: Served) -> None:
     await served.chat.bash(f"{CURL}/a; {CURL}/said/plain")
     # In two halves, so that the searching program does not find itself.
     said = await served.chat.python(_SEARCH.format(halves=[[t[:7], t[7:]] for t in _VALUES]))
-    found, looked = json.loads(said.splitlines()[0])
+    found, looked, has_placeholder = json.loads(said.splitlines()[0])
     assert not found
     assert looked > 50
+    assert has_placeholder > 0, "the memory of a process could be read"
     kept = await to_thread.run_sync(_searched, served)
     assert not kept
     if served.backend != "bubblewrap":
@@ -113,9 +114,20 @@ async def test_it_is_nowhere_inside_nor_in_what_we_keep(served: Served) -> None:
 
 _VALUES = (TOKEN, GIT_TOKEN)
 _SEARCH = """
-import json, os
+import json, os, subprocess, sys
 needles = ["".join(each).encode() for each in {halves}]
-found, looked = [], 0
+found, looked, placeholder, has_placeholder = [], 0, os.environ["API_TOKEN"].encode(), 0
+# It has sent the secret, read what was said of it, and is still there to be looked into.
+user = subprocess.Popen([sys.executable, "-c", '''
+import os, urllib.request
+headers = {{"Authorization": "Bearer " + os.environ["API_TOKEN"]}}
+for path in ("a", "said/plain", "said/header", "said/base64-1"):
+    request = urllib.request.Request("https://api.example.com/" + path, headers=headers)
+    urllib.request.urlopen(request).read()
+print(flush=True)
+input()
+'''], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+user.stdout.readline()
 
 def look(path):
     global looked
@@ -133,14 +145,35 @@ def look(path):
     if any(needle in data for needle in needles):
         found.append(path)
 
-for pid in filter(str.isdigit, os.listdir("/proc")):
+def look_into(pid):
+    global looked, has_placeholder
+    try:
+        memory = open(f"/proc/{{pid}}/mem", "rb", 0)
+        parts = open(f"/proc/{{pid}}/maps").read().splitlines()
+    except OSError:
+        return
+    for part in parts:
+        try:
+            start, end = (int(each, 16) for each in part.split()[0].split("-"))
+            memory.seek(start)
+            data = memory.read(min(end - start, 64 << 20))
+        except (OSError, ValueError, OverflowError):
+            continue
+        looked += 1
+        has_placeholder += placeholder in data
+        if any(needle in data for needle in needles):
+            found.append(f"memory of {{pid}}: {{part}}")
+
+for pid in set(filter(str.isdigit, os.listdir("/proc"))) - {{str(os.getpid())}}:
+    look_into(pid)
     for name in ("environ", "cmdline"):
         look(f"/proc/{{pid}}/{{name}}")
 for top in ("/workspace", "/home", "/tmp", "/run", "/etc", "/opt", "/var/tmp"):
     for folder, _, names in os.walk(top):
         for name in names:
             look(os.path.join(folder, name))
-print(json.dumps([found, looked]))
+user.kill()
+print(json.dumps([found, looked, has_placeholder]))
 """
 
 
