@@ -159,13 +159,13 @@ async def _calls(pairs: int) -> Measured:
 
         async def busy() -> float:
             await places.inside(
-                f"curl -s -o data https://{_TUNNELLED}/endless >/dev/null 2>&1 & "
-                "echo $! > pid; until [ -s data ]; do sleep 0.02; done"
+                f"curl -s -D head https://{_TUNNELLED}/endless >/dev/null 2>&1 & "
+                "echo $! > pid; until [ -s head ]; do sleep 0.02; done"
             )
             try:
                 return await clocked(calls)()
             finally:
-                await places.inside("kill $(cat pid); rm -f data")
+                await places.inside("kill $(cat pid); rm -f head")
 
         return await times_slower(busy, clocked(calls), pairs)
 

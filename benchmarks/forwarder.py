@@ -1,6 +1,7 @@
 """The least that forwards CONNECT, to measure ours against it: `python -m benchmarks.forwarder`."""
 
 import asyncio
+import os
 from asyncio import StreamReader, StreamWriter
 
 PORT = 3128
@@ -24,7 +25,8 @@ async def _forward(reader: StreamReader, writer: StreamWriter) -> None:
 
 async def _main() -> None:
     server = await asyncio.start_server(_forward, "127.0.0.1", PORT, limit=_PIECE)
-    print("ready", flush=True)
+    # In one piece, also where output is not buffered.
+    os.write(1, b"ready\n")
     await server.serve_forever()
 
 

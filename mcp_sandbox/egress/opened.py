@@ -25,8 +25,15 @@ BATCH = 256 * 1024
 HEAD_S = 10.0
 HUNG_UP = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 _MOST_HEAD = 32 * 1024
-_STATUS: dict[Refusal, int] = {"target": 400, "request": 400, "name": 421, "limit": 503}
-_STATUS |= {"rule": 403, "address": 403, "secret": 502, "failed": 502}
+# Others are 403.
+_STATUS: dict[Refusal, int] = {
+    "target": 400,
+    "request": 400,
+    "name": 421,
+    "secret": 502,
+    "failed": 502,
+    "limit": 503,
+}
 
 _READING = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 # Nothing in it that a server could decode, cut or resolve to another path.
@@ -137,8 +144,8 @@ class Peer:
         """Answer so, if no other answer has begun."""
         if self.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
-        status = _STATUS[refused.verdict]
-        if refused.verdict == "failed" and isinstance(refused.__cause__, TimeoutError):
+        status = _STATUS.get(refused.verdict, 403)
+        if status == 502 and isinstance(refused.__cause__, TimeoutError):
             status = 504
         body = f"{sentence}\n".encode()
         kind, size = ("Content-Type", "text/plain; charset=utf-8"), str(len(body))

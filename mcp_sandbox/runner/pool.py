@@ -67,6 +67,8 @@ class Pool:
         self._doomed: set[int] = set()
         self._looked_at = 0.0
         self._tidying = Soon(loop, _TIDY_S, self._tidy_now)
+        # To be planned at every call: one signal to each, however many calls there are.
+        self.waking = Soon(loop, _SOON_S, self.wake)
         self._looking = Soon(loop, _SOON_S, lambda: self.on_background())  # noqa: PLW0108 - set later
         self.memory = Memory()
         self.on_quiet: Callable[[], None] = lambda: None

@@ -193,7 +193,7 @@ class Server:
             raise ProtocolError("arguments are not an object")
         if self._retiring:
             raise OpError("retired", "the sandbox is about to end")
-        self._pool.wake()
+        self._pool.waking.plan()
         if op == "run":
             args = self._complete(args)
             command = Command(self.loop, self._pool, self._standby, self._table, args)

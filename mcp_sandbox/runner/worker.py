@@ -180,9 +180,11 @@ def recall(memory: str) -> list[str]:
         _remove(f"{memory}.new")
         _remove(f"{memory}.moved")
         if _content(saver(memory)) != SAVE:
-            _remove(saver(memory))
-            with open(saver(memory), "xb") as file:
+            # Other shells may do so, too, or run it already: it is put in place as a whole.
+            _remove(f"{memory}.save")
+            with open(f"{memory}.save", "xb") as file:
                 file.write(SAVE)
+            os.rename(f"{memory}.save", saver(memory))
         if _size(memory):
             return []
         os.unlink(memory)

@@ -17,10 +17,10 @@ FETCH = f"curl -sS https://{PLAIN}/a"
 FETCHED = '"path": "/a"'
 # A download that goes on until somebody ends it, and how it ended.
 DOWNLOAD = (
-    f"(curl -s -o data https://{PLAIN}/endless; echo $? > ended) >/dev/null 2>&1 & "
-    "until [ -s data ]; do sleep 0.05; done; cat /etc/hostname"
+    f"(curl -s -D head https://{PLAIN}/endless; echo $? > ended) >/dev/null 2>&1 & "
+    "until [ -s head ]; do sleep 0.05; done"
 )
-ENDED = "until [ -s ended ]; do sleep 0.05; done; cat ended; rm -f ended data"
+ENDED = "until [ -s ended ]; do sleep 0.05; done; cat ended; rm -f ended head"
 
 
 @pytest.fixture(params=[DOCKER, BUBBLEWRAP])

@@ -8,6 +8,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
+from tests.daemon.running import Done
 from tests.e2e.doors import (
     BOUND,
     BROKEN,
@@ -229,31 +230,38 @@ async def test_elsewhere_the_placeholder_goes_out_as_it_is(served: Served) -> No
 
 
 @in_bubblewrap
-@pytest.mark.parametrize("broken", BROKEN)
-async def test_a_source_that_fails_is_named_to_the_client_and_the_agent(
-    served: Served, broken: str
-) -> None:
-    name = f"{broken.upper()}_TOKEN"
-    with anyio.fail_after(30):
-        said = await served.chat.bash(
-            f'curl -sS -i -H "Authorization: Bearer ${name}" https://broken-{broken}.example.net/'
-        )
-    head, _, told = said.partition("[network:")
-    assert " 502 " in head, said
-    assert name in head + told, said
-    assert name in told or "secret" in told, said
-
-
-@in_bubblewrap
-async def test_people_see_where_secrets_may_go_and_whether_they_can_be_had(
+async def test_people_see_which_secrets_can_be_had_and_an_agent_what_is_wrong(
     served: Served,
 ) -> None:
+    checked: list[Done] = []
+
+    async def check() -> None:
+        checked.append(await served.people("secrets check", asks=False))
+
+    with anyio.fail_after(40):
+        # A source may take ten seconds: all of them at once.
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(check)
+            said = await served.chat.bash(
+                "".join(
+                    f'curl -sS -i -H "Authorization: Bearer ${name.upper()}_TOKEN" '
+                    f"https://broken-{name}.example.net/ > {name} &\n"
+                    for name in BROKEN
+                )
+                + f"wait; grep -H . {' '.join(BROKEN)}"
+            )
+    answers, _, told = said.partition("[network:")
+    for name in BROKEN:
+        variable = f"{name.upper()}_TOKEN"
+        assert f"{name}:HTTP/1.1 502 " in answers, said
+        assert re.search(rf"{name}:.*{variable}", answers), said
+        assert variable in checked[0].out, checked
+    assert "_TOKEN" in told
+    assert checked[0].code == 1, "broken sources are among them"
+    assert str(len(TOKEN)) in checked[0].out
     listed = await served.people("secrets list", asks=False)
-    checked = await served.people("secrets check", asks=False)
-    for done in (listed, checked):
+    for done in (listed, *checked):
         assert "API_TOKEN" in done.out, done
         assert BOUND in done.out
         assert_nowhere(TOKEN, done.out + done.err)
         assert_nowhere(GIT_TOKEN, done.out + done.err)
-    assert str(len(TOKEN)) in checked.out
-    assert checked.code == 1, "broken sources are among them"
