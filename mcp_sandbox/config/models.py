@@ -129,9 +129,7 @@ Environment = Annotated[
 class Section(BaseModel):
     """Base of every section: frozen, and an unknown name is an error."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", hide_input_in_errors=True, validate_by_name=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 def setting(default: object, about: str, **bounds: Any) -> Any:  # noqa: ANN401 - as Field
@@ -303,9 +301,7 @@ class SecretConfig(Section):
     """A value that stays outside; inside is a placeholder."""
 
     source: Annotated[str, AfterValidator(_source)] = Field(
-        validation_alias="from",
-        serialization_alias="from",
-        description="file:PATH or command: PROGRAM ARGS",
+        alias="from", description="file:PATH or command: PROGRAM ARGS"
     )
     hosts: tuple[str, ...] = Field(description="hosts that get the value", min_length=1)
     header: str = setting(

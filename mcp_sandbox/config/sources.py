@@ -230,11 +230,8 @@ def _sentence(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:
     if error["type"] != "value_error":
         reason = f"write {_SHAPES.get(key) or _accepted(info.annotation, info.metadata)}"
     # Values of sandbox variables may be secrets, and so may what is given for a source of one.
-    given = (
-        f" {repr(value)[:80]}"
-        if key not in ("env", "secrets")
-        else "".join(f".{p}" for p in path[1:])
-    )
+    is_hidden, place = key in ("env", "secrets"), "".join(f".{part}" for part in path[1:])
+    given = place if is_hidden else f" {repr(value)[:80]}"
     return f"{key}{given} ({source}) is not usable: {reason}"
 
 

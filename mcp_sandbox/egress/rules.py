@@ -68,11 +68,10 @@ class Rules:
         for rule in self.deny:
             if rule.covers(target):
                 return Verdict(None, f"{rule.source} names {rule}")
-        # A private address is reached by the operator's rule alone, so a grant does not hide it.
-        private = [rule for rule in self.allow if rule.private]
-        known = [*private, *grants, *self.allow]
+        known = [*grants, *self.allow]
         if found := [rule for rule in known if rule.covers(target)]:
-            rule = min(found, key=lambda rule: rule.width)
+            # A private address is reached by the operator's rule alone: no grant hides it.
+            rule = min(found, key=lambda rule: (rule.width, not rule.private))
             return Verdict(rule, f"{rule.source} names {rule}")
         if any(rule.names(target.host) for rule in known):
             return Verdict(None, f"no rule allows port {target.port} of this host")

@@ -62,9 +62,8 @@ class BoundSecret:
         self._path = place
         # A value goes over TLS alone, so a host without a port is meant with that of HTTPS.
         self._rules = [replace(rule, ports=rule.ports - {80}) for rule in rules]
-        self.header = settings.header.lower()
-        hosts = tuple(map(str, self._rules))
-        self.state = SecretState(name, hosts, self.header, settings.users)
+        hosts, header = tuple(map(str, self._rules)), settings.header.lower()
+        self.state = SecretState(name, hosts, header, settings.users)
         self.known = b""  # The last value that the source has given.
         self._problem, self._asked_at = "", -KEPT_S
         self._asking = anyio.Lock()
@@ -81,8 +80,8 @@ class BoundSecret:
         """
         came = anyio.current_time()
         async with self._asking:
-            is_kept = self._command and not self._problem and came < self._asked_at + KEPT_S
-            if self._asked_at < came and not is_kept:
+            kept_s = KEPT_S if self._command and not self._problem else 0
+            if self._asked_at + kept_s < came:
                 self._problem = await self._ask()
                 self._asked_at = anyio.current_time()
         if self._problem:
@@ -158,7 +157,7 @@ class Secrets:
             placeholder = self._placeholder(chat, secret.state.name).encode()
             for at, (name, text) in enumerate(filled):
                 scheme, plain = _decoded(text)
-                if name.lower() == secret.header.encode() and placeholder in plain:
+                if name.lower() == secret.state.header.encode() and placeholder in plain:
                     plain = plain.replace(placeholder, await secret.value())
                     filled[at] = name, scheme + base64.b64encode(plain) if scheme else plain
         return filled, _mask(bound) if bound else None

@@ -120,10 +120,7 @@ class Door:
     def open(self, sock: Socket) -> None:
         """Somebody has come: the host learns it before the first byte, which may never come."""
         self._reply.opened()
-        if self._reply.is_open:
-            self._traffic.begin(sock)
-        else:
-            sock.close()
+        self._traffic.begin(sock)
 
     def cancel(self) -> None:
         if self in self._place.posted:

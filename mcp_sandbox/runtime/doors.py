@@ -60,7 +60,7 @@ async def doors(
 
 
 async def _listen(channel: Channel, at: int | str) -> int:
-    """Open the place; returns how many doors it may have."""
+    """Return how many doors the place may have."""
     try:
         with anyio.fail_after(_LISTEN_S):
             return min(await Door(channel).opened("listen", at), protocol.MOST_DOORS)
@@ -93,8 +93,7 @@ class Door(ByteStream):
         self._channel = channel
         self._call = Call(keeps=True, window=_WINDOW)
         self._number = channel.number(self._call)
-        # Of a piece, what was not received yet; and how much was, and not given credit for.
-        self._rest, self._received = memoryview(b""), 0
+        self._received = 0  # So much was not given credit for.
 
     async def opened(self, op: str, at: int | str) -> int:
         """Make the call; returns when it is open, and for how many doors."""
@@ -108,15 +107,15 @@ class Door(ByteStream):
     async def receive(self, max_bytes: int = 65536) -> bytes:
         await checkpoint()
         call = self._call
-        while not (self._rest or call.pieces or call.ended):
+        while not (call.pieces or call.ended):
             await call.event.wait()
-        if not self._rest:
-            if not call.pieces:
-                raise anyio.BrokenResourceError
-            if call.pieces[0][0] == "end":
-                raise anyio.EndOfStream
-            self._rest = memoryview(call.pieces.pop(0)[1])
-        data, self._rest = bytes(self._rest[:max_bytes]), self._rest[max_bytes:]
+        if not call.pieces:
+            raise anyio.BrokenResourceError
+        name, piece = call.pieces[0]
+        if name == "end":
+            raise anyio.EndOfStream
+        data, rest = piece[:max_bytes], piece[max_bytes:]
+        call.pieces[:1] = [(name, rest)] if rest else []
         self._received += len(data)
         if self._received >= _WINDOW // 4 and not call.ended:
             size, self._received = self._received, 0

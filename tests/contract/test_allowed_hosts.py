@@ -95,7 +95,8 @@ def allowing(config: Config, servers: Web, folder: Path) -> Config:
     token.write_text(f"{SECRET}\n")
     rules = [AllowConfig(host=HERE, port=p, private=True) for p in (servers.plain, servers.secure)]
     egress = EgressConfig(allow=(*rules, "api.example.com"), ca_bundle=bundle)
-    secret = SecretConfig(source=f"file:{token}", hosts=(f"{HERE}:{servers.secure}",))
+    to = f"{HERE}:{servers.secure}"
+    secret = SecretConfig.model_validate({"from": f"file:{token}", "hosts": [to]})
     given = {"network": "allowlist", "egress": egress, "secrets": {"API_TOKEN": secret}}
     return config.model_copy(update=given)
 
