@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import anyio
 import h11
@@ -29,6 +30,8 @@ from mcp_sandbox.models import ChatId
 logger = logging.getLogger(__name__)
 
 _MOST, _MOST_ADDRESSES = 1024, 4
+# Names whose servers are silent must not keep the look-ups of other chats waiting.
+_MOST_LOOKING = 8
 _DIAL_S, _IDLE_S = 10.0, 15 * 60.0
 # How long a connection may be silent of which one side has ended; and a client may take its leave.
 _ENDING_S, _LAST_S = 15.0, 1.0
@@ -59,6 +62,7 @@ class Proxy:
         self.authority = authority
         self.secrets = secrets
         self.connections = 0
+        self.looking = WeakValueDictionary[ChatId, anyio.CapacityLimiter]()
 
     async def serve(self, stream: ByteStream, way: Way) -> None:
         """Serve one connection until it is to be closed, whatever comes."""
@@ -112,6 +116,8 @@ class _Connection:
     def __init__(self, proxy: Proxy, stream: ByteStream, way: Way) -> None:
         self._proxy = proxy
         self._way = way
+        limiter = anyio.CapacityLimiter(_MOST_LOOKING)
+        self._looking = proxy.looking.setdefault(way.chat, limiter)
         self._idle, self._patience_s = anyio.CancelScope(), _IDLE_S
         self._wire = _Wire(stream, self._stir)
         self._client = Peer(self._wire, h11.SERVER)
@@ -249,7 +255,9 @@ class _Connection:
                 if upstream:
                     stream: ByteStream = await anyio.connect_tcp(*upstream)
                 else:
-                    stream = await _first(await addresses_of(target, private=rule.private), target)
+                    async with self._looking:
+                        addresses = await addresses_of(target, private=rule.private)
+                    stream = await _first(addresses, target)
                 wire = _Wire(stream, self._stir)
                 server = self._server = _Server(target, rule, wire, began_s, Peer(wire, h11.CLIENT))
                 if upstream and (self._secure or not http):

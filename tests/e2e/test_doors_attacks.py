@@ -368,6 +368,32 @@ async def test_a_crowd_that_says_or_reads_nothing_stops_nobody(served: Served) -
                 await anyio.sleep(0.1)
 
 
+_SILENT = """
+import socket, time
+lines = []
+for number in range(100):
+    line = socket.create_connection(("127.0.0.1", 17329), 10)
+    line.sendall(f"CONNECT silent{number}.example.org:8443 HTTP/1.0\\r\\n\\r\\n".encode())
+    lines.append(line)
+print("asked", flush=True)
+time.sleep(20)
+"""
+
+
+async def test_names_whose_servers_are_silent_keep_no_other_chat_waiting(served: Served) -> None:
+    async with served.other("patient") as patient:
+        await patient.call("write_file", path="silent.py", content=_SILENT)
+        with served.world.hearing("name") as asked:
+            await patient.bash(
+                "python3 silent.py > asked 2>&1 & echo $! > pid; "
+                "until [ -s asked ]; do sleep 0.05; done; sleep 1"
+            )
+            assert '"path": "/a"' in await served.chat.bash(f"curl -sS https://{PLAIN}/a")
+        await patient.bash("kill $(cat pid)")
+    # A look-up of theirs takes 2 s; there is room for 64 in all.
+    assert 8 <= sum(each["name"].startswith("silent") for each in asked) < 48
+
+
 def _resident_mb(pid: int) -> float:
     with open(f"/proc/{pid}/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmRSS:")) / 1024
