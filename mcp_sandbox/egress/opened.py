@@ -173,8 +173,9 @@ def outgoing(
         raise RefusedError("its path is not plain ASCII that begins with /", "request")
     if b"content-length" in names and b"transfer-encoding" in names:
         raise RefusedError("it has both Content-Length and Transfer-Encoding", "request")
-    if b"upgrade" in names:
-        raise RefusedError("no upgrade to another protocol can pass", "request")
+    if b"upgrade" in names or request.method.upper() == b"CONNECT":
+        # What is said after one of these is no HTTP: our reading of it would never end.
+        raise RefusedError("no upgrade to another protocol, or late CONNECT, can pass", "request")
     if b"host" in names and target_of(names[b"host"], default_port) != target:
         raise RefusedError("the request names another Host", "name")
     if read and not _reads(request.method, path):
@@ -261,4 +262,5 @@ def _answered(event: h11.Event, mask: Mask | None, masking: Masking | None) -> I
 
 def _passed(message: h11.Request | h11.Response) -> list[Header]:
     items = message.headers.raw_items()
-    return [(name, value) for name, value in items if name.lower() not in _LEFT_OUT]
+    # To servers of the CGI family a `_` in a name is a `-`.
+    return [each for each in items if each[0].lower().replace(b"_", b"-") not in _LEFT_OUT]

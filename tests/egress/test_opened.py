@@ -174,7 +174,8 @@ async def test_the_server_sees_one_clean_request(world: World) -> None:
     port = await opened(world, web)
     untidy = (
         b"GET /a?b HTTP/1.1\nhost:HOST\nX-Folded: a\r\n  b\r\nProxy-Authorization: Basic eHg=\r\n"
-        b"Connection: close, X-Folded\r\nX-HTTP-Method-Override: DELETE\r\nKeep-Alive: 5\r\n\r\n"
+        b"Connection: close, X-Folded\r\nX-HTTP-Method-Override: DELETE\r\nKeep-Alive: 5\r\n"
+        b"X_Http_Method_Override: DELETE\r\n\r\n"
     )
     assert (await ask(world, port, untidy)).endswith(b"\r\n\r\nok")
     host = f"{HOST}:{port}".encode()
@@ -189,6 +190,19 @@ async def test_each_request_of_a_connection_is_judged_by_itself(world: World) ->
     assert said.startswith(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 403 network: ")
     assert len(web.asked) == 1
     assert [each[1].partition(":")[0] for each in world.noted] == ["allowed", "rule"]
+
+
+@pytest.mark.parametrize("method", [b"CONNECT", b"connect"])
+async def test_no_tunnel_begins_where_a_request_went_before(world: World, method: bytes) -> None:
+    web = Web()
+    port = await world.listen(web)
+    await world.allow(port)
+    line = b" http://HOST/ HTTP/1.1\r\nHost: HOST\r\n\r\n"
+    both = (b"GET" + line + method + line).replace(b"HOST", f"{HOST}:{port}".encode())
+    with anyio.fail_after(10):
+        said = await world.say(both)
+    assert b"okHTTP/1.1 400 network: refused " in said
+    assert len(web.asked) == 1
 
 
 async def test_a_server_is_asked_again_by_the_same_connection_while_it_is_good(
