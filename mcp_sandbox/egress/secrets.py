@@ -155,6 +155,10 @@ class Secrets:
                 if name.lower() == secret.state.header.encode() and placeholder in plain:
                     plain = plain.replace(placeholder, await secret.value())
                     filled[at] = name, scheme + base64.b64encode(plain) if scheme else plain
+            if not (secret.known or secret.state.problem):
+                # An answer is masked, whether or not its request carries the value.
+                with suppress(RefusedError):
+                    await secret.value()
         return filled, _mask(bound) if bound else None
 
     def states(self, user: str = "") -> list[SecretState]:
