@@ -65,7 +65,7 @@ class BoundSecret:
         hosts, header = tuple(map(str, self._rules)), settings.header.lower()
         self.state = SecretState(name, hosts, header, settings.users)
         self.known = b""  # The last value that the source has given.
-        self._problem, self._asked_at = "", -KEPT_S
+        self._asked_at = -KEPT_S
         self._asking = anyio.Lock()
 
     def serves(self, chat: ChatId, target: Target) -> bool:
@@ -80,21 +80,16 @@ class BoundSecret:
         """
         came = anyio.current_time()
         async with self._asking:
-            kept_s = KEPT_S if self._command and not self._problem else 0
+            kept_s = KEPT_S if self._command and not self.state.problem else 0
             if self._asked_at + kept_s < came:
-                self._problem = await self._ask()
+                problem = await self._ask()
+                length = None if problem else len(self.known)
+                self.state = replace(self.state, length=length, problem=problem)
                 self._asked_at = anyio.current_time()
-        if self._problem:
-            what = f"the secret {self.state.name} cannot be had: {self._problem}"
+        if self.state.problem:
+            what = f"the secret {self.state.name} cannot be had: {self.state.problem}"
             raise RefusedError(f"{what}. A person must look: mcp-sandbox secrets check", "secret")
         return self.known
-
-    async def checked(self) -> SecretState:
-        """Ask the source, and return what people may know of its answer."""
-        try:
-            return replace(self.state, length=len(await self.value()))
-        except RefusedError:
-            return replace(self.state, problem=self._problem)
 
     async def _ask(self) -> str:
         """Ask the source for the value; return what is wrong, if anything is."""
@@ -160,15 +155,22 @@ class Secrets:
                 if name.lower() == secret.state.header.encode() and placeholder in plain:
                     plain = plain.replace(placeholder, await secret.value())
                     filled[at] = name, scheme + base64.b64encode(plain) if scheme else plain
+            if not (secret.known or secret.state.problem):
+                # An answer is masked, whether or not its request carries the value.
+                with suppress(RefusedError):
+                    await secret.value()
         return filled, _mask(bound) if bound else None
 
     def states(self, user: str = "") -> list[SecretState]:
-        """Return what is known without asking a source, of one user's or of all secrets."""
+        """Return what is known by now, of one user's or of all secrets."""
         return [each.state for each in self._all if user in ("", *each.state.users)]
 
     async def check(self) -> list[SecretState]:
         """Ask every source, one after another, as each may ask a person."""
-        return [await each.checked() for each in self._all]
+        for each in self._all:
+            with suppress(RefusedError):
+                await each.value()
+        return self.states()
 
     def masked(self, line: str) -> str:
         """Return a log line with filler for every value that is known by now."""

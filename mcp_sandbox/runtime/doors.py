@@ -61,11 +61,9 @@ async def doors(
 
 async def _listen(channel: Channel, at: int | str) -> int:
     """Return how many doors the place may have."""
-    try:
-        with anyio.fail_after(_LISTEN_S):
-            return min(await Door(channel).opened("listen", at), protocol.MOST_DOORS)
-    except TimeoutError as exc:
-        raise SandboxGone(f"the sandbox opened no door within {_LISTEN_S:g} s") from exc
+    with anyio.move_on_after(_LISTEN_S):
+        return min(await Door(channel).opened("listen", at), protocol.MOST_DOORS)
+    raise SandboxGone(f"the sandbox opened no door within {_LISTEN_S:g} s")
 
 
 async def _serve_all(channel: Channel, handler: Handler, at: int | str, most: int) -> None:

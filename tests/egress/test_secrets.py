@@ -137,23 +137,24 @@ def test_other_users_have_neither_placeholder_nor_value(tmp_path: Path) -> None:
     assert found.bound(other, HOST) == ()
 
 
-async def test_answers_of_bound_hosts_are_masked_also_without_a_placeholder(
+async def test_answers_of_bound_hosts_are_masked_before_a_placeholder_was_used(
     tmp_path: Path,
 ) -> None:
     found = secrets(script(tmp_path, f"print({VALUE!r})"))
-    await sent(found, (b"authorization", inside(found)))
-    _, mask = await found.fill(CHAT, HOST, [])
-    assert mask is not None
-    assert mask.text(b"is " + VALUE.encode()) == b"is " + FILLER * len(VALUE)
+    for _ in range(3):
+        _, mask = await found.fill(CHAT, HOST, [])
+        assert mask is not None
+        assert mask.text(b"is " + VALUE.encode()) == b"is " + FILLER * len(VALUE)
     assert starts(tmp_path) == 1
 
 
-async def test_no_source_is_asked_for_a_request_without_a_placeholder(tmp_path: Path) -> None:
+async def test_a_source_that_fails_fails_no_request_without_a_placeholder(tmp_path: Path) -> None:
     found = secrets(script(tmp_path, "sys.exit(1)"))
-    headers, mask = await found.fill(CHAT, HOST, [(b"authorization", b"none")])
-    assert headers == [(b"authorization", b"none")]
-    assert mask is not None
-    assert starts(tmp_path) == 0
+    for _ in range(3):
+        headers, mask = await found.fill(CHAT, HOST, [(b"authorization", b"none")])
+        assert headers == [(b"authorization", b"none")]
+        assert mask is not None
+    assert starts(tmp_path) == 1
 
 
 async def test_a_file_is_read_at_each_use(tmp_path: Path) -> None:
