@@ -246,8 +246,9 @@ def _answered(event: h11.Event, mask: Mask | None, masking: Masking | None) -> I
             yield h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
     elif isinstance(event, h11.Response):
         codings = {value.lower() for name, value in event.headers if name == b"content-encoding"}
-        if mask and codings - {b"identity"}:
-            raise RefusedError("its answer is compressed, where no secret can be found", "secret")
+        if mask and (codings - {b"identity"} or event.status_code == 206):
+            why = "its answer is compressed or a part, where no secret can be found"
+            raise RefusedError(why, "secret")
         hidden = mask.text if mask else bytes
         headers = [(hidden(name), hidden(value)) for name, value in _passed(event)]
         reason = hidden(event.reason)

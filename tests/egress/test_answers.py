@@ -46,6 +46,7 @@ REFUSED = {
     "gzip in a list": whole(ZIPPED, b"Content-Encoding: gzip, identity"),
     "gzip on the way": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"
     + b"%x\r\n%s\r\n0\r\n\r\n" % (len(ZIPPED), ZIPPED),
+    "a part": whole(VALUE[:9]).replace(b"200 OK", b"206 Partial Content"),
     "other protocol": b"HTTP/1.1 101 Go\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n" + VALUE,
     "no headers": b"HTTP/1.1 200 OK\r\n" + VALUE + b"\r\n\r\n",
     "no answer": VALUE + b"\r\n\r\n",
