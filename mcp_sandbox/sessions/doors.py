@@ -16,6 +16,7 @@ import anyio
 from anyio.abc import ByteStream
 
 from mcp_sandbox.backends.base import Sandbox
+from mcp_sandbox.egress.addresses import HERE
 from mcp_sandbox.egress.proxy import Proxy, Way
 from mcp_sandbox.egress.rules import PORTS, Rule, grant_of
 from mcp_sandbox.egress.targets import RefusedError, Target, target_of
@@ -128,6 +129,11 @@ class Egress:
             InvalidArgument: it is no public host.
         """
         grant = Grant(host, read, by, self._clock().wall_s + for_s)
+        if grant.rule.host == HERE:
+            raise InvalidArgument(
+                f"{HERE} is this machine itself: only a rule of egress.allow with private: true "
+                "and a port reaches it"
+            )
         await self._replace(chat, grant.rule, grant)
         return grant
 

@@ -230,7 +230,7 @@ class SessionManager:
             id=hashlib.sha256(str(chat).encode()).hexdigest()[:12],
             chat=chat,
             state=sandbox.state if sandbox else "starting" if use.starting else "warm",
-            backend=self.backend,
+            backend=self.backend if sandbox else (record and record.backend) or self.backend,
             sandbox_id=sandbox.id if sandbox else None,
             created_at=created_at,
             last_used_at=last_used_at,

@@ -187,6 +187,8 @@ class Session:
     @staticmethod
     def _limit_s(timeout_s: float | None, wait_s: float | None, default_s: float) -> float | None:
         """What nobody waits for lives as long as its sandbox, unless it is told otherwise."""
+        if timeout_s is not None and not timeout_s >= 0:
+            raise InvalidArgument("timeout_s is a number of seconds from 0 on")
         return None if timeout_s is None and wait_s == 0 else timeout_s or default_s
 
     async def shell(

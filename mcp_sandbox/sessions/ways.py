@@ -105,9 +105,10 @@ class Ways:
             )
         if lived not in (None, here) and not self._rooms.settings.may_move:
             raise BackendUnavailable(
-                f"chat {self._chat} lives on {lived}, which does not work now: repair it (see "
-                f"`mcp-sandbox doctor`), or move the chat with `--backend {here}`; its "
-                "files stay the same, its isolation would change"
+                f"chat {self._chat} lives on {lived}, and this server took {here}: it opens again "
+                f"with `backend: {lived}` (MCP_SANDBOX_BACKEND={lived}; `mcp-sandbox doctor` tells "
+                f"whether that works), or moves with `backend: {here}`; its files stay the same, "
+                "its isolation would change"
             )
         if lived is None and not is_new:
             self._rooms.news.tell(

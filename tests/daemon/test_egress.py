@@ -72,6 +72,8 @@ def test_without_a_daemon_rules_are_told_and_grants_are_kept(
     anyio.run(begin)
     allow = ["egress", "allow", "a", "granted.example.com", "--read"]
     assert CliRunner().invoke(cli, allow).exit_code == 0
+    here = CliRunner().invoke(cli, ["egress", "allow", "a", "host.internal:8080"])
+    assert "private: true" in repr(here.exception)
     for host, why in CHECKED.items():
         found = CliRunner().invoke(cli, ["egress", "check", host, "--chat", "a"])
         assert (found.exit_code, why in found.stdout) == ("allowed" not in why, True), found
