@@ -1,8 +1,8 @@
 """Memory: of a container that nobody uses, and of a server under much output."""
 
 import os
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,16 @@ from benchmarks.measure import Goal, Measured, Row
 from benchmarks.places import (
     Failed,
     checked,
+    configured,
     engine_client,
     in_thread,
     open_place,
     open_sandbox,
 )
+from mcp_sandbox.app import open_manager, temporary_data
 from mcp_sandbox.backends.process import ProcessId, hold, identify
+from mcp_sandbox.config import PoolConfig
+from mcp_sandbox.models import ChatId, Network
 from mcp_sandbox.runner.processes import below, parents
 
 _MIB = 1024 * 1024
@@ -30,6 +34,7 @@ _CONTAINERS = 8
 _COOLING_S = 120.0
 # Beside the runner itself one worker stays.
 _PROCESSES_KEPT = 1
+_WATCHED_S = 60.0
 _LINE = "0123456789" * 10
 _GIGABYTE = f"yes {_LINE} | head -c 1000000000"
 
@@ -106,6 +111,68 @@ def _command(process: Path) -> str:
         return ""
 
 
+@asynccontextmanager
+async def _idle_chats(network: Network, count: int) -> AsyncGenerator[list[str]]:
+    """The containers of chats that have done something, and do nothing now."""
+    async with AsyncExitStack() as stack:
+        folder = await stack.enter_async_context(temporary_data())
+        api = stack.enter_context(engine_client()).api
+        config = await configured(folder, "docker")
+        config = config.model_copy(update={"network": network, "pool": PoolConfig(size=0)})
+        manager = await stack.enter_async_context(open_manager(config))
+        for number in range(count):
+            session = await manager.session(ChatId("benchmark", f"idle-{number}"))
+            checked(await session.run_code("print(1)"), "1\n")
+        names = [row.sandbox_id or "" for row in await manager.list()]
+        for name in names:
+            await _until_cool(api, name)
+        yield names
+
+
+async def _more_by_doors(values: int) -> Measured:
+    """What one container takes more than another, whose chat has no network."""
+    with engine_client() as client:
+        async with (
+            _idle_chats("allowlist", values) as ours,
+            _idle_chats("none", values) as theirs,
+        ):
+            taken = [
+                [await in_thread(partial(_taken_mb, client.api, name)) for name in names]
+                for names in (ours, theirs)
+            ]
+    return Measured(tuple(a - b for a, b in zip(*map(sorted, taken), strict=True)))
+
+
+async def _wakes_by_doors(values: int) -> Measured:
+    """How often more often pid 1 of the one wakes than that of the other."""
+    with engine_client() as client:
+        async with (
+            _idle_chats("allowlist", values) as ours,
+            _idle_chats("none", values) as theirs,
+        ):
+            pids = [
+                [await in_thread(partial(_pid, client.api, each)) for each in names]
+                for names in (ours, theirs)
+            ]
+            before = [[_wakes(pid) for pid in each] for each in pids]
+            await anyio.sleep(_WATCHED_S)
+            after = [[_wakes(pid) for pid in each] for each in pids]
+    woken = [
+        [b - a for a, b in zip(*pair, strict=True)] for pair in zip(before, after, strict=True)
+    ]
+    return Measured(tuple(float(a - b) for a, b in zip(*map(sorted, woken), strict=True)))
+
+
+def _pid(api: docker.APIClient, name: str) -> int:
+    container: Any = api.inspect_container(name)
+    return int(container["State"]["Pid"])
+
+
+def _wakes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
+
+
 async def _growth(values: int, prepare: str, work: Callable[[Client], Awaitable[None]]) -> Measured:
     """How much larger a server gets at most, in MiB; each value is of a new one."""
     return Measured(tuple([await _growth_once(prepare, work) for _ in range(values)]))
@@ -166,6 +233,22 @@ ROWS = (
         "-",
         Goal(12, "MiB"),
         _idle,
+    ),
+    Row(
+        "memory-doors",
+        "an idle container with network: allowlist, more than one with none",
+        "-",
+        Goal(0.6, "MiB"),
+        _more_by_doors,
+        pairs=4,
+    ),
+    Row(
+        "wakes-doors",
+        f"how often its pid 1 wakes in {_WATCHED_S:g} s, more than that of one with none",
+        "-",
+        Goal(0, "times"),
+        _wakes_by_doors,
+        pairs=4,
     ),
     Row(
         "memory-output",

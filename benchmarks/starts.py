@@ -26,7 +26,7 @@ from mcp_sandbox.backends.docker.engine import security_options
 from mcp_sandbox.backends.docker.spec import PYTHON, Placement, container_body, instance_of
 from mcp_sandbox.backends.records import sandbox_user
 from mcp_sandbox.config import Config, PoolConfig
-from mcp_sandbox.models import BackendName, ChatId, Mount, SandboxId, SandboxSpec
+from mcp_sandbox.models import BackendName, ChatId, Mount, Network, SandboxId, SandboxSpec
 from mcp_sandbox.sessions.manager import SessionManager
 
 _CODE = "print(1)"
@@ -35,7 +35,9 @@ _REST_S = 0.1
 
 
 @asynccontextmanager
-async def _new_chats(name: BackendName, *, warm: int = 0) -> AsyncGenerator[Side]:
+async def _new_chats(
+    name: BackendName, *, warm: int = 0, network: Network = "none"
+) -> AsyncGenerator[Side]:
     """Each turn is a chat that never was: its directories, its sandbox, its first result.
 
     With `warm` sandboxes that wait for it, a turn ends when as many wait for the next.
@@ -43,7 +45,8 @@ async def _new_chats(name: BackendName, *, warm: int = 0) -> AsyncGenerator[Side
     numbers = count()
     async with temporary_data() as folder:
         config = await configured(folder, name)
-        pooled = config.model_copy(update={"pool": PoolConfig(size=warm)})
+        changes = {"pool": PoolConfig(size=warm), "network": network}
+        pooled = config.model_copy(update=changes)
         async with open_manager(pooled) as manager:
             await _filled(manager)
 
@@ -70,6 +73,11 @@ async def _filled(manager: SessionManager) -> None:
 
 async def _warm_docker_start(pairs: int) -> Measured:
     async with _new_chats("docker", warm=1) as ours, _new_chats("docker") as theirs:
+        return await times_slower(rested(ours, _REST_S), rested(theirs, _REST_S), pairs)
+
+
+async def _start_with_doors(pairs: int) -> Measured:
+    async with _new_chats("docker", network="allowlist") as ours, _new_chats("docker") as theirs:
         return await times_slower(rested(ours, _REST_S), rested(theirs, _REST_S), pairs)
 
 
@@ -202,6 +210,13 @@ ROWS = (
         "the same without a warm sandbox",
         Goal(0.05),
         _warm_docker_start,
+    ),
+    Row(
+        "start-doors",
+        "new chat to the result of run_code print(1), docker, network: allowlist",
+        "the same with network: none",
+        Goal(1.05),
+        _start_with_doors,
     ),
     Row(
         "start-bubblewrap",

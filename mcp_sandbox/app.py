@@ -21,14 +21,17 @@ from anyio.abc import TaskGroup, TaskStatus
 from mcp_sandbox.backends.base import Backend
 from mcp_sandbox.backends.records import sandbox_user
 from mcp_sandbox.config import Config, load_config, own_folders
-from mcp_sandbox.errors import BackendUnavailable, ImageMissing, OperatorError
+from mcp_sandbox.errors import BackendUnavailable, ConfigError, ImageMissing, OperatorError
 from mcp_sandbox.models import BackendName, ChatId
+from mcp_sandbox.telemetry import logs
 
 if TYPE_CHECKING:
+    from mcp_sandbox.egress.rules import Rules
     from mcp_sandbox.server.identity import ChatOf
     from mcp_sandbox.server.server import SandboxServer
+    from mcp_sandbox.sessions.doors import Egress
     from mcp_sandbox.sessions.manager import SessionManager
-    from mcp_sandbox.sessions.records import Clock
+    from mcp_sandbox.sessions.records import Clock, Ledger
     from mcp_sandbox.sessions.session import Session
     from mcp_sandbox.sessions.skills import Skills
     from mcp_sandbox.telemetry.calls import Count
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SECRETS_IDLE = "secrets do nothing with network: %s; they need network: allowlist"
 ISOLATING: tuple[BackendName, ...] = ("docker", "bubblewrap")
 
 
@@ -121,7 +125,8 @@ async def open_manager(
     from mcp_sandbox.workspace.pool import PoolFolder
     from mcp_sandbox.workspace.projects import Projects
 
-    async with choose_backend(config) as choice:
+    ledger = Ledger(ChatRecords(config.data_dir), clock or system_clock)
+    async with choose_backend(config) as choice, _open_egress(config, ledger) as egress:
         name, data_dir, owner = choice.backend.name, config.data_dir, sandbox_user()
         logger.info("backend %s: %s", name, choice.reason)
         size = config.pool.size
@@ -135,7 +140,7 @@ async def open_manager(
         async with SessionManager(
             choice.backend,
             Workspaces(data_dir, owner=owner, settings=space, skills=shown),
-            ledger=Ledger(ChatRecords(data_dir), clock or system_clock),
+            ledger=ledger,
             settings=SessionSettings(
                 limits=config.limits.values(),
                 network=config.network,
@@ -147,6 +152,7 @@ async def open_manager(
                 previews=config.previews.enabled,
                 may_move=config.backend != "auto",
                 keep_background=for_many,
+                mounts=(egress.mount,) if egress else (),
                 pool_size=size,
                 pool_max_age_s=config.pool.max_age,
             ),
@@ -154,8 +160,55 @@ async def open_manager(
             skills=skills or open_skills(config),
             count=count,
             pool=pool,
+            egress=egress,
         ) as manager:
             yield manager
+
+
+def way_out(config: Config) -> "Rules | None":
+    """Return the rules of allowed hosts, where the network is theirs. Blocks on the disk.
+
+    Raises:
+        ConfigError: what the configuration says of them cannot be used.
+    """
+    if config.network != "allowlist":
+        return None
+    if config.backend == "unsafe-local":
+        raise ConfigError(
+            "network: allowlist needs a wall, and unsafe-local has none: name another backend, or "
+            "set network to open"
+        )
+    from mcp_sandbox.egress.authority import trusted
+    from mcp_sandbox.egress.rules import rules_of
+    from mcp_sandbox.egress.secrets import Secrets
+
+    Secrets(config.secrets, b"")
+    trusted(config.egress.ca_bundle)
+    return rules_of(config.egress)
+
+
+@asynccontextmanager
+async def _open_egress(config: Config, ledger: "Ledger") -> "AsyncGenerator[Egress | None]":
+    """Open the way to allowed hosts, if there is one."""
+    rules = await to_thread.run_sync(way_out, config)
+    if rules is None:
+        if config.secrets:
+            logger.warning(SECRETS_IDLE, config.network)
+        yield None
+        return
+    await to_thread.run_sync(import_module, "mcp_sandbox.sessions.doors")
+    from mcp_sandbox.egress.authority import Authority
+    from mcp_sandbox.egress.proxy import Proxy
+    from mcp_sandbox.egress.secrets import Secrets
+    from mcp_sandbox.sessions.doors import Egress
+
+    settings = config.egress
+    folder = config.data_dir / "sandbox" / "authority"
+    authority = await Authority.open(folder, settings.ca_bundle)
+    secrets = Secrets(config.secrets, authority.seed)
+    proxy = Proxy(rules, authority, secrets, upstream=settings.upstream_proxy)
+    with logs.masked(secrets.masked):
+        yield Egress(proxy, ledger)
 
 
 def open_skills(config: Config) -> "Skills":

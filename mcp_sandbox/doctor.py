@@ -22,7 +22,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mcp_sandbox.app import ISOLATING, open_backend, open_manager, temporary_data
+from mcp_sandbox.app import (
+    ISOLATING,
+    SECRETS_IDLE,
+    open_backend,
+    open_manager,
+    temporary_data,
+    way_out,
+)
 from mcp_sandbox.backends.docker.client import connection_of
 from mcp_sandbox.backends.docker.engine import is_gvisor, security_options
 from mcp_sandbox.config import Config
@@ -103,6 +110,7 @@ async def examine(config: Config) -> Report:
     """Look at the machine and the skills, then try a sandbox in each backend that isolates."""
     checks = await to_thread.run_sync(examine_machine, config)
     checks += [await examine_skills(config), *await examine_engine(config)]
+    checks += await to_thread.run_sync(examine_network, config)
     usable = list[BackendName]()
     for place in ISOLATING:
         found = await examine_place(place, config)
@@ -216,6 +224,26 @@ async def examine_skills(config: Config) -> Check:
     what = f"{found}; {broken:,} cannot be used, {odd:,} have something that others may refuse"
     remedy = "`mcp-sandbox skills doctor` says what and how to mend it"
     return check("warn" if broken else "ok", what, remedy)
+
+
+def examine_network(config: Config) -> list[Check]:
+    """Return what holds for allowed hosts and secrets; nothing where none are configured."""
+    check = partial(Check, "network", "allowed hosts")
+    try:
+        rules = way_out(config)
+    except OperatorError as exc:
+        return [check("fail", "they cannot be used", str(exc))]
+    if rules is None:
+        idle = Check("network", "secrets", "warn", SECRETS_IDLE % config.network, "set network")
+        return [idle] if config.secrets else []
+    if not rules.allow:
+        return [check("warn", "none: nothing leaves a sandbox", "name some in egress.allow")]
+    checks = [check("ok", f"{len(rules.allow)}, those of lists included")]
+    if upstream := config.egress.upstream_proxy:
+        found = f"{upstream} looks names up: they are judged, their addresses not"
+        remedy = "let that proxy refuse private addresses, or do without egress.upstream_proxy"
+        checks.append(Check("network", "upstream proxy", "warn", found, remedy))
+    return checks
 
 
 async def examine_engine(config: Config) -> list[Check]:

@@ -11,7 +11,7 @@ from mcp_sandbox.errors import InvalidArgument
 
 SandboxId = NewType("SandboxId", str)
 BackendName = Literal["docker", "bubblewrap", "unsafe-local"]
-Network = Literal["none", "open"]
+Network = Literal["none", "allowlist", "open"]
 ProjectAccess = Literal["none", "ro", "rw", "copy"]
 Narrow = Literal["off", "warn", "deny"]
 """What happens to calls that the allowed-tools of a chat's skills do not name."""
@@ -203,7 +203,10 @@ class SessionStatus:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a server holds now; `queued` calls wait for one of `max_open` places."""
+    """What a server holds now; `queued` calls wait for one of `max_open` places.
+
+    `connections` counts those that sandboxes began, by what became of them.
+    """
 
     open: int
     busy: int
@@ -211,6 +214,7 @@ class Statistics:
     max_open: int
     background: int = 0
     pool: Mapping[str, int] = field(default_factory=dict[str, int])
+    connections: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ async def lacking(
         alone = config.model_copy(update={"data_dir": data})
         async with open_session("preflight", config=alone) as session:
             run = partial(session.exec, timeout_s=20)
-            network = config.network == "open" or session.backend == "unsafe-local"
+            network = config.network != "none" or session.backend == "unsafe-local"
             inventory = await ask(run, list(needs.values()), network=network)
     return await to_thread.run_sync(
         lambda: {

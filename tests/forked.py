@@ -6,6 +6,7 @@ shown where clients start it.
 """
 
 import atexit
+import ctypes
 import functools
 import gc
 import importlib
@@ -102,9 +103,14 @@ class Program:
 
 
 def start(
-    arguments: Sequence[str], *, env: Mapping[str, str], cwd: str, stdin: bytes = b""
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str,
+    stdin: bytes = b"",
+    beside: int = 0,
 ) -> Program:
-    """Start `mcp-sandbox ARGUMENT...`, with `stdin` to read."""
+    """Start `mcp-sandbox ARGUMENT...`, with `stdin` to read; in the namespaces of `beside`."""
     with ExitStack() as opened:
         given = opened.enter_context(tempfile.TemporaryFile())
         given.write(stdin)
@@ -115,7 +121,8 @@ def start(
         for end in (stdout[1], stderr[1]):
             opened.callback(os.close, end)
         fds = [telling.fileno(), given.fileno(), stdout[1], stderr[1]]
-        order = json.dumps({"arguments": arguments, "env": dict(env), "cwd": cwd}).encode()
+        said = {"arguments": arguments, "env": dict(env), "cwd": cwd, "beside": beside}
+        order = json.dumps(said).encode()
         socket.send_fds(_forking(), [order], fds)
         return Program(told, stdout[0], stderr[0])
 
@@ -180,7 +187,22 @@ def _forked(line: socket.socket) -> Mapping[str, Any] | None:
                 running[watched] = pid, telling
 
 
+def _enter(pid: int) -> None:
+    """Enter the network and the mounts of a process, as its user where that is another."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind in ("user", "net", "mnt"):
+        its = Path(f"/proc/{pid}/ns/{kind}")
+        if its.stat().st_ino == Path(f"/proc/self/ns/{kind}").stat().st_ino:
+            continue
+        descriptor = os.open(its, os.O_RDONLY)
+        if libc.setns(descriptor, 0):
+            raise OSError(ctypes.get_errno(), f"setns {its}")
+        os.close(descriptor)
+
+
 def _run(order: Mapping[str, Any]) -> None:
+    if order["beside"]:
+        _enter(order["beside"])
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["cwd"])

@@ -136,3 +136,40 @@ def test_image_without_our_runner_is_refused_with_the_remedy(tmp_path: Path) -> 
     done = run("images", "check", "--config", str(file), home=tmp_path)
     assert done.returncode == 1
     assert "run: mcp-sandbox images build" in done.stderr
+
+
+def with_secrets(folder: Path) -> tuple[str, ...]:
+    """A configuration of two secrets, of which one source is not there."""
+    (folder / "value").write_text("s3cret-token-of-the-operator\n")
+    hosts = '["api.example.com", "*.example.org:8443"]'
+    (folder / "secrets.yaml").write_text(
+        f"secrets:\n  GOOD: {{from: 'file:{folder}/value', hosts: {hosts}, header: X-Key}}\n"
+        f"  LOST: {{from: 'file:{folder}/absent', hosts: [api.example.com], users: [a, b]}}\n"
+    )
+    return "--config", str(folder / "secrets.yaml")
+
+
+def test_secrets_are_listed_without_asking_their_sources(tmp_path: Path) -> None:
+    done = run("secrets", "list", *with_secrets(tmp_path), home=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["secret", "hosts", "header", "users", "value"],
+        [
+            *("GOOD", "api.example.com:443,", "*.example.org:8443", "x-key", "local"),
+            *("not", "asked"),
+        ],
+        ["LOST", "api.example.com:443", "authorization", "a,", "b", "not", "asked"],
+    ]
+
+
+def test_check_of_secrets_tells_lengths_and_problems_and_never_a_value(tmp_path: Path) -> None:
+    table = run("secrets", "check", *with_secrets(tmp_path), home=tmp_path)
+    found = run("secrets", "check", "--json", *with_secrets(tmp_path), home=tmp_path)
+    assert (table.returncode, found.returncode) == (1, 1)
+    assert "28 bytes" in table.stdout
+    assert "No such file or directory" in table.stdout
+    assert [each["length"] for each in json.loads(found.stdout)] == [28, None]
+    assert "s3cret" not in table.stdout + table.stderr + found.stdout + found.stderr
+    (tmp_path / "secrets.yaml").write_text("{}")
+    none = run("secrets", "check", "--config", str(tmp_path / "secrets.yaml"), home=tmp_path)
+    assert (none.returncode, none.stdout) == (0, "there are no secrets in the configuration\n")

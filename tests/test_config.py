@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.config import Config, LimitsConfig, load_config
+from mcp_sandbox.config import AllowConfig, Config, LimitsConfig, load_config
 from mcp_sandbox.config.models import parse_duration, parse_size, show_duration, show_size
 from mcp_sandbox.errors import ConfigError
 
@@ -268,3 +268,60 @@ def test_any_text_is_a_size_or_a_clear_refusal(text: str) -> None:
     except ValueError as exc:
         readable = "512m" in str(exc)
     assert readable
+
+
+ALLOWED = """
+network: allowlist
+egress:
+  allow: [packages, "*.example.org:8443", {host: db.example.lan, port: 5432, private: true}]
+  deny: ["gist.example.com"]
+  ca_bundle: %s
+secrets:
+  API_TOKEN: {from: "command: pass show api", hosts: [api.example.com]}
+  OTHER: {from: file:~/token, hosts: [a.example], header: X-Token, users: [alice]}
+"""
+
+
+def test_allowed_hosts_and_secrets_are_read(tmp_path: Path) -> None:
+    loaded = load_config(written(tmp_path, ALLOWED % '""'))
+    egress, secrets = loaded.config.egress, loaded.config.secrets
+    database = AllowConfig(host="db.example.lan", port=5432, private=True)
+    assert egress.allow == ("packages", "*.example.org:8443", database)
+    assert egress.ca_bundle is None
+    token = secrets["API_TOKEN"]
+    assert (token.source, token.header) == ("command: pass show api", "authorization")
+    assert token.users == ("local",)
+    assert secrets["OTHER"].source == f"file:{tmp_path}/home/token"
+    shown = next(value for key, value, _, _ in loaded.rows() if key == "secrets")
+    assert isinstance(shown, dict)
+    assert shown["API_TOKEN"]["from"] == "command: pass show api"
+    beside = load_config(written(tmp_path, ALLOWED % "company.pem")).config
+    assert beside.egress.ca_bundle == tmp_path / "company.pem"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("egress: {allow: packages}", "write a list such as"),
+        ("egress: {allow: [{host: a.example, prt: 5}]}", "write a list such as"),
+        ("egress: {allow: [{host: a.example, port: 0}]}", "write a list such as"),
+        ("egress: {ca_bundle: 5}", "write an absolute path"),
+        ("egress: {upstream_proxy: proxy.example:3128}", "as http://HOST:PORT"),
+        ("egress: {upstream_proxy: 'http://me:pw@proxy.example:3128'}", "as http://HOST:PORT"),
+        ("secrets: {A: {from: hunter2hunter2, hosts: [a.example]}}", "file:PATH or command:"),
+        ("secrets: {A: {from: 'env:TOKEN', hosts: [a.example]}}", "file:PATH or command:"),
+        ("secrets: {A: {from: 'command: ', hosts: [a.example]}}", "file:PATH or command:"),
+        ("secrets: {A: {from: file:token, hosts: [a.example]}}", "write an absolute path"),
+        ("secrets: {A: {from: file:/t, hosts: []}}", "write NAME: {"),
+        ("secrets: {A: {from: file:/t, hosts: [a.example], header: 'a: b'}}", "write NAME: {"),
+        ("secrets: {HOME: {from: file:/t, hosts: [a.example]}}", "use another name"),
+        ("secrets: {A: hunter2hunter2}", "write NAME: {"),
+        ("network: allowed", "write none or allowlist or open"),
+    ],
+)
+def test_wrong_allowed_hosts_and_secrets_say_what_to_write(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    said = refused(written(tmp_path, text))
+    assert words in said
+    assert "hunter2" not in said

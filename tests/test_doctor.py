@@ -3,6 +3,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -15,6 +16,7 @@ from mcp_sandbox.doctor import (
     examine,
     examine_engine,
     examine_machine,
+    examine_network,
     examine_place,
     examine_skills,
     holes_of,
@@ -172,3 +174,25 @@ async def test_skills_are_counted_and_what_cannot_be_used_is_told(tmp_path: Path
     assert "skills doctor" in check.remedy
     off = Config(data_dir=tmp_path / "data", skills=SkillsConfig(enabled=False))
     assert (await examine_skills(off)).status == "ok"
+
+
+def network_told(**settings: Any) -> list[tuple[str, str, str]]:
+    checks = examine_network(Config(**settings))
+    return [(check.name, check.status, check.found) for check in checks]
+
+
+def test_what_holds_for_allowed_hosts_and_secrets_is_told(tmp_path: Path) -> None:
+    secrets = {"TOKEN": {"from": "file:/nonexistent", "hosts": ["api.example.com"]}}
+    assert network_told() == []
+    ((name, status, found),) = network_told(network="open", secrets=secrets)
+    assert (name, status) == ("secrets", "warn")
+    assert "do nothing with network: open" in found
+    ((_, status, found),) = network_told(network="allowlist")
+    assert (status, found) == ("warn", "none: nothing leaves a sandbox")
+    ((_, status, found),) = network_told(network="allowlist", egress={"allow": ["*.com"]})
+    assert status == "fail"
+    egress = {"allow": ["git", "api.example.com"], "upstream_proxy": "http://127.0.0.1:3128"}
+    hosts, upstream = network_told(network="allowlist", egress=egress)
+    assert hosts == ("allowed hosts", "ok", "7, those of lists included")
+    assert upstream[:2] == ("upstream proxy", "warn")
+    assert "their addresses not" in upstream[2]

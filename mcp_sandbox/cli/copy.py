@@ -51,7 +51,9 @@ def cp(
     # Being ended runs clean-ups, as Ctrl-C does. Several sources need a folder to go into.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    target += "/" if len(sources) > 1 else ""
+    if len(sources) > 1:
+        # After the colon of a chat nothing means its files, not the root.
+        target += "./" if into and target.endswith(":") else "/"
     try:
         for source in sources:
             chat, path = (target if into else source).split(":", 1)

@@ -89,11 +89,12 @@ def serve(
     config: ConfigFile = None,
 ) -> None:
     """Serve the chats of all clients of this user; `connect` starts it when it is needed."""
-    from mcp_sandbox import serving
+    from mcp_sandbox import app, serving
 
     own = {"serve.idle_exit": idle_exit, "serve.http": http}
     loaded = load(config, data, backend, {**own, **_flags(log_format, project_dir, skills)})
     logs.configure(loaded.config.serve.log_format)
+    app.way_out(loaded.config)
     work = partial(serving.serve, anonymous_http=allow_anonymous_loopback)
     anyio.run(work, loaded, socket_path(socket, data))
 
@@ -114,12 +115,13 @@ def stdio(
     config: ConfigFile = None,
 ) -> None:
     """Serve one chat to an MCP client on stdin and stdout."""
-    from mcp_sandbox.app import serve_stdio
+    from mcp_sandbox.app import serve_stdio, way_out
 
     served = chat_id(user, chat)
     loaded = load(config, data, backend, _flags(log_format, project_dir, skills))
     if log_format is not None:
         logs.configure(loaded.config.serve.log_format)
+    way_out(loaded.config)
     anyio.run(serve_stdio, loaded.config, served, (project or Path()).absolute())
 
 

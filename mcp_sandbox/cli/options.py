@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from mcp_sandbox.config import Loaded, load_config
 from mcp_sandbox.config.environment import default_config_file, default_socket, setting_variables
+from mcp_sandbox.config.models import parse_duration
 from mcp_sandbox.daemon.client import ask
 from mcp_sandbox.errors import InvalidArgument, OperatorError
 from mcp_sandbox.models import ChatId
@@ -120,6 +121,22 @@ def agreed(yes: bool, question: str, nothing: str) -> None:
         print(file=sys.stderr)  # The question is still on its line.
     print(nothing, file=sys.stderr)
     raise typer.Exit(1)
+
+
+def lifetime(text: str) -> float:
+    """Return the seconds of a time from now on, or end with a word about how it is written."""
+    try:
+        seconds = parse_duration(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+    if not isinstance(seconds, float) or not 0 < seconds < 1e11:
+        raise typer.BadParameter("give a time from now on, such as 12h or 30d")
+    return seconds
+
+
+def utc(seconds: float) -> str:
+    """A moment, given in seconds since the epoch."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def since(when: datetime, now: datetime) -> str:

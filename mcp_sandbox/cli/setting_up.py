@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,14 +20,15 @@ from mcp_sandbox.cli.options import (
     agreed,
     flag,
     given,
+    lifetime,
     load,
     print_diff,
     table,
     tell,
+    utc,
 )
 from mcp_sandbox.clients import files
 from mcp_sandbox.clients.files import NAME, Target
-from mcp_sandbox.config.models import parse_duration
 from mcp_sandbox.errors import ImageMissing
 
 if TYPE_CHECKING:
@@ -194,16 +194,6 @@ def check(as_json: AsJson = False, config: ConfigFile = None) -> None:
         raise ImageMissing(f"{settings.image} {problem}; {build_again(settings.image)}")
 
 
-def _lifetime(text: str) -> float:
-    try:
-        seconds = parse_duration(text)
-    except ValueError as exc:
-        raise typer.BadParameter(str(exc)) from exc
-    if not isinstance(seconds, float) or not 0 < seconds < 1e11:
-        raise typer.BadParameter("give a time from now on, such as 12h or 30d")
-    return seconds
-
-
 @tokens.command()
 def add(
     user: Annotated[str, typer.Argument(help="Whose chats the token opens.")],
@@ -213,7 +203,7 @@ def add(
             "--expires",
             "TIME",
             "How long it is valid, such as 12h or 30d; without it, until it is revoked.",
-            parser=_lifetime,
+            parser=lifetime,
         ),
     ] = None,
     data: Data = None,
@@ -221,7 +211,7 @@ def add(
 ) -> None:
     """Make a token for a user and print it: this once, as only its hash is kept."""
     token, secret = _tokens(data, config).add(user, expires)
-    until = "it is revoked" if token.expires is None else _when(token.expires)
+    until = "it is revoked" if token.expires is None else utc(token.expires)
     print(
         f"token {token.id} of {user}, valid until {until}; it is not shown again:", file=sys.stderr
     )
@@ -236,8 +226,8 @@ def list_tokens(as_json: AsJson = False, data: Data = None, config: ConfigFile =
         {
             "id": token.id,
             "user": token.user,
-            "created": _when(token.created),
-            "expires": None if token.expires is None else _when(token.expires),
+            "created": utc(token.created),
+            "expires": None if token.expires is None else utc(token.expires),
             "expired": token.expired(now),
         }
         for token in _tokens(data, config).read()
@@ -265,7 +255,3 @@ def _tokens(data: Path | None, config: Path | None) -> "TokenFile":
     from mcp_sandbox.daemon.tokens import TokenFile
 
     return TokenFile(load(config, data).config.data_dir)
-
-
-def _when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -12,13 +12,16 @@ from mcp_sandbox.config.environment import own_folders as own_folders
 from mcp_sandbox.config.environment import proxy_variables as proxy_variables
 from mcp_sandbox.config.environment import search_path as search_path
 from mcp_sandbox.config.environment import server_variables as server_variables
+from mcp_sandbox.config.models import AllowConfig as AllowConfig
 from mcp_sandbox.config.models import CallsConfig as CallsConfig
 from mcp_sandbox.config.models import Config as Config
 from mcp_sandbox.config.models import DockerConfig as DockerConfig
+from mcp_sandbox.config.models import EgressConfig as EgressConfig
 from mcp_sandbox.config.models import HttpConfig as HttpConfig
 from mcp_sandbox.config.models import LimitsConfig as LimitsConfig
 from mcp_sandbox.config.models import PoolConfig as PoolConfig
 from mcp_sandbox.config.models import ProjectConfig as ProjectConfig
+from mcp_sandbox.config.models import SecretConfig as SecretConfig
 from mcp_sandbox.config.models import SessionsConfig as SessionsConfig
 from mcp_sandbox.config.models import SkillsConfig as SkillsConfig
 from mcp_sandbox.config.models import WorkspaceConfig as WorkspaceConfig

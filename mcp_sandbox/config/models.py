@@ -62,10 +62,15 @@ def show_duration(value: float) -> str:
     return f"{value:g}s"
 
 
+def _variable(name: str) -> str:
+    if not _NAME.fullmatch(name) or name.startswith(PREFIX) or name == "HOME":
+        raise ValueError(f"{name!r} cannot be given to a sandbox: use another name")
+    return name
+
+
 def _environment_names(value: dict[str, str]) -> dict[str, str]:
     for name, text in value.items():
-        if not _NAME.fullmatch(name) or name.startswith(PREFIX) or name == "HOME":
-            raise ValueError(f"{name!r} cannot be given to a sandbox: use another name")
+        _variable(name)
         if "\0" in text:
             raise ValueError(f"the value of {name} holds a NUL byte: remove it")
     return value
@@ -76,6 +81,22 @@ def _absolute(value: Path) -> Path:
         value = home().joinpath(*value.parts[1:])
     if not value.is_absolute():
         raise ValueError("write an absolute path; only in a file may it be relative, to the file")
+    return value
+
+
+def _proxy(value: str) -> str:
+    found = re.fullmatch(r"http://([\w.-]+|\[[\da-fA-F:]+\]):(\d{1,5})/?", value, re.ASCII)
+    if value and not (found and 0 < int(found[2]) < 1 << 16):
+        raise ValueError("write the proxy as http://HOST:PORT, without a name and password")
+    return value
+
+
+def _source(value: str) -> str:
+    kind, _, rest = value.partition(":")
+    if kind == "file" and rest.strip():
+        return f"file:{_absolute(Path(rest.strip()))}"
+    if kind != "command" or not rest.strip():
+        raise ValueError("write where a secret comes from as file:PATH or command: PROGRAM ARGS")
     return value
 
 
@@ -250,6 +271,45 @@ class SkillsConfig(Section):
     )
 
 
+class AllowConfig(Section):
+    """A host that sandboxes may reach."""
+
+    host: str = Field(description="a host, or *. and a name for its subdomains")
+    port: int | None = setting(None, "its only port; empty = 80 and 443", ge=1, le=65535)
+    read: bool = setting(False, "only requests that read")
+    private: bool = setting(False, "its addresses may be private ones; host and port are required")
+
+
+class EgressConfig(Section):
+    """What sandboxes reach with `network: allowlist`."""
+
+    allow: tuple[str | AllowConfig, ...] = setting(
+        (),
+        "hosts: HOST, HOST:PORT, *.HOST for subdomains, the presets packages and git, or "
+        "{host, port, read, private}; without a port 80 and 443",
+    )
+    deny: tuple[str, ...] = setting((), "hosts that nothing else can allow")
+    ca_bundle: Annotated[AbsolutePath | None, BeforeValidator(lambda value: value or None)] = (
+        setting(None, "file of further certificate authorities to trust, such as a company's")
+    )
+    upstream_proxy: Annotated[str, AfterValidator(_proxy)] = setting(
+        "", "http://HOST:PORT of a proxy by which this machine reaches the network"
+    )
+
+
+class SecretConfig(Section):
+    """A value that stays outside; inside is a placeholder."""
+
+    source: Annotated[str, AfterValidator(_source)] = Field(
+        alias="from", description="file:PATH or command: PROGRAM ARGS"
+    )
+    hosts: tuple[str, ...] = Field(description="hosts that get the value", min_length=1)
+    header: str = setting(
+        "authorization", "the header of requests in which it goes", pattern=r"^[A-Za-z0-9-]+$"
+    )
+    users: tuple[str, ...] = setting(("local",), "users for whose chats it is")
+
+
 class PreviewsConfig(Section):
     """Addresses at which a browser on this machine finds what listens in a sandbox."""
 
@@ -308,9 +368,17 @@ class Config(Section):
     backend: Literal["auto", "docker", "bubblewrap", "unsafe-local"] = setting(
         "auto", "where sandboxes live; auto = docker if it works, else bubblewrap"
     )
-    network: Network = setting("none", "what a sandbox reaches: none or open")
+    network: Network = setting(
+        "none", "what a sandbox reaches: none, allowlist (hosts of egress.allow) or open"
+    )
     env: Environment = Field(
         default_factory=dict[str, str], description="environment variables given to sandboxes"
+    )
+    egress: EgressConfig = EgressConfig()
+    secrets: dict[Annotated[str, AfterValidator(_variable)], SecretConfig] = Field(
+        default_factory=dict[str, SecretConfig],
+        description="values that only requests to their hosts get: "
+        "NAME: {from, hosts, header, users}",
     )
     docker: DockerConfig = DockerConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from mcp_sandbox.config.environment import PREFIX, default_config_file, setting_variables
-from mcp_sandbox.config.models import AbsolutePath, Config, show_duration, show_size
+from mcp_sandbox.config.models import Config, show_duration, show_size
 from mcp_sandbox.errors import ConfigError
 
 # Read by the command line (the places of the file and the socket) and by the test suite; not
@@ -39,6 +39,10 @@ _WORDS: Mapping[object, str] = {
     show_size: "a size such as 512m or 2g",
     show_duration: "a time such as 90, 10m or 1h30m",
 }
+_SHAPES = {
+    "egress.allow": 'a list such as ["api.example.com", {"host": "db.example.net", "port": 5432}]',
+    "secrets": 'NAME: {"from": "command: pass show api", "hosts": ["api.example.com"]}',
+}
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 
 
@@ -52,7 +56,7 @@ class Loaded:
 
     def rows(self) -> Iterator[tuple[str, object, str, str]]:
         """Yield key, value, source and help of every setting."""
-        tree = self.config.model_dump(mode="json")
+        tree = self.config.model_dump(mode="json", by_alias=True)
         for key, info in KNOWN.items():
             source = self.sources.get(key, "default")
             yield key, reduce(getitem, key.split("."), tree), source, info.description or ""
@@ -113,7 +117,7 @@ def _known(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
 
 KNOWN: Mapping[str, FieldInfo] = dict(_known(Config))
 _SECTIONS = frozenset(key.rpartition(".")[0] for key in KNOWN if "." in key)
-_PATHS = [k for k, v in KNOWN.items() if v.annotation in (Path, tuple[AbsolutePath, ...])]
+_PATHS = [k for k, v in KNOWN.items() if "Path" in repr(v.annotation)]
 
 
 def _from_file(file: Path | None) -> Iterator[tuple[str, Setting]]:
@@ -224,9 +228,10 @@ def _sentence(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:
     (value, source), info = settings[key], KNOWN[key]
     reason = error["msg"].removeprefix("Value error, ")
     if error["type"] != "value_error":
-        reason = f"write {_accepted(info.annotation, info.metadata)}"
-    # Values of sandbox variables may be secrets.
-    given = f" {repr(value)[:80]}" if key != "env" else "".join(f".{p}" for p in path[1:])
+        reason = f"write {_SHAPES.get(key) or _accepted(info.annotation, info.metadata)}"
+    # Values of sandbox variables may be secrets, and so may what is given for a source of one.
+    is_hidden, place = key in ("env", "secrets"), "".join(f".{part}" for part in path[1:])
+    given = place if is_hidden else f" {repr(value)[:80]}"
     return f"{key}{given} ({source}) is not usable: {reason}"
 
 
@@ -235,7 +240,7 @@ def _accepted(kind: object, marks: Sequence[object]) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(parts)
     if get_origin(kind) is Annotated:
-        return _accepted(parts[0], parts[1].metadata)
+        return _accepted(parts[0], getattr(parts[1], "metadata", ()))
     if parts and get_origin(kind) not in _WORDS:
         return " or ".join(_accepted(part, marks) for part in parts)
     shown_by = [mark.func for mark in marks if isinstance(mark, PlainSerializer)]

@@ -129,11 +129,14 @@ def _started(place: Place) -> Link:
     )
 
 
+def daemon_variables() -> dict[str, str]:
+    """Return what a daemon has of the environment: the rest is a client's, with keys and tokens."""
+    return {k: v for k, v in os.environ.items() if k in _NAMES or k.startswith(_PREFIXES)}
+
+
 def _spawn(place: Place, log: str) -> "subprocess.Popen[bytes]":
     """Start the daemon so that nothing ties it to this process: not its session, nor its folder."""
     number = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    # The rest of the environment is the client's own: keys and tokens are among it.
-    known = {k: v for k, v in os.environ.items() if k in _NAMES or k.startswith(_PREFIXES)}
     try:
         return subprocess.Popen(
             [sys.executable, "-m", "mcp_sandbox", "serve", "--socket", place.socket],
@@ -141,7 +144,7 @@ def _spawn(place: Place, log: str) -> "subprocess.Popen[bytes]":
             stdout=number,
             stderr=number,
             cwd="/",
-            env=known,
+            env=daemon_variables(),
             start_new_session=True,
         )
     finally:

@@ -12,7 +12,7 @@ import anyio
 
 from mcp_sandbox.daemon.client import JsonObject
 from mcp_sandbox.daemon.door import Connection
-from mcp_sandbox.errors import Ambiguous, InvalidArgument, NotFound, SandboxError
+from mcp_sandbox.errors import Ambiguous, ConfigError, InvalidArgument, NotFound, SandboxError
 from mcp_sandbox.models import ChatId, SessionStatus
 from mcp_sandbox.runner.frames import END, ERROR, MAX_BYTES, FrameError, Frames, frame, size
 from mcp_sandbox.sessions.manager import SessionManager
@@ -38,6 +38,7 @@ class Chats:
             "resume": partial(self._change, "resumed", SessionManager.resume),
             "remove": partial(self._change, "removed", SessionManager.remove),
             "collect": self._collect,
+            "egress": self._egress,
         }
 
     async def _list(self, arguments: JsonObject) -> JsonObject:
@@ -67,6 +68,24 @@ class Chats:
     async def _collect(self, arguments: JsonObject) -> JsonObject:
         manager = await self._manager()
         return asdict(await manager.collect(dry_run=bool(arguments.get("dry_run"))))
+
+    async def _egress(self, arguments: JsonObject) -> JsonObject:
+        """Show or change what may leave: `do` is list, allow, deny or check."""
+        egress, do = (await self._manager()).egress, arguments["do"]
+        host, chat = str(arguments.get("host")), None
+        if egress is None:
+            raise ConfigError("no hosts are allowed: set network to allowlist, and egress.allow")
+        if arguments.get("chat") or do != "check":
+            _, chat = await self._found(arguments)
+        if chat is None or do == "check":
+            return await egress.check(host, chat)
+        if do == "allow":
+            how = {name: arguments[name] for name in ("read", "by", "for_s")}
+            grant = await egress.allow(chat, host, **how)
+            return {"chat": str(chat), "rule": str(grant.rule), "until_s": grant.until_s}
+        if do == "deny":
+            await egress.deny(chat, host)
+        return {"chat": str(chat), **await egress.told(chat)}
 
     async def _found(self, arguments: JsonObject) -> tuple[SessionManager, ChatId]:
         manager = await self._manager()

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mcp_sandbox.runner.cells import Notebook
+    from mcp_sandbox.runner.connection import Reply
     from mcp_sandbox.runner.interpreter import Worker
     from mcp_sandbox.runner.keyboard import Keyboard
     from mcp_sandbox.runner.loop import Loop, Timer
     from mcp_sandbox.runner.pool import Pool
-    from mcp_sandbox.runner.server import Reply
     from mcp_sandbox.runner.standby import Standby
     from mcp_sandbox.runner.table import Table
     from mcp_sandbox.runner.waits import Wait

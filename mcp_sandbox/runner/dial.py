@@ -6,45 +6,39 @@ import _socket
 import errno
 
 from mcp_sandbox.runner.loop import READ, WRITE
-from mcp_sandbox.runner.protocol import CHUNK, WINDOW, OpError
+from mcp_sandbox.runner.protocol import CHUNK, STREAM_WINDOW, OpError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from mcp_sandbox.runner.connection import Reply
     from mcp_sandbox.runner.loop import Loop
     from mcp_sandbox.runner.native import Socket
-    from mcp_sandbox.runner.server import Reply
 
 _LOOPBACK = ((_socket.AF_INET, "127.0.0.1"), (_socket.AF_INET6, "::1"))
 _TRY_AGAIN_S = 0.05
 _KIND = _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
 
 
-class Dial:
-    """One connection. Each direction has its credit and its end; a mere `look` has none."""
+class Traffic:
+    """The bytes of a connection inside and of a call, both ways: each with its credit and end."""
 
-    def __init__(self, loop: Loop, reply: Reply, args: dict[str, Any]) -> None:
-        self._port, wait_s = int(args["port"]), float(args["wait_s"])
-        if not 0 < self._port < 65536:
-            raise OpError("invalid", "a port is a number from 1 to 65,535")
+    def __init__(self, loop: Loop, reply: Reply) -> None:
         self._loop = loop
         self._reply = reply
-        self._look = bool(args["look"])
-        self._tries = 0
         self._sock: Socket | None = None
-        self._is_made = False
         self._waiting, self._more = bytearray(), True
         # Of many connections at once, with nobody who reads, all may be filled.
-        self._credit = WINDOW // 4
+        self._credit = STREAM_WINDOW
         # Which directions are open: from there, to there.
         self._reads = self._writes = True
-        # Some kernels take a moment to refuse.
-        self._limit = loop.later(max(wait_s, 2 * _TRY_AGAIN_S), self._give_up)
 
-    def start(self, body: bytes, *, more: bool) -> None:
-        self.feed(body, more=more)
-        self._try()
+    def begin(self, sock: Socket, *, only_look: bool = False) -> None:
+        """Move the bytes of a socket that is connected; the call is done when both ways ended."""
+        self._sock = sock
+        self._reads = self._writes = not only_look
+        self._move()
 
     def feed(self, data: bytes, *, more: bool) -> None:
         self._waiting += data if self._writes else b""
@@ -55,54 +49,23 @@ class Dial:
         self._credit += size
         self._move()
 
-    def cancel(self) -> None:
-        self._end("cancelled", "the connection was ended")
-
-    def _try(self) -> None:
-        """Connect to one of the two addresses, in turn."""
-        if self._limit.action is None:
-            return
-        family, address = _LOOPBACK[self._tries % 2]
-        self._tries += 1
-        try:
-            self._sock = _socket.socket(family, _KIND)
-            code = self._sock.connect_ex((address, self._port))
-        except OSError:
-            code = errno.EIO
-        if self._sock and code in (0, errno.EINPROGRESS):
-            self._loop.watch(self._sock.fileno(), WRITE, self._tried)
-        else:
-            self._try_again()
-
-    def _try_again(self) -> None:
-        self._drop()
-        self._loop.later(0 if self._tries % 2 else _TRY_AGAIN_S, self._try)
-
-    def _tried(self, _events: int) -> None:
-        assert self._sock
-        try:
-            # It may have been given that very port, and so have reached itself.
-            self._is_made = self._sock.getsockname() != self._sock.getpeername()
-        except OSError:
-            self._is_made = False
-        if self._is_made:
-            self._limit.cancel()
-            self._reads = self._writes = not self._look
-            self._move()
-        else:
-            self._try_again()
+    def close(self) -> None:
+        if self._sock:
+            self._loop.unwatch(self._sock.fileno())
+            self._sock.close()
+        self._sock = None
 
     def _move(self, _events: int = 0) -> None:
         """Write and read what can be now, and watch for the rest."""
-        if not (self._sock and self._is_made):
-            return
-        if self._writes:
+        if self._sock and self._writes:
             self._write(self._sock)
         if self._sock and self._reads and self._credit > 0:
             self._read(self._sock)
-        if not (self._reads or self._writes):
-            self._end()
         if not self._sock:
+            return
+        if not (self._reads or self._writes):
+            self.close()
+            self._reply.done({})
             return
         events = READ if self._reads and self._credit > 0 else 0
         events |= WRITE if self._waiting else 0
@@ -138,6 +101,65 @@ class Dial:
         self._reads = bool(data)
         self._reply.data("body" if data else "end", data or b"\0")
 
+
+class Dial:
+    """One connection to a port; for a mere `look` it is enough that it is made."""
+
+    def __init__(self, loop: Loop, reply: Reply, args: dict[str, Any]) -> None:
+        self._port, wait_s = int(args["port"]), float(args["wait_s"])
+        if not 0 < self._port < 65536:
+            raise OpError("invalid", "a port is a number from 1 to 65,535")
+        self._loop = loop
+        self._reply = reply
+        self._look = bool(args["look"])
+        self._tries = 0
+        self._sock: Socket | None = None
+        self._traffic = Traffic(loop, reply)
+        self.feed, self.credit = self._traffic.feed, self._traffic.credit
+        # Some kernels take a moment to refuse.
+        self._limit = loop.later(max(wait_s, 2 * _TRY_AGAIN_S), self._give_up)
+
+    def start(self, body: bytes, *, more: bool) -> None:
+        self.feed(body, more=more)
+        self._try()
+
+    def cancel(self) -> None:
+        self._end("cancelled", "the connection was ended")
+
+    def _try(self) -> None:
+        """Connect to one of the two addresses, in turn."""
+        if self._limit.action is None:
+            return
+        family, address = _LOOPBACK[self._tries % 2]
+        self._tries += 1
+        try:
+            self._sock = _socket.socket(family, _KIND)
+            code = self._sock.connect_ex((address, self._port))
+        except OSError:
+            code = errno.EIO
+        if self._sock and code in (0, errno.EINPROGRESS):
+            self._loop.watch(self._sock.fileno(), WRITE, self._tried)
+        else:
+            self._try_again()
+
+    def _try_again(self) -> None:
+        self._drop()
+        self._loop.later(0 if self._tries % 2 else _TRY_AGAIN_S, self._try)
+
+    def _tried(self, _events: int) -> None:
+        assert self._sock
+        try:
+            # It may have been given that very port, and so have reached itself.
+            is_made = self._sock.getsockname() != self._sock.getpeername()
+        except OSError:
+            is_made = False
+        if is_made:
+            self._limit.cancel()
+            sock, self._sock = self._sock, None
+            self._traffic.begin(sock, only_look=self._look)
+        else:
+            self._try_again()
+
     def _give_up(self) -> None:
         here = ", ".join(map(str, _listening())) or "none"
         what = f"nothing answers on port {self._port} of 127.0.0.1 or ::1 in this computer"
@@ -149,10 +171,11 @@ class Dial:
             self._sock.close()
         self._sock = None
 
-    def _end(self, code: str = "", message: str = "") -> None:
+    def _end(self, code: str, message: str) -> None:
         self._limit.cancel()
         self._drop()
-        self._reply.fail(code, message) if code else self._reply.done({})
+        self._traffic.close()
+        self._reply.fail(code, message)
 
 
 def _listening() -> list[int]:

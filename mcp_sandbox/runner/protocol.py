@@ -12,7 +12,10 @@ Host to runner, by "t":
     credit {id, n}              the host took n bytes of this call's data
     cancel {id}                 stop it and everything it started; it still answers
     release {id}                answer now; what it started goes on
+A connection whose hello says `"for": "doors"`, and proves the token for that, is not sealed, and
+takes the calls `listen {at}` and `door {at}` alone (runner/doors.py).
 Runner to host:
+    open {id, most}             it listens, for so many doors; or a client is at this door
     data {id, s}                "body": reliable, within credit; "stdout"/"stderr": live, may skip;
                                 "end": one byte that says that no more of the body follows
     credit {id, n}              the runner took n bytes of this call's body
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-VERSION = "3"
+VERSION = "4"
 UNWATCHED = {"GIT_EDITOR": "true", "NO_COLOR": "1", "PAGER": "cat", "TERM": "dumb"}
 """Variables of commands, which no person watches; what runs on a terminal goes without them."""
 COLUMNS, ROWS = 100, 30  # Of the terminal of a command.
@@ -50,7 +53,9 @@ MAX_HEADER = 128 * 1024
 MAX_PAYLOAD = 1024 * 1024
 CHUNK = 256 * 1024
 WINDOW = 1024 * 1024
+STREAM_WINDOW = WINDOW // 4  # Of connections, of which many are open at once.
 MAX_CALLS = 1024
+MOST_DOORS = 128  # Of one server, posted ones too.
 NONCE_BYTES = 16
 
 
@@ -144,11 +149,10 @@ class Decoder:
         end = body_end + (SEAL_BYTES if self.seal else 0)
         if len(self._buffer) < end:
             return None
-        frame = bytes(memoryview(self._buffer)[:end])
-        del self._buffer[:end]
-        if self.seal and not compare_digest(
-            self.seal.next(memoryview(frame)[:body_end]), frame[body_end:]
-        ):
-            raise ProtocolError("frame seal is wrong")
         head_end = PREFIX.size + head_size
-        return _parse_header(frame[PREFIX.size : head_end]), frame[head_end:body_end]
+        with memoryview(self._buffer) as frame, frame[:body_end] as body:
+            if self.seal and not compare_digest(self.seal.next(body), frame[body_end:end]):
+                raise ProtocolError("frame seal is wrong")
+            head, payload = bytes(body[PREFIX.size : head_end]), bytes(body[head_end:])
+        del self._buffer[:end]
+        return _parse_header(head), payload

@@ -1,4 +1,4 @@
-"""The server: listens, turns frames into calls, ends itself when it is of no more use."""
+"""The server: listens, starts calls, ends itself when it is of no more use."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import sys
 import time
 
-from mcp_sandbox.runner import processes, protocol
+from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.cells import Cells
 from mcp_sandbox.runner.command import Command, Operation
+from mcp_sandbox.runner.connection import Connection
 from mcp_sandbox.runner.dial import Dial
-from mcp_sandbox.runner.loop import READ, WRITE, Loop
+from mcp_sandbox.runner.doors import Door, Doors, Listen
+from mcp_sandbox.runner.loop import READ, Loop
 from mcp_sandbox.runner.native import Socket, accept, signal
 from mcp_sandbox.runner.pool import MOST_NAMED, Pool, described
 from mcp_sandbox.runner.protocol import OpError, ProtocolError
@@ -22,16 +24,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from mcp_sandbox.runner.connection import Reply
     from mcp_sandbox.runner.loop import Timer
 
-    Call = Operation | Wait | Dial
+    Call = Operation | Wait | Dial | Listen | Door
 
 _MOST_CONNECTIONS = 32
 _MOST_UNPROVED = 16
 # Who asked for the end gets its answer first, and then hangs up.
 _FAREWELL_S = 1.0
 _LULL_S = 0.02
-_HANDSHAKE_S = 5.0
 
 # Where the client's folder is mounted, if any.
 _PROJECT = "/project"
@@ -63,7 +65,10 @@ class Server:
         self._told: dict[str, Any] = described([])
         self.used_at = time.monotonic()
         self._retiring: Connection | None = None
+        # Those that are uses of the sandbox, or not proved yet; and those for doors.
         self._connections: set[Connection] = set()
+        self._beside: set[Connection] = set()
+        self.doors = Doors(self.loop)
         self._idle: Timer | None = None
         self._count = 0
         self._listener = listener
@@ -82,7 +87,7 @@ class Server:
 
     def stop(self) -> None:
         """End all that runs, then ourselves."""
-        for connection in list(self._connections):
+        for connection in [*self._connections, *self._beside]:
             connection.close()
         for pid in processes.freeze([os.getpid()]):
             processes.send(pid, signal.SIGKILL)
@@ -95,15 +100,20 @@ class Server:
             # Nobody there any more, or no descriptor left: the next one may do better.
             return
         unproved = sum(not connection.proved for connection in self._connections)
-        if len(self._connections) >= _MOST_CONNECTIONS or unproved >= _MOST_UNPROVED:
+        count = len(self._connections) + len(self._beside)
+        if count >= _MOST_CONNECTIONS or unproved >= _MOST_UNPROVED:
             sock.close()
             return
         connection = Connection(self, sock)
         self._connections.add(connection)
         connection.begin()
 
-    def proved(self) -> None:
-        """Somebody who may is connected and will call soon."""
+    def proved(self, connection: Connection) -> None:
+        """Somebody who may is connected and will call soon, unless it is `for_doors`."""
+        if connection.for_doors:
+            self._connections.remove(connection)
+            self._beside.add(connection)
+            return
         if self._awaited:
             # Only now: it runs the chat's start-up files, and who proves the token has looked
             # at the sandbox from outside before.
@@ -115,6 +125,7 @@ class Server:
 
     def closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        self._beside.discard(connection)
         if connection is self._retiring:
             self.loop.later(0, self.stop)
         self._consider_idle()
@@ -267,7 +278,7 @@ class Server:
             args = self._complete(args) if op == "terminal" else args
             call.start(op, args, body, more=more)
             return
-        if isinstance(call, Dial):
+        if isinstance(call, (Dial, Listen, Door)):
             call.start(body, more=more)
             return
         size, command = args.get("code_bytes"), call.command
@@ -294,186 +305,3 @@ def _identity(path: str) -> list[int] | None:
     except OSError:
         return None
     return [found.st_dev, found.st_ino, found.st_ctime_ns]
-
-
-class Reply:
-    """Frames of one call; silent once the call has ended."""
-
-    def __init__(self, connection: Connection, number: int) -> None:
-        self._connection: Connection | None = connection
-        self._number = number
-
-    @property
-    def is_open(self) -> bool:
-        return self._connection is not None
-
-    def data(self, name: str, data: bytes) -> None:
-        if self._connection:
-            self._connection.send({"t": "data", "id": self._number, "s": name}, data)
-
-    def credit(self, size: int) -> None:
-        if self._connection:
-            self._connection.send({"t": "credit", "id": self._number, "n": size})
-
-    def done(self, result: dict[str, Any], payload: bytes = b"") -> None:
-        self._end({"t": "done", "id": self._number, "result": result}, payload)
-
-    def fail(self, code: str, message: str) -> None:
-        self._end({"t": "fail", "id": self._number, "code": code, "message": message}, b"")
-
-    def _end(self, header: dict[str, Any], payload: bytes) -> None:
-        if self._connection:
-            self._connection.send(header, payload)
-            self._connection.ended(self._number)
-            self._connection = None
-
-
-class Connection:
-    """A peer that is not trusted until it has proved the token."""
-
-    def __init__(self, server: Server, sock: Socket) -> None:
-        self._server = server
-        self._loop = server.loop
-        self._sock = sock
-        self._out = bytearray()
-        self._decoder = protocol.Decoder()
-        self._seal: protocol.Seal | None = None
-        self._nonce = os.urandom(protocol.NONCE_BYTES)
-        self.calls: dict[int, Call] = {}
-        self._owed: dict[int, int] = {}
-        self.proved = False
-        # It will hang up soon, and does not count any more.
-        self.leaving = False
-        self._blocked = False
-        sock.setblocking(False)
-        self._watch(READ)
-        self._deadline = self._loop.later(_HANDSHAKE_S, self.close)
-
-    def begin(self) -> None:
-        """Begin the handshake; who has hung up already is closed by it."""
-        self.send({"t": "hello", "version": protocol.VERSION, "nonce": self._nonce.hex()})
-
-    def _watch(self, events: int) -> None:
-        self._loop.watch(self._sock.fileno(), events, self._ready)
-
-    def _ready(self, events: int) -> None:
-        if events & WRITE:
-            self._flush()
-        if events & ~WRITE and self._sock.fileno() >= 0:
-            self._receive()
-
-    def _receive(self) -> None:
-        try:
-            data = self._sock.recv(protocol.CHUNK)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self.close()
-            return
-        try:
-            for header, payload in self._decoder.feed(data):
-                self._frame(header, payload)
-        except (ProtocolError, KeyError, TypeError, ValueError, OSError) as exc:
-            # Say why, as far as the socket takes it, and hang up: only this connection is lost.
-            self.send({"t": "broken", "message": f"{type(exc).__name__}: {exc}"[:500]})
-            self.close()
-
-    def _frame(self, header: dict[str, Any], payload: bytes) -> None:
-        if not self.proved:
-            self._greet(header)
-            return
-        number = header["id"]
-        if not isinstance(number, int):
-            raise ProtocolError("call id is not a number")
-        if header["t"] == "call":
-            self._call(number, header, payload)
-        elif call := self.calls.get(number):
-            self._go_on(call, number, header, payload)
-
-    def _greet(self, header: dict[str, Any]) -> None:
-        theirs = bytes.fromhex(header["nonce"])
-        token = self._server.token
-        if header["t"] != "hello" or len(theirs) != protocol.NONCE_BYTES:
-            raise ProtocolError("a hello was expected")
-        if not protocol.same(protocol.prove(token, "host", self._nonce, theirs), header["proof"]):
-            raise ProtocolError("the token was not proved")
-        self._deadline.cancel()
-        proof = protocol.prove(token, "runner", theirs, self._nonce)
-        self.send({"t": "welcome", "proof": proof, **self._server.describe()})
-        nonces = self._nonce + theirs
-        self._decoder.seal = protocol.Seal(token, "to-runner", nonces)
-        self._seal = protocol.Seal(token, "to-host", nonces)
-        self.proved = True
-        self._server.proved()
-
-    def _call(self, number: int, header: dict[str, Any], payload: bytes) -> None:
-        if number in self.calls:
-            raise ProtocolError("call id is in use")
-        reply = Reply(self, number)
-        if len(self.calls) >= protocol.MAX_CALLS:
-            reply.fail("busy", f"{protocol.MAX_CALLS} calls are under way; wait for some to end")
-            return
-        try:
-            more = bool(header.get("more"))
-            self._owed[number] = len(payload)
-            call = self._server.open_call(self, reply, header["op"], header["args"])
-            if call:
-                self.calls[number] = call
-                self._server.start(call, header, payload, more=more)
-                if header.get("release") and isinstance(call, Wait):
-                    call.release()
-        except OpError as exc:
-            reply.fail(exc.code, exc.message)
-
-    def _go_on(self, call: Call, number: int, header: dict[str, Any], payload: bytes) -> None:
-        if header["t"] == "data":
-            self._owed[number] += len(payload)
-            if self._owed[number] > protocol.WINDOW + protocol.MAX_PAYLOAD:
-                raise ProtocolError("more data than credit was given for")
-            call.feed(payload, more=bool(header.get("more")))
-        elif header["t"] == "credit":
-            call.credit(int(header["n"]))
-        elif header["t"] == "cancel":
-            call.cancel()
-        elif header["t"] == "release" and isinstance(call, Wait):
-            call.release()
-
-    def send(self, header: dict[str, Any], payload: bytes = b"") -> None:
-        if self._sock.fileno() < 0:
-            return
-        if header["t"] == "credit" and header["id"] in self._owed:
-            self._owed[header["id"]] -= header["n"]
-        self._out += protocol.encode(header, payload, self._seal)
-        self._flush()
-
-    def _flush(self) -> None:
-        try:
-            sent = self._sock.send(self._out) if self._out else 0
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            # Soon: who sends is in the middle of what closing would do to its call, too.
-            self._loop.later(0, self.close)
-            return
-        del self._out[:sent]
-        if bool(self._out) != self._blocked:
-            self._blocked = not self._blocked
-            self._watch(READ | WRITE if self._blocked else READ)
-
-    def ended(self, number: int) -> None:
-        if self.calls.pop(number, None):
-            self._server.used_at = time.monotonic()
-        self._owed.pop(number, None)
-
-    def close(self) -> None:
-        """The peer is gone: nobody waits for these calls, so they end."""
-        if self._sock.fileno() < 0:
-            return
-        self._deadline.cancel()
-        self._loop.unwatch(self._sock.fileno())
-        self._sock.close()
-        for call in list(self.calls.values()):
-            call.cancel()
-        self._server.closed(self)

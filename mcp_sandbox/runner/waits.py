@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mcp_sandbox.runner.command import Command
-    from mcp_sandbox.runner.server import Reply
+    from mcp_sandbox.runner.connection import Reply
 
 _LIVE_WINDOW = 256 * 1024
 _MOST_UNTIL = 200 * 4

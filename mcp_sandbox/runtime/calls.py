@@ -15,6 +15,7 @@ JsonObject = dict[str, Any]
 Sink = Callable[[str, bytes], Awaitable[None]]
 
 _MOST_NAMED = 20
+_SMALL = 4096
 
 _FAILURES: dict[str, type[errors.SandboxError]] = {
     "invalid": errors.InvalidArgument,
@@ -44,13 +45,20 @@ class Reply:
 class Call:
     """One call under way, filled by the reader."""
 
-    def __init__(self, sink: Sink | None) -> None:
+    def __init__(
+        self, sink: Sink | None = None, *, keeps: bool = False, window: int = protocol.WINDOW
+    ) -> None:
         self.sink = sink
+        # Whether data waits in `pieces`, within the credit given; else it is dropped.
+        self.keeps = keeps or sink is not None
         self.pieces: list[tuple[str, bytes]] = []
+        self._window = window
         self.ended = False
         self.reply: Reply | None = None
         self.error: errors.SandboxError | None = None
-        self.credit = protocol.WINDOW
+        self.credit = window
+        # It has been opened, for so many doors.
+        self.opened: int | None = None
         self.last = ""
         self.event = anyio.Event()
 
@@ -65,6 +73,8 @@ class Call:
             self._collect(str(header["s"]), payload)
         elif header["t"] == "credit":
             self.credit += int(header["n"])
+        elif header["t"] == "open":
+            self.opened = int(header["most"])
         elif header["t"] == "done":
             if not isinstance(header["result"], dict):
                 raise protocol.ProtocolError("the result is not an object")
@@ -80,10 +90,13 @@ class Call:
         if name not in ("body", "end", "stdout", "stderr") or not payload or self.last == "end":
             raise protocol.ProtocolError("data of an unknown stream, or none, or after its end")
         self.last = name
-        if self.sink:
-            # The credit given bounds what may wait here.
-            if sum(len(data) for _, data in self.pieces) > 2 * protocol.WINDOW:
+        if self.keeps:
+            if sum(len(data) for _, data in self.pieces) > 2 * self._window:
                 raise protocol.ProtocolError("more data than credit was given for")
+            last, data = self.pieces[-1] if self.pieces else ("", b"")
+            if last == name and len(data) + len(payload) <= _SMALL:
+                # Else a byte a frame would take a hundred times its size.
+                payload = self.pieces.pop()[1] + payload
             self.pieces.append((name, payload))
 
 

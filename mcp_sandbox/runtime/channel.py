@@ -8,9 +8,11 @@ the channel, and every call under way with it.
 import os
 from collections.abc import AsyncIterable
 from contextlib import suppress
+from typing import Literal
 
 import anyio
 from anyio.abc import ByteStream, TaskGroup
+from anyio.lowlevel import checkpoint
 
 from mcp_sandbox import errors
 from mcp_sandbox.models import Background, FolderIdentity, ProcessRow, RunnerHello
@@ -27,12 +29,17 @@ CANCEL_S = 8.0
 SILENT_S = 10.0
 ASKED_S = 15.0
 _MOST_ENDED = 32
+# A sender of many small frames must not keep all others waiting.
+_AT_A_STRETCH = 64
 
 
 class Channel:
     """A connection to one runner, of use once it is `open`."""
 
-    def __init__(self, stream: ByteStream, token: bytes) -> None:
+    def __init__(
+        self, stream: ByteStream, token: bytes, role: Literal["host", "doors"] = "host"
+    ) -> None:
+        """As `doors` it is for these alone, counts for nothing and is not sealed."""
         self.hello = RunnerHello("", 0, 0)
         self.background = Background()
         # The ends of processes that nobody was told of, by their ids.
@@ -41,6 +48,7 @@ class Channel:
         self.silent = False
         self._stream = stream
         self._token = token
+        self._role = role
         self._decoder = protocol.Decoder()
         self._seal: protocol.Seal | None = None
         self._calls: dict[int, Call] = {}
@@ -72,7 +80,8 @@ class Channel:
             await anyio.aclose_forcefully(self._stream)
             raise
         tasks.start_soon(self._read)
-        tasks.start_soon(self._watch)
+        if self._role == "host":
+            tasks.start_soon(self._watch)
 
     async def aclose(self) -> None:
         """Hang up; calls under way are lost, and the runner ends what they started."""
@@ -101,10 +110,8 @@ class Channel:
         """
         if self.broken:
             raise self.broken
-        self._last_id += 1
-        number, call = self._last_id, Call(sink)
-        self._calls[number] = call
-        self._busy.set()
+        call = Call(sink)
+        number = self.number(call)
         try:
             with span(f"runtime {op}"), anyio.fail_after(timeout_s):
                 header = {"t": "call", "id": number, "op": op, "args": args}
@@ -116,7 +123,7 @@ class Channel:
                     await self._begin(number, call, {**header, "release": is_over}, body)
                     with anyio.CancelScope() if is_over else leave:
                         return await self._result(number, call)
-                    await self._send({"t": "release", "id": number}, b"")
+                    await self.send({"t": "release", "id": number}, b"")
                     return await self._result(number, call)
                 await self._cancel(number, call)
                 return await self._result(number, call)
@@ -130,7 +137,18 @@ class Channel:
         finally:
             if not call.ended and not self.broken:
                 await self._cancel(number, call)
-            self._calls.pop(number, None)
+            self.forget(number)
+
+    def number(self, call: Call) -> int:
+        """The number of a new call, which gets its frames from now on until we `forget` it."""
+        self._last_id += 1
+        self._calls[self._last_id] = call
+        self._busy.set()
+        return self._last_id
+
+    def forget(self, number: int) -> None:
+        """Drop what still comes for this call."""
+        self._calls.pop(number, None)
 
     async def _converse(
         self, number: int, call: Call, header: JsonObject, body: bytes | AsyncIterable[bytes]
@@ -153,7 +171,7 @@ class Channel:
     ) -> None:
         """The body in frames, as fast as it is taken. A command's code is whole in the first."""
         if isinstance(body, bytes) and len(body) <= protocol.WINDOW:
-            await self._send(header, body)
+            await self.send(header, body)
             return
         async for piece in pieces(body):
             while call.credit < len(piece) and not call.ended:
@@ -161,16 +179,16 @@ class Channel:
             if call.ended:
                 return
             call.credit -= len(piece)
-            await self._send({**header, "more": True}, piece)
+            await self.send({**header, "more": True}, piece)
             header = {"t": "data", "id": number}
-        await self._send({**header, "more": False}, b"")
+        await self.send({**header, "more": False}, b"")
 
     async def _result(self, number: int, call: Call) -> Reply:
         while True:
             while call.pieces and call.sink:
                 name, data = call.pieces.pop(0)
                 await call.sink(name, data)
-                await self._send({"t": "credit", "id": number, "n": len(data)}, b"")
+                await self.send({"t": "credit", "id": number, "n": len(data)}, b"")
             if call.error:
                 raise call.error
             if call.reply:
@@ -179,15 +197,15 @@ class Channel:
 
     async def _cancel(self, number: int, call: Call) -> None:
         """Stop what the call started; returns when the runner says that all of it is dead."""
-        call.sink = None
+        call.keeps, call.pieces = False, []
         with anyio.move_on_after(CANCEL_S, shield=True):
-            await self._send({"t": "cancel", "id": number}, b"")
+            await self.send({"t": "cancel", "id": number}, b"")
             while not call.ended:
                 await call.event.wait()
             return
         await self._give_up("the sandbox did not stop a cancelled call")
 
-    async def _send(self, header: JsonObject, payload: bytes) -> None:
+    async def send(self, header: JsonObject, payload: bytes | memoryview = b"") -> None:
         """One frame, whole: half of one would break the channel, so it cannot be cancelled."""
         try:
             with anyio.fail_after(SEND_S, shield=True):
@@ -229,13 +247,15 @@ class Channel:
                 f"{protocol.VERSION}: build the image again with `mcp-sandbox images build`"
             )
         mine, nonce = os.urandom(protocol.NONCE_BYTES), bytes.fromhex(theirs["nonce"])
-        proof = protocol.prove(self._token, "host", nonce, mine)
-        hello = {"t": "hello", "nonce": mine.hex(), "proof": proof}
+        proof = protocol.prove(self._token, self._role, nonce, mine)
+        hello = {"t": "hello", "for": self._role, "nonce": mine.hex(), "proof": proof}
         await self._stream.send(protocol.encode(hello))
         welcome = await self._one_frame()
         expected = protocol.prove(self._token, "runner", mine, nonce)
         if not protocol.same(expected, welcome.get("proof")):
             raise protocol.ProtocolError(str(welcome.get("message", "it does not know the token")))
+        if self._role == "doors":
+            return
         self._decoder.seal = protocol.Seal(self._token, "to-host", nonce + mine)
         self._seal = protocol.Seal(self._token, "to-runner", nonce + mine)
         project = welcome.get("project")
@@ -280,8 +300,10 @@ class Channel:
         data = b""
         try:
             while True:
-                for header, payload in self._decoder.feed(data):
+                for count, (header, payload) in enumerate(self._decoder.feed(data)):
                     self._take(header, payload)
+                    if count % _AT_A_STRETCH == _AT_A_STRETCH - 1:
+                        await checkpoint()
                 data = await self._stream.receive(262144)
                 self._heard += 1
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):

@@ -97,6 +97,8 @@ class Runtime:
             Unsupported: the language is not installed in this sandbox.
             Busy: the notebook has a cell to do, or there are too many.
         """
+        if language not in get_args(Language):
+            raise InvalidArgument(f"language is one of {', '.join(get_args(Language))}")
         args: JsonObject = {"language": language, "notebook": notebook, "timeout_s": timeout_s}
         return await self._run(args, code.encode(), env=env, on_output=on_output, leave=leave)
 

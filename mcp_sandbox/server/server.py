@@ -60,6 +60,7 @@ _UNSAFE = (
 )
 _NETWORK = {
     "none": "It has no network: nothing can be downloaded.",
+    "allowlist": "It reaches allowed hosts alone, by a proxy; sandbox_info names them.",
     "open": "It can reach the network: packages can be installed.",
 }
 _BEGUN = "notifications/initialized"

@@ -1,7 +1,7 @@
 """One chat's hold on its sandbox: opens it at the first call, replaces it when it has died."""
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Literal
@@ -33,6 +33,7 @@ class Hold:
         self.pinning = Pinning(chat, rooms.workspaces)
         self.calls = rooms.settings.calls
         self.tell_agent = partial(rooms.news.tell, chat)
+        self.egress = rooms.egress
         self._rooms = rooms
         self._ways = Ways(chat, rooms)
         self._lock = anyio.Lock()
@@ -54,7 +55,16 @@ class Hold:
             # First: whoever ends in between, nothing is told twice.
             with suppress(SandboxGone):
                 await self._held.runtime.processes.tell(rows)
-        return [*self._rooms.news.take(self.chat), *map(ended, rows)]
+        refused = self.egress.take_news(self.chat) if self.egress else []
+        return [*self._rooms.news.take(self.chat), *refused, *map(ended, rows)]
+
+    async def variables(self) -> Mapping[str, str]:
+        """What commands of the chat find in their environment."""
+        return {**self.ways_out(), **await self.pinning.variables()}
+
+    def ways_out(self) -> Mapping[str, str]:
+        """Of these, what leads to allowed hosts."""
+        return self.egress.variables(self.chat) if self.egress else {}
 
     @property
     def is_busy(self) -> bool:
@@ -89,6 +99,8 @@ class Hold:
         self._rooms.ledger.used(self.chat)
         try:
             held = await self._open()
+            if held.doors:
+                await held.doors.ready()
             try:
                 self._inside += not endless
                 try:
@@ -132,6 +144,8 @@ class Hold:
             for row in () if goes_on else held.runtime.processes.untold():
                 self.tell_agent(ended(row).rpartition(";")[0])
         held.guard.watching.cancel()
+        if held.doors:
+            held.doors.close()
 
     async def _open(self) -> Held:
         async with self._lock:
@@ -185,6 +199,7 @@ class Hold:
                 async with self._rooms.records.hold(self.chat):
                     await held.sandbox.resume()
             held.paused = False
+            held.doors = self._rooms.open_doors(self.chat, held.sandbox, held.runtime)
         except SandboxGone:
             await held.runtime.aclose()
 
@@ -256,8 +271,11 @@ class Hold:
                 "no other server has it open (`mcp-sandbox status`), or end it with "
                 "`mcp-sandbox stop`"
             )
+        if held.doors:
+            held.doors.close()
         held.paused = await held.sandbox.pause()
         if not held.paused:
+            held.doors = self._rooms.open_doors(self.chat, held.sandbox, held.runtime)
             raise Unsupported(
                 f"a sandbox of {self.backend} cannot be paused: end it with `mcp-sandbox stop`"
             )
@@ -337,6 +355,7 @@ class Hold:
                 for info in others:
                     await self._rooms.backend.destroy(info.id)
                 if files == "discard":
+                    await self._rooms.records.drop(self.chat, "egress")
                     await self._rooms.workspaces.discard(self.chat)
                 elif files == "remove":
                     await self._rooms.workspaces.remove(self.chat)
@@ -345,6 +364,8 @@ class Hold:
         self.meter.note_change()
         if files != "keep":
             self.pinning.forget()
+            if self.egress:
+                self.egress.forget(self.chat)
         return held is not None or bool(others)
 
     async def _end_for_growth(self) -> None:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from weakref import WeakValueDictionary
 
 import anyio
@@ -31,6 +31,9 @@ from mcp_sandbox.telemetry.calls import Count
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.pool import PoolFolder
 from mcp_sandbox.workspace.projects import Projects, no_projects
+
+if TYPE_CHECKING:
+    from mcp_sandbox.sessions.doors import Egress
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +67,12 @@ class SessionManager:
         skills: Skills | None = None,
         count: Count | None = None,
         pool: PoolFolder | None = None,
+        egress: "Egress | None" = None,
     ) -> None:
-        """`count` gets the record of every ended call; without `pool` none is started early."""
+        """`count` gets the record of every ended call; without `pool` none is started early.
+
+        `egress` is the way out of its sandboxes, if they have one.
+        """
         data_root = workspaces.data_root
         settings = settings or SessionSettings()
         self._skills = skills or Skills(Library(SkillsConfig(enabled=False), data_root))
@@ -82,7 +89,9 @@ class SessionManager:
             ledger=ledger,
             settings=settings,
             slots=slots,
+            egress=egress,
         )
+        self.egress = egress
         self._cleaning = Cleaning(self._rooms, self._own_chats)
         self._reaper = Reaper(self._open_holds, self._cleaning, settings)
         self._gate = Gate(self._hold, self._skills.check_call, count)
@@ -221,7 +230,7 @@ class SessionManager:
             id=hashlib.sha256(str(chat).encode()).hexdigest()[:12],
             chat=chat,
             state=sandbox.state if sandbox else "starting" if use.starting else "warm",
-            backend=self.backend,
+            backend=self.backend if sandbox else (record and record.backend) or self.backend,
             sandbox_id=sandbox.id if sandbox else None,
             created_at=created_at,
             last_used_at=last_used_at,
@@ -277,6 +286,7 @@ class SessionManager:
             max_open=self._rooms.settings.sessions.max_open,
             background=sum(hold.use().background for hold in list(self._holds.values())),
             pool=self._rooms.pool.statistics() if self._rooms.pool else {},
+            connections={**self.egress.counts} if self.egress else {},
         )
 
     async def drain(self, seconds: float, *, hand_over: bool = False) -> None:

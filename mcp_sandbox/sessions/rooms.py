@@ -7,6 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.abc import TaskGroup
@@ -24,6 +26,10 @@ from mcp_sandbox.sessions.warm import WarmPool
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.meter import Meter
 from mcp_sandbox.workspace.projects import Projects, Shown
+
+if TYPE_CHECKING:
+    # What it needs is loaded by who has allowed hosts.
+    from mcp_sandbox.sessions.doors import Doors, Egress
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +58,7 @@ _LIMITS = {
 class Rooms:
     """What every hold of one manager shares; `tasks` and `pool` are there while that is open.
 
-    `addresses`: name and port of each preview that there was.
+    `addresses`: name and port of each preview that there was. `egress` is the way out, if any.
     """
 
     backend: Backend
@@ -64,11 +70,20 @@ class Rooms:
     news: News = field(default_factory=News)
     addresses: dict[tuple[ChatId, int], tuple[str, int]] = field(default_factory=dict)
     pool: WarmPool | None = None
+    egress: "Egress | None" = None
     tasks: TaskGroup = field(init=False)
 
     @property
     def records(self) -> ChatRecords:
         return self.ledger.records
+
+    def open_doors(self, chat: ChatId, sandbox: Sandbox, runtime: Runtime) -> "Doors | None":
+        """The way out of an open sandbox, if it has one, which is being opened."""
+        if self.egress is None:
+            return None
+        doors = self.egress.doors(chat, sandbox, runtime, partial(self.news.tell, chat))
+        self.tasks.start_soon(doors.run)
+        return doors
 
 
 class GrowthGuard:
@@ -182,6 +197,7 @@ class Held:
     paused: bool = False
     epitaph: str | None = None
     previews: dict[int, str] = field(default_factory=dict[int, str])
+    doors: "Doors | None" = None
     guard: GrowthGuard = field(init=False)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
+from typing import cast
 
 from anyio import CancelScope
 
@@ -126,7 +127,7 @@ class Session:
                 code,
                 language,
                 notebook=notebook,
-                env=await self._hold.pinning.variables(),
+                env=await self._hold.variables(),
                 timeout_s=self._limit_s(timeout_s, wait_s, self._hold.calls.code_timeout),
                 on_output=on_output,
                 leave=entered.leaving(wait_s),
@@ -166,7 +167,7 @@ class Session:
             result = await entered.runtime.exec(
                 command,
                 cwd=cwd,
-                env={**await self._hold.pinning.variables(), **(env or {})},
+                env={**await self._hold.variables(), **(env or {})},
                 stdin=given,
                 shell=shell,
                 timeout_s=self._limit_s(timeout_s, wait_s, self._hold.calls.timeout),
@@ -186,6 +187,8 @@ class Session:
     @staticmethod
     def _limit_s(timeout_s: float | None, wait_s: float | None, default_s: float) -> float | None:
         """What nobody waits for lives as long as its sandbox, unless it is told otherwise."""
+        if timeout_s is not None and not timeout_s >= 0:
+            raise InvalidArgument("timeout_s is a number of seconds from 0 on")
         return None if timeout_s is None and wait_s == 0 else timeout_s or default_s
 
     async def shell(
@@ -195,6 +198,8 @@ class Session:
 
         See runtime.
         """
+        env = cast("Mapping[str, str]", args.get("env") or {})
+        args = {**args, "env": {**self._hold.ways_out(), **env}}
         async with self._enter("shell", room, command=args.get("command")) as entered:
             ended = await entered.runtime.terminal(frames, show, args=args)
             entered.record.exit_code = ended.exit_code
@@ -272,8 +277,11 @@ class Session:
             usage = await self._hold.meter.usage()
             result = await entered.runtime.exec(_ASK, timeout_s=15)
             pairs = (line.partition(" ") for line in sorted(result.stdout.splitlines()))
+            facts = entered.held.sandbox.facts
+            if egress := self._hold.egress:
+                facts = replace(facts, network=await egress.described(self.chat))
             return SandboxReport(
-                **vars(entered.held.sandbox.facts),
+                **vars(facts),
                 chat=self.chat,
                 state="running",
                 programs={name: version for name, _, version in pairs},
@@ -313,7 +321,8 @@ async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
         look = entered.runtime.bounded(entered.stop, may_grow=False)
         result = replace(result, trouble_lines=await _troubles(look, kept))
     result = await with_figures(entered.runtime, result)
-    result = replace(result, offline=held.sandbox.facts.network.startswith("none"))
+    offline = held.doors is None and held.sandbox.facts.network.startswith("none")
+    result = replace(result, offline=offline)
     if result.running:
         return result
     if entered.stop.cancelled_caught:

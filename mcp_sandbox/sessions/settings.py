@@ -25,7 +25,7 @@ class SessionSettings:
     the backend, so that a chat may change to it; otherwise it stays where it is. `pool_size`: how
     many sandboxes wait, warm, for new chats, each for `pool_max_age_s` at the most.
     `keep_background`: those in which something runs in the background are left running at the end,
-    and what runs at the beginning is taken over.
+    and what runs at the beginning is taken over. Every sandbox has the `mounts`.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -38,6 +38,7 @@ class SessionSettings:
     previews: bool = True
     may_move: bool = True
     keep_background: bool = False
+    mounts: tuple[Mount, ...] = ()
     pool_size: int = 0
     pool_max_age_s: float = 3600.0
 
@@ -58,6 +59,7 @@ class SessionSettings:
             Mount(directories.home, "/home/sandbox"),
             *directories.aliases,
             *directories.skills,
+            *self.mounts,
             *further,
         )
         own = {directories.workspace: "workspace", directories.home: "home"}
@@ -71,9 +73,9 @@ class SessionSettings:
         }
         digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
         labels = {**labels, SPEC: digest}
-        return SandboxSpec(
-            mounts, self.limits, self.network, self.env, labels, self.sessions.orphaned
-        )
+        # Backends know two; what is allowed leaves by doors.
+        network: Network = "open" if self.network == "open" else "none"
+        return SandboxSpec(mounts, self.limits, network, self.env, labels, self.sessions.orphaned)
 
 
 def chat_of(labels: Mapping[str, str]) -> ChatId | None:

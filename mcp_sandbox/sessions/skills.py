@@ -187,7 +187,8 @@ class ChatSkills:
         findings, needs = await self._skills.scan(activation.contents, read)
         if not needs and findings == Findings():
             return activation
-        network = not entered.held.sandbox.facts.network.startswith("none")
+        held = entered.held
+        network = bool(held.doors) or not held.sandbox.facts.network.startswith("none")
         try:
             run = partial(entered.runtime.exec, timeout_s=10.0)
             inventory = await ask(run, needs, network=network)

@@ -78,7 +78,9 @@ class Ways:
         """Find the chat's sandbox, or make one; the caller gives it its guard."""
         rooms = self._rooms
         record = await rooms.records.get(self._chat)
-        is_new = record is None and not await rooms.workspaces.exist(self._chat)
+        # One that was not on a backend yet may have been allowed some hosts.
+        lived = record is not None and record.backend is not None
+        is_new = not lived and not await rooms.workspaces.exist(self._chat)
         self._settle(record, is_new=is_new)
         shown = await rooms.projects.show(self._chat)
         may_adopt = is_new and not shown.mounts
@@ -103,9 +105,10 @@ class Ways:
             )
         if lived not in (None, here) and not self._rooms.settings.may_move:
             raise BackendUnavailable(
-                f"chat {self._chat} lives on {lived}, which does not work now: repair it (see "
-                f"`mcp-sandbox doctor`), or move the chat with `--backend {here}`; its "
-                "files stay the same, its isolation would change"
+                f"chat {self._chat} lives on {lived}, and this server took {here}: it opens again "
+                f"with `backend: {lived}` (MCP_SANDBOX_BACKEND={lived}; `mcp-sandbox doctor` tells "
+                f"whether that works), or moves with `backend: {here}`; its files stay the same, "
+                "its isolation would change"
             )
         if lived is None and not is_new:
             self._rooms.news.tell(
@@ -119,6 +122,8 @@ class Ways:
     ) -> Held:
         """Bind the chat to its sandbox; where that cannot be written, its labels tell."""
         rooms, now, (sandbox, runtime) = self._rooms, self._rooms.ledger.clock(), opened
+        # Meanwhile: the first call waits for them.
+        doors = rooms.open_doors(self._chat, sandbox, runtime)
         before = record or ChatRecord(self._chat, None, created_s=now.wall_s, used_s=now.wall_s)
         bound = replace(
             before,
@@ -132,7 +137,8 @@ class Ways:
                 await rooms.records.put(replace(bound, used_s=max(bound.used_s, now.wall_s)))
             except StorageUnavailable as exc:
                 logger.warning("chat %s: its sandbox could not be noted: %s", self._chat, exc)
-        return Held(sandbox, runtime, shown, started_s(sandbox.labels, now.steady_s), news)
+        started = started_s(sandbox.labels, now.steady_s)
+        return Held(sandbox, runtime, shown, started, news, doors=doors)
 
     async def adopt(self, sandbox_id: SandboxId) -> Held | None:
         """Connect to a sandbox that runs already; None if it is of no use, and has been removed."""

@@ -3,6 +3,8 @@
 import json
 import logging
 import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Literal
 
 LogFormat = Literal["text", "json"]
@@ -30,6 +32,29 @@ def event(logger: logging.Logger, name: str, **fields: object) -> None:
     if logger.isEnabledFor(logging.INFO):
         told = {key: value for key, value in fields.items() if value is not None}
         logger.info(name, extra={k: v[:200] if isinstance(v, str) else v for k, v in told.items()})
+
+
+@contextmanager
+def masked(mask: Callable[[str], str]) -> Generator[None]:
+    """While the block runs, write log lines, with tracebacks in them, as `mask` returns them."""
+    before = [(handler, handler.formatter) for handler in logging.getLogger().handlers]
+    for handler, formatter in before:
+        handler.setFormatter(_Masked(formatter or logging.Formatter(), mask))
+    try:
+        yield
+    finally:
+        for handler, formatter in before:
+            handler.setFormatter(formatter)
+
+
+class _Masked(logging.Formatter):
+    def __init__(self, whole: logging.Formatter, mask: Callable[[str], str]) -> None:
+        super().__init__()
+        self._whole = whole
+        self._mask = mask
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._mask(self._whole.format(record))
 
 
 class TextFormatter(logging.Formatter):

@@ -13,7 +13,10 @@ from mcp_sandbox.telemetry.calls import CallRecord
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Figures = Callable[[], dict[str, float]]
-"""Gives what the sessions hold now. "name/state" is one state of several; "…_total" only grows."""
+"""Gives what the sessions hold now. "name/state" is one state of several; "…_total" only grows.
+
+Of that the states are verdicts.
+"""
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,13 @@ class _Others(Collector):
         for key, value in self._figures().items():
             base, _, state = key.partition("/")
             name, text = f"mcp_sandbox_{base}", base.replace("_", " ")
-            if base.endswith("_total"):
-                families[name] = CounterMetricFamily(name, text, value=value)
-            elif not state:
-                families[name] = GaugeMetricFamily(name, text, value=value)
+            grows = base.endswith("_total")
+            kind, label = (
+                (CounterMetricFamily, "verdict") if grows else (GaugeMetricFamily, "state")
+            )
+            if not state:
+                families[name] = kind(name, text, value=value)
             else:
-                family = families.setdefault(name, GaugeMetricFamily(name, text, labels=["state"]))
-                family.add_sample(name, {"state": state}, value)
+                family = families.setdefault(name, kind(name, text, labels=[label]))
+                family.add_sample(name, {label: state}, value)
         yield from families.values()

@@ -1,12 +1,15 @@
 """Code and commands behave the same on every backend."""
 
+from typing import cast
+
 import anyio
 import pytest
 from mcp import Client
 
 from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config
-from mcp_sandbox.errors import NotFound, Unsupported
+from mcp_sandbox.errors import InvalidArgument, NotFound, Unsupported
+from mcp_sandbox.models import Language
 from mcp_sandbox.server.identity import one_chat, sessions_by
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.sessions.manager import SessionManager
@@ -39,6 +42,13 @@ async def test_printing_nothing_is_a_normal_result(session: Session) -> None:
 async def test_a_list_of_arguments_runs_without_a_shell(session: Session) -> None:
     result = await session.exec(["printf", "%s|", "a b", "$HOME", "*"])
     assert result.stdout == "a b|$HOME|*|"
+
+
+async def test_what_is_no_language_or_no_time_is_refused_before_it_runs(session: Session) -> None:
+    with pytest.raises(InvalidArgument, match="python, bash, javascript"):
+        await session.run_code("1", cast("Language", "ruby"))
+    with pytest.raises(InvalidArgument, match="timeout_s"):
+        await session.exec("true", timeout_s=-1)
 
 
 async def test_a_command_that_is_not_installed_is_said_so(session: Session) -> None:

@@ -26,19 +26,21 @@ INITIALIZE = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where one daemon keeps everything."""
+    """Where one daemon keeps everything. `beside`: whose namespaces it runs in."""
 
     home: Path
     socket: Path
     data: Path
     backend: str = "unsafe-local"
     more: Mapping[str, str] = field(default_factory=dict[str, str])
+    beside: int = 0
 
     def command(self, name: str, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "mcp_sandbox", *self.arguments(name, *arguments)]
 
     def arguments(self, name: str, *more: str) -> list[str]:
-        return [name, "--socket", str(self.socket), *more]
+        """`name` may be a group and a command of it."""
+        return [*name.split(), "--socket", str(self.socket), *more]
 
     def environment(self) -> dict[str, str]:
         names = ("PATH", "DOCKER_HOST", "MCP_SANDBOX_DOCKER__IMAGE")
@@ -76,13 +78,18 @@ class Daemon:
         while text not in self.log:
             self.log += (await self._stderr.receive()).decode()
 
-    async def end(self) -> int:
-        """The exit code, once it has ended; `log` is complete then."""
+    async def keep_log(self) -> None:
+        """Read what the daemon logs, until it has ended: who logs much waits for its reader."""
         try:
             while True:
                 self.log += (await self._stderr.receive()).decode()
         except anyio.EndOfStream:
-            return await self.process.wait()
+            return
+
+    async def end(self) -> int:
+        """The exit code, once it has ended; `log` is complete then."""
+        await self.keep_log()
+        return await self.process.wait()
 
 
 @asynccontextmanager
@@ -90,7 +97,10 @@ async def starting(place: Place, *options: str) -> AsyncGenerator[Daemon]:
     """A daemon that was started, and may not listen yet; it is killed at the end."""
     arguments = ("--data", str(place.data), "--backend", place.backend, *options)
     async with forked.start(
-        place.arguments("serve", *arguments), env=place.environment(), cwd="/"
+        place.arguments("serve", *arguments),
+        env=place.environment(),
+        cwd="/",
+        beside=place.beside,
     ) as process:
         try:
             yield Daemon(process, place)
@@ -188,12 +198,16 @@ async def in_chat(place: Place, chat: str, **more: object) -> AsyncGenerator[Cli
         yield client
 
 
-async def command(place: Place, name: str, *arguments: str, stdin: bytes = b"") -> Done:
-    """Run a command line as a person would."""
-    given = place.arguments(name, *arguments)
+async def command(
+    place: Place, name: str, *arguments: str, stdin: bytes = b"", asks: bool = True
+) -> Done:
+    """Run a command line as a person would; one that `asks` the daemon, or works without it."""
+    given = place.arguments(name, *arguments) if asks else [*name.split(), *arguments]
     said = {"stdout": b"", "stderr": b""}
     with anyio.fail_after(40):
-        async with forked.start(given, env=place.environment(), cwd="/", stdin=stdin) as program:
+        async with forked.start(
+            given, env=place.environment(), cwd="/", stdin=stdin, beside=place.beside
+        ) as program:
             async with anyio.create_task_group() as tasks:
 
                 async def read(name: str, pipe: ByteReceiveStream) -> None:

@@ -105,7 +105,7 @@ async def test_single_files_get_the_name_or_the_folder_that_is_meant(tmp_path: P
     run.chmod(0o755)
     async with at_work(where) as client:
         await client.exec("mkdir sub 'sub/-x'")
-        await copied(where, note, "a:")
+        await copied(where, run, note, "a:")
         await copied(where, note, "a:sub/other")
         await copied(where, note, run, "a:sub/-x")
         await copied(where, run, "a:~/mine")

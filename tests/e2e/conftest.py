@@ -12,8 +12,9 @@ from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
-from tests.conftest import configured
-from tests.e2e import traces
+from tests import world as worlds
+from tests.conftest import REQUIRED, configured
+from tests.e2e import doors, traces
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER, GVISOR
 
 CHAT = ChatId("mallory", "attack")
@@ -57,3 +58,25 @@ def treasure() -> Iterator[Path]:
     (folder / "secret").chmod(0o666)
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[worlds.World]:
+    """A world of its own; see `tests/world`."""
+    reason = worlds.absent()
+    if reason is not None and "bubblewrap" in REQUIRED:
+        pytest.fail(f"no network namespace: {reason}", pytrace=False)
+    if reason is not None:
+        pytest.skip(f"no network namespace: {reason}")
+    with worlds.opened(tmp_path_factory.mktemp("world")) as opened:
+        yield opened
+
+
+@pytest.fixture(params=[DOCKER, GVISOR, BUBBLEWRAP], scope="module")
+async def served(
+    request: pytest.FixtureRequest, world: worlds.World, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[doors.Served]:
+    """A daemon in the world with a chat that the tests of a module share."""
+    where = doors.placed(world, tmp_path_factory.mktemp("doors"), request.param)
+    async with doors.served(world, where, request.param) as opened:
+        yield opened

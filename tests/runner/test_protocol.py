@@ -190,7 +190,7 @@ async def test_a_changed_or_repeated_frame_is_noticed(runner: Runner) -> None:
         stream, decoder, seal = await greeted(runner)
         frame = protocol.encode({"t": "call", "id": 1, "op": "ping", "args": {}}, b"", seal)
         async with stream:
-            await stream.send((frame * repeated)[: -cut or None] + bytes(cut))
+            await stream.send((frame * repeated)[: -cut or None] + bytes([frame[-1] ^ 1]) * cut)
             assert (await said_until_hang_up(stream, decoder))[-1] == "broken"
     assert await works(runner)
 

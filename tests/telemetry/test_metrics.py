@@ -35,12 +35,14 @@ def test_calls_are_counted_by_tool_and_outcome() -> None:
 def test_figures_of_others_are_asked_at_each_reading() -> None:
     metrics = Metrics()
     figures = {"sandboxes/busy": 1.0, "sandboxes/idle": 2.0, "calls_queued": 0.0}
-    metrics.watch(lambda: figures | {"pool_hits_total": 4.0})
+    more = {"pool_hits_total": 4.0, "connections_total/rule": 2.0}
+    metrics.watch(lambda: figures | more)
     assert samples(metrics) == {
         ("mcp_sandbox_sandboxes", "busy"): 1,
         ("mcp_sandbox_sandboxes", "idle"): 2,
         ("mcp_sandbox_calls_queued",): 0,
         ("mcp_sandbox_pool_hits_total",): 4,
+        ("mcp_sandbox_connections_total", "rule"): 2,
     }
     figures["calls_queued"] = 5.0
     assert samples(metrics)["mcp_sandbox_calls_queued",] == 5

@@ -1,0 +1,59 @@
+"""Which addresses a target may be dialled at: every one of its name must be public."""
+
+import socket
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+
+from anyio import CapacityLimiter, to_thread
+
+from mcp_sandbox.egress.targets import RefusedError, Target
+
+HERE = "host.internal"
+"""In a rule with `private: true`: this machine's loopback."""
+# A look-up may hang for half a minute, so it takes no thread of others.
+_LOOKING = CapacityLimiter(64)
+
+_INTERNET = IPv6Network("2000::/3")
+# What `is_global` lets pass, and tunnels: metadata of clouds, protocol assignments, 6to4, Teredo,
+# documentation (the IANA registries of special-purpose addresses).
+_OTHERS = tuple(
+    ip_network(each)
+    for each in (
+        *("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24"),
+        *("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
+    )
+)
+
+
+def is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Whether it is one of the internet, and leads to no other by translation."""
+    if isinstance(address, IPv6Address):
+        public = address in _INTERNET
+    else:
+        public = address.is_global and not address.is_multicast
+    return public and not any(address in each for each in _OTHERS)
+
+
+async def addresses_of(target: Target, *, private: bool) -> list[str]:
+    """Return the addresses of a name, looked up once; `private` ones only where they may be.
+
+    Raises:
+        RefusedError: one of them is not public, or there is none.
+    """
+    if private and target.host == HERE:
+        return ["127.0.0.1", "::1"]
+    found = await to_thread.run_sync(_look_up, target, abandon_on_cancel=True, limiter=_LOOKING)
+    if not private and not all(is_public(ip_address(each)) for each in found):
+        # Which one it is would tell the inside of names of a network that it cannot see.
+        raise RefusedError("its name leads to an address that is not public", "address")
+    return found
+
+
+def _look_up(target: Target) -> list[str]:
+    try:
+        # As bytes: a text would be encoded once more.
+        found = socket.getaddrinfo(
+            target.host.encode("ascii"), target.port, type=socket.SOCK_STREAM
+        )
+    except OSError as exc:
+        raise RefusedError(f"its name has no address ({exc.strerror})", "failed") from exc
+    return list(dict.fromkeys(str(where[0]) for *_, where in found))

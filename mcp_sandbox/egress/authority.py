@@ -1,0 +1,177 @@
+"""The certificate authority of opened TLS, and the authorities that are trusted outside.
+
+Its key stays in its folder; sandboxes get a folder with one file, the certificates to trust.
+"""
+
+import hashlib
+import hmac
+import os
+import re
+import ssl
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
+
+import certifi
+from anyio import to_thread
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from mcp_sandbox.durable import locked, make_folder, write_file
+from mcp_sandbox.errors import ConfigError, StorageUnavailable
+
+_LIFETIME, _RENEWED_BEFORE = timedelta(days=400), timedelta(days=30)
+_MOST_LEAVES = 256
+_BUNDLE = "ca-certificates.crt"
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[\s\w+/=]+-----END CERTIFICATE-----")
+_NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mcp-sandbox allowed hosts")])
+
+
+class Authority:
+    """The authority kept in a folder.
+
+    `bundle` is the folder to mount over /etc/ssl/certs, `outside` speaks TLS with servers, `seed`
+    is a secret that lasts as long as the folder.
+    """
+
+    def __init__(self, folder: Path, ca_bundle: Path | None) -> None:
+        self._trusted = trusted(ca_bundle)
+        self.outside = ssl.create_default_context(cadata=self._trusted.decode("ascii"))
+        self.outside.set_alpn_protocols(["http/1.1"])
+        self.bundle = folder / "bundle"
+        self._folder = folder
+        self._contexts = lru_cache(_MOST_LEAVES)(self._context)
+        self._leaf_key = ec.generate_private_key(ec.SECP256R1())
+        make_folder(self.bundle)
+        with locked(folder / "lock"):
+            self._key = self._own_key()
+        self._certificate = self._renewed()
+        self.seed = hmac.digest(_pem(self._key), b"placeholders of secrets", hashlib.sha256)
+
+    @classmethod
+    async def open(cls, folder: Path, ca_bundle: Path | None) -> "Authority":
+        """Return the authority of a folder, made or renewed if need be.
+
+        Raises:
+            ConfigError: `ca_bundle`, or a file in the folder, is damaged.
+            StorageUnavailable: the folder cannot be used.
+        """
+        try:
+            return await to_thread.run_sync(cls, folder, ca_bundle)
+        except ssl.SSLError as exc:
+            raise ConfigError(f"a certificate that is trusted is damaged: {exc.reason}") from exc
+        except OSError as exc:
+            raise StorageUnavailable(f"the folder {folder} cannot be used: {exc}") from exc
+
+    async def context_for(self, host: str) -> ssl.SSLContext:
+        """Return what to speak TLS with as the server of this name. Raises OSError."""
+        if _ends_soon(self._certificate):
+            self._certificate = await to_thread.run_sync(self._renewed)
+        return await to_thread.run_sync(self._contexts, host)
+
+    def _own_key(self) -> ec.EllipticCurvePrivateKey:
+        file = self._folder / "key.pem"
+        if not file.exists():
+            write_file(file, _pem(ec.generate_private_key(ec.SECP256R1())))
+        with suppress(ValueError):
+            key = load_pem_private_key(file.read_bytes(), None)
+            if isinstance(key, ec.EllipticCurvePrivateKey):
+                return key
+        raise ConfigError(f"{file} is damaged: move it away, and a new one is made")
+
+    def _renewed(self) -> x509.Certificate:
+        """The certificate, new when it ends soon; it stands in the bundle with the others."""
+        file, bundle, found = self._folder / "certificate.pem", self.bundle / _BUNDLE, None
+        with locked(self._folder / "lock"):
+            with suppress(FileNotFoundError, ValueError):
+                found = x509.load_pem_x509_certificate(file.read_bytes())
+            if not found or found.public_key() != self._key.public_key() or _ends_soon(found):
+                # Of the same key and name, so that leaves of the last one are good with it, too.
+                found = _certificate(self._key)
+                write_file(file, found.public_bytes(Encoding.PEM))
+            whole = self._trusted + found.public_bytes(Encoding.PEM)
+            if not bundle.exists() or bundle.read_bytes() != whole:
+                write_file(bundle, whole)
+            # Whatever the umask is: every sandbox user reads it.
+            bundle.chmod(0o644)
+            self.bundle.chmod(0o755)
+        self._contexts.cache_clear()
+        return found
+
+    def _context(self, host: str) -> ssl.SSLContext:
+        leaf = _certificate(self._key, host, self._leaf_key)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols(["http/1.1"])
+        # The library reads files alone; this one is in memory.
+        with os.fdopen(os.memfd_create("leaf"), "wb") as stream:
+            stream.write(_pem(self._leaf_key) + leaf.public_bytes(Encoding.PEM))
+            stream.flush()
+            context.load_cert_chain(f"/proc/self/fd/{stream.fileno()}")
+        return context
+
+
+def _certificate(
+    key: ec.EllipticCurvePrivateKey,
+    host: str = "",
+    leaf_key: ec.EllipticCurvePrivateKey | None = None,
+) -> x509.Certificate:
+    """The authority's own, or that of a host, signed by `key`."""
+    own, owner, now = leaf_key is None, (leaf_key or key).public_key(), datetime.now(UTC)
+    usage = x509.KeyUsage(not own, False, False, False, False, own, own, False, False)
+    builder = (
+        x509.CertificateBuilder(_NAME, _NAME if own else x509.Name([]), owner)
+        .serial_number(x509.random_serial_number())
+        # The clock of an engine elsewhere may be late.
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + _LIFETIME)
+        .add_extension(x509.BasicConstraints(own, 0 if own else None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(owner), critical=False)
+        .add_extension(usage, critical=True)
+    )
+    if not own:
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+        server = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        builder = builder.add_extension(issuer, critical=False).add_extension(
+            server, critical=False
+        )
+        # The name stands here alone: a subject holds 64 characters at most.
+        name = x509.SubjectAlternativeName([x509.DNSName(host)])
+        builder = builder.add_extension(name, critical=True)
+    return builder.sign(key, SHA256())
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _ends_soon(certificate: x509.Certificate) -> bool:
+    return certificate.not_valid_after_utc - datetime.now(UTC) < _RENEWED_BEFORE
+
+
+def trusted(ca_bundle: Path | None) -> bytes:
+    """Return the certificates of the authorities that are trusted outside. Raises ConfigError."""
+    paths = ssl.get_default_verify_paths()
+    # The Python of Debian knows only the folder of the bundle.
+    files = [Path(paths.cafile or ""), Path(paths.capath or "", _BUNDLE), Path(certifi.where())]
+    machines = _certificates(next(file for file in files if file.is_file()))
+    return machines + (_certificates(ca_bundle) if ca_bundle else b"")
+
+
+def _certificates(file: Path) -> bytes:
+    """The certificates of a bundle, without the words between them."""
+    try:
+        found = _CERTIFICATE.findall(file.read_bytes())
+    except OSError as exc:
+        raise ConfigError(f"the bundle {file} cannot be read: {exc.strerror}") from exc
+    if not found:
+        raise ConfigError(f"the bundle {file} holds no certificates in PEM form: name another")
+    return b"\n".join([*found, b""])

@@ -1,0 +1,122 @@
+"""Blots out values in bytes that pass, each in the forms in which programs write it. Pure.
+
+These are the value itself, JSON, percent-encoding and base64 (of either alphabet, wherever the
+value begins in what was encoded). It is a net and no wall: other encodings pass.
+"""
+
+import re
+from base64 import b64encode
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+
+FILLER = b"*"
+
+_Span = tuple[int, int]
+_TO_URL = bytes.maketrans(b"+/", b"-_")
+# Percent-encoding and JSON: escapes of printable ASCII by its number or itself, also one that is
+# cut off at the end. The last is for what follows a backslash that belongs to no escape.
+_ESCAPES = (
+    re.compile(rb"%(?:([2-7][\dA-Fa-f])|()[2-7]?\Z)"),
+    re.compile(rb'\\(?:u00([2-7][\dA-Fa-f])|(["\\/])|(?:u(?:0(?:0[2-7]?)?)?)?\Z)'),
+    re.compile(rb'\\(?:u00([2-7][\dA-Fa-f])|(["/])|(?:u(?:0(?:0[2-7]?)?)?)?\Z)'),
+)
+
+
+class Mask:
+    """Knows values, each of 12 bytes and more of printable ASCII, in all their forms."""
+
+    def __init__(self, values: Iterable[bytes]) -> None:
+        self._forms = sorted({form for value in values for form in _forms(value)})
+
+    def text(self, data: bytes) -> bytes:
+        """Return a whole text with filler for each value in it, of the same length."""
+        return _filled(data, self.look(data)[0])
+
+    def stream(self) -> "Masking":
+        """Return what does the same to bytes that come in pieces."""
+        return Masking(self)
+
+    def look(self, data: bytes) -> tuple[list[_Span], int]:
+        """Return where values are, and where the first begins of which more may come."""
+        spans, begun = self._found(data), self._begun(data)
+        for escapes in _ESCAPES:
+            if escapes.search(data):
+                plain, place = escapes.sub(_meant, data), _places(escapes, data)
+                spans += [(place(start), place(end)) for start, end in self._found(plain)]
+                begun = min(begun, place(self._begun(plain)))
+        return spans, begun
+
+    def _found(self, data: bytes) -> list[_Span]:
+        found = list[_Span]()
+        for form in self._forms:
+            at = data.find(form)
+            while at >= 0:
+                found.append((at, at + len(form)))
+                at = data.find(form, at + 1)
+        return found
+
+    def _begun(self, data: bytes) -> int:
+        first = len(data)
+        for form in self._forms:
+            at = data.find(form[:1], max(0, len(data) - len(form) + 1), first)
+            while at >= 0 and not form.startswith(data[at:]):
+                at = data.find(form[:1], at + 1, first)
+            first = at if at >= 0 else first
+        return first
+
+
+class Masking:
+    """One stream of bytes; what comes out is as long as what went in."""
+
+    def __init__(self, mask: Mask) -> None:
+        self._mask = mask
+        self._kept = b""
+        self._covered = 0  # So much of what is kept belongs to a value that began before it.
+
+    def feed(self, data: bytes) -> bytes:
+        """Take a piece, and return what can be told by now.
+
+        At most the longest form of a value is kept back, and only where one may have begun.
+        """
+        data = self._kept + data
+        spans, until = self._mask.look(data)
+        spans.append((0, self._covered))
+        self._kept = data[until:]
+        self._covered = max(0, *(end - until for start, end in spans if start <= until))
+        return _filled(data, spans)[:until]
+
+    def end(self) -> bytes:
+        """Return the rest."""
+        return _filled(self._kept, [*self._mask.look(self._kept)[0], (0, self._covered)])
+
+
+def _forms(value: bytes) -> Iterator[bytes]:
+    yield value
+    yield value.replace(b" ", b"+")
+    for before in range(3):
+        # Of the digits only those that depend on nothing but the value.
+        digits = b64encode(bytes(before) + value)
+        inner = digits[-(-8 * before // 6) : 8 * (before + len(value)) // 6]
+        yield inner
+        yield inner.translate(_TO_URL)
+
+
+def _meant(escape: re.Match[bytes]) -> bytes:
+    number, character = escape.groups(b"")
+    return bytes.fromhex(number.decode("ascii")) or character
+
+
+def _places(escapes: re.Pattern[bytes], data: bytes) -> Callable[[int], int]:
+    """Return what says where in the data is what is at a place of the text without escapes."""
+    starts, shifts = [0], [0]
+    for each in escapes.finditer(data):
+        starts.append(each.start() - shifts[-1] + 1)
+        shifts.append(shifts[-1] + len(each[0]) - 1)
+    return lambda at: at + shifts[bisect_right(starts, at) - 1]
+
+
+def _filled(data: bytes, spans: list[_Span]) -> bytes:
+    filled = bytearray(data)
+    for start, end in spans:
+        filled[start:end] = FILLER * (end - start)
+    return bytes(filled)

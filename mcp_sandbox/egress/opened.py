@@ -1,0 +1,267 @@
+"""HTTP/1.1 as the proxy reads it: requests are judged one by one and written anew.
+
+The same for plain HTTP and for what is inside opened TLS. It knows no rules and dials nothing.
+"""
+
+import re
+import select
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from urllib.parse import unquote_to_bytes
+
+import anyio
+import h11
+from anyio.abc import ByteStream, SocketAttribute
+from anyio.streams.tls import TLSAttribute
+
+from mcp_sandbox.egress.masking import Mask, Masking
+from mcp_sandbox.egress.targets import Refusal, RefusedError, Target, target_of
+
+Header = tuple[bytes, bytes]
+
+BATCH = 256 * 1024
+"""Bytes read at once: all TLS records that are there, and one write for them."""
+HEAD_S = 10.0
+HUNG_UP = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
+_MOST_HEAD = 32 * 1024
+# Others are 403.
+_STATUS: dict[Refusal, int] = {
+    "target": 400,
+    "request": 400,
+    "name": 421,
+    "secret": 502,
+    "failed": 502,
+    "limit": 503,
+}
+
+_READING = frozenset({b"GET", b"HEAD", b"OPTIONS"})
+# Nothing in it that a server could decode, cut or resolve to another path.
+_FETCH = re.compile(rb"[\w./~+@-]*/git-upload-pack", re.ASCII)
+_PATH = re.compile(rb"/[\x21\x22\x24-\x7e]*")
+# What belongs to one connection alone, and what makes a server take one method for another.
+_LEFT_OUT = frozenset(
+    b"host connection keep-alive proxy-connection proxy-authorization proxy-authenticate trailer"
+    b" upgrade alt-svc x-http-method x-http-method-override x-method-override".split()
+)
+_PARTS = frozenset({b"accept-encoding", b"te", b"range", b"if-range"})
+
+
+class Peer:
+    """One end of a conversation: a stream, and what HTTP makes of it."""
+
+    def __init__(self, stream: ByteStream, role: type[h11.CLIENT | h11.SERVER]) -> None:
+        self.stream = stream
+        self.http = h11.Connection(role, _MOST_HEAD)
+
+    async def send(self, *events: h11.Event) -> None:
+        """Send all of them in one write."""
+        await self.stream.send(b"".join(self.http.send(event) or b"" for event in events))
+
+    async def receive(self) -> bytes:
+        """Return what has come, nothing at the end."""
+        try:
+            pieces = [await self.stream.receive(BATCH)]
+        except anyio.EndOfStream:
+            return b""
+        # The linter takes it for Django's.
+        if (tls := self.stream.extra(TLSAttribute.ssl_object, None)) is not None:  # noqa: S610
+            with suppress(ssl.SSLWantReadError):
+                while pieces[-1] and len(pieces) * 16384 < BATCH:
+                    pieces.append(tls.read(BATCH))
+        return b"".join(pieces)
+
+    async def events(self) -> list[h11.Event]:
+        """Return the next event, and what is there of the same body.
+
+        Raises:
+            RefusedError: what has come is not HTTP/1.1, or a server's connection broke.
+        """
+        found = list[h11.Event]()
+        try:
+            while not found or isinstance(found[-1], h11.Data):
+                event = self.http.next_event()
+                if isinstance(event, h11.EndOfMessage):
+                    # Its trailers are left out.
+                    found.append(h11.EndOfMessage())
+                elif isinstance(event, h11.Event):
+                    found.append(event)
+                elif found:
+                    break
+                else:
+                    self.http.receive_data(await self.receive())
+        except (h11.RemoteProtocolError, *HUNG_UP) as exc:
+            if self.http.our_role is h11.CLIENT:
+                raise RefusedError("its answer is not whole HTTP/1.1", "failed") from exc
+            if isinstance(exc, h11.RemoteProtocolError):
+                raise RefusedError("it is not whole HTTP/1.1", "request") from exc
+            raise
+        return found
+
+    async def head(self, *, first: bool = False) -> h11.Request | None:
+        """Return the next request, or None when the client hangs up instead.
+
+        Raises:
+            RefusedError: what comes is no request, or comes too slowly.
+        """
+        if not first and not self.http.trailing_data[0]:
+            self.http.receive_data(await self.receive())
+        try:
+            with anyio.fail_after(HEAD_S):
+                [event] = await self.events()
+        except TimeoutError as exc:
+            raise RefusedError(f"no request came within {HEAD_S:g} s", "request") from exc
+        if not isinstance(event, h11.Request):
+            return None
+        if sum(len(name) + len(value) + 4 for name, value in event.headers) > _MOST_HEAD:
+            raise RefusedError(f"its headers are over {_MOST_HEAD} bytes", "request")
+        return event
+
+    def next_cycle(self) -> bool:
+        """Be ready for another request and answer, if there can be."""
+        if self.http.our_state is not h11.DONE or self.http.their_state is not h11.DONE:
+            return False
+        self.http.start_next_cycle()
+        return True
+
+    def is_free(self) -> bool:
+        """Be ready for another request to a server, which has said nothing unasked meanwhile."""
+        poll = select.poll()
+        poll.register(self.stream.extra(SocketAttribute.raw_socket), select.POLLIN)  # noqa: S610
+        return self.next_cycle() and not poll.poll(0)
+
+    async def connect(self, target: str) -> bytes:
+        """Have a proxy connect to a target; returns what has come from there already."""
+        asked = h11.Request(method="CONNECT", target=target, headers=[("Host", target)])
+        await self.send(asked, h11.EndOfMessage())
+        answer = (await self.events())[0]
+        status = answer.status_code if isinstance(answer, h11.Response) else 0
+        if not 200 <= status < 300:
+            raise RefusedError(f"the proxy of this machine answers {status}", "failed")
+        return self.http.trailing_data[0]
+
+    async def refuse(self, sentence: str, refused: RefusedError) -> None:
+        """Answer so, if no other answer has begun."""
+        if self.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        status = _STATUS.get(refused.verdict, 403)
+        if status == 502 and isinstance(refused.__cause__, TimeoutError):
+            status = 504
+        body = f"{sentence}\n".encode()
+        kind, size = ("Content-Type", "text/plain; charset=utf-8"), str(len(body))
+        headers = [kind, ("Content-Length", size), ("Connection", "close")]
+        # Programs that show no body of a proxy show the reason.
+        await self.send(h11.Response(status_code=status, headers=headers, reason=body[:-1]))
+        # The answer to HEAD has none.
+        with suppress(h11.LocalProtocolError):
+            await self.send(h11.Data(body), h11.EndOfMessage())
+
+
+def outgoing(
+    request: h11.Request, to: tuple[Target, bytes], *, secure: bool, read: bool, whole: bool
+) -> list[Header]:
+    """Return the headers with which a request may go to a target and path.
+
+    `whole`: its answer is to be whole and not compressed.
+
+    Raises:
+        RefusedError: it may not.
+    """
+    (target, path), default_port = to, 443 if secure else 80
+    names = dict(request.headers)
+    if not _PATH.fullmatch(path):
+        raise RefusedError("its path is not plain ASCII that begins with /", "request")
+    if b"content-length" in names and b"transfer-encoding" in names:
+        raise RefusedError("it has both Content-Length and Transfer-Encoding", "request")
+    if b"upgrade" in names or request.method.upper() == b"CONNECT":
+        # What is said after one of these is no HTTP: our reading of it would never end.
+        raise RefusedError("no upgrade to another protocol, or late CONNECT, can pass", "request")
+    if b"host" in names and target_of(names[b"host"], default_port) != target:
+        raise RefusedError("the request names another Host", "name")
+    if read and not _reads(request.method, path):
+        method = request.method[:20].decode("ascii")
+        raise RefusedError(f"only reading is allowed there, not this {method}", "rule")
+    host = target.host if target.port == default_port else str(target)
+    kept = [(b"Host", host.encode()), *_passed(request)]
+    if not whole:
+        return kept
+    kept = [(name, value) for name, value in kept if name.lower() not in _PARTS]
+    return [*kept, (b"Accept-Encoding", b"identity")]
+
+
+def _reads(method: bytes, path_and_query: bytes) -> bool:
+    path, _, query = path_and_query.partition(b"?")
+    if b"service=git-receive-pack" in unquote_to_bytes(query):
+        return False
+    return method in _READING or (method == b"POST" and bool(_FETCH.fullmatch(path)))
+
+
+async def exchange(
+    client: Peer,
+    server: Peer,
+    request: h11.Request,
+    mask: Mask | None,
+    ended: Callable[[], None],
+) -> None:
+    """Send a request with the client's body, and the answer back with filler for secrets.
+
+    `ended` is told that the client has hung up. Raises a group of RefusedError if an answer may
+    not pass, or of what the client's stream raises.
+    """
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_upload, client, server, request, ended)
+        masking = mask.stream() if mask else None
+        events = list[h11.Event]()
+        while not events or not isinstance(events[-1], h11.EndOfMessage):
+            came = await server.events()
+            events = [each for event in came for each in _answered(event, mask, masking)]
+            await client.send(*events)
+        tasks.cancel_scope.cancel()
+
+
+async def _upload(
+    client: Peer, server: Peer, request: h11.Request, ended: Callable[[], None]
+) -> None:
+    events: list[h11.Event] = [request]
+    with suppress(anyio.BrokenResourceError):
+        # What a server says that takes no more is told by its answer.
+        await server.send(request)
+        while not isinstance(events[-1], h11.EndOfMessage):
+            events = await client.events()
+            await server.send(*events)
+    data = b"."
+    while data and len(client.http.trailing_data[0]) < _MOST_HEAD:
+        data = await client.receive()
+        client.http.receive_data(data)
+    if not data:
+        ended()
+
+
+def _answered(event: h11.Event, mask: Mask | None, masking: Masking | None) -> Iterator[h11.Event]:
+    if isinstance(event, h11.ConnectionClosed):
+        raise RefusedError("it hung up and did not answer", "failed")
+    if isinstance(event, h11.InformationalResponse):
+        # Others are hints, which the client does not need.
+        if event.status_code == 100:
+            yield h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+    elif isinstance(event, h11.Response):
+        codings = {value.lower() for name, value in event.headers if name == b"content-encoding"}
+        if mask and (codings - {b"identity"} or event.status_code == 206):
+            why = "its answer is compressed or a part, where no secret can be found"
+            raise RefusedError(why, "secret")
+        hidden = mask.text if mask else bytes
+        headers = [(hidden(name), hidden(value)) for name, value in _passed(event)]
+        reason = hidden(event.reason)
+        yield h11.Response(status_code=event.status_code, headers=headers, reason=reason)
+    elif isinstance(event, h11.Data):
+        yield h11.Data(masking.feed(bytes(event.data))) if masking else event
+    else:
+        if masking:
+            yield h11.Data(masking.end())
+        yield event
+
+
+def _passed(message: h11.Request | h11.Response) -> list[Header]:
+    items = message.headers.raw_items()
+    # To servers of the CGI family a `_` in a name is a `-`.
+    return [each for each in items if each[0].lower().replace(b"_", b"-") not in _LEFT_OUT]

@@ -1,0 +1,161 @@
+"""Which rule decides about a target: deny first, then the narrowest that allows it. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import idna
+import yaml
+
+from mcp_sandbox.config import AllowConfig, EgressConfig
+from mcp_sandbox.egress.targets import RefusedError, Target, target_of
+from mcp_sandbox.errors import ConfigError, InvalidArgument
+
+PORTS = frozenset({80, 443})
+"""What a rule without a port means."""
+_PRESETS = Path(__file__).with_name("presets.yaml")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A host, or `*.` and a name for its subdomains at any depth, and ports; none = every port.
+
+    `read`: only what reads may pass. `private`: its addresses need not be public. `source` says
+    who made it.
+    """
+
+    host: str
+    ports: frozenset[int] = PORTS
+    read: bool = False
+    private: bool = False
+    source: str = "egress.allow"
+
+    def __str__(self) -> str:
+        port = f":{min(self.ports)}" if len(self.ports) == 1 else ""
+        return f"{self.host}{port}{' (read only)' if self.read else ''}"
+
+    def names(self, host: str) -> bool:
+        """Whether the host is meant, at some port."""
+        return host.endswith(self.host[1:]) if self.host.startswith("*") else host == self.host
+
+    def covers(self, target: Target) -> bool:
+        """Whether the target is meant."""
+        return self.names(target.host) and (not self.ports or target.port in self.ports)
+
+    @property
+    def width(self) -> tuple[bool, int, int]:
+        """How much it means: the narrower of two rules for one target is less."""
+        return self.host.startswith("*"), -self.host.count("."), len(self.ports) or 1 << 16
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The rule by which a target may pass, or None, and why, in a clause."""
+
+    rule: Rule | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The operator's; of two for the same, the first counts."""
+
+    allow: tuple[Rule, ...] = ()
+    deny: tuple[Rule, ...] = ()
+
+    def judge(self, target: Target, grants: Sequence[Rule] = ()) -> Verdict:
+        """Return what decides about a target for a chat that has these grants."""
+        for rule in self.deny:
+            if rule.covers(target):
+                return Verdict(None, f"{rule.source} names {rule}")
+        known = [*grants, *self.allow]
+        if found := [rule for rule in known if rule.covers(target)]:
+            # A private address is reached by the operator's rule alone: no grant hides it.
+            rule = min(found, key=lambda rule: (rule.width, not rule.private))
+            return Verdict(rule, f"{rule.source} names {rule}")
+        if any(rule.names(target.host) for rule in known):
+            return Verdict(None, f"no rule allows port {target.port} of this host")
+        return Verdict(None, "no rule allows it")
+
+
+def rules_of(settings: EgressConfig) -> Rules:
+    """Return the rules of the settings, those of presets after the rest.
+
+    Raises:
+        ConfigError: a rule cannot be understood, or contradicts another.
+    """
+    presets = _presets()
+    own, listed = list[Rule](), list[Rule]()
+    try:
+        for entry in settings.allow:
+            if isinstance(entry, AllowConfig):
+                text = f"{entry.host}:{entry.port}" if entry.port else entry.host
+                own.append(_rule(text, "egress.allow", read=entry.read, private=entry.private))
+            elif entry in presets:
+                source = f"preset {entry}"
+                listed += [_rule(host, source, read=True) for host in presets[entry]]
+            else:
+                own.append(_rule(entry, "egress.allow"))
+        deny = [_rule(text, "egress.deny", ports=frozenset()) for text in settings.deny]
+        _contradiction(own, deny)
+    except ValueError as exc:
+        raise ConfigError(f"egress: {exc}") from exc
+    return Rules((*own, *listed), tuple(deny))
+
+
+def grant_of(text: str, *, read: bool, source: str) -> Rule:
+    """Return the rule for HOST[:PORT] as a person types it; its hosts are public.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    try:
+        return _rule(text, source, read=read)
+    except ValueError as exc:
+        raise InvalidArgument(str(exc)) from exc
+
+
+def _rule(
+    text: str,
+    source: str,
+    *,
+    ports: frozenset[int] = PORTS,
+    read: bool = False,
+    private: bool = False,
+) -> Rule:
+    """Read HOST[:PORT]; `ports` are those of a text without one. Raises ValueError."""
+    name, colon, _ = text.partition(":")
+    star = name[:1] if name.startswith("*.") else ""
+    try:
+        host = name.removeprefix("*.")
+        ascii_host = host.encode() if host.isascii() else idna.encode(host, uts46=True)
+        target = target_of(ascii_host + text[len(name) :].encode(), 443)
+    except (RefusedError, UnicodeError) as exc:
+        how = "write HOST, HOST:PORT or *.HOST, such as *.example.org"
+        raise ValueError(f"{text!r} is no host for a rule: {exc}; {how}") from exc
+    if star and "." not in target.host:
+        raise ValueError(f"{text!r} means too much: write two labels or more, as in *.example.org")
+    if private and (star or not colon):
+        raise ValueError(f"{text!r} is private: write its one host and its port")
+    if "." not in target.host and not private:
+        presets = ", ".join(_presets())
+        raise ValueError(f"{text!r} is no preset here ({presets}) and has no dot: correct it")
+    ports = frozenset({target.port}) if colon else ports
+    return Rule(f"{star}.{target.host}" if star else target.host, ports, read, private, source)
+
+
+def _contradiction(allow: Sequence[Rule], deny: Sequence[Rule]) -> None:
+    for at, rule in enumerate(allow):
+        if any(other.host == rule.host and other.ports & rule.ports for other in allow[:at]):
+            raise ValueError(f"allow has {rule.host} twice for one port: keep one")
+        for each in deny:
+            if each.names(rule.host) and (not each.ports or rule.ports <= each.ports):
+                raise ValueError(f"allow has {rule}, which deny refuses by {each}: remove one")
+
+
+def _presets() -> dict[str, list[str]]:
+    try:
+        found: dict[str, list[str]] = yaml.safe_load(_PRESETS.read_text(encoding="ascii"))
+    except (OSError, UnicodeError, yaml.YAMLError) as exc:
+        raise ConfigError(f"cannot read {_PRESETS}: {exc}; install mcp-sandbox again") from exc
+    return found

@@ -1,0 +1,226 @@
+"""Values that requests to their hosts get on the way out, and the placeholders that are inside.
+
+A value is in this process's memory alone: no repr, error or log line shows it, nor what a command
+writes beside it.
+"""
+
+import base64
+import binascii
+import errno
+import hmac
+import os
+import re
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from subprocess import DEVNULL
+
+import anyio
+from anyio import to_thread
+
+from mcp_sandbox.config import SecretConfig
+from mcp_sandbox.connect.starting import daemon_variables
+from mcp_sandbox.egress.masking import Mask
+from mcp_sandbox.egress.rules import grant_of
+from mcp_sandbox.egress.targets import RefusedError, Target
+from mcp_sandbox.errors import ConfigError, InvalidArgument
+from mcp_sandbox.models import ChatId
+
+Header = tuple[bytes, bytes]
+
+SHORTEST, LONGEST = 12, 4096
+SOURCE_S, KEPT_S = 10.0, 300.0
+_HEADER_TEXT = re.compile(rb"[!-~](?:[ -~]*[!-~])?")
+
+
+@dataclass(frozen=True)
+class SecretState:
+    """What people may know of a secret: how long its value is in bytes, or the problem with it."""
+
+    name: str
+    hosts: tuple[str, ...]
+    header: str
+    users: tuple[str, ...]
+    length: int | None = None
+    problem: str = ""
+
+
+class BoundSecret:
+    """A secret: where its value comes from, and which requests may carry it."""
+
+    def __init__(self, name: str, settings: SecretConfig) -> None:
+        try:
+            rules = [grant_of(each, read=False, source="") for each in settings.hosts]
+            kind, _, place = settings.source.partition(":")
+            self._command = shlex.split(place) if kind == "command" else []
+        except (InvalidArgument, ValueError) as exc:
+            raise ConfigError(f"secrets.{name}: {exc}") from None
+        if any(rule.ports == {80} for rule in rules):
+            raise ConfigError(f"secrets.{name}: a value goes over TLS alone, and not to port 80")
+        self._path = place
+        # A value goes over TLS alone, so a host without a port is meant with that of HTTPS.
+        self._rules = [replace(rule, ports=rule.ports - {80}) for rule in rules]
+        hosts, header = tuple(map(str, self._rules)), settings.header.lower()
+        self.state = SecretState(name, hosts, header, settings.users)
+        self.known = b""  # The last value that the source has given.
+        self._asked_at = -KEPT_S
+        self._asking = anyio.Lock()
+
+    def serves(self, chat: ChatId, target: Target) -> bool:
+        """Whether requests of this chat to the target may carry it."""
+        return chat.user in self.state.users and any(rule.covers(target) for rule in self._rules)
+
+    async def value(self) -> bytes:
+        """Return the value; who waits while the source is asked gets the same answer.
+
+        Raises:
+            RefusedError: the source gives none that can be used.
+        """
+        came = anyio.current_time()
+        async with self._asking:
+            kept_s = KEPT_S if self._command and not self.state.problem else 0
+            if self._asked_at + kept_s < came:
+                problem = await self._ask()
+                length = None if problem else len(self.known)
+                self.state = replace(self.state, length=length, problem=problem)
+                self._asked_at = anyio.current_time()
+        if self.state.problem:
+            what = f"the secret {self.state.name} cannot be had: {self.state.problem}"
+            raise RefusedError(f"{what}. A person must look: mcp-sandbox secrets check", "secret")
+        return self.known
+
+    async def _ask(self) -> str:
+        """Ask the source for the value; return what is wrong, if anything is."""
+        try:
+            with anyio.fail_after(SOURCE_S):
+                if self._command:
+                    said = await _output(self._command)
+                else:
+                    said = await to_thread.run_sync(_contents, self._path, abandon_on_cancel=True)
+        except TimeoutError:
+            return f"its source did not answer within {SOURCE_S:g} s"
+        except OSError as exc:
+            # Without the name, which may be a value in a wrong place.
+            return f"its source cannot be used: {exc.strerror}"
+        value = said.removesuffix(b"\n")
+        if not SHORTEST <= len(value) <= LONGEST:
+            size = f"over {LONGEST}" if len(value) > LONGEST else len(value)
+            return f"its value has {size} bytes, and only {SHORTEST} to {LONGEST} can be masked"
+        if not _HEADER_TEXT.fullmatch(value):
+            return "its value is not one line of printable ASCII without spaces around it"
+        self.known = value
+        return ""
+
+
+class Secrets:
+    """The operator's secrets; `seed` keeps placeholders the same, and unlike anybody else's.
+
+    Raises:
+        ConfigError: a host or a command cannot be understood.
+    """
+
+    def __init__(self, settings: Mapping[str, SecretConfig], seed: bytes) -> None:
+        self._all = [BoundSecret(name, each) for name, each in settings.items()]
+        self._seed = seed
+
+    def placeholders(self, chat: ChatId) -> dict[str, str]:
+        """Return the variables that a chat's calls get: its secrets' names and placeholders."""
+        return {each.name: self._placeholder(chat, each.name) for each in self.states(chat.user)}
+
+    def _placeholder(self, chat: ChatId, name: str) -> str:
+        said = "\0".join((chat.user, chat.chat, name)).encode()
+        return f"mcps_{name}_{hmac.digest(self._seed, said, 'sha256')[:16].hex()}"
+
+    def bound(self, chat: ChatId, target: Target) -> tuple[BoundSecret, ...]:
+        """Return the secrets that a chat's requests to this target may carry."""
+        return tuple(each for each in self._all if each.serves(chat, target))
+
+    async def fill(
+        self, chat: ChatId, target: Target, headers: Sequence[Header]
+    ) -> tuple[list[Header], Mask | None]:
+        """Return the headers with values for placeholders, and the mask for the whole answer.
+
+        The mask is None where no secret is bound to the target.
+
+        Raises:
+            RefusedError: the source of a value that is needed fails.
+        """
+        filled, bound = list(headers), self.bound(chat, target)
+        for secret in bound:
+            placeholder = self._placeholder(chat, secret.state.name).encode()
+            for at, (name, text) in enumerate(filled):
+                scheme, plain = _decoded(text)
+                if name.lower() == secret.state.header.encode() and placeholder in plain:
+                    plain = plain.replace(placeholder, await secret.value())
+                    filled[at] = name, scheme + base64.b64encode(plain) if scheme else plain
+            if not (secret.known or secret.state.problem):
+                # An answer is masked, whether or not its request carries the value.
+                with suppress(RefusedError):
+                    await secret.value()
+        return filled, _mask(bound) if bound else None
+
+    def states(self, user: str = "") -> list[SecretState]:
+        """Return what is known by now, of one user's or of all secrets."""
+        return [each.state for each in self._all if user in ("", *each.state.users)]
+
+    async def check(self) -> list[SecretState]:
+        """Ask every source, one after another, as each may ask a person."""
+        for each in self._all:
+            with suppress(RefusedError):
+                await each.value()
+        return self.states()
+
+    def masked(self, line: str) -> str:
+        """Return a log line with filler for every value that is known by now."""
+        told = _mask(self._all).text(line.encode("utf-8", "surrogatepass"))
+        return told.decode("utf-8", "surrogatepass")
+
+
+def _mask(secrets: Sequence[BoundSecret]) -> Mask:
+    return Mask(secret.known for secret in secrets if secret.known)
+
+
+def _decoded(text: bytes) -> tuple[bytes, bytes]:
+    """Return "Basic " and the credentials that a header's text holds; else nothing and the text."""
+    scheme, space, digits = text.partition(b" ")
+    with suppress(binascii.Error):
+        if scheme.lower() == b"basic":
+            return scheme + space, base64.b64decode(digits.strip(), validate=True)
+    return b"", text
+
+
+def _contents(path: str) -> bytes:
+    """Return the beginning of a file, longer than a value may be; a pipe is not waited for."""
+    with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
+        return file.read(LONGEST + 2) or b""
+
+
+async def _output(command: Sequence[str]) -> bytes:
+    """Return what a program writes, longer than a value may be at most; then it ends, or failed.
+
+    It has a daemon's variables and folder, so for a person it does the same. Raises OSError.
+    """
+    said, code = b"", None
+    async with await anyio.open_process(
+        command,
+        stdin=DEVNULL,
+        stderr=DEVNULL,
+        cwd="/",
+        env=daemon_variables(),
+        start_new_session=True,
+    ) as process:
+        try:
+            with suppress(anyio.EndOfStream):
+                while process.stdout and len(said) <= LONGEST + 1:
+                    said += await process.stdout.receive()
+                return said
+            code = await process.wait()
+        finally:
+            if code is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+    if code:
+        raise OSError(errno.EIO, f"it ended with {code}; run it in a terminal to see why")
+    return said

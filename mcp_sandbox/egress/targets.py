@@ -1,0 +1,82 @@
+"""Which host and port a program inside asks for: the only parser of targets. Pure.
+
+It accepts names alone, in one spelling: what the rules match is, byte for byte, what is resolved.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Refusal = Literal["target", "rule", "address", "name", "limit", "request", "secret", "failed"]
+"""What a refused connection is counted as."""
+
+_LABEL = re.compile(rb"[a-z0-9_-]{1,63}")
+_PORT = re.compile(rb"[0-9]{1,5}")
+# The C library takes 127.1, 2130706433 and 0x7f.1 for addresses.
+_LAST_OF_ADDRESS = re.compile(rb"[0-9]+|0x.*")
+_ADDRESS = "a host is reached by its name, not by an address"
+_URL = re.compile(rb"http://([^/?]*)([\x21\x22\x24-\x7e]*)", re.IGNORECASE)
+
+
+class RefusedError(Exception):
+    """A connection or request is refused, or failed; the message is a clause that says why."""
+
+    def __init__(self, reason: str, verdict: Refusal) -> None:
+        super().__init__(reason)
+        self.verdict: Refusal = verdict
+
+
+@dataclass(frozen=True)
+class Target:
+    """A host in lower case without a trailing dot, and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def host_of(name: bytes) -> str:
+    """Return a host name in the one spelling that is matched and resolved.
+
+    Raises:
+        RefusedError: it is an address, or no name that can be resolved.
+    """
+    host = name.lower().removesuffix(b".")
+    labels = host.split(b".")
+    if len(host) > 253 or not all(map(_LABEL.fullmatch, labels)):
+        raise _no_target("it is no host name" if host[:1] != b"[" else _ADDRESS)
+    if _LAST_OF_ADDRESS.fullmatch(labels[-1]):
+        raise _no_target(_ADDRESS)
+    return host.decode("ascii")
+
+
+def target_of(authority: bytes, default_port: int | None = None) -> Target:
+    """Return the target that `HOST:PORT` names; without a default the port is required.
+
+    Raises:
+        RefusedError: it names none.
+    """
+    name, colon, digits = authority.rpartition(b":")
+    if not colon and default_port is not None:
+        return Target(host_of(authority), default_port)
+    if not _PORT.fullmatch(digits) or not 0 < (port := int(digits)) < 1 << 16:
+        raise _no_target("it needs a port of 1 to 65535 after the host")
+    return Target(host_of(name), port)
+
+
+def split_url(url: bytes) -> tuple[Target, bytes]:
+    """Return the target of `http://HOST[:PORT]/PATH?QUERY`, and what to ask there: /PATH?QUERY.
+
+    Raises:
+        RefusedError: it is no such URL.
+    """
+    if not (match := _URL.fullmatch(url)):
+        raise _no_target("it is no http:// URL in plain ASCII; other schemes go by CONNECT")
+    authority, path = match[1], match[2]
+    return target_of(authority, 80), path if path.startswith(b"/") else b"/" + path
+
+
+def _no_target(reason: str) -> RefusedError:
+    return RefusedError(reason, "target")

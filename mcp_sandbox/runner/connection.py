@@ -1,0 +1,222 @@
+"""A connection to the server: the proof of the token, then frames into calls and replies."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from mcp_sandbox.runner import protocol
+from mcp_sandbox.runner.loop import READ, WRITE
+from mcp_sandbox.runner.protocol import OpError, ProtocolError
+from mcp_sandbox.runner.waits import Wait
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from mcp_sandbox.runner.native import Socket
+    from mcp_sandbox.runner.server import Call, Server
+
+_HANDSHAKE_S = 5.0
+
+
+class Reply:
+    """Frames of one call; silent once the call has ended."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self._connection: Connection | None = connection
+        self._number = number
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    def data(self, name: str, data: bytes) -> None:
+        if self._connection:
+            self._connection.send({"t": "data", "id": self._number, "s": name}, data)
+
+    def opened(self, most: int = 0) -> None:
+        if self._connection:
+            self._connection.send({"t": "open", "id": self._number, "most": most})
+
+    def credit(self, size: int) -> None:
+        if self._connection:
+            self._connection.send({"t": "credit", "id": self._number, "n": size})
+
+    def done(self, result: dict[str, Any], payload: bytes = b"") -> None:
+        self._end({"t": "done", "id": self._number, "result": result}, payload)
+
+    def fail(self, code: str, message: str) -> None:
+        self._end({"t": "fail", "id": self._number, "code": code, "message": message}, b"")
+
+    def _end(self, header: dict[str, Any], payload: bytes) -> None:
+        # First silent: what is sent may find the peer gone, and end all calls.
+        connection, self._connection = self._connection, None
+        if connection:
+            connection.send(header, payload)
+            connection.ended(self._number)
+
+
+class Connection:
+    """A peer that is not trusted until it has proved the token."""
+
+    def __init__(self, server: Server, sock: Socket) -> None:
+        self._server = server
+        self._loop = server.loop
+        self._sock = sock
+        self._out = bytearray()
+        self._decoder = protocol.Decoder()
+        self._seal: protocol.Seal | None = None
+        self._nonce = os.urandom(protocol.NONCE_BYTES)
+        self.calls: dict[int, Call] = {}
+        self._owed: dict[int, int] = {}
+        self.proved = False
+        self.for_doors = False
+        # It will hang up soon, and does not count any more.
+        self.leaving = False
+        self._blocked = False
+        sock.setblocking(False)
+        self._watch(READ)
+        self._deadline = self._loop.later(_HANDSHAKE_S, self.close)
+
+    def begin(self) -> None:
+        """Begin the handshake; who has hung up already is closed by it."""
+        self.send({"t": "hello", "version": protocol.VERSION, "nonce": self._nonce.hex()})
+
+    def _watch(self, events: int) -> None:
+        self._loop.watch(self._sock.fileno(), events, self._ready)
+
+    def _ready(self, events: int) -> None:
+        if events & WRITE:
+            self._flush()
+        if events & ~WRITE and self._sock.fileno() >= 0:
+            self._receive()
+
+    def _receive(self) -> None:
+        try:
+            data = self._sock.recv(protocol.CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        try:
+            for header, payload in self._decoder.feed(data):
+                if self._sock.fileno() < 0:
+                    return
+                self._frame(header, payload)
+        except (ProtocolError, KeyError, TypeError, ValueError, OSError) as exc:
+            # Say why, as far as the socket takes it, and hang up: only this connection is lost.
+            self.send({"t": "broken", "message": f"{type(exc).__name__}: {exc}"[:500]})
+            self.close()
+
+    def _frame(self, header: dict[str, Any], payload: bytes) -> None:
+        if not self.proved:
+            self._greet(header)
+            return
+        number = header["id"]
+        if not isinstance(number, int):
+            raise ProtocolError("call id is not a number")
+        if header["t"] == "call":
+            self._call(number, header, payload)
+        elif call := self.calls.get(number):
+            self._go_on(call, number, header, payload)
+
+    def _greet(self, header: dict[str, Any]) -> None:
+        theirs = bytes.fromhex(header["nonce"])
+        token = self._server.token
+        if header["t"] != "hello" or len(theirs) != protocol.NONCE_BYTES:
+            raise ProtocolError("a hello was expected")
+        self.for_doors = header.get("for") == "doors"
+        role = "doors" if self.for_doors else "host"
+        if not protocol.same(protocol.prove(token, role, self._nonce, theirs), header["proof"]):
+            raise ProtocolError("the token was not proved")
+        self._deadline.cancel()
+        proof = protocol.prove(token, "runner", theirs, self._nonce)
+        about = {} if self.for_doors else self._server.describe()
+        self.send({"t": "welcome", "proof": proof, **about})
+        self.proved = True
+        if not self.for_doors:
+            self._seal_frames(token, theirs)
+        self._server.proved(self)
+
+    def _seal_frames(self, token: bytes, theirs: bytes) -> None:
+        nonces = self._nonce + theirs
+        self._decoder.seal = protocol.Seal(token, "to-runner", nonces)
+        self._seal = protocol.Seal(token, "to-host", nonces)
+
+    def _call(self, number: int, header: dict[str, Any], payload: bytes) -> None:
+        if number in self.calls:
+            raise ProtocolError("call id is in use")
+        reply = Reply(self, number)
+        if len(self.calls) >= protocol.MAX_CALLS:
+            reply.fail("busy", f"{protocol.MAX_CALLS} calls are under way; wait for some to end")
+            return
+        try:
+            more = bool(header.get("more"))
+            self._owed[number] = len(payload)
+            op, args = header["op"], header["args"]
+            if self.for_doors:
+                call: Call | None = self._server.doors.open_call(reply, op, args)
+            else:
+                call = self._server.open_call(self, reply, op, args)
+            if call:
+                self.calls[number] = call
+                self._server.start(call, header, payload, more=more)
+                if header.get("release") and isinstance(call, Wait):
+                    call.release()
+        except OpError as exc:
+            reply.fail(exc.code, exc.message)
+
+    def _go_on(self, call: Call, number: int, header: dict[str, Any], payload: bytes) -> None:
+        if header["t"] == "data":
+            self._owed[number] += len(payload)
+            if self._owed[number] > protocol.WINDOW + protocol.MAX_PAYLOAD:
+                raise ProtocolError("more data than credit was given for")
+            call.feed(payload, more=bool(header.get("more")))
+        elif header["t"] == "credit":
+            call.credit(int(header["n"]))
+        elif header["t"] == "cancel":
+            call.cancel()
+        elif header["t"] == "release" and isinstance(call, Wait):
+            call.release()
+
+    def send(self, header: dict[str, Any], payload: bytes = b"") -> None:
+        if self._sock.fileno() < 0:
+            return
+        if header["t"] == "credit" and header["id"] in self._owed:
+            self._owed[header["id"]] -= header["n"]
+        self._out += protocol.encode(header, payload, self._seal)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            sent = self._sock.send(self._out) if self._out else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            # Soon: who sends is in the middle of what closing would do to its call, too.
+            self._loop.later(0, self.close)
+            return
+        del self._out[:sent]
+        if bool(self._out) != self._blocked:
+            self._blocked = not self._blocked
+            self._watch(READ | WRITE if self._blocked else READ)
+
+    def ended(self, number: int) -> None:
+        if self.calls.pop(number, None) and not self.for_doors:
+            self._server.used_at = time.monotonic()
+        self._owed.pop(number, None)
+
+    def close(self) -> None:
+        """The peer is gone: nobody waits for these calls, so they end."""
+        if self._sock.fileno() < 0:
+            return
+        self._deadline.cancel()
+        self._loop.unwatch(self._sock.fileno())
+        self._sock.close()
+        for call in list(self.calls.values()):
+            call.cancel()
+        self._server.closed(self)

@@ -1,0 +1,307 @@
+"""What leaves the sandboxes of one manager: by which doors and grants, and what is told of it.
+
+The room `egress` judges a connection and `runtime` carries it; here it gets its chat.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import anyio
+from anyio.abc import ByteStream
+
+from mcp_sandbox.backends.base import Sandbox
+from mcp_sandbox.egress.addresses import HERE
+from mcp_sandbox.egress.proxy import Proxy, Way
+from mcp_sandbox.egress.rules import PORTS, Rule, grant_of
+from mcp_sandbox.egress.targets import RefusedError, Target, target_of
+from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, StorageUnavailable
+from mcp_sandbox.models import ChatId, Mount
+from mcp_sandbox.runtime.doors import PORT, Handler, doors
+from mcp_sandbox.runtime.runtime import Runtime
+from mcp_sandbox.sessions.records import ChatRecord, Ledger
+from mcp_sandbox.telemetry.logs import event
+
+logger = logging.getLogger(__name__)
+
+Tell = Callable[[str], None]
+_CERTIFICATES = "/etc/ssl/certs"
+_BUNDLE, _PROXY = f"{_CERTIFICATES}/ca-certificates.crt", f"http://127.0.0.1:{PORT}"
+_VARIABLES = {
+    # For plain HTTP curl reads the lower-case name alone.
+    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), _PROXY),
+    **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1"),
+    **dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), _BUNDLE),
+    "NODE_USE_ENV_PROXY": "1",
+}
+_SECTION = "egress"  # Of a chat's record: its grants.
+_MOST_CHATS, _MOST_PLACES, _MOST_TOLD = 1000, 100, 5
+# How long a call waits for the doors, and how soon they are tried again without one.
+_CALL_S, _AGAIN_S = 2.0, 5.0
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A public host that a person has allowed to a chat, until so many seconds since the epoch."""
+
+    host: str
+    read: bool
+    by: str
+    until_s: float
+
+    @property
+    def rule(self) -> Rule:
+        until = datetime.fromtimestamp(self.until_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return grant_of(self.host, read=self.read, source=f"grant of {self.by} until {until}")
+
+
+@dataclass
+class Place:
+    """What a chat has exchanged with a host and port since this server began."""
+
+    allowed: int = 0
+    refused: int = 0
+    untold: int = 0
+    why: str = ""
+    sent: int = 0
+    received: int = 0
+    last_s: float = 0.0
+
+
+class Egress:
+    """The way out of the sandboxes of one manager; all have the `mount`.
+
+    `counts` has its connections by verdict.
+    """
+
+    def __init__(self, proxy: Proxy, ledger: Ledger) -> None:
+        self.counts = Counter[str]()
+        self.mount = Mount(proxy.authority.bundle, _CERTIFICATES, read_only=True)
+        self._proxy, self._rules = proxy, proxy.rules
+        self._records, self._clock = ledger.records, ledger.clock
+        self._places: dict[ChatId, dict[Target | None, Place]] = {}
+
+    def doors(self, chat: ChatId, sandbox: Sandbox, runtime: Runtime, tell: Tell) -> "Doors":
+        """Those that an open sandbox of the chat is to have; `tell` lets the agent know."""
+        return Doors(partial(self._serve, chat), sandbox, runtime, tell)
+
+    def variables(self, chat: ChatId) -> Mapping[str, str]:
+        """What every call of a chat finds in its environment."""
+        return {**_VARIABLES, **self._proxy.secrets.placeholders(chat)}
+
+    async def described(self, chat: ChatId) -> str:
+        """The network of a chat's sandbox in a few words."""
+        rules = [*self._rules.allow, *(grant.rule for grant in await self.grants(chat))]
+        names = dict.fromkeys(
+            f"{each.source} (read only)" if each.source.startswith("preset") else str(each)
+            for each in rules
+        )
+        secrets = (
+            f"; {each.name} is a placeholder, which becomes the secret on its way in the header "
+            f"{each.header} of HTTPS requests to {', '.join(each.hosts)}"
+            for each in self._proxy.secrets.states(chat.user)
+        )
+        return (
+            f"allowed hosts alone: {', '.join(names) or 'none'}; by HTTP_PROXY and HTTPS_PROXY, "
+            f"which some programs do not know, such as Node.js before 22.21{''.join(secrets)}"
+        )
+
+    async def grants(self, chat: ChatId) -> Sequence[Grant]:
+        """What persons have allowed to the chat, and has not ended."""
+        record, now_s = await self._records.look(chat), self._clock().wall_s
+        # What only a newer version understands does not count.
+        with suppress(TypeError, InvalidArgument):
+            grants = (
+                [Grant(**noted) for noted in record.sections.get(_SECTION, ())] if record else []
+            )
+            return [each for each in grants if each.rule and each.until_s > now_s]
+        return []
+
+    async def allow(self, chat: ChatId, host: str, *, read: bool, by: str, for_s: float) -> Grant:
+        """Allow HOST[:PORT] from the next connection on; an earlier grant of it ends.
+
+        Raises:
+            InvalidArgument: it is no public host.
+        """
+        grant = Grant(host, read, by, self._clock().wall_s + for_s)
+        if grant.rule.host == HERE:
+            raise InvalidArgument(
+                f"{HERE} is this machine itself: only a rule of egress.allow with private: true "
+                "and a port reaches it"
+            )
+        await self._replace(chat, grant.rule, grant)
+        return grant
+
+    async def deny(self, chat: ChatId, host: str) -> None:
+        """Take a grant back, from the next connection on.
+
+        Raises:
+            NotFound: the chat has none of this host.
+        """
+        rule = grant_of(host, read=False, source="")
+        if not await self._replace(chat, rule):
+            raise NotFound(
+                f"chat {chat} has no grant of {rule}: `mcp-sandbox egress list {_name(chat)}` "
+                "shows what it has; what the configuration allows ends by egress.deny there"
+            )
+
+    async def _replace(self, chat: ChatId, rule: Rule, *new: Grant) -> bool:
+        """Note `new` for what the chat has of the same hosts and ports; whether it had any."""
+        same = rule.host, rule.ports
+        async with self._records.hold(chat):
+            before, now_s = await self.grants(chat), self._clock().wall_s
+            kept = [each for each in before if (each.rule.host, each.rule.ports) != same]
+            record = await self._records.get(chat) or ChatRecord(chat, None, now_s, now_s)
+            noted = {_SECTION: [asdict(grant) for grant in (*kept, *new)]}
+            await self._records.put(replace(record, sections={**record.sections, **noted}))
+        return len(kept) < len(before)
+
+    async def check(self, text: str, chat: ChatId | None) -> Mapping[str, Any]:
+        """Which rule decides about HOST[:PORT] for a chat, or for one without grants, and why.
+
+        Raises:
+            InvalidArgument: it is no host.
+        """
+        grants = [grant.rule for grant in await self.grants(chat)] if chat else []
+        try:
+            target = target_of(text.encode(), 443)
+        except RefusedError as exc:
+            raise InvalidArgument(f"{text[:80]!r} is refused to every chat: {exc}") from exc
+        verdict = self._rules.judge(target, grants)
+        return {"target": str(target), "allowed": bool(verdict.rule), "why": verdict.reason}
+
+    async def told(self, chat: ChatId) -> Mapping[str, Any]:
+        """The rules and grants of a chat, and what went where since this server began."""
+        rules = [*self._rules.allow, *(grant.rule for grant in await self.grants(chat))]
+        places = self._places.get(chat, {}).items()
+        return {
+            "denied": [{"host": rule.host, "by": rule.source} for rule in self._rules.deny],
+            "rules": [{"host": str(rule), "by": rule.source} for rule in rules],
+            "places": [{"name": str(target or "?"), **asdict(each)} for target, each in places],
+        }
+
+    def take_news(self, chat: ChatId) -> list[str]:
+        """What was refused to the chat and was not told yet."""
+        untold = [each for each in self._places.get(chat, {}).items() if each[1].untold]
+        news = [self._sentence(chat, *each) for each in untold[-_MOST_TOLD:]]
+        if more := len(untold) - len(news):
+            news.append(f"network: refused {more} more: mcp-sandbox egress list {_name(chat)}")
+        for _, place in untold:
+            place.untold = 0
+        return news
+
+    def _sentence(self, chat: ChatId, target: Target | None, place: Place) -> str:
+        """As the client inside was told."""
+        times = f", {place.untold} times" if place.untold > 1 else ""
+        said = f"network: refused {target or 'a request'}{times}: {place.why}"
+        if target and not self._rules.judge(target).rule:
+            host = target.host if target.port in PORTS else str(target)
+            with suppress(InvalidArgument):
+                # What no grant helps is not worth a person's time.
+                if self._rules.judge(target, [grant_of(host, read=False, source="")]).rule:
+                    way = f"mcp-sandbox egress allow {_name(chat)} {host}"
+                    said += f". The user can allow it for this chat: {way}"
+        return said
+
+    def forget(self, chat: ChatId) -> None:
+        """It has begun anew, or is no more."""
+        self._places.pop(chat, None)
+
+    async def _serve(self, chat: ChatId, stream: ByteStream) -> None:
+        """Let one connection out if it may go, by the grants that there are when it begins."""
+        grants: Sequence[Grant] = ()
+        # Without them less is allowed.
+        with suppress(StorageUnavailable):
+            grants = await self.grants(chat)
+
+        def current() -> Sequence[Rule]:
+            return [grant.rule for grant in grants if grant.until_s > self._clock().wall_s]
+
+        await self._proxy.serve(stream, Way(chat, current, partial(self._note, chat)))
+
+    def _note(
+        self,
+        chat: ChatId,
+        target: Target | None,
+        verdict: Rule | RefusedError,
+        sent: int,
+        received: int,
+        duration_ms: float,
+    ) -> None:
+        """Count and log a connection; the latest places are known, of the latest chats."""
+        places = self._places[chat] = self._places.pop(chat, {})
+        place = places[target] = places.pop(target, Place())
+        if len(places) > _MOST_PLACES:
+            del places[next(iter(places))]
+        if len(self._places) > _MOST_CHATS:
+            del self._places[next(iter(self._places))]
+        place.sent, place.received = place.sent + sent, place.received + received
+        place.last_s = self._clock().wall_s
+        word: str
+        if isinstance(verdict, RefusedError):
+            word, rule, place.why = verdict.verdict, None, str(verdict)
+            place.refused, place.untold = place.refused + 1, place.untold + 1
+        else:
+            word, rule, place.allowed = "allowed", verdict.source, place.allowed + 1
+        self.counts[word] += 1
+        to = {"host": target.host, "port": target.port} if target else {}
+        sizes = {"sent": sent, "received": received, "duration_ms": round(duration_ms, 1)}
+        event(logger, "connection", chat=str(chat), **to, verdict=word, rule=rule, **sizes)
+
+
+class Doors:
+    """Those of one open sandbox, from `run` until they are closed, or its tools' channel ends."""
+
+    def __init__(self, handler: Handler, sandbox: Sandbox, runtime: Runtime, tell: Tell) -> None:
+        self._opening = partial(doors, sandbox.open_channel, sandbox.token, handler)
+        self._tell = tell
+        self._wait_broken = runtime.wait_broken
+        self._scope = anyio.CancelScope()
+        self.close = self._scope.cancel
+        self._listening = False
+        self._tried, self._wanted = anyio.Event(), anyio.Event()
+
+    async def ready(self) -> None:
+        """Return when connections can leave, or it is known that they cannot for now."""
+        if not self._listening:
+            self._wanted.set()
+            with anyio.move_on_after(_CALL_S):
+                await self._tried.wait()
+
+    async def run(self) -> None:
+        """Have them open, tried again whenever they were closed from inside."""
+        with self._scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._reopen)
+                await self._wait_broken()
+                tasks.cancel_scope.cancel()
+
+    async def _reopen(self) -> None:
+        told = False
+        while True:
+            try:
+                async with self._opening() as wait_ended:
+                    self._listening, told = True, False
+                    self._tried.set()
+                    await wait_ended()
+            except Busy as exc:
+                if not told:
+                    self._tell(f"network: nothing leaves this computer: {exc}")
+                told = True
+            except SandboxError as exc:
+                logger.info("doors are closed: %s", exc)
+            self._listening = False
+            self._tried.set()
+            self._tried, self._wanted = anyio.Event(), anyio.Event()
+            with anyio.move_on_after(_AGAIN_S):
+                await self._wanted.wait()
+
+
+def _name(chat: ChatId) -> str:
+    """As a person types it."""
+    return chat.chat if chat.user == "local" else str(chat)

@@ -1,0 +1,458 @@
+"""Requests that are read, of opened TLS and of plain HTTP: real clients, real servers, real TLS."""
+
+import base64
+import hashlib
+import ssl
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import trustme
+from anyio.abc import SocketStream
+from anyio.streams.tls import TLSStream
+
+from tests.egress.world import CHAT, HOST, World, a_world, everything, head
+
+VALUE = "s3cret-value-0123456789"
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncGenerator[World]:
+    async with a_world(tmp_path / "world") as made:
+        yield made
+
+
+class Web:
+    """A server that answers each request by `answer` and keeps what it was asked."""
+
+    def __init__(self, answer: bytes = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") -> None:
+        self.answer = answer
+        self.asked = list[bytes]()
+        self.connections = 0
+
+    async def __call__(self, stream: Any) -> None:
+        self.connections += 1
+        async with stream:
+            try:
+                await self._answer(stream)
+                while b"close" not in self.answer.lower():
+                    await self._answer(stream)
+                if isinstance(stream, TLSStream):
+                    await stream.unwrap()
+            except (anyio.EndOfStream, anyio.BrokenResourceError):
+                pass
+
+    async def _answer(self, stream: Any) -> None:
+        said = await head(stream)
+        before, _, body = said.partition(b"\r\n\r\n")
+        size = 0
+        for line in before.lower().splitlines():
+            if line.startswith(b"content-length:"):
+                size = int(line.partition(b":")[2])
+        while len(body) < size:
+            body += await stream.receive()
+        self.asked.append(before + b"\r\n\r\n" + body)
+        await stream.send(self.answer.replace(b"ECHO", before))
+
+
+async def opened(world: World, web: Any, **rule: Any) -> int:
+    """The port of a server with TLS that may only be read."""
+    port = await world.listen(web, tls=True)
+    await world.allow({"host": HOST, "port": port, "private": True, "read": True, **rule})
+    return port
+
+
+async def inside(world: World, port: int, **context: Any) -> TLSStream:
+    """A connection of a program that speaks TLS with the host, as it believes."""
+    stream = await world.connect()
+    await stream.send(f"CONNECT {HOST}:{port} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+    assert (await head(stream)).startswith(b"HTTP/1.1 200 ")
+    bundle = world.authority.bundle / "ca-certificates.crt"
+    made = await anyio.to_thread.run_sync(lambda: ssl.create_default_context(cafile=bundle))
+    return await TLSStream.wrap(stream, hostname=HOST, ssl_context=made, standard_compatible=False)
+
+
+async def ask(world: World, port: int, said: bytes) -> bytes:
+    """All that comes back for these bytes inside the opened TLS of the host."""
+    with anyio.fail_after(10):
+        async with await inside(world, port) as tls:
+            await tls.send(said.replace(b"HOST", f"{HOST}:{port}".encode()))
+            return await everything(tls)
+
+
+@pytest.mark.parametrize("tls", [True, False])
+async def test_only_reading_is_let_through(world: World, tls: bool) -> None:
+    web = Web()
+    port = await world.listen(web, tls=tls)
+    await world.allow({"host": HOST, "port": port, "private": True, "read": True})
+    url = f"http{'s' if tls else ''}://{HOST}:{port}/a/b"
+    for method in ("GET", "OPTIONS"):
+        assert await world.curl("-X", method, url) == "ok200"
+    assert (await world.curl("-I", url)).endswith("200")
+    for method in ("POST", "PUT", "PATCH", "DELETE", "PROPFIND", "TRACE", "get"):
+        said = await world.curl("-X", method, "-d", "x=y", url)
+        why = f"only reading is allowed there, not this {method}"
+        assert said == f"network: refused {HOST}:{port}: {why}\n403"
+    assert [each.split()[0] for each in web.asked] == [b"GET", b"OPTIONS", b"HEAD"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "passes"),
+    [
+        ("POST", "/a/b.git/git-upload-pack", True),
+        ("POST", "/~me/a+b@c/git-upload-pack", True),
+        ("GET", "/a/b.git/info/refs?service=git-upload-pack", True),
+        ("GET", "/a/b.git/info/refs?service=git-receive-pack", False),
+        ("GET", "/a/b.git/info/refs?a=b&service=git%2dreceive-pack", False),
+        ("POST", "/a/b.git/git-receive-pack", False),
+        ("POST", "/a/b.git/git-receive-pack?/git-upload-pack", False),
+        ("POST", "/write?/git-upload-pack", False),
+        ("POST", "/write%3f/git-upload-pack", False),
+        ("POST", "/write%00/git-upload-pack", False),
+        ("POST", "/write%23/git-upload-pack", False),
+        ("POST", "/write;/git-upload-pack", False),
+        ("POST", "/write\\/git-upload-pack", False),
+        ("POST", "/git-upload-packs", False),
+        ("POST", "/git-upload-pack/", False),
+        ("PUT", "/a/b.git/git-upload-pack", False),
+    ],
+)
+async def test_git_may_fetch_and_not_push(
+    world: World, method: str, path: str, passes: bool
+) -> None:
+    web = Web()
+    port = await opened(world, web)
+    body = "" if method == "GET" else "Content-Length: 4\r\n"
+    said = f"{method} {path} HTTP/1.1\r\nHost: HOST\r\nConnection: close\r\n{body}\r\n"
+    answer = await ask(world, port, said.encode() + b"0000"[: len(body)])
+    assert answer.startswith(b"HTTP/1.1 200" if passes else b"HTTP/1.1 403 network: refused ")
+    assert bool(web.asked) == passes
+
+
+CLEAN = b"GET / HTTP/1.1\r\nHost: HOST\r\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "why"),
+    [
+        (CLEAN + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400, b"both"),
+        (CLEAN + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 400, b"whole"),
+        (CLEAN + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400, b"whole"),
+        (b"GET / HTTP/1.1\r\nHost: HOST\r\nHost: HOST\r\n\r\n", 400, b"whole"),
+        (b"GET / HTTP/1.1\r\nHost: other.example\r\n\r\n", 421, b"another Host"),
+        (b"GET / HTTP/1.1\r\nHost: host.internal\r\n\r\n", 421, b"another Host"),
+        (b"GET / HTTP/1.1\r\nHost: \xff\r\n\r\n", 400, b""),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, b"whole"),
+        (b"GET https://HOST/ HTTP/1.1\r\nHost: HOST\r\n\r\n", 400, b"its path"),
+        (b"GET http://other.example/ HTTP/1.1\r\nHost: HOST\r\n\r\n", 400, b"its path"),
+        (b"GET /a#b HTTP/1.1\r\nHost: HOST\r\n\r\n", 400, b"its path"),
+        (b"OPTIONS * HTTP/1.1\r\nHost: HOST\r\n\r\n", 400, b"its path"),
+        (CLEAN + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 400, b"upgrade"),
+        (CLEAN + b"a: bbbbb\r\n" * 4000 + b"\r\n", 400, b""),
+        (CLEAN + b"a: " + b"b" * 40_000 + b"\r\n\r\n", 400, b""),
+        (CLEAN + b"a b: c\r\n\r\n", 400, b"whole"),
+        (CLEAN + b"a: \x00\r\n\r\n", 400, b"whole"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, b""),
+        (b"\x00\x01\x02" * 999 + b"\r\n\r\n", 400, b"whole"),
+    ],
+)  # fmt: skip
+async def test_a_request_that_two_could_read_differently_is_refused(
+    world: World, said: bytes, status: int, why: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    web = Web()
+    answer = await ask(world, await opened(world, web), said)
+    assert answer.startswith(b"HTTP/1.1 %d network: refused %s:" % (status, HOST.encode()))
+    assert why in answer
+    assert not web.asked
+    assert not caplog.records
+
+
+async def test_the_server_sees_one_clean_request(world: World) -> None:
+    web = Web()
+    port = await opened(world, web)
+    untidy = (
+        b"GET /a?b HTTP/1.1\nhost:HOST\nX-Folded: a\r\n  b\r\nProxy-Authorization: Basic eHg=\r\n"
+        b"Connection: close, X-Folded\r\nX-HTTP-Method-Override: DELETE\r\nKeep-Alive: 5\r\n"
+        b"X_Http_Method_Override: DELETE\r\n\r\n"
+    )
+    assert (await ask(world, port, untidy)).endswith(b"\r\n\r\nok")
+    host = f"{HOST}:{port}".encode()
+    assert web.asked == [b"GET /a?b HTTP/1.1\r\nHost: %s\r\nX-Folded: a b\r\n\r\n" % host]
+
+
+async def test_each_request_of_a_connection_is_judged_by_itself(world: World) -> None:
+    web = Web()
+    port = await opened(world, web)
+    second = b"POST /2 HTTP/1.1\r\nHost: HOST\r\nContent-Length: 0\r\n\r\n"
+    said = await ask(world, port, CLEAN + b"\r\n" + second + CLEAN + b"\r\n")
+    assert said.startswith(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 403 network: ")
+    assert len(web.asked) == 1
+    assert [each[1].partition(":")[0] for each in world.noted] == ["allowed", "rule"]
+
+
+@pytest.mark.parametrize("method", [b"CONNECT", b"connect"])
+async def test_no_tunnel_begins_where_a_request_went_before(world: World, method: bytes) -> None:
+    web = Web()
+    port = await world.listen(web)
+    await world.allow(port)
+    line = b" http://HOST/ HTTP/1.1\r\nHost: HOST\r\n\r\n"
+    both = (b"GET" + line + method + line).replace(b"HOST", f"{HOST}:{port}".encode())
+    with anyio.fail_after(10):
+        said = await world.say(both)
+    assert b"okHTTP/1.1 400 network: refused " in said
+    assert len(web.asked) == 1
+
+
+async def test_a_server_is_asked_again_by_the_same_connection_while_it_is_good(
+    world: World,
+) -> None:
+    web = Web()
+    port = await opened(world, web)
+    url = f"https://{HOST}:{port}/"
+    assert await world.curl(url, url, url) == "ok200" * 3
+    assert web.connections == 1
+    web.answer = web.answer.replace(b"OK\r\n", b"OK\r\nConnection: close\r\n")
+    assert await world.curl(url, url, url) == "ok200" * 3
+    assert web.connections == 4
+
+
+ANSWERS = {
+    "chunked": (b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n1\r\n!\r\n0\r\nA: b\r\n\r\n", "ok!"),
+    "until its end": (b"Connection: close\r\n\r\nok!", "ok!"),
+    "nothing": (b"Content-Length: 0\r\n\r\n", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("version", ["--http1.1", "--http1.0"])
+@pytest.mark.parametrize("form", ANSWERS)
+async def test_answers_of_every_form_arrive_whole(world: World, form: str, version: str) -> None:
+    answer, shown = ANSWERS[form]
+    port = await opened(world, Web(b"HTTP/1.1 200 OK\r\n" + answer))
+    assert await world.curl(version, f"https://{HOST}:{port}/") == f"{shown}200"
+
+
+async def test_what_no_program_inside_shall_act_on_is_left_out(world: World) -> None:
+    hints = b"Alt-Svc: h3\r\nProxy-Authenticate: Basic\r\nUpgrade: h2\r\nX-Kept: yes\r\n"
+    web = Web(b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\nHTTP/1.1 200 OK\r\n" + hints)
+    web.answer += b"Content-Length: 2\r\n\r\nok"
+    said = await ask(world, await opened(world, web), CLEAN + b"Connection: close\r\n\r\n")
+    assert said.splitlines()[:2] == [b"HTTP/1.1 200 OK", b"X-Kept: yes"]
+    assert b"Alt-Svc" not in said
+    assert b"Proxy-" not in said
+    assert b"Upgrade" not in said
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", "its answer is not whole"),
+        (b"SSH-2.0-x\r\n\r\n", "its answer is not whole HTTP/1.1"),
+        (b"close", "its answer is not whole"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", "its answer is not whole"),
+        (b"HTTP/1.1 200 OK\r\na: " + b"b" * 70_000 + b"\r\n", "its answer is not whole"),
+    ],
+)
+async def test_an_answer_that_is_none_is_told(world: World, answer: bytes, why: str) -> None:
+    port = await opened(world, Web(answer))
+    said = await world.curl(f"https://{HOST}:{port}/")
+    assert said.startswith(f"network: refused {HOST}:{port}: ")
+    assert why in said
+    assert said.endswith("502")
+
+
+async def test_an_answer_that_breaks_off_is_not_whole_for_the_client_either(world: World) -> None:
+    cut = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 9\r\n\r\nok"
+    port = await opened(world, Web(cut))
+    done = await world.run("curl", "-sS", f"https://{HOST}:{port}/")
+    assert done.returncode == 18
+
+
+async def test_a_large_body_passes_both_ways(world: World) -> None:
+    size = 20_000_000
+    digest = hashlib.sha256()
+
+    async def serve(stream: Any) -> None:
+        async with stream:
+            said = await head(stream)
+            assert b"Expect: 100-continue" in said
+            await stream.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+            body = said.partition(b"\r\n\r\n")[2]
+            came = len(body)
+            digest.update(body)
+            while came < size:
+                data = await stream.receive()
+                came += len(data)
+                digest.update(data)
+            await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
+            for _ in range(size // 100_000):
+                await stream.send(bytes(100_000))
+
+    port = await world.listen(serve, tls=True)
+    # It is opened for its fetch alone.
+    await world.allow({"host": HOST, "port": port, "private": True, "read": True})
+    body = anyio.Path(world.folder / "body")
+    await body.write_bytes(bytes(range(250)) * (size // 250))
+    url = f"https://{HOST}:{port}/git-upload-pack"
+    said = await world.curl(
+        "--data-binary", f"@{body}", "-H", "Expect: 100-continue", "-o", "/dev/null",
+        "-w", "%{size_download} %{http_code}\n", url,
+    )  # fmt: skip
+    assert said.startswith(f"{size} 200\n")
+    assert digest.digest() == hashlib.sha256(await body.read_bytes()).digest()
+
+
+async def test_an_early_answer_ends_an_upload(world: World) -> None:
+    async def serve(stream: Any) -> None:
+        async with stream:
+            await head(stream)
+            answer = b"HTTP/1.1 413 Too Large\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbig!"
+            await stream.send(answer)
+            await everything(stream)
+
+    port = await opened(world, serve)
+    async with await inside(world, port) as tls:
+        said = (
+            f"POST /git-upload-pack HTTP/1.1\r\nHost: {HOST}:{port}\r\nContent-Length: 99\r\n\r\n"
+        )
+        await tls.send(said.encode())
+        assert (await everything(tls)).endswith(b"big!")
+
+
+async def test_a_certificate_that_this_machine_does_not_trust_is_told(world: World) -> None:
+    async def serve(stream: SocketStream) -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        trustme.CA().issue_cert(HOST).configure_cert(context)
+        async with stream:
+            with pytest.raises((ssl.SSLError, anyio.BrokenResourceError)):
+                await TLSStream.wrap(stream, server_side=True, ssl_context=context)
+
+    port = await world.listen(serve)
+    await world.allow({"host": HOST, "port": port, "private": True, "read": True})
+    said = await world.curl(f"https://{HOST}:{port}/")
+    assert "its TLS cannot be trusted: unable to get local issuer certificate" in said
+    assert said.endswith("502")
+
+
+async def test_a_program_that_does_not_trust_us_is_noted(world: World) -> None:
+    port = await opened(world, Web())
+    said = await world.curl("--cacert", f"{world.folder}/company.pem", f"https://{HOST}:{port}/")
+    assert "unable to get local issuer certificate" in said
+    [(_, why, *_)] = await world.until_noted()
+    assert why.startswith("failed: its TLS is opened here, and the program does not trust")
+
+
+async def test_another_name_in_the_hello_is_refused(world: World) -> None:
+    port = await opened(world, Web())
+    done = await world.run(
+        "openssl", "s_client", "-proxy", f"127.0.0.1:{world.port}", "-servername", "other.example",
+        "-connect", f"{HOST}:{port}",
+    )  # fmt: skip
+    assert done.returncode != 0
+    [(_, why, *_)] = await world.until_noted()
+    assert why == "name: its TLS hello names another host"
+
+
+def secret(hosts: str, command: str = f"echo {VALUE}") -> dict[str, Any]:
+    return {"API_TOKEN": {"from": f"command: {command}", "hosts": [hosts]}}
+
+
+FORMS = {
+    "plain": VALUE.encode(),
+    "Basic": base64.b64encode(f"me:{VALUE}".encode()),
+}
+
+
+@pytest.mark.parametrize("form", ["Bearer", "Basic", "X-Other", "path", "body"])
+async def test_a_secret_goes_out_in_its_header_alone(tmp_path: Path, form: str) -> None:
+    web, free = Web(), "*.example.com"
+    async with a_world(tmp_path / "first", secrets=secret(free)) as unused:
+        port = await unused.listen(web, tls=True)
+        async with a_world(tmp_path / "world", secrets=secret(f"{HOST}:{port}")) as world:
+            await world.allow(port)
+            token = world.proxy.secrets.placeholders(CHAT)["API_TOKEN"]
+            url, args = f"https://{HOST}:{port}/", ["-H", f"Authorization: Bearer {token}"]
+            if form != "Bearer":
+                args = ["-u", f"me:{token}"] if form == "Basic" else ["-H", f"X-Other: {token}"]
+            if form == "path":
+                args = [f"{url}?{token}"]
+            if form == "body":
+                args = ["-d", token]
+            await world.curl(*args, *([] if form == "path" else [url]))
+    [said] = web.asked
+    shown = {"Bearer": f"Bearer {VALUE}".encode(), "Basic": FORMS["Basic"]}.get(
+        form, token.encode()
+    )
+    assert shown in said
+    assert (VALUE.encode() in said) == (form == "Bearer")
+
+
+@pytest.fixture
+async def bound(tmp_path: Path) -> AsyncGenerator[tuple[World, Web, str]]:
+    """A host that gets a secret, what it answers, and the header with its placeholder."""
+    web = Web(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    async with a_world(tmp_path / "servers") as servers:
+        port = await servers.listen(web, tls=True)
+        async with a_world(tmp_path / "world", secrets=secret(f"{HOST}:{port}")) as world:
+            await world.allow(port)
+            token = world.proxy.secrets.placeholders(CHAT)["API_TOKEN"]
+            world.url = f"https://{HOST}:{port}/"
+            yield world, web, f"Authorization: Bearer {token}"
+
+
+async def test_what_a_bound_host_gives_back_is_masked(bound: tuple[World, Web, str]) -> None:
+    world, web, header = bound
+    body = VALUE.encode() + b"." + base64.b64encode(b"a" + VALUE.encode())
+    head = b"HTTP/1.1 200 %s\r\nX-Echo: %s\r\nContent-Length: " % ((VALUE.encode(),) * 2)
+    for answer in (
+        head + b"%d\r\n\r\n" % len(body) + body,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + b"".join(b"1\r\n%c\r\n" % each for each in body)
+        + b"0\r\n\r\n",
+    ):
+        web.answer = answer
+        said = await world.curl("-i", "--suppress-connect-headers", "-H", header, world.url)
+        assert said.endswith("200")
+        assert len(said.partition("\r\n\r\n")[2]) == len(body) + 3
+        assert VALUE not in said
+        assert base64.b64encode(b"a" + VALUE.encode()).decode() not in said
+    assert VALUE.encode() in web.asked[0]
+
+
+async def test_a_bound_host_is_asked_for_whole_answers_that_can_be_read(
+    bound: tuple[World, Web, str],
+) -> None:
+    world, web, header = bound
+    await world.curl("--compressed", "-r", "0-9", "-H", header, world.url)
+    assert b"Accept-Encoding: identity\r\n" in web.asked[0]
+    assert b"gzip" not in web.asked[0]
+    assert b"range" not in web.asked[0].lower()
+    web.answer = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nxx"
+    said = await world.curl("-H", header, world.url)
+    assert "its answer is compressed" in said
+    assert said.endswith("502")
+
+
+@pytest.mark.parametrize("command", ["false", "echo short"])
+async def test_a_secret_that_cannot_be_had_is_told(tmp_path: Path, command: str) -> None:
+    web = Web()
+    async with a_world(tmp_path / "servers") as servers:
+        port = await servers.listen(web, tls=True)
+        given = secret(f"{HOST}:{port}", command)
+        async with a_world(tmp_path / "world", secrets=given) as world:
+            await world.allow(port)
+            token = world.proxy.secrets.placeholders(CHAT)["API_TOKEN"]
+            url = f"https://{HOST}:{port}/"
+            said = await world.curl("-H", f"Authorization: Bearer {token}", url)
+    assert "the secret API_TOKEN cannot be had" in said
+    assert said.endswith("502")
+    assert not web.asked
+
+
+async def test_plain_http_inside_a_tunnel_is_read_likewise(world: World) -> None:
+    port = await world.listen(Web())
+    await world.allow({"host": HOST, "port": port, "private": True, "read": True})
+    assert await world.curl("-p", f"http://{HOST}:{port}/") == "ok200"
+    said = await world.curl("-p", "-d", "x", f"http://{HOST}:{port}/")
+    assert said.endswith("only reading is allowed there, not this POST\n403")
