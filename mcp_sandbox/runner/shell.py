@@ -38,6 +38,7 @@ _mcp_list; _mcp_all=("${{_mcp_names[@]}}"); \builtin declare -gt "${{_mcp_all[@]
 for _mcp_name in "${{FUNCNAME[@]}}"; do _mcp_list; _mcp_forget "${{_mcp_names[@]/#_mcp_*/}}"; done
 \builtin declare -g +t "${{_mcp_all[@]}}"; \unset -f _mcp_list _mcp_forget
 fi
+_mcp_ifs=${{IFS@A}}; _mcp_ifs=${{_mcp_ifs:-:}}; \unset -v IFS
 \builtin {_ENVIRONMENT}
 {{ \builtin printf 'unset -v IFS PS4; shopt -u ${{BASHOPTS//:/ }}; '
 \builtin printf 'shopt -s %s\n' "${{_mcp_shopt//:/ }}"
@@ -55,7 +56,7 @@ do \builtin printf 'pushd -n %q\n' "${{DIRSTACK[_mcp_name]}}"; done
 \builtin declare -f
 [[ $_mcp_aliases != *=* ]] || \builtin printf '%s\n' "${{_mcp_aliases#declare -A }}"
 \builtin printf '_mcp_name=\n# whole\n'; }} >| "$_mcp_new"
-_mcp_saved=y; \builtin exit "$_mcp_status"
+_mcp_saved=y; \builtin eval "$_mcp_ifs"; \builtin exit "$_mcp_status"
 """.encode()
 """What is to be in the file `saver` when a command begins."""
 _TRAP = (
@@ -72,11 +73,12 @@ _mcp_name=${OLDPWD-}
 if cd -- "$PWD"; then OLDPWD=$_mcp_name; else cd -- "$_mcp_here"; : >| @MOVED@; fi
 fi
 trap "$_mcp_trap" EXIT"""
-_RUN = r'\eval "unset -v \"\${!_mcp_@}\"; set $_mcp_set; $_mcp_code"'
+# Separators come last: there are some with which bash cannot even take an array apart.
+_RUN = r'\eval "unset -v \"\${!_mcp_@}\"; $_mcp_ifs; set $_mcp_set; $_mcp_code"'
 # `set -v` shows a trap as it begins: then no redirection of the command holds any more.
 _WHOLE = (
     rf"{{ shopt -s expand_aliases; {_ENVIRONMENT}; _mcp_here=$PWD _mcp_host=$HOSTNAME _mcp_set=- "
-    r"_mcp_trap=@QUOTED@ _mcp_code=@CODE@ _mcp_hook=@HOOK@; . @MEMORY@ || eval "
+    r"_mcp_ifs=: _mcp_trap=@QUOTED@ _mcp_code=@CODE@ _mcp_hook=@HOOK@; . @MEMORY@ || eval "
     r'"$_mcp_hook"; } >/dev/null 2>&1; if [[ $_mcp_set == *verbose* || @VERBOSE@ ]]; then '
     rf"exec {{_mcp_err}}>&2 2>/dev/null; {{ {_RUN}; }} 2>&$_mcp_err {{_mcp_err}}>&-; "
     rf"else {_RUN}; fi; @TRAP@"
