@@ -96,7 +96,8 @@ class Call:
             last, data = self.pieces[-1] if self.pieces else ("", b"")
             if last == name and len(data) + len(payload) <= _SMALL:
                 # Else a byte a frame would take a hundred times its size.
-                payload = self.pieces.pop()[1] + payload
+                self.pieces.pop()
+                payload = data + payload
             self.pieces.append((name, payload))
 
 
