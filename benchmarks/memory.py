@@ -129,16 +129,20 @@ async def _idle_chats(network: Network, count: int) -> AsyncGenerator[list[str]]
         yield names
 
 
+@asynccontextmanager
+async def _both_networks(count: int) -> AsyncGenerator[tuple[list[str], list[str]]]:
+    """As many that have allowed hosts, and that have no network."""
+    async with _idle_chats("allowlist", count) as ours, _idle_chats("none", count) as theirs:
+        yield ours, theirs
+
+
 async def _more_by_doors(values: int) -> Measured:
     """What one container takes more than another, whose chat has no network."""
     with engine_client() as client:
-        async with (
-            _idle_chats("allowlist", values) as ours,
-            _idle_chats("none", values) as theirs,
-        ):
+        async with _both_networks(values) as both:
             taken = [
                 [await in_thread(partial(_taken_mb, client.api, name)) for name in names]
-                for names in (ours, theirs)
+                for names in both
             ]
     return Measured(tuple(a - b for a, b in zip(*map(sorted, taken), strict=True)))
 
@@ -146,13 +150,10 @@ async def _more_by_doors(values: int) -> Measured:
 async def _wakes_by_doors(values: int) -> Measured:
     """How often more often pid 1 of the one wakes than that of the other."""
     with engine_client() as client:
-        async with (
-            _idle_chats("allowlist", values) as ours,
-            _idle_chats("none", values) as theirs,
-        ):
+        async with _both_networks(values) as both:
             pids = [
                 [await in_thread(partial(_pid, client.api, each)) for each in names]
-                for names in (ours, theirs)
+                for names in both
             ]
             before = [[_wakes(pid) for pid in each] for each in pids]
             await anyio.sleep(_WATCHED_S)
