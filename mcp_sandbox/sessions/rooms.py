@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from mcp_sandbox.backends.base import Backend, Sandbox
-from mcp_sandbox.config.models import MIB, show_size
+from mcp_sandbox.config.units import MIB, show_size
 from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable, WorkspaceFull
 from mcp_sandbox.models import ChatId, Ending, ExecResult, Limits
 from mcp_sandbox.runtime.runtime import Runtime
