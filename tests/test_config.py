@@ -325,3 +325,58 @@ def test_wrong_allowed_hosts_and_secrets_say_what_to_write(
     said = refused(written(tmp_path, text))
     assert words in said
     assert "hunter2" not in said
+
+
+CONNECTED = """
+connectors:
+  work: {url: "https://api.example.com/anthropic/", key: "command: pass show model", model: big}
+  here: {url: "http://127.0.0.1:8080/v1", key: file:~/key, protocol: openai, models: [a, b/c]}
+agents:
+  connector: work
+  run: {max_requests: 20, timeout: 10m}
+"""
+
+
+def test_connectors_and_agents_are_read_and_only_the_keys_place_is_shown(tmp_path: Path) -> None:
+    loaded = load_config(written(tmp_path, CONNECTED))
+    work, here = loaded.config.connectors["work"], loaded.config.connectors["here"]
+    assert (work.url, work.model) == ("https://api.example.com/anthropic", "big")
+    assert (here.key, here.models) == (f"file:{tmp_path}/home/key", ("a", "b/c"))
+    agents = loaded.config.agents
+    assert (agents.connector, agents.run.max_requests, agents.run.timeout) == ("work", 20, 600.0)
+    shown = {key: (value, source) for key, value, source, _ in loaded.rows()}
+    assert shown["agents.run.timeout"][0] == "10m"
+    assert "line 7" in shown["agents.run.max_requests"][1]
+    told = shown["connectors"][0]
+    assert isinstance(told, dict)
+    assert told["work"]["key"] == "command: pass show model"
+
+
+def test_a_variable_sets_what_a_run_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MCP_SANDBOX_AGENTS__RUN__MAX_REQUESTS", "7")
+    assert load_config().config.agents.run.max_requests == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("connectors: {a: {url: 'https://a.example', key: hunter2}}", "file:PATH or command:"),
+        ("connectors: {a: {url: 'https://a.example', key: 'env:KEY'}}", "file:PATH or command:"),
+        ("connectors: {a: {url: 'https://me:hunter2@a.example'}}", "https://HOST/PATH"),
+        ("connectors: {a: {url: 'https://a.example?key=hunter2'}}", "https://HOST/PATH"),
+        ("connectors: {a: {url: 'http://a.example'}}", "http:// for this machine alone"),
+        ("connectors: {a: {url: 'http://127.0.0.1.a.example'}}", "https://HOST/PATH"),
+        ("connectors: {a: {key: file:/hunter2}}", "write NAME: {"),
+        ("connectors: {a/b: {url: 'https://a.example'}}", "write NAME: {"),
+        ("agents: {run: {timeout: 10 parsecs}}", "agents.run.timeout '10 parsecs'"),
+        ("agents: {run: {max_requests: 0}}", "write a whole number, at least 1"),
+        ("agents: {run: 5}", "section 'agents.run' must hold"),
+    ],
+)
+def test_wrong_connectors_and_agents_say_what_to_write(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    said = refused(written(tmp_path, text))
+    assert words in said
+    assert "line 1" in said
+    assert "hunter2" not in said

@@ -61,6 +61,16 @@ def _source(value: str) -> str:
     return value
 
 
+def _service(value: str) -> str:
+    here = r"http://(localhost|127\.\d+\.\d+\.\d+|\[::1\])"
+    if not re.fullmatch(rf"(https://[\w.-]+|{here})(:\d{{1,5}})?(/[\w./~-]*)?", value, re.ASCII):
+        raise ValueError(
+            "write the address as https://HOST/PATH, or http:// for this machine alone, without a "
+            "name, password or question"
+        )
+    return value.rstrip("/")
+
+
 def _schedule(value: str) -> str:
     try:
         next(CronSim(value, datetime.now(UTC)))
@@ -271,6 +281,43 @@ class SecretConfig(Section):
     users: tuple[str, ...] = setting(("local",), "users for whose chats it is")
 
 
+class ConnectorConfig(Section):
+    """How a model service is reached; its key stays outside of sandboxes."""
+
+    url: Annotated[str, AfterValidator(_service)] = Field(
+        description="address of the service, such as https://api.anthropic.com"
+    )
+    key: Annotated[str, AfterValidator(lambda value: value and _source(value))] = setting(
+        "", "where the key comes from: file:PATH, of mode 600, or command: PROGRAM ARGS"
+    )
+    protocol: Literal["anthropic", "openai"] = setting("anthropic", "what the service speaks")
+    auth: Literal["x-api-key", "bearer"] | None = setting(
+        None, "how the key is sent; empty = x-api-key with anthropic, bearer with openai"
+    )
+    model: str = setting("", "model of runs that name none")
+    models: tuple[str, ...] = setting((), "models that may be asked for; empty = any")
+    server_tools: bool = setting(
+        False, "let the service search, fetch and run for a sandbox, which reaches a network so"
+    )
+
+
+class RunConfig(Section):
+    """What one run of an agent may use."""
+
+    max_requests: int = setting(1000, "requests to the model", ge=1)
+    max_output_tokens: int = setting(
+        2_000_000, "tokens that the model may write; once they are, no further request", ge=1
+    )
+    timeout: Duration = setting(3600.0, "a run is ended after this")
+
+
+class AgentsConfig(Section):
+    """Coding agents that work inside a chat's sandbox."""
+
+    connector: str = setting("", "connector of runs that name none; empty = the only one")
+    run: RunConfig = RunConfig()
+
+
 class PreviewsConfig(Section):
     """Addresses at which a browser on this machine finds what listens in a sandbox."""
 
@@ -351,5 +398,11 @@ class Config(Section):
     calls: CallsConfig = CallsConfig()
     output: OutputConfig = OutputConfig()
     previews: PreviewsConfig = PreviewsConfig()
+    connectors: dict[Annotated[str, Field(pattern=r"^[\w.-]+$")], ConnectorConfig] = Field(
+        default_factory=dict[str, ConnectorConfig],
+        description="model services of agents: "
+        "NAME: {url, key, model, protocol, auth, models, server_tools}",
+    )
+    agents: AgentsConfig = AgentsConfig()
     serve: ServeConfig = ServeConfig()
     http: HttpConfig = HttpConfig()

@@ -42,6 +42,7 @@ _WORDS: Mapping[object, str] = {
 }
 _SHAPES = {
     "egress.allow": 'a list such as ["api.example.com", {"host": "db.example.net", "port": 5432}]',
+    "connectors": 'NAME: {"url": "https://api.anthropic.com", "key": "command: pass show api"}',
     "secrets": 'NAME: {"from": "command: pass show api", "hosts": ["api.example.com"]}',
 }
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
@@ -95,8 +96,8 @@ def load_config(file: Path | None = None, flags: Values = None, variables: Value
             settings[key] = (_based(key, value, Path.cwd()), "command line")
     tree: dict[str, Any] = {}
     for key, (value, _) in settings.items():
-        section, _, name = key.rpartition(".")
-        (tree.setdefault(section, {}) if section else tree)[name] = value
+        *sections, name = key.split(".")
+        reduce(lambda part, section: part.setdefault(section, {}), sections, tree)[name] = value
     try:
         config = Config.model_validate(tree)
     except ValidationError as exc:
@@ -225,13 +226,16 @@ def _unknown(key: str, *, environment: bool = False) -> str:
 
 def _sentence(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:
     path = [str(part) for part in error["loc"]]
-    key = next(k for n in (2, 1) if (k := ".".join(path[:n])) in KNOWN)
+    key = next(k for n in (3, 2, 1) if (k := ".".join(path[:n])) in KNOWN)
     (value, source), info = settings[key], KNOWN[key]
     reason = error["msg"].removeprefix("Value error, ")
     if error["type"] != "value_error":
         reason = f"write {_SHAPES.get(key) or _accepted(info.annotation, info.metadata)}"
     # Values of sandbox variables may be secrets, and so may what is given for a source of one.
-    is_hidden, place = key in ("env", "secrets"), "".join(f".{part}" for part in path[1:])
+    is_hidden, place = (
+        key in ("env", "secrets", "connectors"),
+        "".join(f".{part}" for part in path[1:]),
+    )
     given = place if is_hidden else f" {repr(value)[:80]}"
     return f"{key}{given} ({source}) is not usable: {reason}"
 
