@@ -90,40 +90,32 @@ def rules_of(settings: EgressConfig) -> Rules:
         for entry in settings.allow:
             if isinstance(entry, AllowConfig):
                 text = f"{entry.host}:{entry.port}" if entry.port else entry.host
-                own.append(_rule(text, "egress.allow", read=entry.read, private=entry.private))
+                own.append(rule_of(text, "egress.allow", read=entry.read, private=entry.private))
             elif entry in presets:
                 source = f"preset {entry}"
-                listed += [_rule(host, source, read=True) for host in presets[entry]]
+                listed += [rule_of(host, source, read=True) for host in presets[entry]]
             else:
-                own.append(_rule(entry, "egress.allow"))
-        deny = [_rule(text, "egress.deny", ports=frozenset()) for text in settings.deny]
+                own.append(rule_of(entry, "egress.allow"))
+        deny = [rule_of(text, "egress.deny", ports=frozenset()) for text in settings.deny]
         _contradiction(own, deny)
     except ValueError as exc:
         raise ConfigError(f"egress: {exc}") from exc
     return Rules((*own, *listed), tuple(deny))
 
 
-def grant_of(text: str, *, read: bool, source: str) -> Rule:
-    """Return the rule for HOST[:PORT] as a person types it; its hosts are public.
-
-    Raises:
-        InvalidArgument: it is none.
-    """
-    try:
-        return _rule(text, source, read=read)
-    except ValueError as exc:
-        raise InvalidArgument(str(exc)) from exc
-
-
-def _rule(
+def rule_of(
     text: str,
-    source: str,
+    source: str = "",
     *,
     ports: frozenset[int] = PORTS,
     read: bool = False,
     private: bool = False,
 ) -> Rule:
-    """Read HOST[:PORT]; `ports` are those of a text without one. Raises ValueError."""
+    """Return the rule for HOST[:PORT]; `ports` are those of a text without one.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
     name, colon, _ = text.partition(":")
     star = name[:1] if name.startswith("*.") else ""
     try:
@@ -132,14 +124,16 @@ def _rule(
         target = target_of(ascii_host + text[len(name) :].encode(), 443)
     except (RefusedError, UnicodeError) as exc:
         how = "write HOST, HOST:PORT or *.HOST, such as *.example.org"
-        raise ValueError(f"{text!r} is no host for a rule: {exc}; {how}") from exc
+        raise InvalidArgument(f"{text!r} is no host for a rule: {exc}; {how}") from exc
     if star and "." not in target.host:
-        raise ValueError(f"{text!r} means too much: write two labels or more, as in *.example.org")
+        raise InvalidArgument(
+            f"{text!r} means too much: write two labels or more, as in *.example.org"
+        )
     if private and (star or not colon):
-        raise ValueError(f"{text!r} is private: write its one host and its port")
+        raise InvalidArgument(f"{text!r} is private: write its one host and its port")
     if "." not in target.host and not private:
         presets = ", ".join(_presets())
-        raise ValueError(f"{text!r} is no preset here ({presets}) and has no dot: correct it")
+        raise InvalidArgument(f"{text!r} is no preset here ({presets}) and has no dot: correct it")
     ports = frozenset({target.port}) if colon else ports
     return Rule(f"{star}.{target.host}" if star else target.host, ports, read, private, source)
 

@@ -14,7 +14,7 @@ import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from subprocess import DEVNULL
 
 import anyio
@@ -23,9 +23,9 @@ from anyio import to_thread
 from mcp_sandbox.config import SecretConfig
 from mcp_sandbox.connect.starting import daemon_variables
 from mcp_sandbox.egress.masking import Mask
-from mcp_sandbox.egress.rules import grant_of
+from mcp_sandbox.egress.rules import rule_of
 from mcp_sandbox.egress.targets import RefusedError, Target
-from mcp_sandbox.errors import ConfigError, InvalidArgument
+from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.models import ChatId
 
 Header = tuple[bytes, bytes]
@@ -47,58 +47,45 @@ class SecretState:
     problem: str = ""
 
 
-class BoundSecret:
-    """A secret: where its value comes from, and which requests may carry it."""
+class Source:
+    """Where a value comes from: `file:PATH`, or `command: PROGRAM ARGS`, which no shell reads.
 
-    def __init__(self, name: str, settings: SecretConfig) -> None:
-        try:
-            rules = [grant_of(each, read=False, source="") for each in settings.hosts]
-            kind, _, place = settings.source.partition(":")
-            self._command = shlex.split(place) if kind == "command" else []
-        except (InvalidArgument, ValueError) as exc:
-            raise ConfigError(f"secrets.{name}: {exc}") from None
-        if any(rule.ports == {80} for rule in rules):
-            raise ConfigError(f"secrets.{name}: a value goes over TLS alone, and not to port 80")
-        self._path = place
-        # A value goes over TLS alone, so a host without a port is meant with that of HTTPS.
-        self._rules = [replace(rule, ports=rule.ports - {80}) for rule in rules]
-        hosts, header = tuple(map(str, self._rules)), settings.header.lower()
-        self.state = SecretState(name, hosts, header, settings.users)
-        self.known = b""  # The last value that the source has given.
+    `path` is that of the file, or empty. Raises ValueError: the command cannot be split.
+    """
+
+    def __init__(self, where: str) -> None:
+        kind, _, place = where.partition(":")
+        self.path = place if kind == "file" else ""
+        self._command = shlex.split(place) if kind == "command" else []
+        self.known = b""  # The last value that it has given.
+        self.problem = ""  # Why it gave none when it was asked last.
         self._asked_at = -KEPT_S
         self._asking = anyio.Lock()
-
-    def serves(self, chat: ChatId, target: Target) -> bool:
-        """Whether requests of this chat to the target may carry it."""
-        return chat.user in self.state.users and any(rule.covers(target) for rule in self._rules)
 
     async def value(self) -> bytes:
         """Return the value; who waits while the source is asked gets the same answer.
 
         Raises:
-            RefusedError: the source gives none that can be used.
+            RefusedError: it gives none that can be used; the message is its `problem`.
         """
         came = anyio.current_time()
         async with self._asking:
-            kept_s = KEPT_S if self._command and not self.state.problem else 0
+            kept_s = KEPT_S if self._command and not self.problem else 0
             if self._asked_at + kept_s < came:
-                problem = await self._ask()
-                length = None if problem else len(self.known)
-                self.state = replace(self.state, length=length, problem=problem)
+                self.problem = await self._ask()
                 self._asked_at = anyio.current_time()
-        if self.state.problem:
-            what = f"the secret {self.state.name} cannot be had: {self.state.problem}"
-            raise RefusedError(f"{what}. A person must look: mcp-sandbox secrets check", "secret")
+        if self.problem:
+            raise RefusedError(self.problem, "secret")
         return self.known
 
     async def _ask(self) -> str:
-        """Ask the source for the value; return what is wrong, if anything is."""
+        """Ask for the value; return what is wrong, if anything is."""
         try:
             with anyio.fail_after(SOURCE_S):
                 if self._command:
                     said = await _output(self._command)
                 else:
-                    said = await to_thread.run_sync(_contents, self._path, abandon_on_cancel=True)
+                    said = await to_thread.run_sync(_contents, self.path, abandon_on_cancel=True)
         except TimeoutError:
             return f"its source did not answer within {SOURCE_S:g} s"
         except OSError as exc:
@@ -112,6 +99,33 @@ class BoundSecret:
             return "its value is not one line of printable ASCII without spaces around it"
         self.known = value
         return ""
+
+
+class BoundSecret:
+    """A secret: where its value comes from, and which requests may carry it."""
+
+    def __init__(self, name: str, settings: SecretConfig) -> None:
+        self.name, self.users, self.header = name, settings.users, settings.header.lower()
+        try:
+            # A value goes over TLS alone.
+            self._rules = [rule_of(each, ports=frozenset({443})) for each in settings.hosts]
+            self.source = Source(settings.source)
+        except ValueError as exc:
+            raise ConfigError(f"secrets.{name}: {exc}") from None
+        if any(rule.ports == {80} for rule in self._rules):
+            raise ConfigError(f"secrets.{name}: a value goes over TLS alone, and not to port 80")
+
+    @property
+    def state(self) -> SecretState:
+        """What is known by now."""
+        known, problem = self.source.known, self.source.problem
+        length = len(known) if known and not problem else None
+        hosts = tuple(map(str, self._rules))
+        return SecretState(self.name, hosts, self.header, self.users, length, problem)
+
+    def serves(self, chat: ChatId, target: Target) -> bool:
+        """Whether requests of this chat to the target may carry it."""
+        return chat.user in self.users and any(rule.covers(target) for rule in self._rules)
 
 
 class Secrets:
@@ -149,27 +163,32 @@ class Secrets:
         """
         filled, bound = list(headers), self.bound(chat, target)
         for secret in bound:
-            placeholder = self._placeholder(chat, secret.state.name).encode()
+            placeholder, source = self._placeholder(chat, secret.name).encode(), secret.source
             for at, (name, text) in enumerate(filled):
                 scheme, plain = _decoded(text)
-                if name.lower() == secret.state.header.encode() and placeholder in plain:
-                    plain = plain.replace(placeholder, await secret.value())
+                if name.lower() == secret.header.encode() and placeholder in plain:
+                    try:
+                        plain = plain.replace(placeholder, await source.value())
+                    except RefusedError as exc:
+                        what = f"the secret {secret.name} cannot be had: {exc}"
+                        how = "A person must look: mcp-sandbox secrets check"
+                        raise RefusedError(f"{what}. {how}", "secret") from exc
                     filled[at] = name, scheme + base64.b64encode(plain) if scheme else plain
-            if not (secret.known or secret.state.problem):
+            if not (source.known or source.problem):
                 # An answer is masked, whether or not its request carries the value.
                 with suppress(RefusedError):
-                    await secret.value()
+                    await source.value()
         return filled, _mask(bound) if bound else None
 
     def states(self, user: str = "") -> list[SecretState]:
         """Return what is known by now, of one user's or of all secrets."""
-        return [each.state for each in self._all if user in ("", *each.state.users)]
+        return [each.state for each in self._all if user in ("", *each.users)]
 
     async def check(self) -> list[SecretState]:
         """Ask every source, one after another, as each may ask a person."""
         for each in self._all:
             with suppress(RefusedError):
-                await each.value()
+                await each.source.value()
         return self.states()
 
     def masked(self, line: str) -> str:
@@ -179,7 +198,7 @@ class Secrets:
 
 
 def _mask(secrets: Sequence[BoundSecret]) -> Mask:
-    return Mask(secret.known for secret in secrets if secret.known)
+    return Mask(each.source.known for each in secrets if each.source.known)
 
 
 def _decoded(text: bytes) -> tuple[bytes, bytes]:
@@ -202,14 +221,9 @@ async def _output(command: Sequence[str]) -> bytes:
 
     It has a daemon's variables and folder, so for a person it does the same. Raises OSError.
     """
-    said, code = b"", None
+    said, env = b"", daemon_variables()
     async with await anyio.open_process(
-        command,
-        stdin=DEVNULL,
-        stderr=DEVNULL,
-        cwd="/",
-        env=daemon_variables(),
-        start_new_session=True,
+        command, stdin=DEVNULL, stderr=DEVNULL, cwd="/", env=env, start_new_session=True
     ) as process:
         try:
             with suppress(anyio.EndOfStream):
@@ -218,7 +232,7 @@ async def _output(command: Sequence[str]) -> bytes:
                 return said
             code = await process.wait()
         finally:
-            if code is None:
+            if process.returncode is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
     if code:

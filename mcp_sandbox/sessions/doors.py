@@ -18,7 +18,7 @@ from anyio.abc import ByteStream
 from mcp_sandbox.backends.base import Sandbox
 from mcp_sandbox.egress.addresses import HERE
 from mcp_sandbox.egress.proxy import Proxy, Way
-from mcp_sandbox.egress.rules import PORTS, Rule, grant_of
+from mcp_sandbox.egress.rules import PORTS, Rule, rule_of
 from mcp_sandbox.egress.targets import RefusedError, Target, target_of
 from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
@@ -57,7 +57,7 @@ class Grant:
     @property
     def rule(self) -> Rule:
         until = datetime.fromtimestamp(self.until_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        return grant_of(self.host, read=self.read, source=f"grant of {self.by} until {until}")
+        return rule_of(self.host, read=self.read, source=f"grant of {self.by} until {until}")
 
 
 @dataclass
@@ -143,7 +143,7 @@ class Egress:
         Raises:
             NotFound: the chat has none of this host.
         """
-        rule = grant_of(host, read=False, source="")
+        rule = rule_of(host)
         if not await self._replace(chat, rule):
             raise NotFound(
                 f"chat {chat} has no grant of {rule}: `mcp-sandbox egress list {_name(chat)}` "
@@ -203,7 +203,7 @@ class Egress:
             host = target.host if target.port in PORTS else str(target)
             with suppress(InvalidArgument):
                 # What no grant helps is not worth a person's time.
-                if self._rules.judge(target, [grant_of(host, read=False, source="")]).rule:
+                if self._rules.judge(target, [rule_of(host)]).rule:
                     way = f"mcp-sandbox egress allow {_name(chat)} {host}"
                     said += f". The user can allow it for this chat: {way}"
         return said

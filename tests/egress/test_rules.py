@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from mcp_sandbox.config import AllowConfig, EgressConfig
-from mcp_sandbox.egress.rules import Rule, Rules, grant_of, rules_of
+from mcp_sandbox.egress.rules import Rule, Rules, rule_of, rules_of
 from mcp_sandbox.egress.targets import Target
 from mcp_sandbox.errors import ConfigError, InvalidArgument
 
@@ -76,7 +76,7 @@ def test_the_narrowest_rule_decides(allow: list[str], host: str, port: int, deci
 
 
 def test_deny_goes_before_all_and_at_every_port() -> None:
-    grant = grant_of("github.com:8443", read=False, source="grant")
+    grant = rule_of("github.com:8443", source="grant")
     known = rules(
         "git", "*.example.com", deny=["github.com", "*.gist.example.com", "a.example.com:80"]
     )
@@ -94,7 +94,7 @@ def test_presets_only_read_and_grants_are_for_public_hosts() -> None:
     assert len(known.allow) > 10
     assert all(rule.read and not rule.private for rule in known.allow)
     assert {rule.source for rule in known.allow} == {"preset packages", "preset git"}
-    grant = grant_of("Later.Example.com.", read=True, source="grant until noon")
+    grant = rule_of("Later.Example.com.", read=True, source="grant until noon")
     assert grant == Rule("later.example.com", read=True, source="grant until noon")
     verdict = known.judge(Target("later.example.com", 443), [grant])
     assert verdict.reason == "grant until noon names later.example.com (read only)"
@@ -103,9 +103,9 @@ def test_presets_only_read_and_grants_are_for_public_hosts() -> None:
 def test_a_grant_goes_before_a_rule_for_the_same_and_hides_no_private_host() -> None:
     private = AllowConfig(host="db.example.lan", port=5432, private=True)
     known = rules("packages", private)
-    pypi = grant_of("pypi.org", read=False, source="grant")
+    pypi = rule_of("pypi.org", source="grant")
     assert known.judge(Target("pypi.org", 443), [pypi]).rule == pypi
-    database = grant_of("db.example.lan:5432", read=False, source="grant")
+    database = rule_of("db.example.lan:5432", source="grant")
     rule = known.judge(Target("db.example.lan", 5432), [database]).rule
     assert rule
     assert rule.private
@@ -144,7 +144,7 @@ def test_nonsense_is_an_error_of_the_settings_with_a_sentence(text: str) -> None
         assert str(caught.value).startswith("egress: ")
         assert "write" in str(caught.value) or "correct" in str(caught.value)
     with pytest.raises(InvalidArgument):
-        grant_of(text, read=False, source="grant")
+        rule_of(text, source="grant")
 
 
 @pytest.mark.parametrize(

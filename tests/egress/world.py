@@ -17,7 +17,7 @@ from anyio.streams.tls import TLSListener
 from mcp_sandbox.config import AllowConfig, EgressConfig, SecretConfig
 from mcp_sandbox.egress.authority import Authority
 from mcp_sandbox.egress.proxy import Proxy, Way
-from mcp_sandbox.egress.rules import Rule, Rules, grant_of, rules_of
+from mcp_sandbox.egress.rules import Rule, Rules, rule_of, rules_of
 from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import RefusedError
 from mcp_sandbox.models import ChatId
@@ -159,4 +159,4 @@ async def a_world(
 
 
 def granted(host: str) -> Rule:
-    return grant_of(host, read=False, source="grant")
+    return rule_of(host, source="grant")
