@@ -1,0 +1,72 @@
+"""What is to be known of an agent program to run it; `executors` has a file for each."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mcp_sandbox.agents.events import Event
+from mcp_sandbox.agents.messages import Conversation
+from mcp_sandbox.sessions.session import Session
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a program inside reaches its model: an address there, and a key of this run alone."""
+
+    url: str
+    key: str = field(repr=False)
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One request to an agent in a chat's computer.
+
+    `folder` is its own, inside, and gone with it. `resumed` is the id of the conversation to go on
+    with, if any. `tools`: the MCP configuration of tools of the host, if there are any. `online`:
+    the sandbox has a network.
+    """
+
+    session: Session
+    folder: str
+    conversation: Conversation
+    way: Way
+    resumed: str = ""
+    tools: bytes = b""
+    online: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to start; `files` are put into the run's folder first, by their names."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(repr=False)
+    stdin: bytes = field(repr=False)
+    files: Mapping[str, bytes] = field(repr=False)
+
+
+class Executor(Protocol):
+    """Runs an agent program once. `image` has it, where sandboxes are made from images."""
+
+    name: str
+    image: str
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        """Raises InvalidArgument: the program has no such arguments."""
+
+    async def prepare(self, run: Run) -> Iterable[Event]:
+        """Make the sandbox ready; what is to be told of that.
+
+        Raises:
+            Unsupported: the program is not there; the message says how to get it.
+        """
+        ...
+
+    def command(self, run: Run) -> Program:
+        """What to start, once the sandbox is ready."""
+        ...
+
+    def events(self, line: bytes) -> Iterable[Event]:
+        """What a line of its output means. The last Completion is the run's."""
+        ...

@@ -1,0 +1,116 @@
+"""The messages of a request, checked, and as an agent program is given them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
+
+from mcp_sandbox.errors import InvalidArgument, TooLarge
+
+MOST_BYTES = 24 << 20
+"""Of the messages as JSON; with all that its program adds, a model service takes 32 MiB."""
+
+
+class Given(BaseModel):
+    """What a caller gives."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], what: str) -> Self:
+        """Return the values, checked; InvalidArgument says what is wrong, and what there is."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as exc:
+            wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in exc.errors()]
+            known = ", ".join(cls.model_fields)
+            raise InvalidArgument(
+                f"{what} cannot be used: {'; '.join(wrong[:5])}. There are: {known}"
+            ) from exc
+
+
+def _sendable(text: str) -> str:
+    if b"\0" in text.encode():
+        raise ValueError("it holds a NUL character: remove it")
+    return text
+
+
+def _parts(content: object) -> object:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class _Text(Given):
+    type: Literal["text"]
+    text: Annotated[str, AfterValidator(_sendable)]
+
+
+class _Source(Given):
+    type: Literal["base64"]
+    media_type: Literal["image/png", "image/jpeg", "image/gif", "image/webp"]
+    data: str = Field(pattern=r"^[A-Za-z0-9+/]+={0,2}$")
+
+
+class _Image(Given):
+    type: Literal["image"]
+    source: _Source
+
+
+_Part = Annotated[_Text | _Image, Field(discriminator="type")]
+
+
+class _Message(Given):
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[tuple[_Part, ...], BeforeValidator(_parts), Field(min_length=1)]
+
+    def blocks(self, before: str = "") -> list[dict[str, Any]]:
+        text = "\n".join(part.text for part in self.content if isinstance(part, _Text))
+        images = [part.model_dump() for part in self.content if isinstance(part, _Image)]
+        return [{"type": "text", "text": before + text}, *images]
+
+
+class _Messages(Given):
+    messages: tuple[_Message, ...]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Instructions, and the turns before the prompt and the prompt as blocks of text and images."""
+
+    system: str
+    history: Sequence[Mapping[str, Any]]
+    prompt: Sequence[Mapping[str, Any]]
+
+
+def conversation_of(messages: Sequence[Mapping[str, Any]]) -> Conversation:
+    """Read messages in the form of the Messages API, and of the role system too.
+
+    Raises:
+        InvalidArgument: it names the message, the part and what is accepted.
+        TooLarge: over MOST_BYTES.
+    """
+    given = _Messages.read({"messages": messages}, "the request").messages
+    system = [block for each in given if each.role == "system" for block in each.blocks()]
+    turns = [each for each in given if each.role != "system"]
+    if not turns or turns[-1].role != "user":
+        raise InvalidArgument("there is no request: the last message must be one of the user")
+    if any(block["type"] != "text" for block in system):
+        raise InvalidArgument("a system message takes text alone: give the user's the image")
+    history = [block for each in turns[:-1] for block in each.blocks(f"[{each.role}]: ")]
+    if history:
+        history.insert(0, {"type": "text", "text": "## Conversation History:"})
+    prompt = turns[-1].blocks()
+    if (size := len(json.dumps([system, history, prompt]))) > MOST_BYTES:
+        raise TooLarge(
+            f"the messages have {size:,} bytes, and {MOST_BYTES:,} can be sent: put what is long "
+            "into files of the workspace"
+        )
+    return Conversation("\n\n".join(block["text"] for block in system), history, prompt)
