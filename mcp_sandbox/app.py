@@ -313,7 +313,7 @@ async def serve_stdio(config: Config, chat: ChatId, project: Path | None = None)
         manager = LateManager(tasks, partial(open_manager, config, folders, skills=skills))
         server = make_server(config, skills, one_chat(chat), manager.session)
         with folders.brought(chat, project):
-            await transports.serve_stdio(server)
+            await transports.serve_stdio(server.core)
         tasks.cancel_scope.cancel()
 
 

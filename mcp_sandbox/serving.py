@@ -91,7 +91,7 @@ class _ChatServer:
         from mcp_sandbox.server.transports import serve_lines
 
         with connected_as(greeting.chat), self.folders.brought(greeting.chat, greeting.project):
-            await serve_lines(server, connection, connection, leaving=self.ending.begun)
+            await serve_lines(server.core, connection, connection, leaving=self.ending.begun)
 
     async def serve_http(self, listener: "Listener", tokens: "Tokens", anonymous: bool) -> None:
         """Serve HTTP clients until the daemon ends, and their calls for the time that is left."""

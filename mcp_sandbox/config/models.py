@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cronsim import CronSim, CronSimError
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    model_validator,
+)
 
 from mcp_sandbox.config.environment import PREFIX, default_data_dir, home
 from mcp_sandbox.config.units import (
@@ -318,6 +326,43 @@ class AgentsConfig(Section):
     run: RunConfig = RunConfig()
 
 
+class BridgeProcessConfig(Section):
+    """A program of this machine that reads its arguments as JSON and writes JSON."""
+
+    command: tuple[str, ...] = Field(description="program and arguments", min_length=1)
+    about: str = setting("", "what it is for, as an agent reads it")
+    timeout: Duration = setting(60.0, "an answer must have come within this time")
+
+
+class BridgeServerConfig(Section):
+    """An MCP server, started for each run, or reached by HTTP."""
+
+    command: tuple[str, ...] = setting((), "program and arguments, of one that speaks on stdio")
+    env: Environment = Field(default_factory=dict[str, str], description="its variables")
+    url: str = setting("", "address of one that speaks streamable HTTP")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "BridgeServerConfig":
+        if bool(self.command) == bool(self.url):
+            raise ValueError("give either command or url")
+        return self
+
+
+class BridgeConfig(Section):
+    """Tools of this machine for agents inside; each assistant names those that it gets."""
+
+    path: str = setting("/tmp/mcp-sandbox.sock", "its socket inside", pattern=r"^/[!-~]+$")  # noqa: S108
+    python: tuple[str, ...] = setting((), "functions as MODULE:FUNCTION")
+    processes: dict[str, BridgeProcessConfig] = Field(
+        default_factory=dict[str, BridgeProcessConfig],
+        description="programs: NAME: {command, about, timeout}",
+    )
+    servers: dict[str, BridgeServerConfig] = Field(
+        default_factory=dict[str, BridgeServerConfig],
+        description="MCP servers: NAME: {command, env} or {url}",
+    )
+
+
 class PreviewsConfig(Section):
     """Addresses at which a browser on this machine finds what listens in a sandbox."""
 
@@ -404,5 +449,6 @@ class Config(Section):
         "NAME: {url, key, model, protocol, auth, models, server_tools}",
     )
     agents: AgentsConfig = AgentsConfig()
+    bridge: BridgeConfig = BridgeConfig()
     serve: ServeConfig = ServeConfig()
     http: HttpConfig = HttpConfig()

@@ -5,12 +5,10 @@ from importlib import import_module
 from typing import Any, get_type_hints
 from urllib.parse import quote
 
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from mcp.server import MCPServer
+from mcp.server import MCPServer, Server
 from mcp.server.context import HandlerResult
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.shared.message import SessionMessage
 from mcp.types import CallToolResult, Icon, InputRequiredResult, NotificationParams
 
 from mcp_sandbox import __version__
@@ -74,26 +72,22 @@ _ICON = (
 
 
 class SandboxServer(MCPServer[dict[str, Any]]):
-    """The MCP server of this package; transports.py feeds it."""
+    """The MCP server of this package."""
 
-    async def serve(
-        self,
-        read_stream: MemoryObjectReceiveStream[SessionMessage | Exception],
-        write_stream: MemoryObjectSendStream[SessionMessage],
-    ) -> None:
-        """Serve one client until it closes its side; running calls are cancelled then."""
-        core = self._lowlevel_server
-        await core.run(read_stream, write_stream, core.create_initialization_options())
+    @property
+    def core(self) -> Server[Any]:
+        """What answers messages; transports.py feeds it."""
+        return self._lowlevel_server
 
     def http_sessions(self, settings: HttpConfig) -> UserSessions:
         """Streamable HTTP on this server; who may reach it is not its concern."""
-        return UserSessions(self._lowlevel_server, settings)
+        return UserSessions(self.core, settings)
 
     def offer_skills(
         self, visible: Visible, resources: SkillResources, session_for: SessionFor
     ) -> None:
         """Answer with the caller's skills; the SDK's own would not know whose request it is."""
-        core, changes = self._lowlevel_server, SkillChanges(visible)
+        core, changes = self.core, SkillChanges(visible)
         prompts = SkillPrompts(visible, session_for)
         answers: Mapping[str, Answer] = {
             "resources/list": resources.list,

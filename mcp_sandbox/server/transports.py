@@ -15,12 +15,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import ByteReceiveStream, ByteSendStream, ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.server import Server
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from mcp.types import (
     INTERNAL_ERROR,
@@ -38,7 +40,6 @@ from mcp.types import (
 from pydantic import ValidationError
 
 from mcp_sandbox.server.errors import sole_error
-from mcp_sandbox.server.server import SandboxServer
 from mcp_sandbox.server.tool import Patience
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ _MOST_TOKENS = 50_000
 _ATOMIC_BYTES = 4096
 
 
-async def serve_stdio(server: SandboxServer) -> None:
+async def serve_stdio(server: Server[Any]) -> None:
     """Serve the client on stdin and stdout until it closes stdin.
 
     Meanwhile file descriptor 0 is empty and 1 is stderr, so that nothing but JSON-RPC gets out.
@@ -74,19 +75,21 @@ async def serve_stdio(server: SandboxServer) -> None:
 
 
 async def serve_lines(
-    server: SandboxServer,
+    server: Server[Any],
     receive: ByteReceiveStream,
     send: ByteSendStream,
     *,
     leaving: anyio.Event | None = None,
+    most_bytes: int = MAX_LINE_BYTES,
 ) -> None:
     """Serve one client over a byte stream until it closes its side; that cancels its calls.
 
-    Once `leaving` is set, return as soon as all its requests are answered.
+    Once `leaving` is set, return as soon as all its requests are answered. No message of the
+    client may be longer than `most_bytes`.
     """
     to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception]()
     to_client, from_server = anyio.create_memory_object_stream[SessionMessage]()
-    wire = _Wire(send)
+    wire = _Wire(send, most_bytes)
     with sole_error():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wire.read, BufferedByteReceiveStream(receive), to_server)
@@ -94,7 +97,8 @@ async def serve_lines(
             async with anyio.create_task_group() as serving:
                 if leaving:
                     serving.start_soon(wire.leave, leaving, tasks.cancel_scope)
-                await server.serve(from_client, to_client)
+                how = server.create_initialization_options()
+                await server.run(from_client, to_client, how)
                 serving.cancel_scope.cancel()
             # A client that does not read must not keep the server from ending.
             tasks.cancel_scope.deadline = anyio.current_time() + GRACE_S
@@ -178,8 +182,9 @@ class _Wire:
     A request to be told of changes lasts as long as the client likes, so nobody waits for it.
     """
 
-    def __init__(self, send: ByteSendStream) -> None:
+    def __init__(self, send: ByteSendStream, most_bytes: int) -> None:
         self._send = send
+        self._most_bytes = most_bytes
         self._lock = anyio.Lock()
         # Whether somebody waits for the answer.
         self._open: dict[RequestId, bool] = {}
@@ -194,7 +199,7 @@ class _Wire:
     ) -> None:
         """Hand the client's messages to the server until the client closes its side."""
         async with to_server:
-            while (line := await next_line(lines)) is not None:
+            while (line := await next_line(lines, self._most_bytes)) is not None:
                 message = await self._parsed(line)
                 if message is None or not await self._has_room_for(message):
                     continue
@@ -224,7 +229,7 @@ class _Wire:
 
     async def _parsed(self, line: bytes | Overlong) -> JSONRPCMessage | None:
         if isinstance(line, Overlong):
-            problem = f"a message may have {MAX_LINE_BYTES:,} bytes, this one had {line.size:,}"
+            problem = f"a message may have {self._most_bytes:,} bytes, this one had {line.size:,}"
             await self._refuse(find_request_id(line.head), INVALID_REQUEST, problem)
             return None
         try:

@@ -55,7 +55,7 @@ async def greet(
             return
         await say(peer, ok=True, version=version, pid=os.getpid(), chat=f"local/{chat}")
         if first["role"] == "chat":
-            await serve_lines(server, stream, peer)
+            await serve_lines(server.core, stream, peer)
             note(gone=chat)
         elif door is None:
             await say(peer, error="there is no such command")

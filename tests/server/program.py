@@ -28,7 +28,7 @@ async def answer(what: Any, *_: Any, **__: Any) -> ExecResult:
 
 async def main() -> None:
     async with stopped_by_signals():
-        await serve_stdio(server_of(ScriptedSession(answer)))
+        await serve_stdio(server_of(ScriptedSession(answer)).core)
     sys.stderr.write("left cleanly\n")
 
 

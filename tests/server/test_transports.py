@@ -38,7 +38,7 @@ async def served(server: SandboxServer, tmp_path: Path) -> AsyncGenerator[Socket
 
     async def serve(stream: SocketStream) -> None:
         async with stream:
-            await serve_lines(server, stream, stream)
+            await serve_lines(server.core, stream, stream)
         ended.set()
 
     with anyio.fail_after(10):
