@@ -7,7 +7,7 @@ import time
 
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.capture import Capture
-from mcp_sandbox.runner.loop import Inflow, Tap, widen
+from mcp_sandbox.runner.loop import CHUNK, DRAIN, Inflow, Tap, widen
 from mcp_sandbox.runner.native import close, signal
 from mcp_sandbox.runner.pool import described
 from mcp_sandbox.runner.protocol import WINDOW, OpError
@@ -225,21 +225,31 @@ class Command:
             self.keyboard.interrupt(self.main)
 
     def _listen(self, stdout: int, stderr: int | None = None) -> None:
+        if self._args.get("take"):
+            widen(stdout, CHUNK)
         self._taps["stdout"] = Tap(self._loop, stdout, lambda data: self._take("stdout", data))
         if stderr is not None:
             self._taps["stderr"] = Tap(self._loop, stderr, lambda data: self._take("stderr", data))
 
     def _take(self, name: str, data: bytes) -> None:
         if data:
-            self._capture.add(name, data)
+            if not (self._args.get("take") and name == "stdout"):
+                self._capture.add(name, data)
             if self.keyboard:
                 self.keyboard.shown_at = time.monotonic()
             if len(data) < _LITTLE:
                 # A program that prints line by line would wake us for every line.
                 self._taps[name].pause()
-                self._loop.later(_GATHER_S, self._taps[name].resume)
+                self._loop.later(_GATHER_S, lambda: self.read_on(name))
             for wait in [*self.waits]:
                 wait.hear(name, data)
+                if wait.is_full and name == "stdout":
+                    self._taps[name].pause()
+
+    def read_on(self, name: str) -> None:
+        """Go on reading a stream, unless a caller is to take what was read of it."""
+        if name != "stdout" or not any(wait.is_full for wait in self.waits):
+            self._taps[name].resume()
 
     def held(self) -> list[tuple[str, bytes]]:
         """The parts of each stream that are held."""
@@ -364,7 +374,8 @@ class Command:
             return
         # Before: who finds its text in the last of it is told that it goes on, and then of its end.
         for tap in self._taps.values():
-            tap.drain()
+            # What is to be taken is sent beyond its credit: no more than a pipe can hold.
+            tap.drain(WINDOW if self._args.get("take") else DRAIN)
         self._status, self.ended_at = status, time.monotonic()
         if self._why == "cancelled" or self._worker is None or self.released:
             # Of what goes on beside other calls nobody knows which of them changed a file.

@@ -23,7 +23,7 @@ WRITE = select.EPOLLOUT
 CHUNK = 256 * 1024
 # After a command has ended, as much as may still lie in its pipes is read, and no more: a child
 # left in the background may print for ever.
-_DRAIN = 4 * 1024 * 1024
+DRAIN = 4 * 1024 * 1024
 
 
 class Timer:
@@ -135,10 +135,10 @@ class Loop:
         self._epoll.close()
 
 
-def widen(fd: int) -> None:
-    """Ask for the largest pipe an ordinary user may have."""
+def widen(fd: int, size: int = 1024 * 1024) -> None:
+    """Ask for a pipe of this size; the largest an ordinary user may have if none is given."""
     try:
-        fcntl.fcntl(fd, 1031, 1024 * 1024)  # F_SETPIPE_SZ, named in Python only from 3.10 on
+        fcntl.fcntl(fd, 1031, size)  # F_SETPIPE_SZ, named in Python only from 3.10 on
     except OSError:
         # The user's share of pipe pages is used up, or a kernel without it: the default will do.
         return
@@ -176,8 +176,8 @@ class Tap:
         self._taken(data)
         return len(data)
 
-    def drain(self) -> None:
-        left = _DRAIN
+    def drain(self, left: int) -> None:
+        """Take what is there now, about `left` bytes of it at most."""
         while self.open and left > 0:
             size = self._read()
             if size < 0:
@@ -187,6 +187,7 @@ class Tap:
     def discard(self) -> None:
         """From now on read for nobody, so that who still writes is neither blocked nor killed."""
         self._taken = lambda _data: None
+        self.resume()
 
     def close(self) -> None:
         if self.open:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.connection import Reply
 
 _LIVE_WINDOW = 256 * 1024
+# With all that a pipe can hold sent beyond it, no more than the other side holds.
+_TAKE_WINDOW = 512 * 1024
 _MOST_UNTIL = 200 * 4
 
 
@@ -30,8 +32,10 @@ class Wait:
         # Not only what was printed since the last answer.
         self.whole = bool(args.get("whole"))
         self.met = False
+        # All of stdout is the caller's; it is read on only as the caller takes it.
+        self.takes = bool(args.get("take"))
         self._reply = reply
-        self._live = _LIVE_WINDOW if args.get("live") else 0
+        self._live = _TAKE_WINDOW if self.takes else _LIVE_WINDOW if args.get("live") else 0
         self._until = (args.get("until") or "").encode()
         self._last: dict[str, bytes] = {}
         self._released = False
@@ -60,12 +64,24 @@ class Wait:
         """So much of what the caller gives was taken, and more may come."""
         self._reply.credit(size)
 
+    @property
+    def is_full(self) -> bool:
+        """The caller is to take what was printed before anything more is read."""
+        return self.takes and self._live <= 0
+
     def credit(self, size: int) -> None:
+        was_full = self.is_full
         self._live += size
+        if was_full and not self.is_full:
+            self.command.read_on("stdout")
 
     def hear(self, name: str, data: bytes) -> None:
+        if self.takes:
+            if name == "stdout":
+                self._live -= len(data)
+                self._reply.data("body", data)
         # Live output is a courtesy: without credit it is left out, the result has it all.
-        if self._live >= len(data):
+        elif self._live >= len(data):
             self._live -= len(data)
             self._reply.data(name, data)
         if self._until and not self.met:

@@ -115,6 +115,8 @@ class Channel:
         try:
             with span(f"runtime {op}"), anyio.fail_after(timeout_s):
                 header = {"t": "call", "id": number, "op": op, "args": args}
+                if sink and stop and leave is None:
+                    return await self._converse(number, call, header, body, stop)
                 with stop or anyio.CancelScope():
                     if leave is None:
                         return await self._converse(number, call, header, body)
@@ -125,7 +127,7 @@ class Channel:
                         return await self._result(number, call)
                     await self.send({"t": "release", "id": number}, b"")
                     return await self._result(number, call)
-                await self._cancel(number, call)
+                await self._drop(number, call)
                 return await self._result(number, call)
         except errors.TooLarge:
             # Nothing of it was sent, or it has been answered.
@@ -136,7 +138,7 @@ class Channel:
             raise gone from exc
         finally:
             if not call.ended and not self.broken:
-                await self._cancel(number, call)
+                await self._drop(number, call)
             self.forget(number)
 
     def number(self, call: Call) -> int:
@@ -151,14 +153,21 @@ class Channel:
         self._calls.pop(number, None)
 
     async def _converse(
-        self, number: int, call: Call, header: JsonObject, body: bytes | AsyncIterable[bytes]
+        self,
+        number: int,
+        call: Call,
+        header: JsonObject,
+        body: bytes | AsyncIterable[bytes],
+        stop: anyio.CancelScope | None = None,
     ) -> Reply:
-        if isinstance(body, bytes) and len(body) <= protocol.WINDOW:
+        if not stop and isinstance(body, bytes) and len(body) <= protocol.WINDOW:
             await self._begin(number, call, header, body)
             return await self._result(number, call)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._begin, number, call, header, body)
+                if stop:
+                    tasks.start_soon(self._heed, stop, number, call)
                 reply = await self._result(number, call)
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
@@ -188,16 +197,27 @@ class Channel:
             while call.pieces and call.sink:
                 name, data = call.pieces.pop(0)
                 await call.sink(name, data)
-                await self.send({"t": "credit", "id": number, "n": len(data)}, b"")
+                # What came before the connection broke is handed over all the same.
+                with suppress(errors.SandboxGone):
+                    await self.send({"t": "credit", "id": number, "n": len(data)}, b"")
             if call.error:
                 raise call.error
             if call.reply:
                 return call.reply
             await call.event.wait()
 
+    async def _heed(self, stop: anyio.CancelScope, number: int, call: Call) -> None:
+        """Stop the call without a break in what its sink gets: it gets all there is."""
+        with stop:
+            await anyio.sleep_forever()
+        await self._cancel(number, call)
+
+    async def _drop(self, number: int, call: Call) -> None:
+        call.keeps, call.pieces = False, []
+        await self._cancel(number, call)
+
     async def _cancel(self, number: int, call: Call) -> None:
         """Stop what the call started; returns when the runner says that all of it is dead."""
-        call.keeps, call.pieces = False, []
         with anyio.move_on_after(CANCEL_S, shield=True):
             await self.send({"t": "cancel", "id": number}, b"")
             while not call.ended:

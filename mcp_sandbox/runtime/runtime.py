@@ -114,6 +114,7 @@ class Runtime:
         until: str | None = None,
         tty: bool = False,
         on_output: OnOutput | None = None,
+        take: Show | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
         """Run a bash command line, or a program with its arguments without any shell.
@@ -122,16 +123,24 @@ class Runtime:
         call is answered and the command goes on. `on_output` gets ("stdout" | "stderr", bytes)
         live, with gaps when it is slow. With `tty` what its terminal is sent is its stdout.
 
+        `take` gets all of stdout, in order; the command is paused while it does not take, and the
+        result comes after the last byte of it and has none. If it raises, the command is killed.
+
         A `shell` of that name goes on where its last command has ended; see `runner/shell.py`.
 
         Raises:
             NotFound: `cwd` cannot be used.
-            InvalidArgument: `shell` is no name for one, or there is no command line; or with `tty`.
+            InvalidArgument: `shell` is no name for one, or there is no command line; or with `tty`;
+                or `take` with what is answered before the end, or with other ways to listen.
             Busy: `shell` runs another command.
         """
         args: JsonObject = {"timeout_s": timeout_s, "until": until, "tty": tty}
         if tty and (stdin or shell):
             raise InvalidArgument("tty takes no stdin and no shell: leave these out, or tty")
+        if take:
+            if tty or until or on_output or leave:
+                raise InvalidArgument("take goes without tty, until, on_output, leave and wait_s")
+            args["take"] = True
         if shell is not None:
             if not NAME.fullmatch(shell):
                 raise InvalidArgument("shell takes 1 to 32 letters, digits, '.', '_' or '-'")
@@ -145,7 +154,8 @@ class Runtime:
             args["language"], code = "bash", command.encode()
         else:
             args["argv"] = list(command)
-        return await self._run(args, code, stdin, env=env, on_output=on_output, leave=leave)
+        sink = _all_to(take) if take else on_output
+        return await self._run(args, code, stdin, env=env, on_output=sink, leave=leave)
 
     async def terminal(
         self, frames: AsyncIterable[bytes], show: Show, *, args: Mapping[str, object]
@@ -176,6 +186,8 @@ class Runtime:
     ) -> ExecResult:
         limit_s = args["timeout_s"]
         args |= {"keep_bytes": self._keep_bytes, "grow": self._may_grow, "live": bool(on_output)}
+        # Who takes may take long after the end.
+        endless = limit_s is None or "take" in args
         if env:
             args["env"] = dict(env)
         if code is not None:
@@ -184,7 +196,7 @@ class Runtime:
             "run",
             args,
             body=(code or b"") + stdin,
-            timeout_s=float("inf") if limit_s is None else limit_s + LATE_S,
+            timeout_s=float("inf") if endless else limit_s + LATE_S,
             sink=on_output,
             stop=self._stop,
             leave=leave,
@@ -193,3 +205,7 @@ class Runtime:
             result = result_of(reply)
         ended_span("runner run", result.duration_ms)
         return result
+
+
+def _all_to(take: Show) -> OnOutput:
+    return lambda _, data: take(data)

@@ -148,6 +148,7 @@ class Session:
         until: str | None = None,
         check: bool = False,
         on_output: OnOutput | None = None,
+        take: Show | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
         """Run a bash command line, or a list of program and arguments without a shell.
@@ -156,13 +157,15 @@ class Session:
         the one before has left them. After `timeout_s` it is killed. After `wait_s`, when `until`
         is in its output, or when `leave` is cancelled, the answer is how far it is, and it goes on
         as `result.process`. `on_output` gets ("stdout" | "stderr", bytes) while it runs.
-        `tty`: on a terminal.
+        `tty`: on a terminal. `take`: it gets all of stdout; see runtime.
 
         Raises:
             CommandFailed: with `check`, it did not succeed.
         """
         given = stdin.encode() if isinstance(stdin, str) else stdin or b""
         told = {"command": command, "cwd": cwd, "env": env, "stdin": stdin, "shell": shell}
+        # What is taken has no other end than its own.
+        stays = take is not None and wait_s is None and leave is None
         async with self._enter("exec", 0, leave, **told) as entered:
             result = await entered.runtime.exec(
                 command,
@@ -174,7 +177,8 @@ class Session:
                 until=until,
                 tty=tty,
                 on_output=on_output,
-                leave=entered.leaving(wait_s),
+                take=take,
+                leave=None if stays else entered.leaving(wait_s),
             )
             result = await _ended(entered, result)
         if check and not (result.success or result.running):
