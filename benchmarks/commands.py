@@ -1,5 +1,7 @@
 """Commands and code in a sandbox that runs already."""
 
+import os
+import subprocess
 from functools import partial
 
 import anyio
@@ -16,11 +18,13 @@ from benchmarks.measure import (
 )
 from benchmarks.places import PYTHON, Failed, checked, engine_client, in_thread, on_host
 from benchmarks.places import open_sandbox as sandbox_in
+from mcp_sandbox.runner.protocol import CHUNK
 from mcp_sandbox.runtime.runtime import Runtime
 
 _IN_FLIGHT = 32
 _CALLS_EACH = 10
 _PRINT = "print(1)"
+_WHOLE = 200_000_000
 _REST_S = 0.1
 
 
@@ -84,6 +88,36 @@ async def _at_once(action: Action) -> None:
             tasks.start_soon(one_after_another)
 
 
+async def _whole_against_docker(pairs: int) -> Measured:
+    async with sandbox_in("docker") as sandbox:
+        checked(await sandbox.runtime.exec(f"head -c {_WHOLE} /dev/urandom > whole"), "")
+        cat = ["cat", "/workspace/whole"]
+
+        async def ours() -> None:
+            taken = list[int]()
+
+            async def take(data: bytes) -> None:
+                taken.append(len(data))
+
+            checked(await sandbox.runtime.exec(cat, take=take), "")
+            _check_whole(sum(taken))
+
+        def theirs() -> None:
+            docker = ["docker", "exec", sandbox.id, *cat]
+            with subprocess.Popen(docker, stdout=subprocess.PIPE) as process:
+                assert process.stdout
+                read = partial(os.read, process.stdout.fileno(), CHUNK)
+                _check_whole(sum(len(data) for data in iter(read, b"")))
+
+        other = clocked(partial(in_thread, theirs))
+        return await times_faster(clocked(ours), other, pairs)
+
+
+def _check_whole(size: int) -> None:
+    if size != _WHOLE:
+        raise Failed(f"{size} bytes came, of {_WHOLE}")
+
+
 async def _code_against_host(pairs: int) -> Measured:
     async with sandbox_in("docker") as sandbox:
         ours = partial(_run_print, sandbox.runtime)
@@ -130,6 +164,13 @@ ROWS = (
         Goal(10),
         partial(_shell_against_exec, functions=400),
         pairs=100,
+    ),
+    Row(
+        "whole",
+        "all of cat's 200 MB taken, docker",
+        "docker exec cat of it",
+        Goal(1, at_least=True),
+        _whole_against_docker,
     ),
     Row(
         "run-code",
