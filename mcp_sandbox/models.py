@@ -58,6 +58,10 @@ class TokenGrant:
     token_id: str
 
 
+AGENT_IMAGES: Mapping[str, str] = {"claude": "mcp-sandbox/claude:latest"}
+"""The image that has an agent's program, by its command; others need one of the operator's own."""
+
+
 @dataclass(frozen=True)
 class Mount:
     """A host directory that appears in the sandbox."""

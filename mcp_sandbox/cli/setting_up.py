@@ -112,7 +112,10 @@ def _connect(target: Target, *, yes: bool, undo: bool, only_print: bool, check: 
 def build(
     name: Annotated[str, typer.Argument(help="Which image to build.")] = "base",
     tag: Annotated[
-        str | None, given("--tag", "NAME", "Name of the result, not mcp-sandbox/base.")
+        str | None, given("--tag", "NAME", "Name of the result, not mcp-sandbox/IMAGE.")
+    ] = None,
+    base: Annotated[
+        str | None, given("--base", "NAME", "Image to build it on, not the usual one.")
     ] = None,
     ca_bundle: Annotated[
         Path | None, given("--ca-bundle", "FILE", "Certificates to trust while building.")
@@ -125,16 +128,13 @@ def build(
     """Build a sandbox image; it must be built again after an update of mcp-sandbox."""
     from mcp_sandbox.backends.docker import images as room
 
-    work = partial(
-        room.build,
-        name,
-        tag=tag,
-        ca_bundle=ca_bundle,
-        from_packages=from_packages,
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
-        config=load(config).config.docker,
+    builder = room.Builder(
+        load(config).config.docker,
+        lambda line: print(line, file=sys.stderr, flush=True),
+        ca_bundle,
+        from_packages,
     )
-    print(f"built {anyio.run(work)}")
+    print(f"built {anyio.run(partial(builder.build, name, tag=tag, base=base))}")
 
 
 @images.command(name="list")
@@ -173,20 +173,26 @@ def recipe(
 
 
 @images.command()
-def check(as_json: AsJson = False, config: ConfigFile = None) -> None:
-    """Run the image once, and print the version of each tool that it should have."""
+def check(
+    name: Annotated[
+        str | None, typer.Argument(help="Which image.", show_default="docker.image")
+    ] = None,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+) -> None:
+    """Run an image once, and print the version of each tool that it should have."""
     from mcp_sandbox.backends.docker import images as room
     from mcp_sandbox.backends.docker.engine import build_again
 
     settings = load(config).config.docker
-    tools = anyio.run(room.check, settings)
+    if name:
+        image = room.our_name(name) if name in room.image_folders() else name
+        settings = settings.model_copy(update={"image": image})
+    found = anyio.run(room.check, settings)
     current = [row.name for row in anyio.run(room.list_images, settings) if row.current]
-    shown = (
-        (tool.name, tool.version or ("missing" if tool.required else "not there")) for tool in tools
-    )
-    found = {tool.name: tool.version for tool in tools}
+    shown = ((tool, version or "missing") for tool, version in found.items())
     tell(found, table("tool", "version", rows=shown), as_json=as_json)
-    missing = [tool.name for tool in tools if tool.required and not tool.version]
+    missing = [tool for tool, version in found.items() if not version]
     problem = f"lacks {', '.join(missing)}" if missing else ""
     if settings.image not in current:
         problem = "was built by another version"

@@ -1,8 +1,11 @@
 import io
+import re
 import tarfile
+import tempfile
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
+from typing import IO, Any, cast
 
 import anyio
 import docker
@@ -10,12 +13,21 @@ import pytest
 from docker.errors import ImageNotFound
 
 from mcp_sandbox.backends.docker import images
-from mcp_sandbox.backends.docker.client import Connection, build_image
+from mcp_sandbox.backends.docker.client import Connection, build_image, connection_of
 from mcp_sandbox.backends.docker.engine import Engine
-from mcp_sandbox.backends.docker.images import context_tar, image_folder, packages_of
+from mcp_sandbox.backends.docker.images import (
+    Builder,
+    context_digest,
+    context_tar,
+    image_folder,
+    image_folders,
+    our_name,
+    packages_of,
+)
 from mcp_sandbox.backends.runner_copy import digest_of, runner_digest, runner_sources
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.errors import BackendUnavailable, ConfigError, ImageMissing
+from mcp_sandbox.models import AGENT_IMAGES
 from tests.conftest import configured
 
 BASE = configured("docker", Path("/")).docker
@@ -24,6 +36,10 @@ TOOLS = [
     *("vim", "less", "tree", "ping", "netstat", "nslookup", "nc", "telnet", "zip", "unzip", "tar"),
     *("gzip", "htop", "ps", "sed", "awk", "grep", "git", "node", "npm", "python"),
 ]
+_ONLY_OF_BUILDS = re.compile(
+    r"ca-bundle|^tmp/.|^opt/(programs|packages)|_cacache|/\.npm|npmrc$|\.package-lock\.json$|_logs/"
+    r"|^var/lib/apt/lists/.|^var/cache/apt/.|^root/\.(npm|cache)"
+)
 MARK = b"MARK-OF-A-CERTIFICATE-AUTHORITY-5f0c"
 
 
@@ -45,8 +61,14 @@ async def temporary_image(name: str) -> AsyncGenerator[DockerConfig]:
 def contents(image: str) -> Iterator[tuple[str, bytes]]:
     """Every file of every layer of an image, and its configuration, as the engine saves it."""
     engine = docker.from_env()
-    saved = io.BytesIO(b"".join(engine.api.get_image(image)))
-    engine.close()
+    with tempfile.TemporaryFile() as saved:
+        saved.writelines(engine.api.get_image(image))
+        engine.close()
+        saved.seek(0)
+        yield from saved_contents(saved)
+
+
+def saved_contents(saved: IO[bytes]) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(fileobj=saved) as tar:
         for member in tar:
             file = tar.extractfile(member)
@@ -101,13 +123,41 @@ def test_packages_of_the_image_name_the_tools() -> None:
 
 @pytest.mark.docker
 async def test_check_finds_a_version_of_every_tool() -> None:
-    tools = await images.check(BASE)
-    assert [tool.name for tool in tools if tool.version is None and tool.required] == []
-    versions = {tool.name: tool.version or "" for tool in tools}
-    assert versions["python3"].startswith("Python 3.13.")
-    assert versions["node"].startswith("v22.")
-    assert {*TOOLS, "claude", "ccr"} <= versions.keys()
-    assert [name for name in TOOLS if not versions[name]] == []
+    versions = await images.check(BASE)
+    assert [name for name, version in versions.items() if not version] == []
+    assert versions.keys() >= {*TOOLS, "python3"}
+    assert (versions["python3"] or "").startswith("Python 3.13.")
+    assert (versions["node"] or "").startswith("v22.")
+
+
+@asynccontextmanager
+async def built_on_base(lines: str, folder: Path) -> AsyncGenerator[DockerConfig]:
+    """An image of an operator's own: these lines on top of ours, with the files of a folder."""
+    (folder / "Dockerfile").write_text(f"FROM {BASE.image}\n{lines}\n")
+    context = await anyio.to_thread.run_sync(context_tar, folder, None)
+    async with (
+        temporary_image("mcp-sandbox/own-of-a-test:latest") as config,
+        aclosing(connection_of(config)) as connection,
+    ):
+        await connection.call(build_image, context, config.image, {}, quiet)
+        yield config
+
+
+@pytest.mark.docker
+async def test_an_operators_own_image_may_name_tools_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("# Ours.\n\nabsent\nown echo 1.0; echo more\n")
+    async with built_on_base("COPY own.txt /opt/mcp-sandbox/tools/", tmp_path) as config:
+        versions = await images.check(config)
+    assert (versions["own"], versions["absent"]) == ("1.0", None)
+    assert versions["bash"]
+
+
+@pytest.mark.docker
+async def test_an_image_that_names_no_tools_does_not_pass(tmp_path: Path) -> None:
+    without = "USER root\nRUN rm -r /opt/mcp-sandbox/tools\nUSER 10001:10001"
+    async with built_on_base(without, tmp_path) as config:
+        with pytest.raises(BackendUnavailable, match="tells of no tools"):
+            await images.check(config)
 
 
 @pytest.mark.docker
@@ -131,15 +181,78 @@ async def test_list_tells_whether_an_image_holds_the_current_runner() -> None:
 
 @pytest.mark.docker
 async def test_image_that_was_built_from_other_files_is_not_current(tmp_path: Path) -> None:
-    (tmp_path / "Dockerfile").write_text(f"FROM {BASE.image}\nLABEL mcp-sandbox.context=older\n")
-    context = await anyio.to_thread.run_sync(context_tar, tmp_path, None)
-    connection = Connection(lambda: Engine("unix:///var/run/docker.sock"))
-    async with temporary_image("mcp-sandbox/older-by-a-test:latest") as config:
-        await connection.call(build_image, context, config.image, {}, quiet)
-        await connection.aclose()
+    async with built_on_base("LABEL mcp-sandbox.context=older", tmp_path) as config:
         rows = {row.name: row.current for row in await images.list_images(config)}
     assert not rows[config.image]
     assert rows[BASE.image]
+
+
+def test_digest_of_an_image_is_another_when_what_is_below_it_is() -> None:
+    folder = image_folder("claude")
+    assert len({context_digest(folder, below) for below in ("", "one", "other")}) == 3
+
+
+def test_every_agent_with_an_image_has_one_that_can_be_built() -> None:
+    assert {name: our_name(name) for name in AGENT_IMAGES} == AGENT_IMAGES
+    assert AGENT_IMAGES.keys() <= image_folders().keys()
+
+
+@pytest.mark.docker
+async def test_build_on_an_absent_image_says_what_to_run() -> None:
+    with pytest.raises(ImageMissing, match="no image absent:1"):
+        await Builder(BASE, quiet).build("claude", base="absent:1")
+
+
+@pytest.mark.docker
+@pytest.mark.claude
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(900)
+async def test_images_of_an_agent_have_its_programs_and_no_trace_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = tmp_path / "ca.pem"
+    trusted = Path("/etc/ssl/certs/ca-certificates.crt")
+    bundle.write_bytes(b"# " + MARK + b"\n" + (trusted.read_bytes() if trusted.exists() else b""))
+    monkeypatch.setenv("ftp_proxy", "http://user:secret-of-the-proxy@127.0.0.1:1")
+    builder = Builder(BASE, quiet, ca_bundle=bundle)
+    async with (
+        temporary_image("mcp-sandbox/claude-of-a-test:latest") as claude,
+        temporary_image("mcp-sandbox/claude-full-of-a-test:latest") as full,
+    ):
+        await builder.build("claude", tag=claude.image, base=BASE.image)
+        await builder.build("claude-full", tag=full.image, base=claude.image)
+        rows = {row.name: row for row in await images.list_images(BASE)}
+        assert rows[claude.image].current
+        assert rows[full.image].current
+        assert rows[claude.image].size_mb <= 900
+        assert rows[full.image].size_mb <= 1200
+        tools = await images.check(full)
+        marked, odd = await anyio.to_thread.run_sync(traces, full.image)
+        said = await anyio.to_thread.run_sync(history, full.image)
+    assert [name for name, version in tools.items() if not version] == []
+    assert tools.keys() >= {*TOOLS, "claude", "ccr", "go"}
+    assert marked == []
+    assert odd == []
+    assert not re.search(r"https?:|registry|ca-bundle|proxy", said)
+
+
+def traces(image: str) -> tuple[list[str], list[str]]:
+    """The files with something of the machine in them, and those that only a build needs."""
+    marked, odd = list[str](), list[str]()
+    for path, data in contents(image):
+        if MARK in data or b"secret-of-the-proxy" in data:
+            marked.append(path)
+        if data and _ONLY_OF_BUILDS.search(path):
+            odd.append(path)
+    return marked, odd
+
+
+def history(image: str) -> str:
+    engine = docker.from_env()
+    said = cast(Any, engine.api).history(image)
+    engine.close()
+    return "\n".join(str(each["CreatedBy"]) for each in said)
 
 
 @pytest.mark.docker
@@ -156,13 +269,8 @@ async def test_image_builds_without_a_trace_of_the_machine_it_was_built_on(
     lines: list[str] = []
     own = DockerConfig(image="operators/own:1")
     async with temporary_image("mcp-sandbox/built-by-a-test:latest") as config:
-        name = await images.build(
-            tag=config.image,
-            ca_bundle=bundle,
-            from_packages=True,
-            progress=lines.append,
-            config=own,
-        )
+        builder = Builder(own, lines.append, ca_bundle=bundle, from_packages=True)
+        name = await builder.build(tag=config.image)
         assert name == config.image
         rows = {row.name: row.current for row in await images.list_images(config)}
         assert rows[name]

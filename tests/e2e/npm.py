@@ -11,11 +11,14 @@ from pathlib import Path
 from mcp_sandbox import durable
 
 NODE = "node@22.23.3"
+_PINS = (Path(__file__).parents[2] / "images/claude/programs.txt").read_text().splitlines()
+_PINNED = {name: version for name, _, version in (line.rpartition("@") for line in _PINS)}
 PACKAGES: Mapping[str, str] = {
     "inspector": "@modelcontextprotocol/inspector@2.12.0",
     "conformance": "@modelcontextprotocol/conformance@0.2.0-alpha.12",
     "vite": "vite@6.4.6",
-    "claude": "@anthropic-ai/claude-code@2.1.328",
+    # The version that the image has.
+    "claude": f"@anthropic-ai/claude-code@{_PINNED['@anthropic-ai/claude-code-linux-ARCH']}",
 }
 # Half a gigabyte: nobody should get it by running all tests.
 ON_REQUEST = frozenset({"claude"})

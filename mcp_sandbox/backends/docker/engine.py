@@ -6,6 +6,7 @@ DOCKER_CONTEXT, else the current context, else the default socket. Nothing is co
 
 import hashlib
 import json
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ _NETWORK = {
     ),
 }
 BUILD = "run: mcp-sandbox images build"
-_OURS = "mcp-sandbox/base:latest"
+_OURS = re.compile(r"mcp-sandbox/([\w-]+):latest")
 _REFUSALS: tuple[tuple[str, type[OperatorError], str], ...] = (
     ("no such image", ImageMissing, BUILD),
     (
@@ -250,7 +251,9 @@ def _limits(host_config: dict[str, Any], info: dict[str, Any]) -> dict[str, str]
 
 def build_again(image: str) -> str:
     """What to do about an image that is absent, outdated or broken."""
-    return BUILD if image == _OURS else f"{BUILD}, and then build {image} on top of it"
+    if ours := _OURS.fullmatch(image):
+        return BUILD if ours[1] == "base" else f"{BUILD} {ours[1]}"
+    return f"{BUILD}, and then build {image} on top of it"
 
 
 def explain_refusal(status: int, text: str) -> OperatorError:

@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+import json
+import re
 import shutil
 import tarfile
 import tempfile
@@ -9,7 +11,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 from anyio import to_thread
@@ -36,36 +38,22 @@ Progress = Callable[[str], None]
 _CONTEXT_LABEL = "mcp-sandbox.context"
 _PACKAGES_LABEL = "mcp-sandbox.packages"
 _STAGE_LABEL = "mcp-sandbox.stage"
+_ON_OURS = re.compile(r"^ARG BASE=mcp-sandbox/(\S+):latest$", re.MULTILINE)
 _RUN_S = 60
-_TOOLS = (
-    *("python3", "python", "pip", "venv", "node", "npm", "bash", "git", "curl", "wget", "jq"),
-    *("ripgrep", "sqlite3", "less", "vim", "tree", "file", "zip", "unzip", "tar", "gzip", "xz"),
-    *("ps", "htop", "sed", "awk", "grep", "ping", "netstat", "nslookup", "nc", "telnet"),
-    *("claude", "ccr"),
-)
-# How to ask those that are not asked by NAME --version.
-_QUESTIONS = {
-    "venv": "python3 -m venv --help | head -1",
-    "ripgrep": "rg --version",
-    "zip": "zip -h",
-    "unzip": "unzip -v",
-    "awk": "awk -W version",
-    "ping": "ping -V",
-    "nslookup": "nslookup -version",
-    "nc": "command -v nc",
-    "telnet": "command -v telnet",
-    "ccr": "ccr version",
-}
-# Agents that run inside are of an image of the operator's own.
-_OPTIONAL = ("claude", "ccr")
-# One line for each command: the first line of what it says, or nothing when it fails.
+# One line of JSON: the first line of what each tool says of itself, null where it fails.
 _CHECK = """
-import subprocess, sys
-for command in sys.argv[1:]:
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], text=True, errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
-    print(lines[0][:100] if done.returncode == 0 and lines else "")
+import glob, json, subprocess
+found = {}
+for path in sorted(glob.glob("/opt/mcp-sandbox/tools/*.txt")):
+    for line in open(path):
+        name, _, command = line.strip().partition(" ")
+        if name and not name.startswith("#"):
+            done = subprocess.run(["bash", "-o", "pipefail", "-c", command or name + " --version"],
+                text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT)
+            lines = [line for line in done.stdout.splitlines() if line.strip()]
+            found[name] = lines[0][:100] if done.returncode == 0 and lines else None
+print(json.dumps(found))
 """
 
 
@@ -146,14 +134,25 @@ async def _run(command: list[str], progress: Progress) -> None:
         )
 
 
-def image_folder(name: str) -> Path:
-    """The folder of an image that can be built; raises ConfigError if there is none."""
+def image_folders() -> dict[str, Path]:
+    """The folders of the images that can be built, by name."""
     # Of two of one name the first one is taken.
     files = [file for root in reversed(_FOLDERS) for file in root.glob("*/Dockerfile")]
-    known = {file.parent.name: file.parent for file in files}
+    return {file.parent.name: file.parent for file in files}
+
+
+def image_folder(name: str) -> Path:
+    """The folder of an image that can be built; raises ConfigError if there is none."""
+    known = image_folders()
     if name not in known:
         raise ConfigError(f"there is no image {name!r}: choose one of {', '.join(sorted(known))}")
     return known[name]
+
+
+def _below(folder: Path) -> str | None:
+    """The image of ours that one is built on, None for the first."""
+    found = _ON_OURS.search((folder / "Dockerfile").read_text())
+    return found and found[1]
 
 
 def context_tar(folder: Path, ca_bundle: Path | None) -> io.BytesIO:
@@ -177,9 +176,14 @@ def context_tar(folder: Path, ca_bundle: Path | None) -> io.BytesIO:
     return target
 
 
-def context_digest(folder: Path) -> str:
-    """Tells whether an image was built from the same files. Blocks."""
-    return hashlib.sha256(context_tar(folder, None).getbuffer()).hexdigest()
+def context_digest(folder: Path, below: str = "") -> str:
+    """Tells whether an image was built from the same files, on one with `below`. Blocks."""
+    return hashlib.sha256(context_tar(folder, None).getvalue() + below.encode()).hexdigest()
+
+
+def _current_digest(folder: Path) -> str:
+    below = _below(folder)
+    return context_digest(folder, _current_digest(image_folder(below)) if below else "")
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
@@ -201,83 +205,103 @@ class ImageRow:
 
 
 @dataclass(frozen=True)
-class Tool:
-    """A program that the image should have; `version` is None when it does not work."""
+class Builder:
+    """Builds images. `progress` gets each line, from another thread.
 
-    name: str
-    version: str | None
-    required: bool
-
-
-async def build(
-    name: str = "base",
-    *,
-    tag: str | None = None,
-    ca_bundle: Path | None = None,
-    from_packages: bool = False,
-    progress: Progress,
-    config: DockerConfig,
-) -> str:
-    """Build an image; returns its name. `progress` gets each line, from another thread.
-
-    It is named `tag`, else as ours: never as the operator's own image of the configuration.
-    `from_packages` makes the Debian below it on this machine, where no registry can be reached.
-    `ca_bundle` is used during the build alone and is in no layer of the image.
-
-    Raises ConfigError for an unknown image or an unreadable CA bundle, else BackendUnavailable.
+    `from_packages` makes the Debian below them on this machine, where no registry can be reached.
+    `ca_bundle` is used during a build alone and is in no layer of the image.
     """
-    folder = await to_thread.run_sync(image_folder, name)
-    tag = tag or f"mcp-sandbox/{name}:latest"
-    arguments = {
-        **proxy_variables(),
-        "RUNNER_DIGEST": await to_thread.run_sync(runner_digest),
-        "CONTEXT_DIGEST": await to_thread.run_sync(context_digest, folder),
-    }
-    async with aclosing(connection_of(config)) as connection:
-        if from_packages:
-            arguments["BASE"] = await _base_from_packages(connection, folder, progress)
-        context = await to_thread.run_sync(context_tar, folder, ca_bundle)
-        await connection.call(client.build_image, context, tag, arguments, progress)
-        # What the new image replaced, and the stage that saw the certificates.
-        for label in (RUNNER_LABEL, *((_STAGE_LABEL,) if ca_bundle else ())):
-            for image in await connection.call(client.labelled_images, label, dangling=True):
-                await connection.call(client.remove_image, image.id)
-    return tag
+
+    config: DockerConfig
+    progress: Progress
+    ca_bundle: Path | None = None
+    from_packages: bool = False
+
+    async def build(
+        self, name: str = "base", *, tag: str | None = None, base: str | None = None
+    ) -> str:
+        """Build an image; returns its name.
+
+        It is named `tag`, else as ours: never as the operator's own image of the configuration. It
+        is built on `base`, else on the usual one; if that is one of ours and not current, it is
+        built first.
+
+        Raises ConfigError for an unknown image or an unreadable CA bundle, ImageMissing for an
+        absent `base`, else BackendUnavailable.
+        """
+        folder = await to_thread.run_sync(image_folder, name)
+        tag, below = tag or our_name(name), await to_thread.run_sync(_below, folder)
+        if below and not base:
+            base = await self._current(below)
+        async with aclosing(connection_of(self.config)) as connection:
+            if self.from_packages and not base:
+                base = await _base_from_packages(connection, folder, self.progress)
+            made_of = await connection.call(client.find_image, base) if below and base else None
+            digest = made_of.labels.get(_CONTEXT_LABEL, "") if made_of else ""
+            arguments = {
+                **proxy_variables(),
+                **({"BASE": base} if base else {}),
+                **({} if below else {"RUNNER_DIGEST": await to_thread.run_sync(runner_digest)}),
+                "CONTEXT_DIGEST": await to_thread.run_sync(context_digest, folder, digest),
+            }
+            context = await to_thread.run_sync(context_tar, folder, self.ca_bundle)
+            await connection.call(client.build_image, context, tag, arguments, self.progress)
+            # What the new image replaced, and the stage that saw the certificates.
+            for label in (RUNNER_LABEL, *((_STAGE_LABEL,) if self.ca_bundle else ())):
+                for image in await connection.call(client.labelled_images, label, dangling=True):
+                    await connection.call(client.remove_image, image.id)
+        return tag
+
+    async def _current(self, name: str) -> str:
+        """The name of an image of ours, which is built if it is not there or not current."""
+        if any(
+            row.current and row.name == our_name(name) for row in await list_images(self.config)
+        ):
+            return our_name(name)
+        self.progress(f"building {our_name(name)} first")
+        return await self.build(name)
+
+
+def our_name(name: str) -> str:
+    """What an image that we build is called on the engine."""
+    return f"mcp-sandbox/{name}:latest"
 
 
 async def list_images(config: DockerConfig) -> list[ImageRow]:
     """The images of ours that the engine has; raises BackendUnavailable."""
-    folder = await to_thread.run_sync(image_folder, "base")
-    digest = await to_thread.run_sync(context_digest, folder)
+    digests = await to_thread.run_sync(
+        lambda: {_current_digest(folder) for folder in image_folders().values()}
+    )
     async with aclosing(connection_of(config)) as connection:
         found = await connection.call(client.labelled_images, RUNNER_LABEL)
 
     return [
-        ImageRow(name, each.id, each.size // 1_000_000, each.labels.get(_CONTEXT_LABEL) == digest)
+        ImageRow(name, each.id, each.size // 1_000_000, each.labels.get(_CONTEXT_LABEL) in digests)
         for each in found
         for name in each.names
     ]
 
 
-async def check(config: DockerConfig) -> list[Tool]:
-    """Run the image once, as hardened as a sandbox, and ask each tool for its version.
+async def check(config: DockerConfig) -> dict[str, str | None]:
+    """Run the image once, as hardened as a sandbox, and ask each of its tools for its version.
 
+    What it should have is named in the image itself; the version of what does not work is None.
     Raises ImageMissing, and BackendUnavailable if the image does not run.
     """
-    questions = [_QUESTIONS.get(name, f"{name} --version") for name in _TOOLS]
     async with aclosing(connection_of(config)) as connection:
         image = await connection.call(client.find_image, config.image)
         place = somewhere(image, "check", config.runtime, await connection.info())
-        code, said = await run_once(connection, place, _CHECK, *questions)
-    versions = said.splitlines()
-    if code != 0 or len(versions) != len(_TOOLS):
+        code, said = await run_once(connection, place, _CHECK)
+    try:
+        found = json.loads(said.strip().rpartition("\n")[2])
+    except ValueError:
+        found = None
+    if code != 0 or not found:
         raise BackendUnavailable(
-            f"{config.image} does not run ({said[-300:].strip()!r}); {build_again(config.image)}"
+            f"{config.image} tells of no tools ({said[-300:].strip()!r}); "
+            f"{build_again(config.image)}"
         )
-    return [
-        Tool(name, version.strip() or None, name not in _OPTIONAL)
-        for name, version in zip(_TOOLS, versions, strict=True)
-    ]
+    return cast("dict[str, str | None]", found)
 
 
 def somewhere(image: Image, instance: str, runtime: str, info: dict[str, Any]) -> Placement:
