@@ -21,8 +21,14 @@ from anyio.abc import TaskGroup, TaskStatus
 from mcp_sandbox.backends.base import Backend
 from mcp_sandbox.backends.records import sandbox_user
 from mcp_sandbox.config import Config, load_config, own_folders
-from mcp_sandbox.errors import BackendUnavailable, ConfigError, ImageMissing, OperatorError
-from mcp_sandbox.models import BackendName, ChatId
+from mcp_sandbox.errors import (
+    BackendUnavailable,
+    ConfigError,
+    ImageMissing,
+    InvalidArgument,
+    OperatorError,
+)
+from mcp_sandbox.models import PROGRAMS, BackendName, ChatId, Mount
 from mcp_sandbox.telemetry import logs
 
 if TYPE_CHECKING:
@@ -128,6 +134,7 @@ async def open_manager(
     ledger = Ledger(ChatRecords(config.data_dir), clock or system_clock)
     async with choose_backend(config) as choice, _open_egress(config, ledger) as egress:
         name, data_dir, owner = choice.backend.name, config.data_dir, sandbox_user()
+        programs = await to_thread.run_sync(programs_of, config)
         logger.info("backend %s: %s", name, choice.reason)
         size = config.pool.size
         if size == "auto":
@@ -152,7 +159,7 @@ async def open_manager(
                 previews=config.previews.enabled,
                 may_move=config.backend != "auto",
                 keep_background=for_many,
-                mounts=(egress.mount,) if egress else (),
+                mounts=((egress.mount,) if egress else ()) + programs,
                 pool_size=size,
                 pool_max_age_s=config.pool.max_age,
             ),
@@ -185,6 +192,24 @@ def way_out(config: Config) -> "Rules | None":
     Secrets(config.secrets, b"")
     trusted(config.egress.ca_bundle)
     return rules_of(config.egress)
+
+
+def programs_of(config: Config) -> tuple[Mount, ...]:
+    """Return the mount of the programs for agents, if the operator has some. Blocks on the disk.
+
+    Raises:
+        ConfigError: a sandbox may not show that folder.
+    """
+    if not config.agents.programs:
+        return ()
+    from mcp_sandbox.workspace.projects import check_folder
+
+    try:
+        private = (config.data_dir, *own_folders())
+        folder = check_folder(config.agents.programs, private, or_root=True)
+    except InvalidArgument as exc:
+        raise ConfigError(f"agents.programs: {exc}") from exc
+    return (Mount(folder, PROGRAMS, read_only=True),)
 
 
 @asynccontextmanager

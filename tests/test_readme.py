@@ -250,6 +250,13 @@ def test_the_image_example_ends_as_the_sandbox_user() -> None:
         assert lines[-1] == next(line for line in ours if line.startswith("USER "))
 
 
+def test_the_agents_programs_are_those_of_the_image() -> None:
+    listed = (ROOT / "images/claude/programs.txt").read_text().replace("ARCH", "x64").splitlines()
+    (line,) = [span for span in SPANS if span.startswith("npm install") and "~/agents" in span]
+    assert re.findall(r"@\S+@\S+", line) == [each for each in listed if each.startswith("@")]
+    subprocess.run(["bash", "-n"], input=line, text=True, check=True, timeout=10)
+
+
 def test_settings_have_the_shown_defaults_and_meanings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     known = {

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mcp_sandbox.durable import make_folder, publish_folder
 from mcp_sandbox.errors import BackendUnavailable, StorageUnavailable
-from mcp_sandbox.models import SandboxSpec
+from mcp_sandbox.models import PROGRAMS, SandboxSpec
 from mcp_sandbox.runner.protocol import UNWATCHED
 
 PACKAGE = Path(__file__).parents[1]
@@ -128,7 +128,10 @@ def _compile(root: Path, python: Path) -> None:
 def environment(spec: SandboxSpec, path: str, home: str) -> dict[str, str]:
     """The environment of commands; nothing of the server's own is in it."""
     offline = OFFLINE if spec.network == "none" else {}
-    return {"PATH": path, **USUAL, **offline, **spec.env, "HOME": home}
+    found = {"PATH": path, **USUAL, **offline, **spec.env, "HOME": home}
+    if any(mount.target == PROGRAMS for mount in spec.mounts):
+        found["PATH"] = f"{PROGRAMS}/bin:{found['PATH']}"
+    return found
 
 
 def beside_pid_1(variables: Mapping[str, str]) -> dict[str, str]:

@@ -324,6 +324,9 @@ class AgentsConfig(Section):
 
     connector: str = setting("", "connector of runs that name none; empty = the only one")
     run: RunConfig = RunConfig()
+    programs: Annotated[AbsolutePath | None, BeforeValidator(lambda value: value or None)] = (
+        setting(None, "folder of programs for every sandbox, read-only; its bin comes first there")
+    )
 
 
 class BridgeProcessConfig(Section):

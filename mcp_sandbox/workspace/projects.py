@@ -166,16 +166,19 @@ def no_projects(data_root: Path) -> Projects:
     return Projects(ProjectConfig(), data_root, owner=(0, 0), folders=ClientFolders())
 
 
-def check_folder(folder: Path, private: Sequence[Path]) -> Path:
-    """Return the folder without links on the way if a sandbox may show it; else InvalidArgument."""
+def check_folder(folder: Path, private: Sequence[Path], *, or_root: bool = False) -> Path:
+    """Return the folder without links on the way if a sandbox may show it; else InvalidArgument.
+
+    It must belong to this user, or, with `or_root`, to root.
+    """
     try:
         real = folder.resolve(strict=True)
         found = real.stat()
     except (OSError, RuntimeError) as exc:
-        raise InvalidArgument(f"the project folder {folder} cannot be used: {exc}") from exc
+        raise InvalidArgument(f"the folder {folder} cannot be used: {exc}") from exc
     if not stat.S_ISDIR(found.st_mode):
         raise _refused(real, "it is not a folder")
-    if found.st_uid != os.geteuid():
+    if found.st_uid != os.geteuid() and not (or_root and found.st_uid == 0):
         raise _refused(real, f"it belongs to uid {found.st_uid}, and this is uid {os.geteuid()}")
     if home().resolve().is_relative_to(real):
         raise _refused(real, "it holds the whole home of the user")
@@ -205,7 +208,7 @@ def identify(folder: Path) -> FolderIdentity:
 
 def _refused(folder: Path, why: str) -> InvalidArgument:
     return InvalidArgument(
-        f"the project folder {folder} is not shown in a sandbox: {why}; start in another folder"
+        f"the folder {folder} is not shown in a sandbox: {why}; choose another folder"
     )
 
 
