@@ -21,6 +21,7 @@ from mcp_sandbox.config.models import CallsConfig as CallsConfig
 from mcp_sandbox.config.models import Config as Config
 from mcp_sandbox.config.models import ConnectorConfig as ConnectorConfig
 from mcp_sandbox.config.models import DockerConfig as DockerConfig
+from mcp_sandbox.config.models import Duration as Duration
 from mcp_sandbox.config.models import EgressConfig as EgressConfig
 from mcp_sandbox.config.models import HttpConfig as HttpConfig
 from mcp_sandbox.config.models import LimitsConfig as LimitsConfig
@@ -28,7 +29,9 @@ from mcp_sandbox.config.models import PoolConfig as PoolConfig
 from mcp_sandbox.config.models import ProjectConfig as ProjectConfig
 from mcp_sandbox.config.models import RunConfig as RunConfig
 from mcp_sandbox.config.models import SecretConfig as SecretConfig
+from mcp_sandbox.config.models import Section as Section
 from mcp_sandbox.config.models import SessionsConfig as SessionsConfig
+from mcp_sandbox.config.models import Size as Size
 from mcp_sandbox.config.models import SkillsConfig as SkillsConfig
 from mcp_sandbox.config.models import WorkspaceConfig as WorkspaceConfig
 from mcp_sandbox.config.sources import Loaded as Loaded

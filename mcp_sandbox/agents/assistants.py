@@ -1,0 +1,166 @@
+"""Assistants: how agents behave, each a folder of the operator's.
+
+NAME/assistant.yaml   what it is (or package.yao, the same as JSON with comments)
+     prompts.yml      instructions, a list of {role: system, content}
+     mcps/SERVER.yaml MCP servers of the host, beside those of bridge.servers
+     skills/          skills for its chats alone
+     hooks.py         code of the operator's before and after a run
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import json5
+import yaml
+from pydantic import BaseModel, Field, RootModel, ValidationError
+
+from mcp_sandbox.config import BridgeServerConfig, Duration, Section, Size
+from mcp_sandbox.errors import ConfigError, InvalidArgument
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MOST_BYTES = 1 << 20
+_M = TypeVar("_M", bound=BaseModel)
+
+
+class SandboxOptions(Section):
+    """The computer of an assistant's chats, and the program that works in it."""
+
+    command: str = "claude"
+    image: str = ""
+    max_memory: Size | None = Field(default=None, ge=64 << 20)
+    max_cpu: float | None = Field(default=None, gt=0, le=1024, allow_inf_nan=False)
+    timeout: Duration | None = None
+    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class _Server(Section):
+    server_id: str
+    tools: tuple[str, ...] = ()
+
+
+class _Mcp(Section):
+    servers: tuple[_Server, ...] = ()
+
+
+class _Written(Section):
+    name: str = ""
+    connector: str = ""
+    sandbox: SandboxOptions | None = None
+    mcp: _Mcp = _Mcp()
+    access: tuple[str, ...] = ("local",)
+
+
+class _Prompt(Section):
+    role: Literal["system"] = "system"
+    content: str
+
+
+_Prompts = RootModel[tuple[_Prompt, ...]]
+
+
+class Assistant:
+    """An assistant as it is used: no repr, pickle or JSON shows what it has found.
+
+    `sandbox` is None where it only talks to its model. `tools` are those of the host that it may
+    use, by server; `servers` are its own. `skills` and `hooks` are None where it has none.
+    """
+
+    __slots__ = ("connector", "hooks", "name", "prompts", "sandbox", "servers", "skills", "tools")
+
+    def __init__(self, name: str, folder: Path | None, written: _Written) -> None:
+        self.name = name
+        self.connector = written.connector
+        self.sandbox = written.sandbox
+        self.tools = {each.server_id: each.tools for each in written.mcp.servers}
+        self.prompts: Sequence[Mapping[str, str]] = ()
+        self.servers: Mapping[str, BridgeServerConfig] = {}
+        self.skills: Path | None = None
+        self.hooks: Path | None = None
+        if folder:
+            if (prompts := folder / "prompts.yml").exists():
+                self.prompts = [each.model_dump() for each in _read(prompts, _Prompts).root]
+            files = sorted(folder.glob("mcps/*.y*ml"))
+            self.servers = {each.stem: _read(each, BridgeServerConfig) for each in files}
+            self.skills = skills if (skills := folder / "skills").is_dir() else None
+            self.hooks = hooks if (hooks := folder / "hooks.py").is_file() else None
+
+    def __reduce__(self) -> str:
+        raise TypeError("an assistant may hold secrets: name it instead")
+
+
+def assistant_of(folders: Sequence[Path], name: str, user: str) -> Assistant:
+    """Read an assistant that the user may use; "" is one that has a sandbox and nothing else.
+
+    Blocks on the disk.
+
+    Raises:
+        InvalidArgument: there is none of that name for the user.
+        ConfigError: a file of it cannot be used; the message names the line.
+    """
+    if not name:
+        return Assistant("", None, _Written(sandbox=SandboxOptions()))
+    for folder, file in _found(folders):
+        if folder.name == name:
+            written = _read(file, _Written)
+            if user in written.access:
+                return Assistant(name, folder, written)
+    known = ", ".join(assistants(folders, user)) or "none, in agents.folders"
+    raise InvalidArgument(f"there is no assistant {name[:80]!r}; there are {known}")
+
+
+def assistants(folders: Sequence[Path], user: str) -> list[str]:
+    """Return the names of those that the user may use. Blocks on the disk; raises ConfigError."""
+    return [folder.name for folder, file in _found(folders) if user in _read(file, _Written).access]
+
+
+def _found(folders: Sequence[Path]) -> list[tuple[Path, Path]]:
+    """The folder and file of each assistant; of two of a name, the first counts."""
+    found: dict[str, tuple[Path, Path]] = {}
+    for root in folders:
+        if not root.is_dir():
+            raise ConfigError(f"agents.folders: there is no folder {root}")
+        for folder in sorted(filter(lambda each: _NAME.fullmatch(each.name), root.iterdir())):
+            files = [folder / name for name in ("assistant.yaml", "package.yao")]
+            if file := next(filter(Path.is_file, files), None):
+                found.setdefault(folder.name, (folder, file))
+    return [*found.values()]
+
+
+def _read(file: Path, model: type[_M]) -> _M:
+    """What a file holds, checked. Raises ConfigError."""
+    node = None
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(_MOST_BYTES).decode()
+        if file.suffix == ".yao":
+            values = json5.loads(text)
+        else:
+            node = yaml.compose(text, yaml.SafeLoader)
+            values = yaml.safe_load(text)
+        return model.model_validate(values)
+    except ValidationError as exc:
+        wrong = [_sentence(file, node, model, error) for error in exc.errors()]
+        raise ConfigError("\n".join(wrong[:10])) from exc
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as exc:
+        raise ConfigError(f"{file} cannot be read: {exc}") from exc
+
+
+def _sentence(file: Path, node: yaml.Node | None, model: type[BaseModel], error: Any) -> str:  # noqa: ANN401
+    """What is wrong with a value, and where it stands."""
+    line = 0
+    for key in error["loc"]:
+        if isinstance(node, yaml.MappingNode):
+            pairs = {name.value: (name, value) for name, value in node.value}
+            at, node = pairs.get(str(key), (node, None))
+            line = at.start_mark.line + 1
+        elif isinstance(node, yaml.SequenceNode) and isinstance(key, int):
+            node = node.value[key]
+            line = node.start_mark.line + 1
+    place = f"{file} line {line}" if line else str(file)
+    key = ".".join(map(str, error["loc"]))
+    said = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        said = f"there is no such key; there are {', '.join(model.model_fields)}"
+    return f"{place}: {key}: {said}"

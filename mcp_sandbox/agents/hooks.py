@@ -1,0 +1,136 @@
+"""Code of the operator's before and after each run of an assistant.
+
+async def create(ctx, messages, options) -> messages    before it; to raise is to refuse
+async def next(ctx, payload, options) -> None | payload  after it, whatever came of it
+"""
+
+import inspect
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any, Protocol
+
+import anyio
+
+from mcp_sandbox.agents.events import Completion
+from mcp_sandbox.errors import ConfigError, NotPermitted, TooLarge
+from mcp_sandbox.models import ChatId
+
+LIMIT_S = 60.0
+_MOST_MEMORY = 64 << 10
+Messages = Sequence[Mapping[str, Any]]
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """An entry of a folder; `mod_time` in seconds since the epoch."""
+
+    name: str
+    size: int
+    is_dir: bool
+    mod_time: float
+
+
+class Computer(Protocol):
+    """The sandbox as a hook has it. Relative paths are the workspace's, which is `workdir`."""
+
+    workdir: str
+
+    async def read_file(self, path: str) -> str: ...
+    async def write_file(self, path: str, data: str) -> None: ...
+    async def list_dir(self, path: str = ".") -> list[FileInfo]: ...
+    async def exec(self, command: Sequence[str]) -> str:
+        """Return what it prints. Raises CommandFailed, with exit code and output."""
+        ...
+
+
+@dataclass
+class Context:
+    """What a hook gets of a run; `memory` is kept for the chat, as JSON of at most 64 KiB.
+
+    `sandbox` is None where the assistant has none. `progress` shows a text in place of the one
+    before; "" ends it.
+    """
+
+    chat: ChatId
+    progress: Callable[[str], Awaitable[None]]
+    sandbox: Computer | None = None
+    memory: dict[str, Any] = field(default_factory=dict[str, Any])
+    log: logging.Logger = field(default_factory=lambda: logging.getLogger(__name__))
+
+    def kept(self) -> Mapping[str, Any]:
+        """The memory, as it can be kept. Raises TooLarge, ValueError, TypeError."""
+        text = json.dumps(self.memory)
+        if len(text) > _MOST_MEMORY:
+            raise TooLarge(f"ctx.memory has {len(text):,} bytes; at most {_MOST_MEMORY:,} are kept")
+        memory: Mapping[str, Any] = json.loads(text)
+        return memory
+
+
+@dataclass(frozen=True)
+class Payload:
+    """How a run ended: its completion, and the error if it is one."""
+
+    completion: Completion
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Those of an assistant or of the embedding program."""
+
+    create: Callable[[Context, Messages, Options], Awaitable[Messages]] | None = None
+    next: Callable[[Context, Payload, Options], Awaitable[Payload | None]] | None = None
+
+    def __post_init__(self) -> None:
+        for name, hook in vars(self).items():
+            if hook and not inspect.iscoroutinefunction(hook):
+                raise ConfigError(f"the hook {name} must be an async function")
+
+    async def before(self, ctx: Context, messages: Messages, options: Options) -> Messages:
+        """Return the messages with which the run begins.
+
+        Raises:
+            NotPermitted: the hook refuses the run, fails, or takes too long.
+        """
+        if not self.create:
+            return messages
+        try:
+            with anyio.fail_after(LIMIT_S):
+                return await self.create(ctx, messages, options)
+        except TimeoutError as exc:
+            raise NotPermitted(f"the hook create took over {LIMIT_S:g} s") from exc
+        except Exception as exc:
+            raise NotPermitted(f"the request was refused: {exc}") from exc
+
+    async def after(
+        self, ctx: Context, completion: Completion, options: Options
+    ) -> tuple[Completion, str]:
+        """Return the completion as the hook leaves it, and what has failed in the hook, if any."""
+        if not self.next:
+            return completion, ""
+        payload = Payload(completion, completion.reason if completion.is_error else "")
+        try:
+            with anyio.fail_after(LIMIT_S):
+                payload = await self.next(ctx, payload, options) or payload
+        except Exception as exc:
+            ctx.log.exception("the hook next failed")
+            return completion, f"the hook next failed: {exc or type(exc).__name__}"
+        return payload.completion, ""
+
+
+def hooks_of(file: Path | None) -> Hooks:
+    """Load the hooks of a file of the operator's. Raises ConfigError."""
+    spec = spec_from_file_location("hooks", file) if file else None
+    if not spec or not spec.loader:
+        return Hooks()
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as exc:
+        raise ConfigError(f"{file} cannot be loaded: {type(exc).__name__}: {exc}") from exc
+    return Hooks(getattr(module, "create", None), getattr(module, "next", None))
