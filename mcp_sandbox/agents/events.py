@@ -111,27 +111,18 @@ class Lines:
     """The lines of a stream that comes in pieces, but for blank ones."""
 
     def __init__(self) -> None:
-        self._line = bytearray()
-        self._size = 0
+        self._line, self._size = bytearray(), 0
 
     def feed(self, data: bytes) -> Iterator[bytes | None]:
         """Yield the lines that end in this piece; None for one over MAX_LINE, which is dropped."""
-        *ends, rest = data.split(b"\n")
-        for end in ends:
-            self._add(end)
-            yield from self.end()
-        self._add(rest)
-
-    def end(self) -> Iterator[bytes | None]:
-        """Yield the line so far."""
-        line = bytes(self._line) if self._size <= MAX_LINE else None
-        self._line, self._size = bytearray(), 0
-        if line is None or line.strip():
-            yield line
-
-    def _add(self, part: bytes) -> None:
-        self._size += len(part)
-        if self._size <= MAX_LINE:
-            self._line += part
-        else:
-            self._line = bytearray()
+        for number, part in enumerate(data.split(b"\n")):
+            if number:
+                line = bytes(self._line) if self._size <= MAX_LINE else None
+                self._line, self._size = bytearray(), 0
+                if line is None or line.strip():
+                    yield line
+            self._size += len(part)
+            if self._size <= MAX_LINE:
+                self._line += part
+            else:
+                self._line.clear()

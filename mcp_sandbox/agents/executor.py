@@ -11,20 +11,22 @@ from mcp_sandbox.sessions.session import Session
 
 @dataclass(frozen=True)
 class Way:
-    """How a program inside reaches its model: an address there, and a key of this run alone."""
+    """What the host has opened for a run: the address inside of its model, and a key of this run.
+
+    `tools`: the MCP configuration of tools of the host, if there are any.
+    """
 
     url: str
     key: str = field(repr=False)
     model: str = ""
+    tools: bytes = b""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One request to an agent in a chat's computer.
+    """One request to an agent. `folder` is its own, inside, and gone with it.
 
-    `folder` is its own, inside, and gone with it. `resumed` is the id of the conversation to go on
-    with, if any. `tools`: the MCP configuration of tools of the host, if there are any. `online`:
-    the sandbox has a network.
+    `resumed`: the id of the conversation to go on with, if any. `online`: there is a network.
     """
 
     session: Session
@@ -32,7 +34,6 @@ class Run:
     conversation: Conversation
     way: Way
     resumed: str = ""
-    tools: bytes = b""
     online: bool = False
 
 
@@ -56,10 +57,9 @@ class Executor(Protocol):
         """Raises InvalidArgument: the program has no such arguments."""
 
     async def prepare(self, run: Run) -> Iterable[Event]:
-        """Make the sandbox ready; what is to be told of that.
+        """Make the sandbox ready, and say what is to be told of that.
 
-        Raises:
-            Unsupported: the program is not there; the message says how to get it.
+        Raises Unsupported: the program is not there; the message says how to get it.
         """
         ...
 

@@ -1,0 +1,283 @@
+"""An agent of one chat, and its runs: prepared, started, listened to, bounded and cleaned up."""
+
+import secrets
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from io import StringIO
+from typing import Any, Self
+from uuid import NAMESPACE_OID, uuid5
+
+import anyio
+from anyio.abc import TaskGroup
+
+from mcp_sandbox.agents.events import MAX_LINE, Completion, Event, Lines, Notice, Started, Text
+from mcp_sandbox.agents.executor import Executor, Program, Run, Way
+from mcp_sandbox.agents.hooks import FileInfo
+from mcp_sandbox.agents.messages import Conversation, conversation_of
+from mcp_sandbox.errors import Busy, CallerError, Draining, SandboxError, SandboxGone, TooLarge
+from mcp_sandbox.models import ExecResult
+from mcp_sandbox.sessions.session import Session
+
+# How long after its time limit a run that does not end by itself is given up; and for tidying up.
+_LATE_S, _TIDY_S = 5.0, 5.0
+# Of output: a piece full of small lines keeps others waiting for some milliseconds.
+_AT_ONCE = 16 << 10
+# In bytes, entries and characters; the last of what a program says of its end.
+_MOST_OUTPUT, _MOST_NAMES, _MOST_TEXT, _SHOWN_CHARS = 256 << 20, 10_000, 4 << 20, 2000
+
+
+class Agent:
+    """Does what it is asked in one chat's computer; any number of runs at once.
+
+    Its methods raise what those of a session raise.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        executor: Callable[[], Executor],
+        way: Callable[[], AbstractAsyncContextManager[Way]],
+        *,
+        timeout_s: float,
+        name: str = "",
+        online: bool = False,
+    ) -> None:
+        """Each run has an `executor` and a `way` to the model of its own.
+
+        The agents of a chat are told apart by their `name`. `online`: the sandbox has a network.
+        """
+        self.session = session
+        self._executor = executor
+        self._way = way
+        self._timeout_s = timeout_s
+        self._id = str(uuid5(NAMESPACE_OID, f"mcp-sandbox {session.chat} {name}"))
+        self._online = online
+        self._tasks: TaskGroup | None = None
+        self._runs = set[_Listener]()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[Self]:
+        """Let it work while the block lasts."""
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                try:
+                    yield self
+                finally:
+                    await self.close()
+        except BaseExceptionGroup as group:
+            # Of the block: the runs raise nothing.
+            raise group.exceptions[0] from None
+
+    async def close(self) -> None:
+        """End what runs; returns when nothing of it is left. It does nothing any more."""
+        self._tasks = None
+        for each in [*self._runs]:
+            each.error = Draining("the agent was closed during the run")
+            await each.stop()
+
+    async def execute(
+        self, messages: Sequence[Mapping[str, Any]], *, resume: bool = False
+    ) -> Completion:
+        """Do what the messages ask for; see `stream`."""
+        completion = Completion("")
+        async for event in self.stream(messages, resume=resume):
+            completion = event if isinstance(event, Completion) else completion
+        return completion
+
+    async def stream(
+        self, messages: Sequence[Mapping[str, Any]], *, resume: bool = False
+    ) -> AsyncGenerator[Event]:
+        """Do what the messages ask for, and yield what happens; a Completion comes last.
+
+        With `resume` the program goes on with the chat's last such conversation, and is given the
+        last message alone. A program that fails is no error. One whose events are not taken waits;
+        when the generator is closed, or its caller cancelled, it is killed with all it has started.
+
+        Raises:
+            InvalidArgument, TooLarge: the messages cannot be used.
+            Unsupported: the sandbox does not have the program.
+            OperatorError: no model can be reached, or no sandbox be made.
+        """
+        conversation, executor = conversation_of(messages), self._executor()
+        if self._tasks is None:
+            raise Draining("the agent is closed: open it again")
+        if resume and any(each.resumed for each in self._runs):
+            raise Busy("the conversation is in use by another run: wait for its end")
+        run = _Listener(executor, self._id if resume else "")
+        self._runs.add(run)
+        self._tasks.start_soon(self._run, run, conversation)
+        try:
+            async for events in run.told:
+                for event in events:
+                    yield event
+        finally:
+            await run.stop()
+            run.told.close()
+            self._runs.discard(run)
+        if run.error:
+            raise run.error
+
+    async def _run(self, run: "_Listener", conversation: Conversation) -> None:
+        began_s = anyio.current_time()
+        ended = f"timeout: it took over {self._timeout_s:g} s"
+        try:
+            with run.telling, run.scope:
+                try:
+                    with anyio.move_on_after(self._timeout_s + _LATE_S):
+                        async with self._way() as way:
+                            ended = await self._start(run, way, conversation)
+                except SandboxGone as exc:
+                    ended = f"sandbox: {exc}"
+                duration_ms = round((anyio.current_time() - began_s) * 1000)
+                await run.tell([run.completion(ended, duration_ms)])
+        except SandboxError as exc:
+            run.error = exc
+        finally:
+            run.ended.set()
+
+    async def _start(self, listener: "_Listener", way: Way, conversation: Conversation) -> str:
+        """How the program ended, in words; nothing of it is left."""
+        until_s = anyio.current_time() + self._timeout_s
+        folder, gone = f"/tmp/mcp-sandbox-run-{secrets.token_hex(8)}", False  # noqa: S108 - inside
+        resumed, online = listener.resumed, self._online
+        run = Run(self.session, folder, conversation, way, resumed, online=online)
+        try:
+            program = await _prepared(listener, run)
+            result = await self.session.exec(
+                program.argv,
+                env=program.env,
+                stdin=program.stdin,
+                timeout_s=max(0.1, until_s - anyio.current_time()),
+                take=listener.take,
+            )
+            await listener.take(b"\n")
+            return _how_ended(result)
+        except SandboxGone:
+            gone = True
+            raise
+        finally:
+            with anyio.move_on_after(_TIDY_S, shield=True), suppress(SandboxError):
+                if not gone:
+                    await self.session.exec(["rm", "-rf", folder])
+
+    async def read_file(self, path: str) -> bytes:
+        """Return the bytes of a file."""
+        return await self._output(["cat", "--", path])
+
+    async def write_file(self, path: str, data: bytes | str) -> None:
+        """Create or replace a file."""
+        await self.session.write_file(path, data)
+
+    async def list_dir(self, path: str = ".") -> list[FileInfo]:
+        """Return what a folder holds, by name."""
+        listing = await self.session.list_files(path, limit=_MOST_NAMES)
+        if listing.truncated:
+            raise TooLarge(f"{path} has {listing.total:,} entries, over {_MOST_NAMES:,}")
+        return [
+            FileInfo(
+                each.path.rpartition("/")[2], each.size, each.kind == "directory", each.modified
+            )
+            for each in listing.entries
+        ]
+
+    async def exec(self, command: Sequence[str]) -> str:
+        """Run a program in the workspace and return what it prints.
+
+        Raises:
+            CommandFailed: with its exit code and output.
+        """
+        return (await self._output(command)).decode("utf-8", "replace")
+
+    async def _output(self, command: Sequence[str]) -> bytes:
+        output = bytearray()
+
+        async def take(data: bytes) -> None:
+            output.extend(data)
+            if len(output) > _MOST_OUTPUT:
+                raise TooLarge(f"over {_MOST_OUTPUT:,} bytes: take a part of it")
+
+        await self.session.exec(command, take=take, check=True)
+        return bytes(output)
+
+
+class _Listener:
+    """Hears one run of an executor, and tells its events to whoever takes them."""
+
+    def __init__(self, executor: Executor, resumed: str) -> None:
+        self.executor, self.resumed = executor, resumed
+        self.telling, self.told = anyio.create_memory_object_stream[list[Event]]()
+        self.scope, self.ended = anyio.CancelScope(), anyio.Event()
+        self.error: SandboxError | None = None
+        self._lines, self._dropped = Lines(), 0
+        self._last: Completion | None = None
+        self._text = StringIO()
+        self._session_id = ""
+
+    async def stop(self) -> None:
+        """End the run; returns when nothing of it is left."""
+        self.scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await self.ended.wait()
+
+    async def tell(self, events: list[Event]) -> None:
+        if events:
+            await self.telling.send(events)
+
+    async def take(self, data: bytes) -> None:
+        """Tell what this piece of the program's output means."""
+        for start in range(0, len(data), _AT_ONCE):
+            lines = self._lines.feed(data[start : start + _AT_ONCE])
+            await self.tell([event for line in lines for event in self._read(line)])
+
+    def _read(self, line: bytes | None) -> Iterator[Event]:
+        if line is None:
+            self._dropped += 1
+            yield Notice(f"left out: line of over {MAX_LINE >> 20} MiB (number {self._dropped})")
+            return
+        for event in self.executor.events(line):
+            if isinstance(event, Completion):
+                self._last = event
+                continue
+            if isinstance(event, Started):
+                self._session_id = event.session_id
+            elif isinstance(event, Text) and self._text.tell() < _MOST_TEXT:
+                self._text.write(event.text)
+            yield event
+
+    def completion(self, ended: str, duration_ms: int) -> Completion:
+        """The program's own, or what there was when it `ended` without one."""
+        return self._last or Completion(
+            self._text.getvalue(),
+            is_error=True,
+            reason=ended,
+            duration_ms=duration_ms,
+            session_id=self._session_id,
+        )
+
+
+async def _prepared(listener: _Listener, run: Run) -> Program:
+    """What is to be started; its files are there."""
+    try:
+        await run.session.exec(["mkdir", "-m", "700", run.folder], check=True)
+        await listener.tell([*await listener.executor.prepare(run)])
+        program = listener.executor.command(run)
+        for name, data in program.files.items():
+            if data:
+                await run.session.write_file(f"{run.folder}/{name}", data)
+    except CallerError as exc:
+        exc.args = (f"failed to prepare environment: {exc}", *exc.args[1:])
+        raise
+    return program
+
+
+def _how_ended(result: ExecResult) -> str:
+    if result.timed_out:
+        word, how = "timeout", "its time limit"
+    elif result.out_of_memory:
+        word, how = "memory", "no memory left"
+    elif result.killed_because or result.signal:
+        word, how = "killed", result.killed_because or f"signal {result.signal}"
+    else:
+        word, how = "exit", f"exit code {result.exit_code}"
+    said = result.stderr.strip()[-_SHOWN_CHARS:]
+    return f"{word}: the program ended with {how} and without a result{said and f': {said}'}"
