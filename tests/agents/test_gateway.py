@@ -30,7 +30,7 @@ from tests.agents.service import (
     saying,
     told,
 )
-from tests.e2e.messages_api import Script, serving
+from tests.e2e.messages_api import Fault, Script, serving
 
 OPENAI: dict[str, Any] = {"protocol": "openai"}
 
@@ -654,12 +654,23 @@ async def test_a_compressed_answer_arrives_readable(tmp_path: Path) -> None:
         assert run.gateway.counts.output_tokens == 5
 
 
-async def test_a_scripted_model_is_asked_through_it(tmp_path: Path) -> None:
-    script = Script([("read", {"path": "a"})], "done")
-    tools = [{"name": "read", "input_schema": {"type": "object"}}]
+async def test_a_scripted_model_is_asked_through_it_whatever_befalls_it(tmp_path: Path) -> None:
+    faults = [
+        Fault(529, {"retry-after": "3"}),
+        Fault(307, {"location": "/v1/models"}),
+        Fault(cut=True),
+    ]
+    script = Script([("read", {"path": "a"})], "done", faults=faults)
+    asked = {**MESSAGE, "tools": [{"name": "read", "input_schema": {}}], "stream": True}
     with serving(script) as url:
         async with a_run(tmp_path, Service(url)) as run:
-            asked = {**MESSAGE, "tools": tools, "stream": True}
+            busy = await run.post(asked)
+            assert (busy.status_code, busy.headers["retry-after"]) == (529, "3")
+            assert (await run.post(asked)).status_code == 307
+            with pytest.raises(httpx2.RemoteProtocolError):
+                await run.post(asked)
             answer = await run.post(asked, "/v1/messages?beta=true")
             assert b'"tool_use"' in answer.content
-            assert run.gateway.counts.output_tokens == 1
+            assert answer.content.endswith(b'{"type": "message_stop"}\n\n')
+            assert run.gateway.counts.requests == 4
+    assert [headers["x-api-key"] for headers, _ in script.asked] == [KEY] * 4

@@ -7,10 +7,23 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, cast
 
 Heard = dict[int, str]
 Arguments = Mapping[str, object] | Callable[[Heard], Mapping[str, object]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """How one request is answered instead: with an error, late, or with a stream that is cut off.
+
+    `until` is waited for before anything is said; a cut stream has its first event only.
+    """
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    until: threading.Event | None = None
+    cut: bool = False
 
 
 @dataclass
@@ -20,7 +33,8 @@ class Script:
     Arguments may be made of what was heard before. `told` is all that the model was given with the
     last request.
     What a conversation held before, when it is resumed, is not of this script. `at_each_step` is
-    called in a thread before each answer, and may wait, such as for another script.
+    called in a thread before each answer, and may wait, such as for another script. The first
+    requests meet the `faults`, one each. `asked` are the headers and bodies of all.
     """
 
     calls: Sequence[tuple[str, Arguments]]
@@ -28,6 +42,8 @@ class Script:
     heard: Heard = field(default_factory=Heard)
     told: str = ""
     at_each_step: Callable[[], object] = lambda: None
+    faults: list[Fault] = field(default_factory=list[Fault])
+    asked: list[tuple[Mapping[str, str], str]] = field(default_factory=list[Any])
     _mark: str = field(default_factory=lambda: f"toolu_{secrets.token_hex(4)}_")
 
     def next_block(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -65,34 +81,8 @@ def _text(result: dict[str, Any]) -> str:
 @contextmanager
 def serving(script: Script) -> Generator[str]:
     """Serve the script; yields the address."""
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            if not self.path.startswith("/v1/messages?") or "messages" not in request:
-                self._refuse()
-                return
-            self.send_response(200)
-            self.send_header("content-type", "text/event-stream")
-            self.end_headers()
-            for event in _events(script.next_block(request)):
-                line = f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
-                self.wfile.write(line.encode())
-
-        def do_GET(self) -> None:
-            self._refuse()
-
-        def do_HEAD(self) -> None:
-            self._refuse()
-
-        def _refuse(self) -> None:
-            self.send_response(404)
-            self.end_headers()
-
-        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    server = _Server(("127.0.0.1", 0), _Answer)
+    server.script = script
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -101,6 +91,63 @@ def serving(script: Script) -> Generator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    script: Script
+
+
+class _Answer(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_POST(self) -> None:
+        script = cast("_Server", self.server).script
+        body = self.rfile.read(int(self.headers["content-length"]))
+        request = json.loads(body)
+        script.asked.append((dict(self.headers), body.decode()))
+        if self.path.partition("?")[0] != "/v1/messages" or "messages" not in request:
+            self._refuse()
+            return
+        fault = script.faults.pop(0) if script.faults else Fault()
+        if fault.until:
+            fault.until.wait()
+        if fault.status != 200:
+            self._refuse(fault.status, fault.headers)
+            return
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        events = _events({"type": "text", "text": ""} if fault.cut else script.next_block(request))
+        for event in events[:1] if fault.cut else events:
+            self._chunk(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
+        if fault.cut:
+            self.close_connection = True
+        else:
+            self._chunk(b"")
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def do_GET(self) -> None:
+        self._refuse()
+
+    def do_HEAD(self) -> None:
+        self._refuse()
+
+    def _refuse(self, status: int = 404, headers: Mapping[str, str] | None = None) -> None:
+        error = {"type": "scripted_error", "message": f"the script says {status}"}
+        said = json.dumps({"type": "error", "error": error}).encode()
+        self.send_response(status)
+        for name, value in {"content-length": str(len(said)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(said)
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Say nothing."""
 
 
 def _events(block: dict[str, Any]) -> list[dict[str, Any]]:
