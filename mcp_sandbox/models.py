@@ -61,9 +61,6 @@ class TokenGrant:
 PROGRAMS = "/opt/agents"
 """Where a sandbox has the operator's programs for agents; what is in its `bin` goes before all."""
 
-AGENT_IMAGES: Mapping[str, str] = {"claude": "mcp-sandbox/claude:latest"}
-"""The image that has an agent's program, by its command; others need one of the operator's own."""
-
 
 @dataclass(frozen=True)
 class Mount:

@@ -246,10 +246,7 @@ class Builder:
             }
             context = await to_thread.run_sync(context_tar, folder, self.ca_bundle)
             await connection.call(client.build_image, context, tag, arguments, self.progress)
-            # What the new image replaced, and the stage that saw the certificates.
-            for label in (RUNNER_LABEL, *((_STAGE_LABEL,) if self.ca_bundle else ())):
-                for image in await connection.call(client.labelled_images, label, dangling=True):
-                    await connection.call(client.remove_image, image.id)
+            await self._clear(connection)
         return tag
 
     async def _current(self, name: str) -> str:
@@ -260,6 +257,12 @@ class Builder:
             return our_name(name)
         self.progress(f"building {our_name(name)} first")
         return await self.build(name)
+
+    async def _clear(self, connection: Connection) -> None:
+        """Remove what a new image replaced, and the stages that saw the certificates."""
+        for label in (RUNNER_LABEL, *((_STAGE_LABEL,) if self.ca_bundle else ())):
+            for image in await connection.call(client.labelled_images, label, dangling=True):
+                await connection.call(client.remove_image, image.id)
 
 
 def our_name(name: str) -> str:
