@@ -12,8 +12,8 @@ from mcp_sandbox.agents.connectors import Connector
 from mcp_sandbox.models import ChatId
 
 MOST_BODY = 32 << 20
-# So many lists, objects and commas are read in 0.2 s, and all other chats wait meanwhile.
-_MOST_PARTS = 500_000
+# While a body is read all other chats wait; texts in it take no time, unlike numbers and lists.
+_MOST_QUOTES, _MOST_BESIDE = 200_000, 1 << 20
 # Tools that the program inside runs itself, and content that is in the request itself.
 _OWN_TOOLS = (None, "custom", "function", "local_shell")
 _OWN_SOURCES = ("base64", "text", "content")
@@ -42,8 +42,9 @@ def judged(raw: bytes | bytearray, connector: Connector, chat: ChatId) -> bytes:
     Raises:
         Refusal: it is no JSON object, asks for another model, or for what needs a network.
     """
-    if sum(map(raw.count, (b",", b"[", b"{"))) > _MOST_PARTS:
-        raise Refusal(413, f"the body has more than {_MOST_PARTS:,} parts")
+    plain = raw.replace(rb"\\", b"").replace(rb"\"", b"")
+    if plain.count(b'"') > _MOST_QUOTES or sum(map(len, plain.split(b'"')[::2])) > _MOST_BESIDE:
+        raise Refusal(413, "the body has too many parts, or too much beside its texts")
     try:
         body = from_json(raw, allow_inf_nan=False)
     except ValueError as exc:
@@ -70,8 +71,8 @@ def judged(raw: bytes | bytearray, connector: Connector, chat: ChatId) -> bytes:
 def _reaching(asked: dict[str, Any]) -> Iterator[str]:
     """Name what a request has the service do on other servers than its own."""
     yield from (repr(name) for name in _REACHING if asked.get(name))
-    for tool in _list(asked.get("tools")):
-        if (kind := _object(tool).get("type")) not in _OWN_TOOLS:
+    for tool in _blocks(asked.get("tools")):
+        if (kind := tool.get("type")) not in _OWN_TOOLS:
             yield f"a tool of type {str(kind)[:80]!r}"
     for name in ("system", "messages", "input", "instructions"):
         if any(map(_is_elsewhere, _blocks(asked.get(name)))):
@@ -80,7 +81,8 @@ def _reaching(asked: dict[str, Any]) -> Iterator[str]:
 
 def _blocks(content: object) -> Iterator[dict[str, Any]]:
     """Yield the content's blocks, and those within, but not the arguments of tools."""
-    for block in filter(None, map(_object, _list(content))):
+    parts: list[Any] = [*content] if isinstance(content, list) else [content]
+    for block in filter(None, map(_object, parts)):
         yield block
         for name in ("content", "output", "source"):
             yield from _blocks(block.get(name))
@@ -94,10 +96,6 @@ def _is_elsewhere(block: dict[str, Any]) -> bool:
     places = [place for name, place in block.items() if name.endswith("_url") and place]
     plain = [_object(place).get("url", place) for place in places]
     return not all(isinstance(place, str) and place.startswith("data:") for place in plain)
-
-
-def _list(value: Any) -> list[Any]:  # noqa: ANN401 - JSON
-    return [*value] if isinstance(value, list) else [value]
 
 
 def _object(value: object) -> dict[str, Any]:

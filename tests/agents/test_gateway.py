@@ -317,16 +317,27 @@ async def test_what_is_no_json_object_is_refused(tmp_path: Path, raw: bytes) -> 
         assert not service.heard
 
 
-async def test_a_body_that_would_take_long_to_read_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"[" + b"[]," * 500_000 + b"[]]",
+        b"[" + (b"9" * 4300 + b",") * 1000 + b"0]",
+        b"{" + b'"":0,' * 500_000 + b'"":0}',
+        b'"' * (20 << 20),
+        b'"' + rb"\\" * 1000 + b'",' + b"1," * 600_000,
+    ],
+)
+async def test_a_body_that_would_take_long_to_read_is_refused(tmp_path: Path, raw: bytes) -> None:
     async with a_service() as service, a_run(tmp_path, service) as run:
-        answer = await run.client.post("/v1/messages", content=b"[" + b"[]," * 500_000 + b"[]]")
+        answer = await run.client.post("/v1/messages", content=raw)
         assert answer.status_code == 413
+        assert answer.json()["error"]["type"] == "request_too_large"
         assert not service.heard
 
 
 async def test_a_large_body_goes_through_whole(tmp_path: Path) -> None:
     async with a_service() as service, a_run(tmp_path, service) as run:
-        body = {**MESSAGE, "system": "é" * (15 << 20)}
+        body = {**MESSAGE, "system": 'é, [9\\n"{' * (2 << 20)}
         assert (await run.post(body)).status_code == 200
         assert service.heard[0].body == body
 
