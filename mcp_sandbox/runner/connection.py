@@ -36,9 +36,9 @@ class Reply:
         if self._connection:
             self._connection.send({"t": "data", "id": self._number, "s": name}, data)
 
-    def opened(self, most: int = 0) -> None:
+    def opened(self, most: int = 0, port: int = 0) -> None:
         if self._connection:
-            self._connection.send({"t": "open", "id": self._number, "most": most})
+            self._connection.send({"t": "open", "id": self._number, "most": most, "port": port})
 
     def credit(self, size: int) -> None:
         if self._connection:

@@ -2,7 +2,8 @@
 
 On a second connection a server calls `listen`, and then posts `door` again and again: a client
 takes the door that was posted first, or waits in the kernel's queue. Several servers may listen at
-one place; with the last of them the listener is gone, and clients are refused at once.
+one place that they share; with the last of them the listener is gone, and clients are refused at
+once.
 
 That connection counts for nothing: it keeps no sandbox awake or alive, and its frames are not
 sealed, for who could change them gains what every program inside may do: connect.
@@ -16,7 +17,7 @@ import os
 from mcp_sandbox.runner.dial import Traffic
 from mcp_sandbox.runner.loop import READ
 from mcp_sandbox.runner.native import accept
-from mcp_sandbox.runner.protocol import CHUNK, MOST_DOORS, OpError
+from mcp_sandbox.runner.protocol import CHUNK, MOST_PLACES, OpError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,12 +37,14 @@ _TRY_AGAIN_S = 0.1
 class Place:
     """A listener, the calls that keep it open, and the doors that are posted at it."""
 
-    def __init__(self, loop: Loop, at: int | str) -> None:
-        self.at = at
+    def __init__(self, loop: Loop, at: int | str, *, shared: bool) -> None:
+        """`at` 0 is a free port; it may be `shared` with other servers."""
+        self.shared = shared
         self.listening: list[Door] = []
         self.posted: list[Door] = []
         self._loop = loop
         self._listener = _listener(at)
+        self.at = at or int(self._listener.getsockname()[1])
         # Once such a block was freed, glibc keeps smaller ones; else each piece is mapped anew.
         bytes(2 * CHUNK)
 
@@ -112,18 +115,29 @@ class Doors:
         at = args["at"]
         if isinstance(at, str) and (at[:1] != "/" or "\0" in at):
             raise OpError("invalid", "a unix socket needs a path from the root")
-        if op == "door" and at not in self._places:
+        listens = op == "listen"
+        place = self._place(at, bool(args["shared"])) if listens else self._places.get(at)
+        if not place:
             raise OpError("not_found", f"nothing listens at {at}: call listen first")
-        place = self._places[at] = self._places.get(at) or Place(self.loop, at)
         call = Door(self, place, reply)
-        if op == "listen":
-            place.listening.append(call)
-            # Most descriptors of this process are left to commands.
-            reply.opened(min(MOST_DOORS, os.sysconf("SC_OPEN_MAX") // 4))
-        else:
-            place.posted.append(call)
+        (place.listening if listens else place.posted).append(call)
         place.look()
+        if listens:
+            port = place.at if isinstance(place.at, int) else 0
+            # Most descriptors of this process are left to commands.
+            reply.opened(os.sysconf("SC_OPEN_MAX") // 4, port)
         return call
+
+    def _place(self, at: int | str, shared: bool) -> Place:
+        """The place to listen at; OpError if it cannot be had."""
+        place = self._places.get(at)
+        if place and not (shared and place.shared):
+            raise OpError("busy", f"a door is open at {at} already: choose another place")
+        if not place and len(self._places) >= MOST_PLACES:
+            raise OpError("busy", f"this sandbox has doors at {MOST_PLACES} places, the most")
+        place = place or Place(self.loop, at, shared=shared)
+        self._places[place.at] = place
+        return place
 
     def leave(self, place: Place, call: Door) -> None:
         for calls in (place.listening, place.posted):

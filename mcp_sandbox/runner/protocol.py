@@ -13,9 +13,9 @@ Host to runner, by "t":
     cancel {id}                 stop it and everything it started; it still answers
     release {id}                answer now; what it started goes on
 A connection whose hello says `"for": "doors"`, and proves the token for that, is not sealed, and
-takes the calls `listen {at}` and `door {at}` alone (runner/doors.py).
+takes the calls `listen {at, shared}` and `door {at}` alone (runner/doors.py).
 Runner to host:
-    open {id, most}             it listens, for so many doors; or a client is at this door
+    open {id, most, port}       it listens, for so many doors; or a client is at this door
     data {id, s}                "body": reliable, within credit; "stdout"/"stderr": live, may skip;
                                 "end": one byte that says that no more of the body follows
     credit {id, n}              the runner took n bytes of this call's body
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-VERSION = "4"
+VERSION = "5"
 UNWATCHED = {"GIT_EDITOR": "true", "NO_COLOR": "1", "PAGER": "cat", "TERM": "dumb"}
 """Variables of commands, which no person watches; what runs on a terminal goes without them."""
 COLUMNS, ROWS = 100, 30  # Of the terminal of a command.
@@ -55,7 +55,7 @@ CHUNK = 256 * 1024
 WINDOW = 1024 * 1024
 STREAM_WINDOW = WINDOW // 4  # Of connections, of which many are open at once.
 MAX_CALLS = 1024
-MOST_DOORS = 128  # Of one server, posted ones too.
+MOST_PLACES = 16  # With doors.
 NONCE_BYTES = 16
 
 

@@ -57,8 +57,8 @@ class Call:
         self.reply: Reply | None = None
         self.error: errors.SandboxError | None = None
         self.credit = window
-        # It has been opened, for so many doors.
-        self.opened: int | None = None
+        # It has been opened, for so many doors in all, at this port if any.
+        self.opened: tuple[int, int] | None = None
         self.last = ""
         self.event = anyio.Event()
 
@@ -74,7 +74,7 @@ class Call:
         elif header["t"] == "credit":
             self.credit += int(header["n"])
         elif header["t"] == "open":
-            self.opened = int(header["most"])
+            self.opened = int(header["most"]), int(header["port"])
         elif header["t"] == "done":
             if not isinstance(header["result"], dict):
                 raise protocol.ProtocolError("the result is not an object")

@@ -1,8 +1,9 @@
-"""Doors: connections that programs inside make to a place there, each answered by a handler here.
+"""Doors: connections that programs inside make to places there, each answered by a handler here.
 
 They come over a channel of their own, which is no use of the sandbox; see `runner/doors.py`.
 """
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -15,11 +16,15 @@ from mcp_sandbox.runner import protocol
 from mcp_sandbox.runtime.calls import Call, JsonObject
 from mcp_sandbox.runtime.channel import Channel
 
+logger = logging.getLogger(__name__)
+
 PORT = 17329
 Handler = Callable[[ByteStream], Awaitable[None]]
 
 _LISTEN_S = 10.0
 _POSTED = 8
+# The runner takes so many calls on one channel.
+_MOST_IN_ALL = protocol.MAX_CALLS - protocol.MOST_PLACES
 _WINDOW = protocol.STREAM_WINDOW
 # How long a client may take nothing of what is left for it, and stay when it has all.
 _STALLED_S, _LAST_S = 60.0, 1.0
@@ -27,61 +32,95 @@ _HUNG_UP = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStr
 
 
 @asynccontextmanager
-async def doors(
-    open_channel: Callable[[], Awaitable[ByteStream]],
-    token: bytes,
-    handler: Handler,
-    *,
-    at: int | str = PORT,
-) -> AsyncGenerator[Callable[[], Awaitable[object]]]:
-    """Listen inside, on a port of 127.0.0.1 or the path of a unix socket, while the block lasts.
-
-    `open_channel` and `token` are those of the sandbox. `handler` gets every connection as a stream
-    and is cancelled with the block, or when the channel ends. What is yielded waits for that end.
+async def open_doors(
+    open_channel: Callable[[], Awaitable[ByteStream]], token: bytes
+) -> AsyncGenerator["Doors"]:
+    """Open the channel for doors of the sandbox whose `open_channel` and `token` these are.
 
     Raises:
-        Busy: a program inside listens there already.
         SandboxGone, BackendUnavailable: the sandbox does not answer.
         SandboxError: of any kind, if code inside has got between, as these frames are not sealed.
     """
+    async with _own_tasks() as tasks:
+        channel = Channel(await open_channel(), token, "doors")
+        await channel.open(tasks)
+        try:
+            yield Doors(channel)
+        finally:
+            await channel.aclose()
+
+
+class Doors:
+    """The places where we listen in one sandbox."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.wait_ended = channel.wait_broken
+        self._channel = channel
+        # Of all places, posted doors too.
+        self._room = anyio.CapacityLimiter(_MOST_IN_ALL)
+
+    @property
+    def ended(self) -> bool:
+        return self._channel.broken is not None
+
+    @asynccontextmanager
+    async def listen(
+        self, handler: Handler, at: int | str = 0, *, most: int = 64, shared: bool = False
+    ) -> AsyncGenerator[int | str]:
+        """Listen while the block lasts: yields the port of 127.0.0.1, or the path of a unix socket.
+
+        `at` 0 is a free port. `handler` gets each connection as a stream, at most so many at once,
+        and is cancelled with the block, or when the channel ends. Other servers may listen at a
+        place, too, that all of them share.
+
+        Raises:
+            Busy: a program inside listens there, or another block; or too many do.
+            SandboxError: as of `open_doors`.
+        """
+        listening = Door(self._channel)
+        try:
+            with anyio.move_on_after(_LISTEN_S) as limit:
+                room, port = await listening.opened("listen", at=at, shared=shared)
+            if limit.cancelled_caught:
+                raise SandboxGone(f"the sandbox opened no door within {_LISTEN_S:g} s")
+            self._room.total_tokens = max(1, min(room, _MOST_IN_ALL))
+            async with _own_tasks() as tasks:
+                tasks.start_soon(self._serve_all, handler, port or at, most)
+                yield port or at
+        finally:
+            await listening.hang_up()
+
+    async def _serve_all(self, handler: Handler, at: int | str, most: int) -> None:
+        """Keep some doors posted, and hand each at which there is a client to the handler."""
+        places = anyio.Semaphore(most)
+
+        async def serve(tasks: TaskGroup) -> None:
+            try:
+                async with places, self._room, Door(self._channel) as door:
+                    await door.opened("door", at=at)
+                    tasks.start_soon(serve, tasks)
+                    await handler(door)
+            except* (*_HUNG_UP, SandboxError):
+                pass
+            except* Exception:
+                logger.exception("a connection out of a sandbox ended by an error of its handler")
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(_POSTED):
+                tasks.start_soon(serve, tasks)
+            await self.wait_ended()
+            tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _own_tasks() -> AsyncGenerator[TaskGroup]:
+    """Tasks that end with the block, and raise nothing: what is raised is of the block."""
     try:
         async with anyio.create_task_group() as tasks:
-            channel = Channel(await open_channel(), token, "doors")
-            await channel.open(tasks)
-            try:
-                most = await _listen(channel, at)
-                tasks.start_soon(_serve_all, channel, handler, at, most)
-                yield channel.wait_broken
-            finally:
-                await channel.aclose()
+            yield tasks
+            tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        # Of the block, or of its beginning: the tasks raise nothing.
         raise group.exceptions[0] from None
-
-
-async def _listen(channel: Channel, at: int | str) -> int:
-    """Return how many doors the place may have."""
-    with anyio.move_on_after(_LISTEN_S):
-        return min(await Door(channel).opened("listen", at), protocol.MOST_DOORS)
-    raise SandboxGone(f"the sandbox opened no door within {_LISTEN_S:g} s")
-
-
-async def _serve_all(channel: Channel, handler: Handler, at: int | str, most: int) -> None:
-    """Keep some doors posted, and hand each at which there is a client to the handler."""
-    places = anyio.Semaphore(max(1, most))
-
-    async def serve(tasks: TaskGroup) -> None:
-        with suppress(*_HUNG_UP, SandboxError):
-            async with places, Door(channel) as door:
-                await door.opened("door", at)
-                tasks.start_soon(serve, tasks)
-                await handler(door)
-
-    async with anyio.create_task_group() as tasks:
-        for _ in range(_POSTED):
-            tasks.start_soon(serve, tasks)
-        await channel.wait_broken()
-        tasks.cancel_scope.cancel()
 
 
 class Door(ByteStream):
@@ -93,14 +132,14 @@ class Door(ByteStream):
         self._number = channel.number(self._call)
         self._received = 0  # So much was not given credit for.
 
-    async def opened(self, op: str, at: int | str) -> int:
-        """Make the call; returns when it is open, and for how many doors."""
-        await self._send({"t": "call", "op": op, "args": {"at": at}})
-        while self._call.opened is None and not self._call.error:
+    async def opened(self, op: str, **args: object) -> tuple[int, int]:
+        """Make the call; returns when it is open, for how many doors, and at which port."""
+        await self._channel.send({"t": "call", "id": self._number, "op": op, "args": args})
+        while self._call.opened is None:
+            if self._call.error:
+                raise self._call.error
             await self._call.event.wait()
-        if self._call.error:
-            raise self._call.error
-        return self._call.opened or 0
+        return self._call.opened
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         await checkpoint()
@@ -149,11 +188,15 @@ class Door(ByteStream):
         except (*_HUNG_UP, TimeoutError):
             pass
         finally:
-            with suppress(*_HUNG_UP):
-                await self._send({"t": "cancel"})
-            self._call.ended = True
-            self._channel.forget(self._number)
-            self._call.wake()
+            await self.hang_up()
+
+    async def hang_up(self) -> None:
+        """End it at once."""
+        with suppress(*_HUNG_UP):
+            await self._send({"t": "cancel"})
+        self._call.ended = True
+        self._channel.forget(self._number)
+        self._call.wake()
 
     async def _send(self, header: JsonObject, payload: bytes | memoryview = b"") -> None:
         if self._call.ended:

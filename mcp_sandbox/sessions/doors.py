@@ -15,15 +15,14 @@ from typing import Any
 import anyio
 from anyio.abc import ByteStream
 
-from mcp_sandbox.backends.base import Sandbox
 from mcp_sandbox.egress.addresses import HERE
 from mcp_sandbox.egress.proxy import Proxy, Way
 from mcp_sandbox.egress.rules import PORTS, Rule, rule_of
 from mcp_sandbox.egress.targets import RefusedError, Target, target_of
 from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
-from mcp_sandbox.runtime.doors import PORT, Handler, doors
-from mcp_sandbox.runtime.runtime import Runtime
+from mcp_sandbox.runtime.doors import PORT, Handler
+from mcp_sandbox.sessions.doorway import Doorway
 from mcp_sandbox.sessions.records import ChatRecord, Ledger
 from mcp_sandbox.telemetry.logs import event
 
@@ -40,7 +39,7 @@ _VARIABLES = {
     "NODE_USE_ENV_PROXY": "1",
 }
 _SECTION = "egress"  # Of a chat's record: its grants.
-_MOST_CHATS, _MOST_PLACES, _MOST_TOLD = 1000, 100, 5
+_MOST_CHATS, _MOST_PLACES, _MOST_TOLD, _MOST = 1000, 100, 5, 128
 # How long a call waits for the doors, and how soon they are tried again without one.
 _CALL_S, _AGAIN_S = 2.0, 5.0
 
@@ -86,9 +85,9 @@ class Egress:
         self._records, self._clock = ledger.records, ledger.clock
         self._places: dict[ChatId, dict[Target | None, Place]] = {}
 
-    def doors(self, chat: ChatId, sandbox: Sandbox, runtime: Runtime, tell: Tell) -> "Doors":
+    def doors(self, chat: ChatId, doorway: Doorway, tell: Tell) -> "Doors":
         """Those that an open sandbox of the chat is to have; `tell` lets the agent know."""
-        return Doors(partial(self._serve, chat), sandbox, runtime, tell)
+        return Doors(partial(self._serve, chat), doorway, tell)
 
     def variables(self, chat: ChatId) -> Mapping[str, str]:
         """What every call of a chat finds in its environment."""
@@ -255,51 +254,42 @@ class Egress:
 
 
 class Doors:
-    """Those of one open sandbox, from `run` until they are closed, or its tools' channel ends."""
+    """Those of one open sandbox, from `run` until they are closed."""
 
-    def __init__(self, handler: Handler, sandbox: Sandbox, runtime: Runtime, tell: Tell) -> None:
-        self._opening = partial(doors, sandbox.open_channel, sandbox.token, handler)
+    def __init__(self, handler: Handler, doorway: Doorway, tell: Tell) -> None:
+        self._handler, self._doorway = handler, doorway
         self._tell = tell
-        self._wait_broken = runtime.wait_broken
         self._scope = anyio.CancelScope()
         self.close = self._scope.cancel
-        self._listening = False
         self._tried, self._wanted = anyio.Event(), anyio.Event()
 
     async def ready(self) -> None:
         """Return when connections can leave, or it is known that they cannot for now."""
-        if not self._listening:
-            self._wanted.set()
-            with anyio.move_on_after(_CALL_S):
-                await self._tried.wait()
+        self._wanted.set()
+        with anyio.move_on_after(_CALL_S):
+            await self._tried.wait()
 
     async def run(self) -> None:
         """Have them open, tried again whenever they were closed from inside."""
-        with self._scope:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._reopen)
-                await self._wait_broken()
-                tasks.cancel_scope.cancel()
-
-    async def _reopen(self) -> None:
         told = False
-        while True:
-            try:
-                async with self._opening() as wait_ended:
-                    self._listening, told = True, False
-                    self._tried.set()
-                    await wait_ended()
-            except Busy as exc:
-                if not told:
-                    self._tell(f"network: nothing leaves this computer: {exc}")
-                told = True
-            except SandboxError as exc:
-                logger.info("doors are closed: %s", exc)
-            self._listening = False
-            self._tried.set()
-            self._tried, self._wanted = anyio.Event(), anyio.Event()
-            with anyio.move_on_after(_AGAIN_S):
-                await self._wanted.wait()
+        with self._scope:
+            while True:
+                try:
+                    doors = await self._doorway.doors()
+                    async with doors.listen(self._handler, PORT, most=_MOST, shared=True):
+                        told = False
+                        self._tried.set()
+                        await doors.wait_ended()
+                except Busy as exc:
+                    if not told:
+                        self._tell(f"network: nothing leaves this computer: {exc}")
+                    told = True
+                except SandboxError as exc:
+                    logger.info("doors are closed: %s", exc)
+                self._tried.set()
+                self._tried, self._wanted = anyio.Event(), anyio.Event()
+                with anyio.move_on_after(_AGAIN_S):
+                    await self._wanted.wait()
 
 
 def _name(chat: ChatId) -> str:

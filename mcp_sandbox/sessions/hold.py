@@ -39,8 +39,8 @@ class Hold:
         self._lock = anyio.Lock()
         self._held: Held | None = None
         self._calls = 0
-        # Of these, how many are past the opening, and use the sandbox.
-        self._inside = 0
+        # Of these, how many are past the opening, and use the sandbox; and who keep it.
+        self._inside = self._keeping = 0
         self._left = anyio.Event()
 
     @property
@@ -89,10 +89,13 @@ class Hold:
         return self._rooms.ledger.clock().steady_s - held.started_s
 
     @asynccontextmanager
-    async def open_sandbox(self, *, endless: bool = False) -> AsyncGenerator[Held]:
+    async def open_sandbox(
+        self, *, endless: bool = False, keeps: bool = False
+    ) -> AsyncGenerator[Held]:
         """The open sandbox, for one call that the gate lets in; if it dies under it, it is removed.
 
-        An `endless` one, a person's shell, keeps no sandbox beyond its highest age.
+        An `endless` one, a person's shell, keeps no sandbox beyond its highest age; one that
+        `keeps` it has other calls beside it, and the sandbox stays for them, however old.
         """
         self._calls += 1
         self._rooms.slots.touch(self)
@@ -103,10 +106,12 @@ class Hold:
                 await held.doors.ready()
             try:
                 self._inside += not endless
+                self._keeping += keeps
                 try:
                     yield held
                 finally:
                     self._inside -= not endless
+                    self._keeping -= keeps
                     self._left.set()
             except SandboxGone as exc:
                 raise await self._explained(held, exc) from exc
@@ -144,6 +149,10 @@ class Hold:
             for row in () if goes_on else held.runtime.processes.untold():
                 self.tell_agent(ended(row).rpartition(";")[0])
         held.guard.watching.cancel()
+        self._close_doors(held)
+
+    def _close_doors(self, held: Held) -> None:
+        held.doorway.close()
         if held.doors:
             held.doors.close()
 
@@ -174,10 +183,14 @@ class Hold:
             # It died with no call under way: the next result tells.
             with anyio.CancelScope(shield=True):
                 self._tell_ended(held, await self._bury(held))
-        elif self._age_s(held) >= self._rooms.settings.sessions.lifetime:
+        elif self._is_old(held):
             await self._expire(held)
         else:
             await self._renew(held)
+
+    def _is_old(self, held: Held) -> bool:
+        lifetime = self._rooms.settings.sessions.lifetime
+        return not self._keeping and self._age_s(held) >= lifetime
 
     async def _expire(self, held: Held) -> None:
         """End one that is too old, once the calls in it have ended; new ones wait."""
@@ -199,7 +212,7 @@ class Hold:
                 async with self._rooms.records.hold(self.chat):
                     await held.sandbox.resume()
             held.paused = False
-            held.doors = self._rooms.open_doors(self.chat, held.sandbox, held.runtime)
+            self._rooms.open_doors(self.chat, held)
         except SandboxGone:
             await held.runtime.aclose()
 
@@ -229,6 +242,7 @@ class Hold:
     def _keep(self, held: Held) -> None:
         held.guard = GrowthGuard(self.meter, self._end_for_growth)
         self._rooms.tasks.start_soon(held.guard.run)
+        self._rooms.open_doors(self.chat, held)
         self._held = held
         if held.news:
             self.tell_agent(held.news)
@@ -271,11 +285,10 @@ class Hold:
                 "no other server has it open (`mcp-sandbox status`), or end it with "
                 "`mcp-sandbox stop`"
             )
-        if held.doors:
-            held.doors.close()
+        self._close_doors(held)
         held.paused = await held.sandbox.pause()
         if not held.paused:
-            held.doors = self._rooms.open_doors(self.chat, held.sandbox, held.runtime)
+            self._rooms.open_doors(self.chat, held)
             raise Unsupported(
                 f"a sandbox of {self.backend} cannot be paused: end it with `mcp-sandbox stop`"
             )

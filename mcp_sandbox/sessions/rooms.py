@@ -18,6 +18,7 @@ from mcp_sandbox.config.units import MIB, show_size
 from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable, WorkspaceFull
 from mcp_sandbox.models import ChatId, Ending, ExecResult, Limits
 from mcp_sandbox.runtime.runtime import Runtime
+from mcp_sandbox.sessions.doorway import Doorway
 from mcp_sandbox.sessions.news import News
 from mcp_sandbox.sessions.records import ChatRecords, Ledger
 from mcp_sandbox.sessions.settings import SessionSettings
@@ -77,13 +78,12 @@ class Rooms:
     def records(self) -> ChatRecords:
         return self.ledger.records
 
-    def open_doors(self, chat: ChatId, sandbox: Sandbox, runtime: Runtime) -> "Doors | None":
-        """The way out of an open sandbox, if it has one, which is being opened."""
-        if self.egress is None:
-            return None
-        doors = self.egress.doors(chat, sandbox, runtime, partial(self.news.tell, chat))
-        self.tasks.start_soon(doors.run)
-        return doors
+    def open_doors(self, chat: ChatId, held: "Held") -> None:
+        """Let an open sandbox have doors, and its way out if there is one."""
+        held.doorway = Doorway(held.sandbox, self.tasks)
+        if self.egress:
+            held.doors = self.egress.doors(chat, held.doorway, partial(self.news.tell, chat))
+            self.tasks.start_soon(held.doors.run)
 
 
 class GrowthGuard:
@@ -198,6 +198,7 @@ class Held:
     epitaph: str | None = None
     previews: dict[int, str] = field(default_factory=dict[int, str])
     doors: "Doors | None" = None
+    doorway: Doorway = field(init=False)
     guard: GrowthGuard = field(init=False)
 
 

@@ -1,7 +1,7 @@
 """Programs inside reach a handler of the host through a door, on every backend."""
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 import anyio
@@ -14,7 +14,7 @@ from mcp_sandbox.config import Config
 from mcp_sandbox.errors import Busy, InvalidArgument, SandboxError
 from mcp_sandbox.runner import protocol
 from mcp_sandbox.runtime.channel import Channel
-from mcp_sandbox.runtime.doors import Handler, doors
+from mcp_sandbox.runtime.doors import Doors, Handler, open_doors
 from mcp_sandbox.runtime.runtime import Runtime
 from tests.backends.live import connected, made, spec_for
 from tests.conftest import configured
@@ -58,7 +58,7 @@ def swap():
     # Both directions at once, the own one ended while the other goes on.
     mine, theirs = hashlib.sha256(), hashlib.sha256()
     def send(client):
-        for number in range(320):
+        for number in range(3200):
             piece = bytes([number % 251]) * 65521
             client.sendall(piece)
             mine.update(piece)
@@ -70,6 +70,13 @@ def swap():
             theirs.update(data)
         sender.join()
     print(mine.hexdigest() == theirs.hexdigest())
+
+def crowd():
+    clients = [connect() for _ in range(300)]
+    for number, client in enumerate(clients):
+        client.sendall(b"%d" % number)
+        client.shutdown(socket.SHUT_WR)
+    print([until_end(client) for client in clients] == [b"you said %d" % n for n in range(300)])
 
 def later():
     with connect() as client:
@@ -170,15 +177,28 @@ def port() -> int:
 
 
 @asynccontextmanager
-async def answered(sandbox: Sandbox, handler: Handler, at: int | str) -> AsyncGenerator[None]:
-    with anyio.fail_after(50):
-        async with doors(sandbox.open_channel, sandbox.token, handler, at=at):
-            yield
+async def opened(sandbox: Sandbox, within_s: float = 50) -> AsyncGenerator[Doors]:
+    with anyio.fail_after(within_s):
+        async with open_doors(sandbox.open_channel, sandbox.token) as doors:
+            yield doors
 
 
-async def client(runtime: Runtime, what: str, at: int | str) -> str:
+@asynccontextmanager
+async def answered(
+    sandbox: Sandbox,
+    handler: Handler,
+    at: int | str,
+    *,
+    shared: bool = False,
+    within_s: float = 50,
+) -> AsyncGenerator[Doors]:
+    async with opened(sandbox, within_s) as doors, doors.listen(handler, at, shared=shared):
+        yield doors
+
+
+async def client(runtime: Runtime, what: str, at: int | str, timeout_s: float = 40) -> str:
     """What a client inside prints."""
-    result = await runtime.exec(["python3", "client.py", what, str(at)], timeout_s=40)
+    result = await runtime.exec(["python3", "client.py", what, str(at)], timeout_s=timeout_s)
     assert not result.timed_out
     return result.stdout + result.stderr
 
@@ -245,14 +265,25 @@ async def test_a_door_may_be_a_unix_socket(sandbox: Sandbox, runtime: Runtime) -
     assert await client(runtime, "refused", path) == "ENOENT True\n"
 
 
-async def test_bytes_pass_both_ways_at_once(sandbox: Sandbox, runtime: Runtime, port: int) -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_of_200_mb_both_ways_no_byte_is_lost(
+    sandbox: Sandbox, runtime: Runtime, port: int
+) -> None:
     async def echo(stream: ByteStream) -> None:
         async with stream:
             async for data in stream:
                 await stream.send(data)
 
-    async with answered(sandbox, echo, port):
-        assert await client(runtime, "swap", port) == "True\n"
+    async with answered(sandbox, echo, port, within_s=150):
+        assert await client(runtime, "swap", port, timeout_s=150) == "True\n"
+
+
+async def test_three_hundred_clients_at_once_are_all_answered(
+    sandbox: Sandbox, runtime: Runtime, port: int
+) -> None:
+    async with answered(sandbox, greet, port):
+        assert await client(runtime, "crowd", port) == "True\n"
 
 
 async def test_the_handler_may_end_its_direction_first(
@@ -316,10 +347,10 @@ async def test_silent_clients_hold_up_nobody(sandbox: Sandbox, runtime: Runtime,
     async with running(runtime, "silent", port) as silent:
         async with answered(sandbox, crowd, port):
             assert await silent.line() == "there"
-            await crowd.until(protocol.MOST_DOORS)
+            await crowd.until(64)
             for number in range(20):
                 assert (await runtime.exec(f"echo {number}")).stdout == f"{number}\n"
-            assert crowd.most == protocol.MOST_DOORS
+            assert crowd.most == 64
         assert crowd.now == 0
         # Those too that were not let in.
         assert await silent.line(1) == "gone"
@@ -402,6 +433,62 @@ async def test_a_handler_that_ends_hangs_up(sandbox: Sandbox, runtime: Runtime, 
         assert await holding.line(1) == "b''"
 
 
+async def test_a_handler_that_fails_ends_its_connection_alone(
+    sandbox: Sandbox, runtime: Runtime, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = True
+
+    async def fail_first(stream: ByteStream) -> None:
+        nonlocal failing
+        if failing:
+            failing = False
+            raise ValueError("no such thing")
+        await greet(stream)
+
+    async with running(runtime, "hold", port) as holding, answered(sandbox, fail_first, port):
+        assert await holding.line(1) == "b''"
+        assert await client(runtime, "say", port) == "you said hello\n"
+    assert "no such thing" in caplog.text
+
+
+async def test_each_place_has_its_own_handler_and_its_own_end(
+    sandbox: Sandbox, runtime: Runtime, port: int
+) -> None:
+    first, second = Crowd(), Crowd()
+    async with (
+        opened(sandbox) as doors,
+        doors.listen(first) as free,
+        running(runtime, "hold", int(free)) as stays,
+        running(runtime, "hold", port) as ends,
+    ):
+        async with doors.listen(second, port), doors.listen(greet, "/tmp/third.sock") as path:
+            await first.until(1)
+            await second.until(1)
+            assert await client(runtime, "say", path) == "you said hello\n"
+        assert await ends.line(1) == "b''"
+        assert (first.now, second.now) == (1, 0)
+        assert stays.printed == "there\n"
+        assert await client(runtime, "refused", port) == REFUSED
+        assert await client(runtime, "refused", path) == "ENOENT True\n"
+
+
+async def test_a_place_that_another_has_or_that_is_one_too_many_is_told(
+    sandbox: Sandbox, runtime: Runtime, port: int
+) -> None:
+    async with opened(sandbox) as doors, AsyncExitStack() as stack:
+        await stack.enter_async_context(doors.listen(greet, port))
+        for shared in (True, False):
+            with pytest.raises(Busy, match=f"a door is open at {port} already"):
+                async with doors.listen(forever, port, shared=shared):
+                    pass
+        for _ in range(protocol.MOST_PLACES - 1):
+            await stack.enter_async_context(doors.listen(greet))
+        with pytest.raises(Busy, match="16 places"):
+            async with doors.listen(greet):
+                pass
+        assert await client(runtime, "say", port) == "you said hello\n"
+
+
 async def test_a_place_that_a_program_inside_holds_is_told(
     sandbox: Sandbox, runtime: Runtime, port: int
 ) -> None:
@@ -421,13 +508,13 @@ async def test_a_second_server_takes_over(sandbox: Sandbox, runtime: Runtime, po
         leaves = anyio.Event()
 
         async def serve_first(*, task_status: TaskStatus[None]) -> None:
-            async with answered(sandbox, first, port):
+            async with answered(sandbox, first, port, shared=True):
                 task_status.started()
                 await leaves.wait()
 
         await tasks.start(serve_first)
         await first.until(1)
-        async with answered(sandbox, second, port):
+        async with answered(sandbox, second, port, shared=True):
             leaves.set()
             # What was in flight through the first has ended.
             assert await holding.line(1) == "b''"
@@ -440,22 +527,21 @@ async def test_it_is_told_when_the_sandbox_ends(config: Config, port: int) -> No
     crowd = Crowd()
     with anyio.fail_after(50):
         async with own_sandbox(config) as sandbox, connected(sandbox) as runtime:
-            async with doors(sandbox.open_channel, sandbox.token, crowd, at=port) as ended:
+            async with answered(sandbox, crowd, port) as doors:
                 await runtime.exec(f"python3 client.py hold {port} >&- 2>&- &")
                 await crowd.until(1)
                 # Doors are no user, what goes through them is no call.
                 status = await runtime.status()
                 assert (status.connections, status.calls) == (1, 0)
                 assert await runtime.retire(background_too=True) == ""
-                await ended()
+                await doors.wait_ended()
                 await crowd.until(0)
 
 
 async def test_doors_keep_no_sandbox(config: Config, port: int) -> None:
     async with own_sandbox(config, idle_s=1) as sandbox:
-        with anyio.fail_after(30):
-            async with doors(sandbox.open_channel, sandbox.token, forever, at=port) as ended:
-                await ended()
+        async with answered(sandbox, forever, port) as doors:
+            await doors.wait_ended()
 
 
 async def test_their_channel_takes_nothing_else_and_no_other_takes_them(sandbox: Sandbox) -> None:
@@ -471,5 +557,5 @@ async def test_their_channel_takes_nothing_else_and_no_other_takes_them(sandbox:
         await channel.open(tasks)
         for op in ("listen", "door"):
             with pytest.raises(SandboxError):
-                await channel.call(op, {"at": 17329})
+                await channel.call(op, {"at": 17329, "shared": False})
         await channel.aclose()

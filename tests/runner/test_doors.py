@@ -15,11 +15,17 @@ from anyio.lowlevel import checkpoint
 
 from mcp_sandbox.errors import CallerError, SandboxError
 from mcp_sandbox.runner import protocol
-from mcp_sandbox.runtime.doors import doors
+from mcp_sandbox.runtime.doors import Doors, Handler, open_doors
 from tests.contract.test_previews import free_port
 from tests.runner.test_protocol import Runner, runner, said_until_hang_up, works
 
 __all__ = ["runner"]
+
+
+@asynccontextmanager
+async def listening(runner: Runner, handler: Handler, at: int | str = 0) -> AsyncGenerator[Doors]:
+    async with open_doors(runner.stream, runner.token) as doors, doors.listen(handler, at):
+        yield doors
 
 
 async def never(_stream: ByteStream) -> None:
@@ -50,7 +56,7 @@ async def test_a_proof_for_one_use_is_none_for_the_other(
 
 
 async def test_only_frames_for_doors_go_unsealed(runner: Runner) -> None:
-    listen = {"t": "call", "id": 1, "op": "listen", "args": {"at": free_port()}}
+    listen = {"t": "call", "id": 1, "op": "listen", "args": {"at": free_port(), "shared": False}}
     stream, decoder, _ = await shaken(runner, {"for": "doors"}, "doors")
     async with stream:
         await stream.send(protocol.encode(listen))
@@ -75,7 +81,7 @@ async def test_only_frames_for_doors_go_unsealed(runner: Runner) -> None:
 @pytest.mark.parametrize("at", [-1, 70000, "/no/such/folder", "", "x" * 200, "/a\0b"])
 async def test_an_impossible_place_is_refused_with_a_reason(runner: Runner, at: int | str) -> None:
     with pytest.raises(CallerError, match=r"no door can be opened|path from the root"):
-        async with doors(runner.stream, runner.token, never, at=at):
+        async with listening(runner, never, at):
             pass
     assert await works(runner)
 
@@ -87,7 +93,7 @@ async def test_posted_doors_wake_nobody(runner: Runner) -> None:
         return next(line for line in status.splitlines() if line.startswith("voluntary"))
 
     # Its own beginning is over, so what is heard is heard of doors.
-    async with doors(runner.stream, runner.token, never, at=free_port()):
+    async with listening(runner, never, free_port()):
         await anyio.sleep(1)
         before = woken()
         await anyio.sleep(2)
@@ -108,7 +114,7 @@ async def test_of_few_descriptors_most_are_left_to_the_tools(runner: Runner) -> 
 
     clients = [socket.socket() for _ in range(200)]
     with anyio.fail_after(20):
-        async with doors(runner.stream, runner.token, wait, at=port):
+        async with listening(runner, wait, port):
             for client in clients:
                 client.setblocking(False)
                 client.connect_ex(("127.0.0.1", port))
@@ -135,7 +141,7 @@ async def test_bytes_one_by_one_pass_as_well(runner: Runner) -> None:
         done.set()
 
     with anyio.fail_after(30):
-        async with doors(runner.stream, runner.token, read, at=port):
+        async with listening(runner, read, port):
             async with await anyio.connect_tcp("127.0.0.1", port) as client:
                 client.extra(anyio.abc.SocketAttribute.raw_socket).setsockopt(
                     socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
@@ -177,7 +183,7 @@ async def forged(folder: Path, *answers: bytes) -> AsyncGenerator[Runner]:
         tasks.cancel_scope.cancel()
 
 
-OPEN = protocol.encode({"t": "open", "id": 1, "most": 10**9})
+OPEN = protocol.encode({"t": "open", "id": 1, "most": 10**9, "port": 0})
 
 
 @pytest.mark.parametrize(
@@ -185,8 +191,10 @@ OPEN = protocol.encode({"t": "open", "id": 1, "most": 10**9})
     [
         protocol.encode({"t": "fail", "id": 1, "code": "not_found", "message": "x" * 9000}),
         protocol.encode({"t": "fail", "id": 1, "code": ["busy"], "message": ""}),
-        protocol.encode({"t": "open", "id": 1, "most": None}),
-        protocol.encode({"t": "open", "id": 1, "most": 1e308}).replace(b"1e+308", b"1e+999"),
+        protocol.encode({"t": "open", "id": 1, "most": None, "port": 0}),
+        protocol.encode({"t": "open", "id": 1, "most": 1e308, "port": 0}).replace(
+            b"1e+308", b"1e+999"
+        ),
         b"\0" * 100,
     ],
 )
@@ -196,12 +204,12 @@ async def test_what_code_inside_forges_is_an_error_of_the_sandbox(
     with anyio.fail_after(10):
         async with forged(tmp_path, answer) as runner:
             with pytest.raises(SandboxError):
-                async with doors(runner.stream, runner.token, never):
+                async with listening(runner, never):
                     raise AssertionError
 
 
 async def test_forged_bytes_are_held_no_further_than_credit_was_given(tmp_path: Path) -> None:
-    there = protocol.encode({"t": "open", "id": 2, "most": 0})
+    there = protocol.encode({"t": "open", "id": 2, "most": 0, "port": 0})
     piece = protocol.encode({"t": "data", "id": 2, "s": "body"}, bytes(protocol.CHUNK))
     gone = anyio.Event()
 
@@ -213,8 +221,8 @@ async def test_forged_bytes_are_held_no_further_than_credit_was_given(tmp_path: 
 
     with anyio.fail_after(10):
         async with forged(tmp_path, OPEN, there + piece * 4) as runner:
-            async with doors(runner.stream, runner.token, wait) as ended:
-                await ended()
+            async with listening(runner, wait) as doors:
+                await doors.wait_ended()
                 await gone.wait()
 
 
@@ -223,11 +231,11 @@ async def test_a_flood_of_forged_frames_leaves_others_their_turns(tmp_path: Path
     turns = 0
     with anyio.fail_after(30):
         async with forged(tmp_path, OPEN, flood + b"\xff" * 100) as runner:
-            async with doors(runner.stream, runner.token, never) as ended:
+            async with listening(runner, never) as doors:
                 async with anyio.create_task_group() as tasks:
 
                     async def stop() -> None:
-                        await ended()
+                        await doors.wait_ended()
                         tasks.cancel_scope.cancel()
 
                     tasks.start_soon(stop)
