@@ -30,7 +30,7 @@ _ACCESS = {
     "shell": "run",
 }
 # They take as long as a person likes.
-_ENDLESS = ("shell", "preview")
+_ENDLESS = ("shell", "preview", "door")
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,8 @@ class Gate:
         """
         hold = self._hold_of(action.chat)
         with self.passed(action) as record:
-            async with hold.open_sandbox(endless=action.what in _ENDLESS) as held:
+            endless, keeps = action.what in _ENDLESS, action.what == "door"
+            async with hold.open_sandbox(endless=endless, keeps=keeps) as held:
                 entered = Entered(held, held.runtime, record, action.leave)
                 match _ACCESS.get(action.what, "read"):
                     case "read":

@@ -1,7 +1,7 @@
 """One chat's computer: every call of every tool, of a person's shell and of a program."""
 
-from collections.abc import AsyncIterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -27,6 +27,7 @@ from mcp_sandbox.models import (
     WriteResult,
 )
 from mcp_sandbox.runner.protocol import VERSION
+from mcp_sandbox.runtime.doors import Handler
 from mcp_sandbox.runtime.runtime import NAME, OnOutput, Runtime, Show
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 from mcp_sandbox.sessions.hold import Hold
@@ -208,6 +209,22 @@ class Session:
             ended = await entered.runtime.terminal(frames, show, args=args)
             entered.record.exit_code = ended.exit_code
             return ended
+
+    @asynccontextmanager
+    async def door(self, handler: Handler, *, at: int | str = 0) -> AsyncGenerator[int | str]:
+        """Let programs inside connect to `handler` while the block lasts, on any network.
+
+        Yields the port of their 127.0.0.1, a free one where `at` is 0, or the path of a unix socket
+        that `at` is. The sandbox stays for the block; if it dies, the handlers end. Where the
+        network is open on bubblewrap the port is this machine's: ask who comes for a secret.
+
+        Raises:
+            Busy: a program or another block listens there, or too many do.
+        """
+        async with self._enter("door", at=at) as entered:
+            doors = await entered.held.doorway.doors()
+            async with doors.listen(handler, at) as place:
+                yield place
 
     async def read_file(self, path: str, *, offset: int = 1, limit: int = 2000) -> FileContent:
         """Lines of a text file from line `offset` on, an image, or a binary file's beginning."""
