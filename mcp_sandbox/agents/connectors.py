@@ -1,12 +1,12 @@
 """Model services as they are configured, and their keys, which no repr, error or log line shows."""
 
+import errno
 import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from anyio import to_thread
 
@@ -44,32 +44,25 @@ class Connector:
             )
         try:
             if self.source.path:
-                await to_thread.run_sync(self._check, self.source.path)
+                await to_thread.run_sync(_check, self.source.path)
             return await self.source.value()
         except (RefusedError, OSError) as exc:
             why = exc.strerror if isinstance(exc, OSError) else exc
             raise OperatorError(
-                f"the key of connector {self.name} cannot be had: {why}; "
-                f"correct connectors.{self.name}.key"
+                f"the key of connectors.{self.name} cannot be had: {why}; correct it, or its place"
             ) from None
 
-    def _check(self, path: str) -> None:
-        """Make sure that nobody else reads the file. Raises OSError, OperatorError."""
-        found = Path(path).stat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            place = shlex.quote(path)
-            own = f"chown {os.geteuid()} {place} && " if found.st_uid != os.geteuid() else ""
-            raise OperatorError(
-                f"others than this user can read or change the key of connector {self.name}: "
-                f"run `{own}chmod 600 {place}`"
-            )
-
     def address(self, path: str) -> str:
-        """Return where a request for /v1/… goes."""
-        if self.protocol == "openai" and urlsplit(self.url).path:
-            # As its clients know it, such an address has the version in it, or needs none.
-            return self.url + path.removeprefix("/v1")
-        return self.url.removesuffix("/v1") + path
+        """Return where a request for /v1/… goes; some addresses have the version in them."""
+        return self.url + (path.removeprefix("/v1") if self.protocol == "openai" else path)
+
+
+def _check(path: str) -> None:
+    """Make sure that a file is this user's alone. Raises OSError."""
+    found, place = Path(path).stat(), shlex.quote(path)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        remedy = f"chown {os.geteuid()} {place} && chmod 600 {place}"
+        raise PermissionError(errno.EPERM, f"others can read or change it: run `{remedy}`")
 
 
 def connector_of(

@@ -9,7 +9,7 @@ import socket
 import ssl
 from asyncio import get_running_loop  # noqa: TID251 - uvicorn's connections are asyncio's
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any, cast
@@ -168,7 +168,7 @@ class Gateway:
                 raise Refusal(403, "the key cannot be had; a person must look") from exc
             self._spend(len(body))
             query = str(request.scope["query_string"], "ascii")
-            asked = self._client.build_request(
+            answering = self._client.stream(
                 request.method,
                 self._connector.address(path) + (f"?{query}" if query else ""),
                 headers=self._headers(request, key.decode("ascii")),
@@ -176,7 +176,7 @@ class Gateway:
             )
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_wait_gone, request.receive, tasks.cancel_scope)
-                await self._exchange(asked, Mask([key]).stream(), send)
+                await self._exchange(answering, Mask([key]).stream(), send)
                 tasks.cancel_scope.cancel()
 
     def _admitted(self, request: Request) -> str:
@@ -225,39 +225,40 @@ class Gateway:
         auth = {"authorization": f"Bearer {key}"} if bearer else {"x-api-key": key}
         return {**going, **auth, "content-type": "application/json", "accept-encoding": "identity"}
 
-    async def _exchange(self, asked: httpx2.Request, masking: Masking, send: Send) -> None:
-        """Ask the service, and pass its answer on as it comes. Raises Refusal."""
-        name, usage, whole = self._connector.name, Usage(self.counts), False
+    async def _exchange(
+        self, answering: AbstractAsyncContextManager[httpx2.Response], masking: Masking, send: Send
+    ) -> None:
+        """Pass the service's answer on as it comes. Raises Refusal: none has begun."""
+        name, usage, begun, whole = self._connector.name, Usage(self.counts), False, False
         try:
-            response = await self._client.send(asked, stream=True)
+            async with answering as response:
+                status = response.status_code
+                if response.is_redirect:
+                    what = f"the service leads elsewhere: correct connectors.{name}.url"
+                    raise Refusal(status, what)
+                headers = [
+                    (key.encode(), value.encode())
+                    for key, value in response.headers.items()
+                    if key in _COMING or key.startswith("anthropic-")
+                ]
+                await send({"type": "http.response.start", "status": status, "headers": headers})
+                begun = True
+                async for piece in response.aiter_bytes():
+                    usage.feed(piece)
+                    part = {"body": masking.feed(piece), "more_body": True}
+                    await send({"type": "http.response.body", **part})
+                whole = True
+                await send({"type": "http.response.body", "body": masking.end()})
         except httpx2.RequestError as exc:
-            why = f"the model service of connector {name} gives no answer: {type(exc).__name__}"
+            # Without an end of what has begun, the client's connection is cut off likewise.
+            why = f"the model service of connector {name} failed: {type(exc).__name__}"
             logger.warning("%s", why)
-            raise Refusal(504 if isinstance(exc, httpx2.TimeoutException) else 502, why) from exc
-        try:
-            if response.is_redirect:
-                what = f"the service leads elsewhere: correct connectors.{name}.url"
-                raise Refusal(response.status_code, what)
-            headers = [
-                (key.encode(), value.encode())
-                for key, value in response.headers.items()
-                if key in _COMING or key.startswith("anthropic-")
-            ]
-            status = response.status_code
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            async for piece in response.aiter_bytes():
-                usage.feed(piece)
-                part = {"body": masking.feed(piece), "more_body": True}
-                await send({"type": "http.response.body", **part})
-            whole = True
-            await send({"type": "http.response.body", "body": masking.end()})
-        except httpx2.RequestError as exc:
-            # Without an end of the answer, the client's connection is cut off likewise.
-            logger.warning("connector %s: an answer broke off: %s", name, type(exc).__name__)
+            if not begun:
+                late = isinstance(exc, httpx2.TimeoutException)
+                raise Refusal(504 if late else 502, why) from exc
         finally:
             if not whole:
                 usage.cut()
-            await response.aclose()
 
 
 async def _wait_gone(receive: Receive, scope: CancelScope) -> None:

@@ -293,7 +293,7 @@ class ConnectorConfig(Section):
     """How a model service is reached; its key stays outside of sandboxes."""
 
     url: Annotated[str, AfterValidator(_service)] = Field(
-        description="address of the service, such as https://api.anthropic.com"
+        description="address as programs take it: https://api.anthropic.com, with openai …/v1"
     )
     key: Annotated[str, AfterValidator(lambda value: value and _source(value))] = setting(
         "", "where the key comes from: file:PATH, of mode 600, or command: PROGRAM ARGS"

@@ -173,7 +173,8 @@ async def a_run(
     if not file.exists():
         file.write_text(KEY + "\n")
         file.chmod(0o600)
-    given = {"url": service.url, "key": f"file:{file}", **settings}
+    version = "/v1" if settings.get("protocol") == "openai" else ""
+    given = {"url": service.url + version, "key": f"file:{file}", **settings}
     connector = connector_of({"one": ConnectorConfig.model_validate(given)})
     limits = limits or RunConfig()
     async with anyio.create_task_group() as tasks:

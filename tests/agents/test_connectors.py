@@ -75,12 +75,10 @@ def test_without_connectors_the_line_to_add_is_told() -> None:
 @pytest.mark.parametrize(
     ("url", "protocol", "address"),
     [
-        ("https://a.example", "anthropic", "https://a.example/v1/messages"),
-        ("https://a.example/v1", "anthropic", "https://a.example/v1/messages"),
-        ("https://a.example/anthropic/", "anthropic", "https://a.example/anthropic/v1/messages"),
-        ("https://a.example", "openai", "https://a.example/v1/messages"),
+        ("https://a.example/", "anthropic", "https://a.example/v1/messages"),
+        ("https://a.example/anthropic", "anthropic", "https://a.example/anthropic/v1/messages"),
         ("https://a.example/v1", "openai", "https://a.example/v1/messages"),
-        ("https://a.example/api/paas/v4", "openai", "https://a.example/api/paas/v4/messages"),
+        ("https://a.example/api/paas/v4/", "openai", "https://a.example/api/paas/v4/messages"),
     ],
 )
 def test_an_address_is_what_the_clients_of_its_protocol_take(
@@ -108,7 +106,7 @@ async def test_a_file_that_others_can_read_is_refused_with_the_remedy(
     found = connector(f"file:{file}")
     with pytest.raises(OperatorError) as caught:
         await found.key()
-    assert str(caught.value).endswith(f"run `chmod 600 '{file}'`")
+    assert f"&& chmod 600 '{file}'`" in str(caught.value)
     file.chmod(0o600)
     assert await found.key() == KEY.encode()
 
@@ -117,7 +115,7 @@ async def test_a_file_that_others_can_read_is_refused_with_the_remedy(
 async def test_a_file_of_another_user_is_refused_with_the_remedy(tmp_path: Path) -> None:
     file = key_file(tmp_path)
     os.chown(file, 12345, 12345)
-    with pytest.raises(OperatorError, match=r"run `chown 0 .+ && chmod 600 "):
+    with pytest.raises(OperatorError, match=r"run `chown 0 .+ && chmod 600 .+`"):
         await connector(f"file:{file}").key()
 
 
@@ -125,7 +123,7 @@ async def test_a_file_of_another_user_is_refused_with_the_remedy(tmp_path: Path)
     ("key", "words"),
     [
         ("", r"connector one has no key: add `key: file:PATH`"),
-        ("file:/nowhere/key", r"cannot be had: No such file.+ correct connectors.one.key"),
+        ("file:/nowhere/key", r"connectors.one cannot be had: No such file"),
         ("command: false", "cannot be had: its source cannot be used"),
         ("command: echo short", "cannot be had: its value has 5 bytes"),
     ],
