@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import anyio
@@ -23,7 +23,6 @@ from mcp_sandbox.egress.targets import RefusedError, Target, target_of
 from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.runtime.doors import PORT, Handler, doors
-from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.records import ChatRecord, Ledger
 from mcp_sandbox.telemetry.logs import event
 
@@ -54,7 +53,7 @@ class Grant:
     by: str
     until_s: float
 
-    @property
+    @cached_property
     def rule(self) -> Rule:
         until = datetime.fromtimestamp(self.until_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
         return rule_of(self.host, read=self.read, source=f"grant of {self.by} until {until}")
@@ -86,9 +85,9 @@ class Egress:
         self._records, self._clock = ledger.records, ledger.clock
         self._places: dict[ChatId, dict[Target | None, Place]] = {}
 
-    def doors(self, chat: ChatId, sandbox: Sandbox, runtime: Runtime, tell: Tell) -> "Doors":
+    def doors(self, chat: ChatId, sandbox: Sandbox, tell: Tell) -> "Doors":
         """Those that an open sandbox of the chat is to have; `tell` lets the agent know."""
-        return Doors(partial(self._serve, chat), sandbox, runtime, tell)
+        return Doors(partial(self._serve, chat), sandbox, tell)
 
     def variables(self, chat: ChatId) -> Mapping[str, str]:
         """What every call of a chat finds in its environment."""
@@ -96,7 +95,7 @@ class Egress:
 
     async def described(self, chat: ChatId) -> str:
         """The network of a chat's sandbox in a few words."""
-        rules = [*self._rules.allow, *(grant.rule for grant in await self.grants(chat))]
+        rules = [*self._rules.allow, *await self._granted(chat)]
         names = dict.fromkeys(
             f"{each.source} (read only)" if each.source.startswith("preset") else str(each)
             for each in rules
@@ -121,6 +120,9 @@ class Egress:
             )
             return [each for each in grants if each.rule and each.until_s > now_s]
         return []
+
+    async def _granted(self, chat: ChatId) -> Sequence[Rule]:
+        return [grant.rule for grant in await self.grants(chat)]
 
     async def allow(self, chat: ChatId, host: str, *, read: bool, by: str, for_s: float) -> Grant:
         """Allow HOST[:PORT] from the next connection on; an earlier grant of it ends.
@@ -167,7 +169,7 @@ class Egress:
         Raises:
             InvalidArgument: it is no host.
         """
-        grants = [grant.rule for grant in await self.grants(chat)] if chat else []
+        grants = await self._granted(chat) if chat else []
         try:
             target = target_of(text.encode(), 443)
         except RefusedError as exc:
@@ -177,7 +179,7 @@ class Egress:
 
     async def told(self, chat: ChatId) -> Mapping[str, Any]:
         """The rules and grants of a chat, and what went where since this server began."""
-        rules = [*self._rules.allow, *(grant.rule for grant in await self.grants(chat))]
+        rules = [*self._rules.allow, *await self._granted(chat)]
         places = self._places.get(chat, {}).items()
         return {
             "denied": [{"host": rule.host, "by": rule.source} for rule in self._rules.deny],
@@ -214,15 +216,11 @@ class Egress:
 
     async def _serve(self, chat: ChatId, stream: ByteStream) -> None:
         """Let one connection out if it may go, by the grants that there are when it begins."""
-        grants: Sequence[Grant] = ()
+        grants: Sequence[Rule] = ()
         # Without them less is allowed.
         with suppress(StorageUnavailable):
-            grants = await self.grants(chat)
-
-        def current() -> Sequence[Rule]:
-            return [grant.rule for grant in grants if grant.until_s > self._clock().wall_s]
-
-        await self._proxy.serve(stream, Way(chat, current, partial(self._note, chat)))
+            grants = await self._granted(chat)
+        await self._proxy.serve(stream, Way(chat, lambda: grants, partial(self._note, chat)))
 
     def _note(
         self,
@@ -242,64 +240,54 @@ class Egress:
             del self._places[next(iter(self._places))]
         place.sent, place.received = place.sent + sent, place.received + received
         place.last_s = self._clock().wall_s
-        word: str
+        word, rule = "allowed", None
         if isinstance(verdict, RefusedError):
-            word, rule, place.why = verdict.verdict, None, str(verdict)
+            word, place.why = verdict.verdict, str(verdict)
             place.refused, place.untold = place.refused + 1, place.untold + 1
         else:
-            word, rule, place.allowed = "allowed", verdict.source, place.allowed + 1
+            rule, place.allowed = verdict.source, place.allowed + 1
         self.counts[word] += 1
-        to = {"host": target.host, "port": target.port} if target else {}
+        to = vars(target) if target else {}
         sizes = {"sent": sent, "received": received, "duration_ms": round(duration_ms, 1)}
         event(logger, "connection", chat=str(chat), **to, verdict=word, rule=rule, **sizes)
 
 
 class Doors:
-    """Those of one open sandbox, from `run` until they are closed, or its tools' channel ends."""
+    """Those of one open sandbox, from `run` until they are closed."""
 
-    def __init__(self, handler: Handler, sandbox: Sandbox, runtime: Runtime, tell: Tell) -> None:
+    def __init__(self, handler: Handler, sandbox: Sandbox, tell: Tell) -> None:
         self._opening = partial(doors, sandbox.open_channel, sandbox.token, handler)
         self._tell = tell
-        self._wait_broken = runtime.wait_broken
         self._scope = anyio.CancelScope()
         self.close = self._scope.cancel
-        self._listening = False
         self._tried, self._wanted = anyio.Event(), anyio.Event()
 
     async def ready(self) -> None:
         """Return when connections can leave, or it is known that they cannot for now."""
-        if not self._listening:
-            self._wanted.set()
-            with anyio.move_on_after(_CALL_S):
-                await self._tried.wait()
+        self._wanted.set()
+        with anyio.move_on_after(_CALL_S):
+            await self._tried.wait()
 
     async def run(self) -> None:
         """Have them open, tried again whenever they were closed from inside."""
-        with self._scope:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._reopen)
-                await self._wait_broken()
-                tasks.cancel_scope.cancel()
-
-    async def _reopen(self) -> None:
         told = False
-        while True:
-            try:
-                async with self._opening() as wait_ended:
-                    self._listening, told = True, False
-                    self._tried.set()
-                    await wait_ended()
-            except Busy as exc:
-                if not told:
-                    self._tell(f"network: nothing leaves this computer: {exc}")
-                told = True
-            except SandboxError as exc:
-                logger.info("doors are closed: %s", exc)
-            self._listening = False
-            self._tried.set()
-            self._tried, self._wanted = anyio.Event(), anyio.Event()
-            with anyio.move_on_after(_AGAIN_S):
-                await self._wanted.wait()
+        with self._scope:
+            while True:
+                try:
+                    async with self._opening() as wait_ended:
+                        told = False
+                        self._tried.set()
+                        await wait_ended()
+                except Busy as exc:
+                    if not told:
+                        self._tell(f"network: nothing leaves this computer: {exc}")
+                    told = True
+                except SandboxError as exc:
+                    logger.info("doors are closed: %s", exc)
+                self._tried.set()
+                self._tried, self._wanted = anyio.Event(), anyio.Event()
+                with anyio.move_on_after(_AGAIN_S):
+                    await self._wanted.wait()
 
 
 def _name(chat: ChatId) -> str:

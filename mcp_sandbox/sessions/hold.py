@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -60,11 +61,8 @@ class Hold:
 
     async def variables(self) -> Mapping[str, str]:
         """What commands of the chat find in their environment."""
-        return {**self.ways_out(), **await self.pinning.variables()}
-
-    def ways_out(self) -> Mapping[str, str]:
-        """Of these, what leads to allowed hosts."""
-        return self.egress.variables(self.chat) if self.egress else {}
+        ways_out = self.egress.variables(self.chat) if self.egress else {}
+        return {**ways_out, **await self.pinning.variables()}
 
     @property
     def is_busy(self) -> bool:
@@ -199,7 +197,7 @@ class Hold:
                 async with self._rooms.records.hold(self.chat):
                     await held.sandbox.resume()
             held.paused = False
-            held.doors = self._rooms.open_doors(self.chat, held.sandbox, held.runtime)
+            self._rooms.open_doors(self.chat, held)
         except SandboxGone:
             await held.runtime.aclose()
 
@@ -229,6 +227,7 @@ class Hold:
     def _keep(self, held: Held) -> None:
         held.guard = GrowthGuard(self.meter, self._end_for_growth)
         self._rooms.tasks.start_soon(held.guard.run)
+        self._rooms.open_doors(self.chat, held)
         self._held = held
         if held.news:
             self.tell_agent(held.news)
@@ -275,7 +274,7 @@ class Hold:
             held.doors.close()
         held.paused = await held.sandbox.pause()
         if not held.paused:
-            held.doors = self._rooms.open_doors(self.chat, held.sandbox, held.runtime)
+            self._rooms.open_doors(self.chat, held)
             raise Unsupported(
                 f"a sandbox of {self.backend} cannot be paused: end it with `mcp-sandbox stop`"
             )
@@ -355,7 +354,8 @@ class Hold:
                 for info in others:
                     await self._rooms.backend.destroy(info.id)
                 if files == "discard":
-                    await self._rooms.records.drop(self.chat, "egress")
+                    if record := await self._rooms.records.get(self.chat):
+                        await self._rooms.records.put(replace(record, sections={}))
                     await self._rooms.workspaces.discard(self.chat)
                 elif files == "remove":
                     await self._rooms.workspaces.remove(self.chat)

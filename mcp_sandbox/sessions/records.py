@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -47,9 +47,9 @@ _LONG_S = 240.0
 class ChatRecord:
     """One chat. Times are seconds since the epoch; `spec` is the digest of the sandbox's making.
 
-    `backend` is None where it is not known any more. `sections` is what others keep with a chat,
-    by their names, such as "egress", its grants; `further` are fields of a newer version, which
-    stay as they are.
+    `backend` is None where it is not known any more. `sections` is what others keep with a chat
+    until it begins anew, by their names, such as "egress", its grants; `further` are fields of a
+    newer version, which stay as they are.
     """
 
     chat: ChatId
@@ -86,13 +86,6 @@ class ChatRecords:
     async def put(self, record: ChatRecord) -> None:
         """Write a record, in place of the chat's earlier one. Call it while you hold the chat."""
         await self._run(self._put, record)
-
-    async def drop(self, chat: ChatId, section: str) -> None:
-        """Forget what a room keeps with a chat. Call it while you hold the chat."""
-        record = await self.get(chat)
-        if record and section in record.sections:
-            others = {name: each for name, each in record.sections.items() if name != section}
-            await self.put(replace(record, sections=others))
 
     async def touch(self, used: Mapping[ChatId, float]) -> None:
         """Note when chats were last used; an earlier time than the known one changes nothing."""

@@ -77,13 +77,11 @@ class Rooms:
     def records(self) -> ChatRecords:
         return self.ledger.records
 
-    def open_doors(self, chat: ChatId, sandbox: Sandbox, runtime: Runtime) -> "Doors | None":
-        """The way out of an open sandbox, if it has one, which is being opened."""
-        if self.egress is None:
-            return None
-        doors = self.egress.doors(chat, sandbox, runtime, partial(self.news.tell, chat))
-        self.tasks.start_soon(doors.run)
-        return doors
+    def open_doors(self, chat: ChatId, held: "Held") -> None:
+        """Let an open sandbox have its way out, if there is one."""
+        if self.egress:
+            held.doors = self.egress.doors(chat, held.sandbox, partial(self.news.tell, chat))
+            self.tasks.start_soon(held.doors.run)
 
 
 class GrowthGuard:

@@ -122,8 +122,6 @@ class Ways:
     ) -> Held:
         """Bind the chat to its sandbox; where that cannot be written, its labels tell."""
         rooms, now, (sandbox, runtime) = self._rooms, self._rooms.ledger.clock(), opened
-        # Meanwhile: the first call waits for them.
-        doors = rooms.open_doors(self._chat, sandbox, runtime)
         before = record or ChatRecord(self._chat, None, created_s=now.wall_s, used_s=now.wall_s)
         bound = replace(
             before,
@@ -137,8 +135,7 @@ class Ways:
                 await rooms.records.put(replace(bound, used_s=max(bound.used_s, now.wall_s)))
             except StorageUnavailable as exc:
                 logger.warning("chat %s: its sandbox could not be noted: %s", self._chat, exc)
-        started = started_s(sandbox.labels, now.steady_s)
-        return Held(sandbox, runtime, shown, started, news, doors=doors)
+        return Held(sandbox, runtime, shown, started_s(sandbox.labels, now.steady_s), news)
 
     async def adopt(self, sandbox_id: SandboxId) -> Held | None:
         """Connect to a sandbox that runs already; None if it is of no use, and has been removed."""
