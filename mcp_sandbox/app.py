@@ -120,10 +120,11 @@ async def open_manager(
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.manager")
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.records import ChatRecords, Ledger, system_clock
+    from mcp_sandbox.sessions.rooms import Rooms
     from mcp_sandbox.sessions.settings import SessionSettings
     from mcp_sandbox.workspace.directory import Workspaces
     from mcp_sandbox.workspace.pool import PoolFolder
-    from mcp_sandbox.workspace.projects import Projects
+    from mcp_sandbox.workspace.projects import ClientFolders, Projects
 
     ledger = Ledger(ChatRecords(config.data_dir), clock or system_clock)
     async with choose_backend(config) as choice, _open_egress(config, ledger) as egress:
@@ -134,34 +135,17 @@ async def open_manager(
             size = 1 if for_many and name == "docker" else 0
         space, shown = config.workspace, config.skills.enabled
         pool = PoolFolder(data_dir, owner=owner, settings=space, skills=shown) if size else None
-        projects = None
-        if folders is not None:
-            projects = Projects(config.project, data_dir, owner=owner, folders=folders)
-        async with SessionManager(
+        folders, mounts = folders or ClientFolders(), (egress.mount,) if egress else ()
+        rooms = Rooms(
             choice.backend,
             Workspaces(data_dir, owner=owner, settings=space, skills=shown),
-            ledger=ledger,
-            settings=SessionSettings(
-                limits=config.limits.values(),
-                network=config.network,
-                env=config.env,
-                sessions=config.sessions,
-                workspace=config.workspace,
-                calls=config.calls,
-                keep_bytes=config.output.kept,
-                previews=config.previews.enabled,
-                may_move=config.backend != "auto",
-                keep_background=for_many,
-                mounts=(egress.mount,) if egress else (),
-                pool_size=size,
-                pool_max_age_s=config.pool.max_age,
-            ),
-            projects=projects,
-            skills=skills or open_skills(config),
-            count=count,
-            pool=pool,
+            Projects(config.project, data_dir, owner=owner, folders=folders),
+            ledger,
+            SessionSettings(config, keep_background=for_many, mounts=mounts, pool_size=size),
             egress=egress,
-        ) as manager:
+        )
+        skills = skills or open_skills(config)
+        async with SessionManager(rooms, skills, count=count, pool=pool) as manager:
             yield manager
 
 

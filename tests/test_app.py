@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -109,8 +110,7 @@ async def test_a_manager_that_is_cancelled_as_it_opens_is_left_again(data_root: 
         async with open_manager(config) as opened:
             with anyio.CancelScope() as cancelled:
                 cancelled.cancel()
-                async with SessionManager(
-                    opened._rooms.backend, opened._rooms.workspaces, ledger=opened._ledger
-                ):
+                rooms = replace(opened._rooms, pool=None)
+                async with SessionManager(rooms, opened._skills):
                     await anyio.sleep_forever()
     assert cancelled.cancelled_caught
