@@ -446,16 +446,20 @@ class Pool:
         self._cooling = self._loop.later(_WARM_S, self._cool)
 
     def _cool(self) -> None:
-        """Unused for a while: give the interpreter and all but one worker back to the system."""
-        unused = self._idle[True] + self._idle[False][1:]
+        """Unused for a while: give the interpreter and the workers back to the system.
+
+        A new worker takes their place: it shares more memory with us than any forked earlier.
+        """
+        unused = self._idle[True] + self._idle[False]
         in_use = self._resting or any(one.seat for one in self._busy)
         if self.interpreter.worker and not in_use:
             unused.append(self.interpreter.worker)
             self.interpreter.worker = None
         self.free_held()
-        self._idle = {False: self._idle[False][:1], True: []}
+        self._idle = {False: [], True: []}
         for one in unused:
             self._forget(one)
+        self.prepare()
 
 
 class Memory:
