@@ -175,10 +175,6 @@ class Call:
             _refuse(name, f"a whole number of at least {low}{upper}")
         return value
 
-    def optional_number(self, name: str, *, high: int = BIGGEST) -> int | None:
-        """A whole number from 0 to `high`, or None when it is absent or null."""
-        return None if self._args.get(name) is None else self.number(name, 0, high=high)
-
     def flag(self, name: str, *, default: bool = False) -> bool:
         value = self._args.get(name)
         if value is None:

@@ -20,6 +20,7 @@ MAX_IMAGE = 3_500_000
 MAX_SIZELESS = 16 * 1024 * 1024
 FIRST_BYTES = 256
 _HEAD = 8192
+_MAX_LINE = 2000  # Characters of a line that are shown.
 _CHUNK = 1024 * 1024
 # How much of the rest is read only to tell how many lines there are.
 _CHEAP = 32 * 1024 * 1024
@@ -62,13 +63,13 @@ def read(call: Call) -> dict[str, Any]:
     """Send a file's bytes, or a part of them."""
     path = resolve(call.text("path"))
     offset = call.number("offset", 0)
-    length = call.optional_number("length")
+    length = call.number("length", BIGGEST)
     most = call.number("max_bytes", BIGGEST)
     fd, found = open_regular(path)
     with closing_fd(fd):
         # Files of /proc have content but no size; a file that grows is read up to its size now.
         known = max(found.st_size - offset, 0) if found.st_size else MAX_SIZELESS
-        wanted = known if length is None else min(length, known)
+        wanted = min(length, known)
         if wanted > most:
             raise OpError(
                 "too_large",
@@ -85,7 +86,6 @@ def read_lines(call: Call) -> dict[str, Any]:
     offset = call.number("offset", 1, low=1)
     limit = call.number("limit", 2000, low=1, high=1_000_000)
     max_bytes = call.number("max_bytes", 30_000, low=1, high=16 * 1024 * 1024)
-    max_line = call.number("max_line", 2000, low=1, high=1_000_000)
     fd, found = open_regular(path)
     with closing_fd(fd):
         head = os.pread(fd, _HEAD, 0)
@@ -97,7 +97,7 @@ def read_lines(call: Call) -> dict[str, Any]:
         if mime or not is_text(head):
             put(call.stdout, head[:FIRST_BYTES])
             return {**facts, "kind": "binary", "mime": mime or "application/octet-stream"}
-        data, told = _read_part(fd, path, offset, limit, max_bytes, max_line)
+        data, told = _read_part(fd, path, offset, limit, max_bytes)
         put(call.stdout, data)
     return {**facts, "kind": "text", "mime": "text/plain", **told}
 
@@ -122,17 +122,17 @@ def is_text(head: bytes) -> bool:
 
 
 def _read_part(
-    fd: int, path: str, offset: int, limit: int, max_bytes: int, max_line: int
+    fd: int, path: str, offset: int, limit: int, max_bytes: int
 ) -> tuple[bytes, dict[str, Any]]:
     """At most `limit` lines from the 1-based `offset` on, and facts of them.
 
-    They have at most `max_bytes` in all, but always one line, and `max_line` characters each.
+    They have at most `max_bytes` in all, but always one line.
     """
     start, before = _skip(fd, offset - 1)
     shown: list[bytes] = []
     size = long_lines = 0
-    for line in split(fd, start, max_line * 4 + 2):
-        text, was_cut = _tidy(line, max_line, first=start == 0)
+    for line in split(fd, start, _MAX_LINE * 4 + 2):
+        text, was_cut = _tidy(line, first=start == 0)
         if len(shown) >= limit or (shown and size + len(text) > max_bytes):
             break
         shown.append(text)
@@ -154,15 +154,15 @@ def _read_part(
     }
 
 
-def _tidy(line: Line, max_line: int, *, first: bool) -> tuple[bytes, bool]:
+def _tidy(line: Line, *, first: bool) -> tuple[bytes, bool]:
     """The line as valid UTF-8 without carriage return and byte order mark; whether it was cut."""
     text = line.head.decode("utf-8", "replace")
     if line.length == len(line.head):
         text = text.removesuffix("\r")
     if first:
         text = text.removeprefix("\ufeff")
-    was_cut = len(text) > max_line
-    return text[:max_line].encode() + (b"\n" if line.ended else b""), was_cut
+    was_cut = len(text) > _MAX_LINE
+    return text[:_MAX_LINE].encode() + (b"\n" if line.ended else b""), was_cut
 
 
 def split(fd: int, start: int, keep: int) -> Iterator[Line]:

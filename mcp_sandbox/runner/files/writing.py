@@ -49,15 +49,14 @@ def write(call: Call) -> dict[str, Any]:
     """Put the body into a file, replacing it at once or appending to it."""
     path = resolve(call.text("path"))
     append = call.flag("append")
-    mode = call.optional_number("mode", high=0o777)
     parents = _make_parents(path)
     try:
         target, found = destination(path)
         if append:
-            written = _append(target, found, call.body(), mode)
+            written = _append(target, call.body(), new=found is None)
         else:
-            keep = stat.S_IMODE(found.st_mode) & 0o777 if found and mode is None else mode
-            written = replace(target, lambda fd: copy(call.body(), fd), keep)
+            mode = found.st_mode & 0o777 if found else None
+            written = replace(target, lambda fd: copy(call.body(), fd), mode)
     except BaseException:
         _remove_empty(parents)
         raise
@@ -167,21 +166,17 @@ def _temporary() -> str:
     return TEMPORARY + os.urandom(8).hex()
 
 
-def _append(
-    target: str, found: os.stat_result | None, body: Iterable[bytes], mode: int | None
-) -> int:
+def _append(target: str, body: Iterable[bytes], *, new: bool) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-    flags |= os.O_CREAT | os.O_EXCL if found is None else 0
+    flags |= os.O_CREAT | os.O_EXCL if new else 0
     with closing_fd(os.open(target, flags, 0o666)) as fd:
         before = os.fstat(fd).st_size
         try:
             written = copy(body, fd)
-            if mode is not None:
-                os.fchmod(fd, mode)
             os.fsync(fd)
         except BaseException:
             os.ftruncate(fd, before)
-            if found is None:
+            if new:
                 os.unlink(target)
             raise
     return written
