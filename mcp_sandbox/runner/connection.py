@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from mcp_sandbox.runner.doors import Door
     from mcp_sandbox.runner.native import Socket
     from mcp_sandbox.runner.server import Call, Server
 
@@ -68,7 +69,7 @@ class Connection:
         self._decoder = protocol.Decoder()
         self._seal: protocol.Seal | None = None
         self._nonce = os.urandom(protocol.NONCE_BYTES)
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, Call | Door] = {}
         self._owed: dict[int, int] = {}
         self.proved = False
         self.for_doors = False
@@ -78,9 +79,6 @@ class Connection:
         sock.setblocking(False)
         self._watch(READ)
         self._deadline = self._loop.later(_HANDSHAKE_S, self.close)
-
-    def begin(self) -> None:
-        """Begin the handshake; who has hung up already is closed by it."""
         self.send({"t": "hello", "version": protocol.VERSION, "nonce": self._nonce.hex()})
 
     def _watch(self, events: int) -> None:
@@ -139,13 +137,9 @@ class Connection:
         self.send({"t": "welcome", "proof": proof, **about})
         self.proved = True
         if not self.for_doors:
-            self._seal_frames(token, theirs)
+            self._decoder.seal = protocol.Seal(token, "to-runner", self._nonce + theirs)
+            self._seal = protocol.Seal(token, "to-host", self._nonce + theirs)
         self._server.proved(self)
-
-    def _seal_frames(self, token: bytes, theirs: bytes) -> None:
-        nonces = self._nonce + theirs
-        self._decoder.seal = protocol.Seal(token, "to-runner", nonces)
-        self._seal = protocol.Seal(token, "to-host", nonces)
 
     def _call(self, number: int, header: dict[str, Any], payload: bytes) -> None:
         if number in self.calls:
@@ -159,10 +153,8 @@ class Connection:
             self._owed[number] = len(payload)
             op, args = header["op"], header["args"]
             if self.for_doors:
-                call: Call | None = self._server.doors.open_call(reply, op, args)
-            else:
-                call = self._server.open_call(self, reply, op, args)
-            if call:
+                self.calls[number] = self._server.doors.open_call(reply, op, args)
+            elif call := self._server.open_call(self, reply, op, args):
                 self.calls[number] = call
                 self._server.start(call, header, payload, more=more)
                 if header.get("release") and isinstance(call, Wait):
@@ -170,7 +162,9 @@ class Connection:
         except OpError as exc:
             reply.fail(exc.code, exc.message)
 
-    def _go_on(self, call: Call, number: int, header: dict[str, Any], payload: bytes) -> None:
+    def _go_on(
+        self, call: Call | Door, number: int, header: dict[str, Any], payload: bytes
+    ) -> None:
         if header["t"] == "data":
             self._owed[number] += len(payload)
             if self._owed[number] > protocol.WINDOW + protocol.MAX_PAYLOAD:

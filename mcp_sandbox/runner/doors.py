@@ -34,11 +34,11 @@ _TRY_AGAIN_S = 0.1
 
 
 class Place:
-    """A listener with the doors that are posted at it."""
+    """A listener, the calls that keep it open, and the doors that are posted at it."""
 
     def __init__(self, loop: Loop, at: int | str) -> None:
         self.at = at
-        self.listening: list[Listen] = []
+        self.listening: list[Door] = []
         self.posted: list[Door] = []
         self._loop = loop
         self._listener = _listener(at)
@@ -47,9 +47,7 @@ class Place:
 
     def look(self) -> None:
         """Take clients while there is a door for them."""
-        if not self.listening:
-            return
-        if self.posted:
+        if self.posted and self.listening:
             self._loop.watch(self._listener.fileno(), READ, self._accept)
         else:
             self._loop.unwatch(self._listener.fileno())
@@ -80,42 +78,15 @@ class Place:
                 return  # A program inside has removed it.
 
 
-class Listen:
-    """A call that keeps a place open, and ends when it is cancelled."""
+class Door:
+    """A call that keeps a place open, or one that waits for a client and then carries its bytes."""
 
     def __init__(self, doors: Doors, place: Place, reply: Reply) -> None:
         self._doors = doors
         self._place = place
         self._reply = reply
-        place.listening.append(self)
-
-    def start(self, _body: bytes, *, more: bool) -> None:  # noqa: ARG002 - as of every call
-        # Most descriptors of this process are left to commands.
-        self._reply.opened(min(MOST_DOORS, os.sysconf("SC_OPEN_MAX") // 4))
-
-    def feed(self, data: bytes, *, more: bool) -> None:
-        """It takes no bytes."""
-
-    def credit(self, size: int) -> None:
-        """It gives none."""
-
-    def cancel(self) -> None:
-        self._doors.leave(self._place, self)
-        self._reply.fail("cancelled", "the host listens there no longer")
-
-
-class Door:
-    """A call that waits for a client, and then carries what it sends and gets."""
-
-    def __init__(self, loop: Loop, place: Place, reply: Reply) -> None:
-        self._place = place
-        self._reply = reply
-        self._traffic = Traffic(loop, reply)
+        self._traffic = Traffic(doors.loop, reply)
         self.feed, self.credit = self._traffic.feed, self._traffic.credit
-
-    def start(self, _body: bytes, *, more: bool) -> None:  # noqa: ARG002 - as of every call
-        self._place.posted.append(self)
-        self._place.look()
 
     def open(self, sock: Socket) -> None:
         """Somebody has come: the host learns it before the first byte, which may never come."""
@@ -123,40 +94,46 @@ class Door:
         self._traffic.begin(sock)
 
     def cancel(self) -> None:
-        if self in self._place.posted:
-            self._place.posted.remove(self)
-            self._place.look()
+        self._doors.leave(self._place, self)
         self._traffic.close()
-        self._reply.fail("cancelled", "the connection was ended")
+        self._reply.fail("cancelled", "it was ended")
 
 
 class Doors:
     """The places where the host listens."""
 
     def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._places: dict[int | str, Place] = {}
 
-    def open_call(self, reply: Reply, op: str, args: dict[str, Any]) -> Listen | Door:
+    def open_call(self, reply: Reply, op: str, args: dict[str, Any]) -> Door:
         if op not in ("listen", "door"):
             raise OpError("invalid", f"this connection is for doors: it takes no {op}")
         at = args["at"]
         if isinstance(at, str) and (at[:1] != "/" or "\0" in at):
             raise OpError("invalid", "a unix socket needs a path from the root")
-        place = self._places.get(at)
-        if op == "listen":
-            place = self._places[at] = place or Place(self._loop, at)
-            return Listen(self, place, reply)
-        if not place:
+        if op == "door" and at not in self._places:
             raise OpError("not_found", f"nothing listens at {at}: call listen first")
-        return Door(self._loop, place, reply)
+        place = self._places[at] = self._places.get(at) or Place(self.loop, at)
+        call = Door(self, place, reply)
+        if op == "listen":
+            place.listening.append(call)
+            # Most descriptors of this process are left to commands.
+            reply.opened(min(MOST_DOORS, os.sysconf("SC_OPEN_MAX") // 4))
+        else:
+            place.posted.append(call)
+        place.look()
+        return call
 
-    def leave(self, place: Place, listen: Listen) -> None:
-        if listen in place.listening:
-            place.listening.remove(listen)
-            if not place.listening:
-                del self._places[place.at]
-                place.close()
+    def leave(self, place: Place, call: Door) -> None:
+        for calls in (place.listening, place.posted):
+            if call in calls:
+                calls.remove(call)
+        if place.listening:
+            place.look()
+        elif self._places.get(place.at) is place:
+            del self._places[place.at]
+            place.close()
 
 
 def _listener(at: int | str) -> Socket:

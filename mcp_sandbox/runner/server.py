@@ -11,7 +11,7 @@ from mcp_sandbox.runner.cells import Cells
 from mcp_sandbox.runner.command import Command, Operation
 from mcp_sandbox.runner.connection import Connection
 from mcp_sandbox.runner.dial import Dial
-from mcp_sandbox.runner.doors import Door, Doors, Listen
+from mcp_sandbox.runner.doors import Doors
 from mcp_sandbox.runner.loop import READ, Loop
 from mcp_sandbox.runner.native import Socket, accept, signal
 from mcp_sandbox.runner.pool import MOST_NAMED, Pool, described
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.connection import Reply
     from mcp_sandbox.runner.loop import Timer
 
-    Call = Operation | Wait | Dial | Listen | Door
+    Call = Operation | Wait | Dial
 
 _MOST_CONNECTIONS = 32
 _MOST_UNPROVED = 16
@@ -65,9 +65,7 @@ class Server:
         self._told: dict[str, Any] = described([])
         self.used_at = time.monotonic()
         self._retiring: Connection | None = None
-        # Those that are uses of the sandbox, or not proved yet; and those for doors.
         self._connections: set[Connection] = set()
-        self._beside: set[Connection] = set()
         self.doors = Doors(self.loop)
         self._idle: Timer | None = None
         self._count = 0
@@ -87,7 +85,7 @@ class Server:
 
     def stop(self) -> None:
         """End all that runs, then ourselves."""
-        for connection in [*self._connections, *self._beside]:
+        for connection in [*self._connections]:
             connection.close()
         for pid in processes.freeze([os.getpid()]):
             processes.send(pid, signal.SIGKILL)
@@ -100,19 +98,18 @@ class Server:
             # Nobody there any more, or no descriptor left: the next one may do better.
             return
         unproved = sum(not connection.proved for connection in self._connections)
-        count = len(self._connections) + len(self._beside)
-        if count >= _MOST_CONNECTIONS or unproved >= _MOST_UNPROVED:
+        if len(self._connections) >= _MOST_CONNECTIONS or unproved >= _MOST_UNPROVED:
             sock.close()
             return
-        connection = Connection(self, sock)
-        self._connections.add(connection)
-        connection.begin()
+        self._connections.add(Connection(self, sock))
+
+    def _hosts(self) -> list[Connection]:
+        """Those that are uses of the sandbox: not proved yet, or for doors, they are none."""
+        return [each for each in self._connections if each.proved and not each.for_doors]
 
     def proved(self, connection: Connection) -> None:
         """Somebody who may is connected and will call soon, unless it is `for_doors`."""
         if connection.for_doors:
-            self._connections.remove(connection)
-            self._beside.add(connection)
             return
         if self._awaited:
             # Only now: it runs the chat's start-up files, and who proves the token has looked
@@ -125,7 +122,6 @@ class Server:
 
     def closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
-        self._beside.discard(connection)
         if connection is self._retiring:
             self.loop.later(0, self.stop)
         self._consider_idle()
@@ -138,7 +134,7 @@ class Server:
             self._tell_all({"t": "background", **told})
 
     def _tell_all(self, header: dict[str, Any]) -> None:
-        for connection in [each for each in self._connections if each.proved]:
+        for connection in self._hosts():
             connection.send(header)
 
     def _in_background(self) -> dict[str, Any]:
@@ -153,13 +149,12 @@ class Server:
 
     def _under_way(self) -> int:
         """How many calls are; what is sent to a server inside is its own business."""
-        calls = (call for each in self._connections for call in each.calls.values())
+        calls = (call for each in self._hosts() for call in each.calls.values())
         return sum(not isinstance(call, Dial) for call in calls)
 
     def _consider_idle(self) -> None:
         """Start the idle time when nobody who may is connected and nothing runs; else stop it."""
-        in_use = any(connection.proved for connection in self._connections)
-        if in_use or not self._pool.quiet:
+        if self._hosts() or not self._pool.quiet:
             if self._idle:
                 self._idle.cancel()
             self._idle = None
@@ -226,7 +221,7 @@ class Server:
         return Wait(reply, self._table.find(notebook.cell if notebook else name), args)
 
     def _users(self) -> list[Connection]:
-        return [each for each in self._connections if each.proved and not each.leaving]
+        return [each for each in self._hosts() if not each.leaving]
 
     def _status(self) -> dict[str, Any]:
         calls = self._under_way()
@@ -245,7 +240,7 @@ class Server:
         others = [each for each in self._users() if each is not asking]
         if others:
             return "users"
-        if any(each.calls for each in self._connections):
+        if any(each.calls for each in self._hosts()):
             return "calls"
         if not background_too and self._in_background()["background_total"]:
             return "background"
@@ -278,7 +273,7 @@ class Server:
             args = self._complete(args) if op == "terminal" else args
             call.start(op, args, body, more=more)
             return
-        if isinstance(call, (Dial, Listen, Door)):
+        if isinstance(call, Dial):
             call.start(body, more=more)
             return
         size, command = args.get("code_bytes"), call.command
