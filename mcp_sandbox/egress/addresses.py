@@ -9,8 +9,8 @@ from mcp_sandbox.egress.targets import RefusedError, Target
 
 HERE = "host.internal"
 """In a rule with `private: true`: this machine's loopback."""
-# A look-up may hang for half a minute, so it takes no thread of others.
-_LOOKING = CapacityLimiter(64)
+# A look-up may hang for half a minute: it takes no thread of others, nor one chat all of these.
+_LOOKING = CapacityLimiter(256)
 
 _INTERNET = IPv6Network("2000::/3")
 # What `is_global` lets pass, and tunnels: metadata of clouds, protocol assignments, 6to4, Teredo,
@@ -51,9 +51,8 @@ async def addresses_of(target: Target, *, private: bool) -> list[str]:
 def _look_up(target: Target) -> list[str]:
     try:
         # As bytes: a text would be encoded once more.
-        found = socket.getaddrinfo(
-            target.host.encode("ascii"), target.port, type=socket.SOCK_STREAM
-        )
+        host = target.host.encode("ascii")
+        found = socket.getaddrinfo(host, target.port, type=socket.SOCK_STREAM)
     except OSError as exc:
         raise RefusedError(f"its name has no address ({exc.strerror})", "failed") from exc
-    return list(dict.fromkeys(str(where[0]) for *_, where in found))
+    return [str(where[0]) for *_, where in found]

@@ -4,7 +4,6 @@ The same for plain HTTP and for what is inside opened TLS. It knows no rules and
 """
 
 import re
-import select
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,7 +11,7 @@ from urllib.parse import unquote_to_bytes
 
 import anyio
 import h11
-from anyio.abc import ByteStream, SocketAttribute
+from anyio.abc import ByteStream
 from anyio.streams.tls import TLSAttribute
 
 from mcp_sandbox.egress.masking import Mask, Masking
@@ -44,7 +43,6 @@ _LEFT_OUT = frozenset(
     b"host connection keep-alive proxy-connection proxy-authorization proxy-authenticate trailer"
     b" upgrade alt-svc x-http-method x-http-method-override x-method-override".split()
 )
-_PARTS = frozenset({b"accept-encoding", b"te", b"range", b"if-range"})
 
 
 class Peer:
@@ -124,12 +122,6 @@ class Peer:
         self.http.start_next_cycle()
         return True
 
-    def is_free(self) -> bool:
-        """Be ready for another request to a server, which has said nothing unasked meanwhile."""
-        poll = select.poll()
-        poll.register(self.stream.extra(SocketAttribute.raw_socket), select.POLLIN)  # noqa: S610
-        return self.next_cycle() and not poll.poll(0)
-
     async def connect(self, target: str) -> bytes:
         """Have a proxy connect to a target; returns what has come from there already."""
         asked = h11.Request(method="CONNECT", target=target, headers=[("Host", target)])
@@ -158,11 +150,9 @@ class Peer:
 
 
 def outgoing(
-    request: h11.Request, to: tuple[Target, bytes], *, secure: bool, read: bool, whole: bool
+    request: h11.Request, to: tuple[Target, bytes], *, secure: bool, read: bool
 ) -> list[Header]:
     """Return the headers with which a request may go to a target and path.
-
-    `whole`: its answer is to be whole and not compressed.
 
     Raises:
         RefusedError: it may not.
@@ -182,11 +172,7 @@ def outgoing(
         method = request.method[:20].decode("ascii")
         raise RefusedError(f"only reading is allowed there, not this {method}", "rule")
     host = target.host if target.port == default_port else str(target)
-    kept = [(b"Host", host.encode()), *_passed(request)]
-    if not whole:
-        return kept
-    kept = [(name, value) for name, value in kept if name.lower() not in _PARTS]
-    return [*kept, (b"Accept-Encoding", b"identity")]
+    return [(b"Host", host.encode()), *_passed(request)]
 
 
 def _reads(method: bytes, path_and_query: bytes) -> bool:
