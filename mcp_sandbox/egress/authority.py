@@ -159,16 +159,14 @@ def trusted(ca_bundle: Path | None) -> bytes:
     paths = ssl.get_default_verify_paths()
     # The Python of Debian knows only the folder of the bundle.
     files = [Path(paths.cafile or ""), Path(paths.capath or "", _BUNDLE), Path(certifi.where())]
-    machines = _certificates(next(file for file in files if file.is_file()))
-    return machines + (_certificates(ca_bundle) if ca_bundle else b"")
-
-
-def _certificates(file: Path) -> bytes:
-    """The certificates of a bundle, without the words between them."""
-    try:
-        found = _CERTIFICATE.findall(file.read_bytes())
-    except OSError as exc:
-        raise ConfigError(f"the bundle {file} cannot be read: {exc.strerror}") from exc
-    if not found:
-        raise ConfigError(f"the bundle {file} holds no certificates in PEM form: name another")
+    found = list[bytes]()
+    for file in filter(None, (next(file for file in files if file.is_file()), ca_bundle)):
+        try:
+            # Without the words between them.
+            certificates = _CERTIFICATE.findall(file.read_bytes())
+        except OSError as exc:
+            raise ConfigError(f"the bundle {file} cannot be read: {exc.strerror}") from exc
+        if not certificates:
+            raise ConfigError(f"the bundle {file} holds no certificates in PEM form: name another")
+        found += certificates
     return b"\n".join([*found, b""])
