@@ -27,16 +27,24 @@ class Mask:
 
     def __init__(self, values: Iterable[bytes]) -> None:
         self._forms = sorted({form for value in values for form in _forms(value)})
+        self._kept = b""
+        self._covered = 0  # So much of what is kept belongs to a value that began before it.
 
-    def text(self, data: bytes) -> bytes:
-        """Return a whole text with filler for each value in it, of the same length."""
-        return _filled(data, self.look(data)[0])
+    def text(self, data: bytes, *, more: bool = False) -> bytes:
+        """Return what was kept back and the data with filler for each value, of the same length.
 
-    def stream(self) -> "Masking":
-        """Return what does the same to bytes that come in pieces."""
-        return Masking(self)
+        With `more` to come, at most the longest form of a value is kept back, and only where one
+        may have begun.
+        """
+        data = self._kept + data
+        spans, begun = self._look(data)
+        until = begun if more else len(data)
+        spans.append((0, self._covered))
+        self._kept = data[until:]
+        self._covered = max(0, *(end - until for start, end in spans if start <= until))
+        return _filled(data, spans)[:until]
 
-    def look(self, data: bytes) -> tuple[list[_Span], int]:
+    def _look(self, data: bytes) -> tuple[list[_Span], int]:
         """Return where values are, and where the first begins of which more may come."""
         spans, begun = self._found(data), self._begun(data)
         for escapes in _ESCAPES:
@@ -63,31 +71,6 @@ class Mask:
                 at = data.find(form[:1], at + 1, first)
             first = at if at >= 0 else first
         return first
-
-
-class Masking:
-    """One stream of bytes; what comes out is as long as what went in."""
-
-    def __init__(self, mask: Mask) -> None:
-        self._mask = mask
-        self._kept = b""
-        self._covered = 0  # So much of what is kept belongs to a value that began before it.
-
-    def feed(self, data: bytes) -> bytes:
-        """Take a piece, and return what can be told by now.
-
-        At most the longest form of a value is kept back, and only where one may have begun.
-        """
-        data = self._kept + data
-        spans, until = self._mask.look(data)
-        spans.append((0, self._covered))
-        self._kept = data[until:]
-        self._covered = max(0, *(end - until for start, end in spans if start <= until))
-        return _filled(data, spans)[:until]
-
-    def end(self) -> bytes:
-        """Return the rest."""
-        return _filled(self._kept, [*self._mask.look(self._kept)[0], (0, self._covered)])
 
 
 def _forms(value: bytes) -> Iterator[bytes]:

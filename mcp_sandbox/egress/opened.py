@@ -14,7 +14,7 @@ import h11
 from anyio.abc import ByteStream
 from anyio.streams.tls import TLSAttribute
 
-from mcp_sandbox.egress.masking import Mask, Masking
+from mcp_sandbox.egress.masking import Mask
 from mcp_sandbox.egress.targets import Refusal, RefusedError, Target, target_of
 
 Header = tuple[bytes, bytes]
@@ -115,13 +115,6 @@ class Peer:
             raise RefusedError(f"its headers are over {_MOST_HEAD} bytes", "request")
         return event
 
-    def next_cycle(self) -> bool:
-        """Be ready for another request and answer, if there can be."""
-        if self.http.our_state is not h11.DONE or self.http.their_state is not h11.DONE:
-            return False
-        self.http.start_next_cycle()
-        return True
-
     async def connect(self, target: str) -> bytes:
         """Have a proxy connect to a target; returns what has come from there already."""
         asked = h11.Request(method="CONNECT", target=target, headers=[("Host", target)])
@@ -136,13 +129,11 @@ class Peer:
         """Answer so, if no other answer has begun."""
         if self.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
-        status = _STATUS.get(refused.verdict, 403)
-        if status == 502 and isinstance(refused.__cause__, TimeoutError):
-            status = 504
         body = f"{sentence}\n".encode()
         kind, size = ("Content-Type", "text/plain; charset=utf-8"), str(len(body))
         headers = [kind, ("Content-Length", size), ("Connection", "close")]
         # Programs that show no body of a proxy show the reason.
+        status = _STATUS.get(refused.verdict, 403)
         await self.send(h11.Response(status_code=status, headers=headers, reason=body[:-1]))
         # The answer to HEAD has none.
         with suppress(h11.LocalProtocolError):
@@ -196,11 +187,10 @@ async def exchange(
     """
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_upload, client, server, request, ended)
-        masking = mask.stream() if mask else None
         events = list[h11.Event]()
         while not events or not isinstance(events[-1], h11.EndOfMessage):
             came = await server.events()
-            events = [each for event in came for each in _answered(event, mask, masking)]
+            events = [each for event in came for each in _answered(event, mask)]
             await client.send(*events)
         tasks.cancel_scope.cancel()
 
@@ -223,7 +213,7 @@ async def _upload(
         ended()
 
 
-def _answered(event: h11.Event, mask: Mask | None, masking: Masking | None) -> Iterator[h11.Event]:
+def _answered(event: h11.Event, mask: Mask | None) -> Iterator[h11.Event]:
     if isinstance(event, h11.ConnectionClosed):
         raise RefusedError("it hung up and did not answer", "failed")
     if isinstance(event, h11.InformationalResponse):
@@ -240,10 +230,10 @@ def _answered(event: h11.Event, mask: Mask | None, masking: Masking | None) -> I
         reason = hidden(event.reason)
         yield h11.Response(status_code=event.status_code, headers=headers, reason=reason)
     elif isinstance(event, h11.Data):
-        yield h11.Data(masking.feed(bytes(event.data))) if masking else event
+        yield h11.Data(mask.text(bytes(event.data), more=True)) if mask else event
     else:
-        if masking:
-            yield h11.Data(masking.end())
+        if mask:
+            yield h11.Data(mask.text(b""))
         yield event
 
 

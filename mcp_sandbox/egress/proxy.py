@@ -10,8 +10,8 @@ import ssl
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import anyio
 import h11
@@ -31,6 +31,8 @@ from mcp_sandbox.models import ChatId
 logger = logging.getLogger(__name__)
 
 _MOST = 1024
+# A look-up may hang for half a minute; those of other chats do not wait for it.
+_MOST_LOOKING = 8
 _DIAL_S, _IDLE_S = 10.0, 15 * 60.0
 # How long a connection may be silent of which one side has ended; and a client may take its leave.
 _ENDING_S, _LAST_S = 15.0, 1.0
@@ -38,15 +40,6 @@ _TLS = b"\x16"
 
 Note = Callable[[Target | None, Rule | RefusedError, int, int, float], None]
 """Told once a connection that a rule let pass, and once a refusal: bytes out and in, ms."""
-
-
-@dataclass(frozen=True)
-class Way:
-    """Whose connections these are, and what they may."""
-
-    chat: ChatId
-    grants: Callable[[], Sequence[Rule]]
-    note: Note
 
 
 class Proxy:
@@ -61,18 +54,21 @@ class Proxy:
         self.authority = authority
         self.secrets = secrets
         self.connections = 0
+        self.looking = WeakValueDictionary[ChatId, anyio.CapacityLimiter]()
 
-    async def serve(self, stream: ByteStream, way: Way) -> None:
-        """Serve one connection until it is to be closed, whatever comes."""
+    async def serve(
+        self, stream: ByteStream, chat: ChatId, grants: Sequence[Rule], note: Note
+    ) -> None:
+        """Serve one connection of a chat until it is to be closed, whatever comes."""
         self.connections += 1
         try:
-            await _Connection(self, stream, way).run()
+            await _Connection(self, stream, chat, grants, note).run()
         except* HUNG_UP:
             pass
         except* Exception as group:  # noqa: BLE001 - one connection must not end the others
             # Without its words, which may be a client's or a server's.
             names = ", ".join(type(each).__name__ for each in group.exceptions)
-            logger.warning("a connection of chat %s failed: %s", way.chat, names)
+            logger.warning("a connection of chat %s failed: %s", chat, names)
         finally:
             self.connections -= 1
 
@@ -100,9 +96,11 @@ class _Wire(BufferedByteStream):
 class _Connection:
     """One connection from inside, and where it leads."""
 
-    def __init__(self, proxy: Proxy, stream: ByteStream, way: Way) -> None:
-        self._proxy = proxy
-        self._way = way
+    def __init__(
+        self, proxy: Proxy, stream: ByteStream, chat: ChatId, grants: Sequence[Rule], note: Note
+    ) -> None:
+        self._proxy, self._chat, self._grants, self._note = proxy, chat, grants, note
+        self._looking = proxy.looking.setdefault(chat, anyio.CapacityLimiter(_MOST_LOOKING))
         self._idle, self._patience_s = anyio.CancelScope(), _IDLE_S
         self._wire = _Wire(stream, self._stir)
         self._client = Peer(self._wire, h11.SERVER)
@@ -126,7 +124,7 @@ class _Connection:
         except* RefusedError as group:
             refused = group.exceptions[0]
             assert isinstance(refused, RefusedError)  # noqa: S101 - one task group at a time
-            self._way.note(self._target, refused, 0, 0, _ms_since(began_s))
+            self._note(self._target, refused, 0, 0, _ms_since(began_s))
             said = f"network: refused {self._target or 'a request'}: {refused}"
             await self._client.refuse(said, refused)
 
@@ -141,7 +139,7 @@ class _Connection:
         rule = self._judge(target)
         agreed = h11.Response(status_code=200, headers=[], reason=b"Connection established")
         self._wire.feed_data(self._client.http.trailing_data[0])
-        if rule.read or self._proxy.secrets.bound(self._way.chat, target):
+        if rule.read or self._proxy.secrets.bound(self._chat, target):
             await self._client.send(agreed)
             await self._open(target)
         else:
@@ -150,7 +148,7 @@ class _Connection:
                 await self._tunnel(target, server.stream)
 
     def _judge(self, target: Target) -> Rule:
-        verdict = self._proxy.rules.judge(target, self._way.grants())
+        verdict = self._proxy.rules.judge(target, self._grants)
         if not verdict.rule:
             raise RefusedError(verdict.reason, "rule")
         return verdict.rule
@@ -209,13 +207,16 @@ class _Connection:
             self._target, path = (at, request.target) if at else split_url(request.target)
             await self._pass_on(request, self._target, path)
             self._target = at
-            request = await self._client.head() if self._client.next_cycle() else None
+            if set(self._client.http.states.values()) != {h11.DONE}:
+                return
+            self._client.http.start_next_cycle()
+            request = await self._client.head()
 
     async def _pass_on(self, request: h11.Request, target: Target, path: bytes) -> None:
         rule, mask = self._judge(target), None
         headers = outgoing(request, (target, path), secure=self._secure, read=rule.read)
         if self._secure:
-            headers, mask = await self._proxy.secrets.fill(self._way.chat, target, headers)
+            headers, mask = await self._proxy.secrets.fill(self._chat, target, headers)
         elif self._upstream(rule):
             path = f"http://{target}".encode() + path
         rewritten = h11.Request(method=request.method, target=path, headers=headers)
@@ -224,6 +225,14 @@ class _Connection:
 
     def _upstream(self, rule: Rule) -> tuple[str, int] | None:
         return None if rule.private else self._proxy.upstream
+
+    async def _first(self, target: Target, rule: Rule) -> ByteStream:
+        """A connection to the first address that takes one. Raises OSError."""
+        found = await addresses_of(target, private=rule.private, limiter=self._looking)
+        for address in found[:-1]:
+            with suppress(OSError):
+                return await anyio.connect_tcp(address, target.port)
+        return await anyio.connect_tcp(found[-1], target.port)
 
     @asynccontextmanager
     async def _dial(
@@ -234,7 +243,9 @@ class _Connection:
         async with AsyncExitStack() as stack:
             try:
                 with anyio.fail_after(_DIAL_S):
-                    dialled = anyio.connect_tcp(*upstream) if upstream else _first(target, rule)
+                    dialled = (
+                        anyio.connect_tcp(*upstream) if upstream else self._first(target, rule)
+                    )
                     stream = await stack.enter_async_context(await dialled)
                     wire = _Wire(stream, self._stir)
                     server = Peer(wire, h11.CLIENT)
@@ -252,16 +263,7 @@ class _Connection:
                 # What is refused before a byte has passed is told as that alone.
                 if wire.sent + wire.received or not isinstance(sys.exception(), Exception):
                     taken_ms = _ms_since(began_s)
-                    self._way.note(target, rule, wire.sent, wire.received, taken_ms)
-
-
-async def _first(target: Target, rule: Rule) -> ByteStream:
-    """A connection to the first address that takes one. Raises OSError."""
-    *others, last = await addresses_of(target, private=rule.private)
-    for address in others:
-        with suppress(OSError):
-            return await anyio.connect_tcp(address, target.port)
-    return await anyio.connect_tcp(last, target.port)
+                    self._note(target, rule, wire.sent, wire.received, taken_ms)
 
 
 def _ms_since(began_s: float) -> float:
