@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
@@ -43,13 +43,6 @@ SECRETS_IDLE = "secrets do nothing with network: %s; they need network: allowlis
 ISOLATING: tuple[BackendName, ...] = ("docker", "bubblewrap")
 
 
-class Choice(NamedTuple):
-    """A backend, and one sentence that says why it was chosen."""
-
-    backend: Backend
-    reason: str
-
-
 @asynccontextmanager
 async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Backend]:
     """Open the backend of that name, without asking whether it works.
@@ -71,15 +64,15 @@ async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Back
 
 
 @asynccontextmanager
-async def choose_backend(config: Config) -> AsyncGenerator[Choice]:
-    """Open the configured backend, or with `auto` the first that isolates here.
+async def choose_backend(config: Config) -> AsyncGenerator[tuple[Backend, str]]:
+    """Open the configured backend, or with `auto` the first that isolates here; and say why it.
 
     Raises:
         BackendUnavailable: `auto` found none that works; the message says what to install.
     """
     if config.backend != "auto":
         async with open_backend(config.backend, config) as backend:
-            yield Choice(backend, "the configuration names it")
+            yield backend, "the configuration names it"
         return
     failures: list[str] = []
     for name in ISOLATING:
@@ -89,7 +82,7 @@ async def choose_backend(config: Config) -> AsyncGenerator[Choice]:
             except (BackendUnavailable, ImageMissing) as exc:
                 failures.append(f"{name} cannot be used: {exc}")
             else:
-                yield Choice(backend, "; ".join((found, *failures)))
+                yield backend, "; ".join((found, *failures))
                 return
     raise BackendUnavailable(
         "no backend isolates on this machine. Install and start Docker and run `mcp-sandbox "
@@ -127,17 +120,17 @@ async def open_manager(
     from mcp_sandbox.workspace.projects import ClientFolders, Projects
 
     ledger = Ledger(ChatRecords(config.data_dir), clock or system_clock)
-    async with choose_backend(config) as choice, _open_egress(config, ledger) as egress:
-        name, data_dir, owner = choice.backend.name, config.data_dir, sandbox_user()
-        logger.info("backend %s: %s", name, choice.reason)
+    async with choose_backend(config) as (backend, why), _open_egress(config, ledger) as egress:
+        logger.info("backend %s: %s", backend.name, why)
+        data_dir, owner = config.data_dir, sandbox_user()
         size = config.pool.size
         if size == "auto":
-            size = 1 if for_many and name == "docker" else 0
+            size = 1 if for_many and backend.name == "docker" else 0
         space, shown = config.workspace, config.skills.enabled
         pool = PoolFolder(data_dir, owner=owner, settings=space, skills=shown) if size else None
         folders, mounts = folders or ClientFolders(), (egress.mount,) if egress else ()
         rooms = Rooms(
-            choice.backend,
+            backend,
             Workspaces(data_dir, owner=owner, settings=space, skills=shown),
             Projects(config.project, data_dir, owner=owner, folders=folders),
             ledger,
@@ -216,15 +209,7 @@ def make_server(
     from mcp_sandbox.server.skills.visible import Visible
 
     seen = Visible(skills, callers_by(chat_of), config.skills) if config.skills.enabled else None
-    return build_server(
-        sessions_by(chat_of, session),
-        network=config.network,
-        project=config.project.access,
-        isolated=config.backend != "unsafe-local",
-        count=count,
-        skills=seen,
-        calls=config.calls,
-    )
+    return build_server(sessions_by(chat_of, session), config, count=count, skills=seen)
 
 
 @asynccontextmanager
