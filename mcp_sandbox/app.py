@@ -27,7 +27,6 @@ from mcp_sandbox.telemetry import logs
 
 if TYPE_CHECKING:
     from mcp_sandbox.egress.rules import Rules
-    from mcp_sandbox.server.identity import ChatOf
     from mcp_sandbox.server.server import SandboxServer
     from mcp_sandbox.sessions.doors import Egress
     from mcp_sandbox.sessions.manager import SessionManager
@@ -199,17 +198,17 @@ def open_skills(config: Config) -> "Skills":
 def make_server(
     config: Config,
     skills: "Skills",
-    chat_of: "ChatOf",
     session: "Callable[[ChatId], Awaitable[Session]]",
     count: "Count | None" = None,
 ) -> "SandboxServer":
-    """The MCP server as it is configured; `chat_of` says whose chat a request belongs to."""
-    from mcp_sandbox.server.identity import callers_by, sessions_by
+    """The MCP server as it is configured, whose connections say which chat is theirs."""
+    from mcp_sandbox.server.identity import callers_by, chat_of_connection, sessions_by
     from mcp_sandbox.server.server import build_server
     from mcp_sandbox.server.skills.visible import Visible
 
-    seen = Visible(skills, callers_by(chat_of), config.skills) if config.skills.enabled else None
-    return build_server(sessions_by(chat_of, session), config, count=count, skills=seen)
+    callers, session_for = callers_by(chat_of_connection), sessions_by(chat_of_connection, session)
+    seen = Visible(skills, callers, config.skills) if config.skills.enabled else None
+    return build_server(session_for, config, count=count, skills=seen)
 
 
 @asynccontextmanager
@@ -273,15 +272,15 @@ class LateManager:
 async def serve_stdio(config: Config, chat: ChatId, project: Path | None = None) -> None:
     """Serve one chat, of a client that works in `project`, until it goes or a signal comes."""
     from mcp_sandbox.server import transports
-    from mcp_sandbox.server.identity import one_chat
+    from mcp_sandbox.server.identity import connected_as
     from mcp_sandbox.workspace.projects import ClientFolders
 
     folders = ClientFolders(own_folders())
     async with transports.stopped_by_signals(), anyio.create_task_group() as tasks:
         skills = open_skills(config)
         manager = LateManager(tasks, partial(open_manager, config, folders, skills=skills))
-        server = make_server(config, skills, one_chat(chat), manager.session)
-        with folders.brought(chat, project):
+        server = make_server(config, skills, manager.session)
+        with connected_as(chat), folders.brought(chat, project):
             await transports.serve_stdio(server)
         tasks.cancel_scope.cancel()
 

@@ -58,10 +58,7 @@ class _ChatServer:
         return self.server
 
     def _build(self) -> "SandboxServer":
-        from mcp_sandbox.server.identity import chat_of_connection
-
-        session, count = self._session, self.metrics.count
-        return make_server(self.config, self.skills, chat_of_connection, session, count)
+        return make_server(self.config, self.skills, self._session, self.metrics.count)
 
     def figures(self) -> dict[str, float]:
         """What the sessions hold now, for `/metrics`."""

@@ -69,7 +69,6 @@ class Place:
     why: str = ""
     sent: int = 0
     received: int = 0
-    last_s: float = 0.0
 
 
 class Egress:
@@ -178,7 +177,7 @@ class Egress:
         return {"target": str(target), "allowed": bool(verdict.rule), "why": verdict.reason}
 
     async def told(self, chat: ChatId) -> Mapping[str, Any]:
-        """The rules and grants of a chat, and what went where since this server began."""
+        """The rules and grants of a chat, and what this server saw go where, the latest last."""
         rules = [*self._rules.allow, *await self._granted(chat)]
         places = self._places.get(chat, {}).items()
         return {
@@ -239,7 +238,6 @@ class Egress:
         if len(self._places) > _MOST_CHATS:
             del self._places[next(iter(self._places))]
         place.sent, place.received = place.sent + sent, place.received + received
-        place.last_s = self._clock().wall_s
         word, rule = "allowed", None
         if isinstance(verdict, RefusedError):
             word, place.why = verdict.verdict, str(verdict)

@@ -1,6 +1,5 @@
 """One chat's hold on its sandbox: opens it at the first call, replaces it when it has died."""
 
-import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -16,9 +15,6 @@ from mcp_sandbox.sessions.pinning import Pinning
 from mcp_sandbox.sessions.rooms import GrowthGuard, Held, Rooms, Use
 from mcp_sandbox.sessions.ways import Ways
 from mcp_sandbox.telemetry.calls import span
-from mcp_sandbox.telemetry.logs import event
-
-logger = logging.getLogger(__name__)
 
 _MOST_NAMED = 8
 
@@ -231,8 +227,7 @@ class Hold:
         self._held = held
         if held.news:
             self.tell_agent(held.news)
-        chat, backend = str(self.chat), self.backend
-        event(logger, "sandbox opened", chat=chat, backend=backend, sandbox=held.sandbox.id)
+        self._ways.tell("sandbox opened", held)
 
     async def adopt(self, sandbox_id: SandboxId) -> bool:
         """Take over a sandbox that runs; False if there is one already, or it is of no use."""

@@ -62,10 +62,8 @@ class SandboxReport(SandboxFacts):
     """
 
     chat: ChatId
-    state: str
     programs: Mapping[str, str]
     previews: Mapping[int, str]
-    workspace: str
     project: str
     usage: WorkspaceUsage
     versions: Mapping[str, str]
@@ -282,10 +280,8 @@ class Session:
             return SandboxReport(
                 **vars(facts),
                 chat=self.chat,
-                state="running",
                 programs={name: version for name, _, version in pairs},
                 previews=entered.held.previews,
-                workspace="/workspace",
                 project=entered.held.shown.said,
                 usage=usage,
                 versions={"runner": VERSION, "python": entered.held.runtime.hello.python},
