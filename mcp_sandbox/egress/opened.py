@@ -141,15 +141,14 @@ class Peer:
 
 
 def outgoing(
-    request: h11.Request, to: tuple[Target, bytes], *, secure: bool, read: bool
+    request: h11.Request, target: Target, path: bytes, *, secure: bool, read: bool
 ) -> list[Header]:
     """Return the headers with which a request may go to a target and path.
 
     Raises:
         RefusedError: it may not.
     """
-    (target, path), default_port = to, 443 if secure else 80
-    names = dict(request.headers)
+    names, default_port = dict(request.headers), 443 if secure else 80
     if not _PATH.fullmatch(path):
         raise RefusedError("its path is not plain ASCII that begins with /", "request")
     if b"content-length" in names and b"transfer-encoding" in names:

@@ -214,7 +214,7 @@ class _Connection:
 
     async def _pass_on(self, request: h11.Request, target: Target, path: bytes) -> None:
         rule, mask = self._judge(target), None
-        headers = outgoing(request, (target, path), secure=self._secure, read=rule.read)
+        headers = outgoing(request, target, path, secure=self._secure, read=rule.read)
         if self._secure:
             headers, mask = await self._proxy.secrets.fill(self._chat, target, headers)
         elif self._upstream(rule):
