@@ -148,10 +148,10 @@ class _Connection:
                 await self._tunnel(target, server.stream)
 
     def _judge(self, target: Target) -> Rule:
-        verdict = self._proxy.rules.judge(target, self._grants)
-        if not verdict.rule:
-            raise RefusedError(verdict.reason, "rule")
-        return verdict.rule
+        rule, reason = self._proxy.rules.judge(target, self._grants)
+        if not rule:
+            raise RefusedError(reason, "rule")
+        return rule
 
     async def _tunnel(self, target: Target, server: ByteStream) -> None:
         async with anyio.create_task_group() as tasks:

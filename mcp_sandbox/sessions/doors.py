@@ -173,8 +173,8 @@ class Egress:
             target = target_of(text.encode(), 443)
         except RefusedError as exc:
             raise InvalidArgument(f"{text[:80]!r} is refused to every chat: {exc}") from exc
-        verdict = self._rules.judge(target, grants)
-        return {"target": str(target), "allowed": bool(verdict.rule), "why": verdict.reason}
+        rule, why = self._rules.judge(target, grants)
+        return {"target": str(target), "allowed": bool(rule), "why": why}
 
     async def told(self, chat: ChatId) -> Mapping[str, Any]:
         """The rules and grants of a chat, and what this server saw go where, the latest last."""
@@ -200,11 +200,11 @@ class Egress:
         """As the client inside was told."""
         times = f", {place.untold} times" if place.untold > 1 else ""
         said = f"network: refused {target or 'a request'}{times}: {place.why}"
-        if target and not self._rules.judge(target).rule:
+        if target and not self._rules.judge(target)[0]:
             host = target.host if target.port in PORTS else str(target)
             with suppress(InvalidArgument):
                 # What no grant helps is not worth a person's time.
-                if self._rules.judge(target, [rule_of(host)]).rule:
+                if self._rules.judge(target, [rule_of(host)])[0]:
                     way = f"mcp-sandbox egress allow {_name(chat)} {host}"
                     said += f". The user can allow it for this chat: {way}"
         return said
