@@ -173,11 +173,7 @@ def _reads(method: bytes, path_and_query: bytes) -> bool:
 
 
 async def exchange(
-    client: Peer,
-    server: Peer,
-    request: h11.Request,
-    mask: Mask | None,
-    ended: Callable[[], None],
+    client: Peer, server: Peer, request: h11.Request, mask: Mask | None, ended: Callable[[], None]
 ) -> None:
     """Send a request with the client's body, and the answer back with filler for secrets.
 

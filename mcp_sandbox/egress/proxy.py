@@ -124,7 +124,7 @@ class _Connection:
         except* RefusedError as group:
             refused = group.exceptions[0]
             assert isinstance(refused, RefusedError)  # noqa: S101 - one task group at a time
-            self._note(self._target, refused, 0, 0, _ms_since(began_s))
+            self._note(self._target, refused, 0, 0, (anyio.current_time() - began_s) * 1000)
             said = f"network: refused {self._target or 'a request'}: {refused}"
             await self._client.refuse(said, refused)
 
@@ -262,12 +262,8 @@ class _Connection:
             finally:
                 # What is refused before a byte has passed is told as that alone.
                 if wire.sent + wire.received or not isinstance(sys.exception(), Exception):
-                    taken_ms = _ms_since(began_s)
+                    taken_ms = (anyio.current_time() - began_s) * 1000
                     self._note(target, rule, wire.sent, wire.received, taken_ms)
-
-
-def _ms_since(began_s: float) -> float:
-    return (anyio.current_time() - began_s) * 1000
 
 
 def _why(failure: Exception) -> str:
