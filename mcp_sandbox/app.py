@@ -5,6 +5,7 @@ libraries of a backend that is not used.
 """
 
 import logging
+import signal
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
@@ -212,6 +213,32 @@ def make_server(
 
 
 @asynccontextmanager
+async def on_signals(begin: Callable[[], object]) -> AsyncGenerator[None]:
+    """Call `begin` when this process is to end, and let no signal cut short what follows the block.
+
+    Clients send one after the other.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    async def watch() -> None:
+        async for _ in signals:
+            begin()
+
+    try:
+        with anyio.open_signal_receiver(*numbers) as signals:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watch)
+                try:
+                    yield
+                finally:
+                    tasks.cancel_scope.cancel()
+    finally:
+        # The receiver leaves them as they are for any program: they would kill.
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+
+
+@asynccontextmanager
 async def temporary_data() -> AsyncGenerator[Path]:
     """Make a data root that goes away with the block, for a trial that leaves no files."""
     folder = await to_thread.run_sync(
@@ -276,7 +303,7 @@ async def serve_stdio(config: Config, chat: ChatId, project: Path | None = None)
     from mcp_sandbox.workspace.projects import ClientFolders
 
     folders = ClientFolders(own_folders())
-    async with transports.stopped_by_signals(), anyio.create_task_group() as tasks:
+    async with anyio.create_task_group() as tasks, on_signals(tasks.cancel_scope.cancel):
         skills = open_skills(config)
         manager = LateManager(tasks, partial(open_manager, config, folders, skills=skills))
         server = make_server(config, skills, manager.session)

@@ -17,7 +17,7 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox import __version__
-from mcp_sandbox.app import LateManager, make_server, open_manager, open_skills
+from mcp_sandbox.app import LateManager, make_server, on_signals, open_manager, open_skills
 from mcp_sandbox.config import Config, Loaded, own_folders
 from mcp_sandbox.errors import ConfigError, Draining
 from mcp_sandbox.models import ChatId
@@ -156,13 +156,13 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
         ConfigError: HTTP cannot be served as it is configured.
     """
     from mcp_sandbox.daemon.claim import claimed, listening
-    from mcp_sandbox.daemon.daemon import Control, Daemon, Ending, begun_by_signals, recent_log
+    from mcp_sandbox.daemon.daemon import Control, Daemon, Ending, recent_log
     from mcp_sandbox.daemon.door import Door
     from mcp_sandbox.workspace.projects import ClientFolders
 
     ending, config = Ending(), loaded.config
     async with (
-        begun_by_signals(ending),
+        on_signals(partial(ending.begin, "signal")),
         claimed(config.data_dir, socket, __version__) as claim,
         _web(config, anonymous=anonymous_http) as web,
         listening(socket) as listener,

@@ -38,7 +38,7 @@ _VARIABLES = {
     **dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), _BUNDLE),
     "NODE_USE_ENV_PROXY": "1",
 }
-_SECTION = "egress"  # Of a chat's record: its grants.
+_NOTED = "egress"  # What a chat's record calls its grants.
 _MOST_CHATS, _MOST_PLACES, _MOST_TOLD = 1000, 100, 5
 # How long a call waits for the doors, and how soon they are tried again without one.
 _CALL_S, _AGAIN_S = 2.0, 5.0
@@ -114,9 +114,8 @@ class Egress:
         record, now_s = await self._records.look(chat), self._clock().wall_s
         # What only a newer version understands does not count.
         with suppress(TypeError, InvalidArgument):
-            grants = (
-                [Grant(**noted) for noted in record.sections.get(_SECTION, ())] if record else []
-            )
+            noted = record.further.get(_NOTED, ()) if record else ()
+            grants = [Grant(**each) for each in noted]
             return [each for each in grants if each.rule and each.until_s > now_s]
         return []
 
@@ -158,8 +157,8 @@ class Egress:
             before, now_s = await self.grants(chat), self._clock().wall_s
             kept = [each for each in before if (each.rule.host, each.rule.ports) != same]
             record = await self._records.get(chat) or ChatRecord(chat, None, now_s, now_s)
-            noted = {_SECTION: [asdict(grant) for grant in (*kept, *new)]}
-            await self._records.put(replace(record, sections={**record.sections, **noted}))
+            noted = {_NOTED: [asdict(grant) for grant in (*kept, *new)]}
+            await self._records.put(replace(record, further={**record.further, **noted}))
         return len(kept) < len(before)
 
     async def check(self, text: str, chat: ChatId | None) -> Mapping[str, Any]:

@@ -350,7 +350,7 @@ class Hold:
                     await self._rooms.backend.destroy(info.id)
                 if files == "discard":
                     if record := await self._rooms.records.get(self.chat):
-                        await self._rooms.records.put(replace(record, sections={}))
+                        await self._rooms.records.put(replace(record, further={}))
                     await self._rooms.workspaces.discard(self.chat)
                 elif files == "remove":
                     await self._rooms.workspaces.remove(self.chat)
