@@ -176,9 +176,7 @@ class Call:
         return value
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        value = self._args.get(name)
-        if value is None:
-            return default
+        value = self._args.get(name, default)
         return value if isinstance(value, bool) else _refuse(name, "true or false")
 
 
