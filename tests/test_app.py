@@ -11,6 +11,7 @@ from mcp_sandbox.config import Config, DockerConfig, WorkspaceConfig
 from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
+from tests.e2e.attacks import on_gvisor_if_whole
 
 
 def no_engine(folder: Path) -> DockerConfig:
@@ -50,6 +51,7 @@ async def test_named_backend_is_taken_without_asking(data_root: Path) -> None:
         assert backend.name == "docker"
 
 
+@on_gvisor_if_whole
 async def test_chat_finds_its_files_in_the_next_session(config: Config) -> None:
     with anyio.fail_after(50):
         async with open_session("demo", config=config) as session:
