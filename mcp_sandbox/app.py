@@ -128,13 +128,26 @@ async def open_manager(
             size = 1 if for_many and backend.name == "docker" else 0
         space, shown = config.workspace, config.skills.enabled
         pool = PoolFolder(data_dir, owner=owner, settings=space, skills=shown) if size else None
-        folders, mounts = folders or ClientFolders(), (egress.mount,) if egress else ()
         rooms = Rooms(
             backend,
             Workspaces(data_dir, owner=owner, settings=space, skills=shown),
-            Projects(config.project, data_dir, owner=owner, folders=folders),
+            Projects(config.project, data_dir, owner=owner, folders=folders or ClientFolders()),
             ledger,
-            SessionSettings(config, keep_background=for_many, mounts=mounts, pool_size=size),
+            SessionSettings(
+                limits=config.limits.values(),
+                network=config.network,
+                env=config.env,
+                sessions=config.sessions,
+                workspace=space,
+                calls=config.calls,
+                keep_bytes=config.output.kept,
+                previews=config.previews.enabled,
+                may_move=config.backend != "auto",
+                keep_background=for_many,
+                mounts=(egress.mount,) if egress else (),
+                pool_size=size,
+                pool_max_age_s=config.pool.max_age,
+            ),
             egress=egress,
         )
         skills = skills or open_skills(config)
@@ -209,7 +222,15 @@ def make_server(
 
     callers, session_for = callers_by(chat_of_connection), sessions_by(chat_of_connection, session)
     seen = Visible(skills, callers, config.skills) if config.skills.enabled else None
-    return build_server(session_for, config, count=count, skills=seen)
+    return build_server(
+        session_for,
+        network=config.network,
+        project=config.project.access,
+        isolated=config.backend != "unsafe-local",
+        count=count,
+        skills=seen,
+        calls=config.calls,
+    )
 
 
 @asynccontextmanager

@@ -14,8 +14,8 @@ from mcp.shared.message import SessionMessage
 from mcp.types import CallToolResult, Icon, InputRequiredResult, NotificationParams
 
 from mcp_sandbox import __version__
-from mcp_sandbox.config import Config, HttpConfig
-from mcp_sandbox.models import ProjectAccess
+from mcp_sandbox.config import CallsConfig, HttpConfig
+from mcp_sandbox.models import Network, ProjectAccess
 from mcp_sandbox.server.errors import protocol_errors
 from mcp_sandbox.server.flow import UserSessions
 from mcp_sandbox.server.identity import SessionFor
@@ -127,23 +127,25 @@ class SandboxServer(MCPServer[dict[str, Any]]):
         return await super().call_tool(name, arguments, context)
 
 
-def build_server(
+def build_server(  # noqa: PLR0913 - what the composition root knows
     session_for: SessionFor,
-    config: Config | None = None,
     *,
+    network: Network = "none",
+    project: ProjectAccess = "none",
+    isolated: bool = True,
     count: Count | None = None,
     skills: Visible | None = None,
+    calls: CallsConfig | None = None,
 ) -> SandboxServer:
     """The server with the core tools. It opens no session before a tool is called.
 
     `count` gets the record of every call that has ended. `skills` are those that it teaches.
     """
-    config = config or Config()
-    warning = _UNSAFE if config.backend == "unsafe-local" else ""
-    walls = [_PROJECT[config.project.access], _NETWORK[config.network]]
+    about = [_WHAT, _PROJECT[project], _NETWORK[network]] if isolated else [_WHAT, _UNSAFE]
+    warning, calls = "" if isolated else _UNSAFE, calls or CallsConfig()
     tools = [
-        *code_tools(config.calls, note=warning),
-        *process_tools(config.calls),
+        *code_tools(calls, note=warning),
+        *process_tools(calls),
         *FILE_TOOLS,
         *SANDBOX_TOOLS,
         *(SKILL_TOOLS if skills else ()),
@@ -154,7 +156,7 @@ def build_server(
         "mcp-sandbox",
         title="Sandbox",
         description="Gives each chat its own Linux computer that remembers its files.",
-        instructions=" ".join([_WHAT, *([warning] if warning else walls)]),
+        instructions=" ".join(about),
         version=__version__,
         icons=[Icon(src=f"data:image/svg+xml,{quote(_ICON)}", mime_type="image/svg+xml")],
         tools=[tool.model_copy(update=ours) for tool in tools],

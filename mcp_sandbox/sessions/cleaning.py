@@ -17,14 +17,14 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox.backends.process import boot_id
-from mcp_sandbox.config import Config, SessionsConfig
+from mcp_sandbox.config import SessionsConfig
 from mcp_sandbox.durable import read_note, set_aside, write_note
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.records import ChatRecord
 from mcp_sandbox.sessions.rooms import Rooms, Use
-from mcp_sandbox.sessions.settings import of_chats
+from mcp_sandbox.sessions.settings import SessionSettings, of_chats
 from mcp_sandbox.workspace.directory import TRASH_KEPT_S
 from mcp_sandbox.workspace.retention import (
     WATCHED_S,
@@ -88,7 +88,7 @@ class Cleaning:
         self._workspaces = rooms.workspaces
         self._records = rooms.records
         self.ledger = rooms.ledger
-        self._config = rooms.settings.config
+        self._settings = rooms.settings
         self._own = own
         self._clock_file = rooms.workspaces.data_root / "sandbox" / "clock"
         self._ages: tuple[Moment, Ages[ChatId], Ages[str]] | None = None
@@ -102,7 +102,7 @@ class Cleaning:
         """Remove what is due and was watched for so long, or with `dry_run` only say what is."""
         seen = await self._look()
         items = await self._end_left(seen, dry_run)
-        in_use, keep_s = await self._in_use(), self._config.workspace.retention
+        in_use, keep_s = await self._in_use(), self._settings.workspace.retention
         found = due(seen.chats, keep_s=keep_s, in_use=in_use, watched_s=watched_s)
         items += [item for one in found if (item := await self._take(one, seen, dry_run))]
         items += await self._empty_trash(seen, watched_s, dry_run)
@@ -179,7 +179,7 @@ class Cleaning:
         self, seen: _Seen, dry_run: bool, *, paused_only: bool = False
     ) -> list[GcItem]:
         items: list[GcItem] = []
-        paused_s = self._config.sessions.remove_after
+        paused_s = self._settings.sessions.remove_after
         for chat, info in await of_chats(self._backend):
             age = seen.chats.get(chat)
             if age is None and not paused_only:
@@ -258,16 +258,16 @@ class Reaper:
     """Looks after the open sandboxes and the old files of one data root."""
 
     def __init__(
-        self, open_ones: Callable[[], Sequence[Hold]], cleaning: Cleaning, config: Config
+        self, open_ones: Callable[[], Sequence[Hold]], cleaning: Cleaning, settings: SessionSettings
     ) -> None:
         self._open_ones = open_ones
         self._ledger = cleaning.ledger
         self._cleaning = cleaning
-        self._config = config
+        self._settings = settings
         self._begun_s = cleaning.ledger.clock().steady_s
         self._tidied_s: float | None = None
         self._collected: datetime | None = None
-        shortest = min(config.sessions.remove_after, config.sessions.lifetime)
+        shortest = min(settings.sessions.remove_after, settings.sessions.lifetime)
         self._interval_s = min(_LOOK_S, max(_LOOK_LEAST_S, shortest / 4))
 
     async def run(self) -> None:
@@ -310,7 +310,7 @@ class Reaper:
         else:
             # After the clock was put back, its next turn is the next by the new time.
             self._collected = min(self._collected, local)
-            is_due = is_time(self._config.workspace.cleanup, self._collected, local)
+            is_due = is_time(self._settings.workspace.cleanup, self._collected, local)
         if is_due:
             self._collected, self._tidied_s = local, now.steady_s
         return is_due
@@ -326,7 +326,7 @@ class Reaper:
         if use.calls or (use.background and not use.paused):
             self._ledger.used(kept.chat)
         try:
-            step = next_step(use, self._ledger.idle_s(kept.chat), self._config.sessions)
+            step = next_step(use, self._ledger.idle_s(kept.chat), self._settings.sessions)
             if step == "expire":
                 await kept.yield_up(background_too=True)
             elif step and not await kept.yield_up(background_too=use.paused):

@@ -28,7 +28,7 @@ class Hold:
         self.backend: BackendName = rooms.backend.name
         self.meter = rooms.workspaces.meter(chat)
         self.pinning = Pinning(chat, rooms.workspaces)
-        self.calls = rooms.settings.config.calls
+        self.calls = rooms.settings.calls
         self.tell_agent = partial(rooms.news.tell, chat)
         self.egress = rooms.egress
         self._rooms = rooms
@@ -168,7 +168,7 @@ class Hold:
             # It died with no call under way: the next result tells.
             with anyio.CancelScope(shield=True):
                 self._tell_ended(held, await self._bury(held))
-        elif self._age_s(held) >= self._rooms.settings.config.sessions.lifetime:
+        elif self._age_s(held) >= self._rooms.settings.sessions.lifetime:
             await self._expire(held)
         else:
             await self._renew(held)

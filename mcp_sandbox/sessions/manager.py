@@ -63,7 +63,7 @@ class SessionManager:
         self.backend: BackendName = rooms.backend.name
         self.egress = rooms.egress
         self._cleaning = Cleaning(rooms, self._own_chats)
-        self._reaper = Reaper(self._open_holds, self._cleaning, rooms.settings.config)
+        self._reaper = Reaper(self._open_holds, self._cleaning, rooms.settings)
         self._gate = Gate(self._hold, skills.check_call, count)
         self._handing_over = self._entered = False
         self._tasks = anyio.create_task_group()
@@ -253,7 +253,7 @@ class SessionManager:
             open=len(taken),
             busy=sum(slot.is_busy for slot in taken),
             queued=self._rooms.slots.waiting,
-            max_open=self._rooms.settings.config.sessions.max_open,
+            max_open=self._rooms.settings.sessions.max_open,
             background=sum(hold.use().background for hold in list(self._holds.values())),
             pool=self._rooms.pool.statistics() if self._rooms.pool else {},
             connections={**self.egress.counts} if self.egress else {},

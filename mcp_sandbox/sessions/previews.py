@@ -53,7 +53,7 @@ class Previews:
             NotPermitted: previews are switched off.
             Busy: the chat has too many.
         """
-        if not self._rooms.settings.config.previews.enabled:
+        if not self._rooms.settings.previews:
             raise errors.NotPermitted("previews are switched off here (previews.enabled)")
         async with self._gate.enter(Action(self._chat, "preview", {"port": port})) as entered:
             await entered.runtime.processes.dial(port, wait_s=wait_s)

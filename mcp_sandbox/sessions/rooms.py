@@ -74,7 +74,7 @@ class Rooms:
     slots: Slots = field(init=False)
 
     def __post_init__(self) -> None:
-        most = self.settings.config.sessions
+        most = self.settings.sessions
         self.slots = Slots(most.max_open, most_per_user=most.max_per_user, wait_s=most.queue_wait)
 
     @property

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from mcp_sandbox.backends.base import Backend
-from mcp_sandbox.config import Config
+from mcp_sandbox.config import CallsConfig, SessionsConfig, WorkspaceConfig
 from mcp_sandbox.errors import InvalidArgument
-from mcp_sandbox.models import ChatId, Mount, Network, SandboxInfo, SandboxSpec
+from mcp_sandbox.models import ChatId, Limits, Mount, Network, SandboxInfo, SandboxSpec
 from mcp_sandbox.workspace.directory import ChatDirectories
 
 # Labels: the digest of what a sandbox was made from, and when, in seconds since the machine was.
@@ -21,15 +21,26 @@ SPEC, STARTED = "spec", "started"
 class SessionSettings:
     """How sandboxes of chats are made, how many are open and how long.
 
-    `pool_size`: how many sandboxes wait, warm, for new chats. `keep_background`: those in which
-    something runs in the background are left running at the end, and what runs at the beginning is
-    taken over. Every sandbox has the `mounts`.
+    `keep_bytes`: how much output of one call is kept in a file. `may_move`: the operator named
+    the backend, so that a chat may change to it; otherwise it stays where it is. `pool_size`: how
+    many sandboxes wait, warm, for new chats, each for `pool_max_age_s` at the most.
+    `keep_background`: those in which something runs in the background are left running at the end,
+    and what runs at the beginning is taken over. Every sandbox has the `mounts`.
     """
 
-    config: Config = field(default_factory=Config)
+    limits: Limits = field(default_factory=Limits)
+    network: Network = "none"
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    sessions: SessionsConfig = field(default_factory=SessionsConfig)
+    workspace: WorkspaceConfig = field(default_factory=WorkspaceConfig)
+    calls: CallsConfig = field(default_factory=CallsConfig)
+    keep_bytes: int = 64 * 1024 * 1024
+    previews: bool = True
+    may_move: bool = True
     keep_background: bool = False
     mounts: tuple[Mount, ...] = ()
     pool_size: int = 0
+    pool_max_age_s: float = 3600.0
 
     def spec(
         self,
@@ -43,7 +54,6 @@ class SessionSettings:
         The digest among its labels is the same for chats whose sandboxes differ in nothing but
         whose files they show.
         """
-        config, limits = self.config, self.config.limits.values()
         mounts = (
             Mount(directories.workspace, "/workspace"),
             Mount(directories.home, "/home/sandbox"),
@@ -56,16 +66,16 @@ class SessionSettings:
         own |= {mount.source: mount.target for mount in directories.skills}
         shape = {
             "origin": origin,
-            "limits": asdict(limits),
-            "network": config.network,
-            "env": config.env,
+            "limits": asdict(self.limits),
+            "network": self.network,
+            "env": dict(self.env),
             "mounts": [[_shown(each.source, own), each.target, each.read_only] for each in mounts],
         }
         digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
         labels = {**labels, SPEC: digest}
         # Backends know two; what is allowed leaves by doors.
-        network: Network = "open" if config.network == "open" else "none"
-        return SandboxSpec(mounts, limits, network, config.env, labels, config.sessions.orphaned)
+        network: Network = "open" if self.network == "open" else "none"
+        return SandboxSpec(mounts, self.limits, network, self.env, labels, self.sessions.orphaned)
 
 
 def chat_of(labels: Mapping[str, str]) -> ChatId | None:

@@ -228,7 +228,7 @@ class WarmPool:
             self._changed.set()
         self._failures = 0
         try:
-            with anyio.move_on_after(self._settings.config.pool.max_age) as self._idle[warm]:
+            with anyio.move_on_after(self._settings.pool_max_age_s) as self._idle[warm]:
                 await self._stay_with(warm)
         finally:
             if self._idle.pop(warm, None):
@@ -321,7 +321,7 @@ async def connect(
     """
     channel = Channel(await sandbox.open_channel(), sandbox.token)
     await channel.open(tasks)
-    runtime = Runtime(channel, keep_bytes=settings.config.output.kept)
+    runtime = Runtime(channel, keep_bytes=settings.keep_bytes)
     try:
         # The mount must show the chat's own directory, not what took its place meanwhile.
         is_own = runtime.hello.workspace_inode == directories.workspace_inode

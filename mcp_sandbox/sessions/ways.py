@@ -103,7 +103,7 @@ class Ways:
                 f"the record of chat {self._chat} was lost, and whether it was isolated: open it "
                 "once with `--backend docker` or `--backend bubblewrap`, then move it here"
             )
-        if lived not in (None, here) and self._rooms.settings.config.backend == "auto":
+        if lived not in (None, here) and not self._rooms.settings.may_move:
             raise BackendUnavailable(
                 f"chat {self._chat} lives on {lived}, and this server took {here}: it opens again "
                 f"with `backend: {lived}` (MCP_SANDBOX_BACKEND={lived}; `mcp-sandbox doctor` tells "
@@ -239,7 +239,7 @@ class Ways:
                 ending = await sandbox.ending(within_s=_DYING_S)
             finally:
                 await rooms.backend.destroy(sandbox.id)
-            why = cause(ending, rooms.settings.config.limits.values()) if ending else str(exc)
+            why = cause(ending, rooms.settings.limits) if ending else str(exc)
             raise SandboxGone(f"the sandbox ended as soon as it was started: {why}") from exc
         except BaseException:
             await rooms.backend.destroy(sandbox.id)
@@ -281,7 +281,7 @@ class Ways:
         """
         try:
             ending = await held.sandbox.ending(within_s=_DYING_S)
-            died_of = cause(ending, self._rooms.settings.config.limits.values()) if ending else ""
+            died_of = cause(ending, self._rooms.settings.limits) if ending else ""
         except OperatorError as exc:
             died_of = f"where it ran nobody answers ({exc})"
         await held.runtime.aclose()

@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 from mcp_sandbox.app import open_backend
 from mcp_sandbox.backends.base import Backend, Sandbox
 from mcp_sandbox.backends.records import sandbox_user
-from mcp_sandbox.config import Config, PoolConfig
+from mcp_sandbox.config import Config
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.models import ChatId, SandboxInfo, SandboxSpec
 from mcp_sandbox.sessions.settings import SessionSettings
@@ -73,8 +73,7 @@ class Place:
         look_after_s: float = 10.0,
     ) -> WarmPool:
         folder = PoolFolder(self.config.data_dir, owner=sandbox_user())
-        own = PoolConfig().model_copy(update={"max_age": max_age_s})
-        settings = SessionSettings(Config(pool=own), pool_size=size)
+        settings = SessionSettings(pool_size=size, pool_max_age_s=max_age_s)
         pool = WarmPool(
             self.backend, folder, settings, self.tasks, free=free, look_after_s=look_after_s
         )

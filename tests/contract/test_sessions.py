@@ -288,4 +288,4 @@ async def test_a_sandbox_that_nobody_uses_ends_itself(config: Config) -> None:
 
 
 async def test_the_settings_default_runs_on_a_laptop() -> None:
-    assert SessionSettings().config.sessions.max_open >= 1
+    assert SessionSettings().sessions.max_open >= 1

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from mcp_sandbox.config import CallsConfig, Config, SkillsConfig
+from mcp_sandbox.config import CallsConfig, SkillsConfig
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.identity import ChatOf, SessionFor, callers_by
 from mcp_sandbox.server.server import SandboxServer, build_server
@@ -84,7 +84,7 @@ def server_of(
         return session
 
     find: SessionFor = session_for
-    return build_server(find, Config(calls=calls or CallsConfig()), skills=skills)
+    return build_server(find, skills=skills, calls=calls)
 
 
 def text_of(result: Any) -> str:

@@ -44,9 +44,8 @@ class Tools:
 async def tools_of(data_root: Path, *, mode: Any = "auto") -> AsyncGenerator[Tools]:
     chat = one_chat(ChatId("tester", "one"))
     with anyio.fail_after(40):
-        config = configured("unsafe-local", data_root)
-        async with open_manager(config) as manager:
-            server = build_server(sessions_by(chat, manager.session), config)
+        async with open_manager(configured("unsafe-local", data_root)) as manager:
+            server = build_server(sessions_by(chat, manager.session), isolated=False)
             async with Client(server, mode=mode) as client:
                 yield Tools(client)
 

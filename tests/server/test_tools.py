@@ -10,7 +10,7 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 
 from mcp_sandbox import errors
-from mcp_sandbox.config import CallsConfig, Config
+from mcp_sandbox.config import CallsConfig
 from mcp_sandbox.models import ExecResult, FileContent, Listing, WriteResult
 from mcp_sandbox.server.server import build_server
 from tests.server.scripted import ScriptedSession, answering, failing, server_of, text_of
@@ -186,7 +186,7 @@ async def test_without_isolation_the_instructions_and_the_tools_warn() -> None:
     async def session_for(_request: Any) -> Any:
         raise AssertionError
 
-    async with Client(build_server(session_for, Config(backend="unsafe-local"))) as client:
+    async with Client(build_server(session_for, isolated=False)) as client:
         tools = {tool.name: tool.description for tool in (await client.list_tools()).tools}
         assert "user's own machine" in str(client.instructions)
         assert "not the user's machine" not in str(client.instructions)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.config import Config, ProjectConfig, WorkspaceConfig
+from mcp_sandbox.config import ProjectConfig, WorkspaceConfig
 from mcp_sandbox.models import BackendName, ChatId, SandboxId, SandboxInfo
 from mcp_sandbox.sessions.cleaning import Cleaning, GcItem
 from mcp_sandbox.sessions.records import ChatRecord, ChatRecords, Ledger
@@ -62,7 +62,7 @@ class Server:
             workspaces=self.workspaces,
             projects=Projects(ProjectConfig(), data_root, owner=OWNER, folders=ClientFolders()),
             ledger=self.ledger,
-            settings=SessionSettings(Config(workspace=WorkspaceConfig(retention=keep_s))),
+            settings=SessionSettings(workspace=WorkspaceConfig(retention=keep_s)),
         )
         self.cleaning = Cleaning(rooms, lambda: self.used)
 

@@ -8,16 +8,17 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_sandbox.config import Config, SessionsConfig
+from mcp_sandbox.config import SessionsConfig
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.cleaning import Reaper, next_step
 from mcp_sandbox.sessions.rooms import Use
+from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.workspace.retention import DAY_S, WATCHED_S
 from tests.sessions.clocks import SetClock
 from tests.sessions.test_cleaning import Server, served
 
-CONFIG = Config(sessions=SessionsConfig(remove_after=400, lifetime=1000))
+SETTINGS = SessionSettings(sessions=SessionsConfig(remove_after=400, lifetime=1000))
 CHAT = ChatId("ann", "one")
 
 
@@ -54,7 +55,7 @@ class Sandbox:
     ],
 )
 def test_each_step_has_its_time(use: Use, idle_s: float, expected: str | None) -> None:
-    assert next_step(use, idle_s, CONFIG.sessions) == expected
+    assert next_step(use, idle_s, SETTINGS.sessions) == expected
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ async def server(tmp_path: Path, clock: SetClock) -> AsyncGenerator[Server]:
 
 def reaper_of(server: Server, *sandboxes: Sandbox) -> Reaper:
     # What each has been used for is what a test says.
-    return Reaper(lambda: sandboxes, server.cleaning, CONFIG)  # type: ignore[return-value,arg-type]
+    return Reaper(lambda: sandboxes, server.cleaning, SETTINGS)  # type: ignore[return-value,arg-type]
 
 
 async def test_a_sandbox_is_removed_when_nobody_used_it_for_long(
