@@ -46,31 +46,27 @@ class Mask:
 
     def _look(self, data: bytes) -> tuple[list[_Span], int]:
         """Return where values are, and where the first begins of which more may come."""
-        spans, begun = self._found(data), self._begun(data)
+        spans, begun = self._search(data)
         for escapes in _ESCAPES:
             if escapes.search(data):
                 plain, place = escapes.sub(_meant, data), _places(escapes, data)
-                spans += [(place(start), place(end)) for start, end in self._found(plain)]
-                begun = min(begun, place(self._begun(plain)))
+                found, first = self._search(plain)
+                spans += [(place(start), place(end)) for start, end in found]
+                begun = min(begun, place(first))
         return spans, begun
 
-    def _found(self, data: bytes) -> list[_Span]:
-        found = list[_Span]()
+    def _search(self, data: bytes) -> tuple[list[_Span], int]:
+        found, begun = list[_Span](), len(data)
         for form in self._forms:
             at = data.find(form)
             while at >= 0:
                 found.append((at, at + len(form)))
                 at = data.find(form, at + 1)
-        return found
-
-    def _begun(self, data: bytes) -> int:
-        first = len(data)
-        for form in self._forms:
-            at = data.find(form[:1], max(0, len(data) - len(form) + 1), first)
+            at = data.find(form[:1], max(0, len(data) - len(form) + 1), begun)
             while at >= 0 and not form.startswith(data[at:]):
-                at = data.find(form[:1], at + 1, first)
-            first = at if at >= 0 else first
-        return first
+                at = data.find(form[:1], at + 1, begun)
+            begun = at if at >= 0 else begun
+        return found, begun
 
 
 def _forms(value: bytes) -> Iterator[bytes]:
