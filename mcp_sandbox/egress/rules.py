@@ -109,25 +109,23 @@ def rule_of(
         InvalidArgument: it is none.
     """
     name, colon, _ = text.partition(":")
-    star = name[:1] if name.startswith("*.") else ""
+    star = "*." if name.startswith("*.") else ""
     try:
-        host = name.removeprefix("*.")
+        host = name.removeprefix(star)
         ascii_host = host.encode() if host.isascii() else idna.encode(host, uts46=True)
         target = target_of(ascii_host + text[len(name) :].encode(), 443)
     except (RefusedError, UnicodeError) as exc:
         how = "write HOST, HOST:PORT or *.HOST, such as *.example.org"
         raise InvalidArgument(f"{text!r} is no host for a rule: {exc}; {how}") from exc
     if star and "." not in target.host:
-        raise InvalidArgument(
-            f"{text!r} means too much: write two labels or more, as in *.example.org"
-        )
+        raise InvalidArgument(f"{text!r} means too much: write two labels or more after the *.")
     if private and (star or not colon):
         raise InvalidArgument(f"{text!r} is private: write its one host and its port")
     if "." not in target.host and not private:
         presets = ", ".join(_presets())
         raise InvalidArgument(f"{text!r} is no preset here ({presets}) and has no dot: correct it")
     ports = frozenset({target.port}) if colon else ports
-    return Rule(f"{star}.{target.host}" if star else target.host, ports, read, private, source)
+    return Rule(star + target.host, ports, read, private, source)
 
 
 def _contradiction(allow: Sequence[Rule], deny: Sequence[Rule]) -> None:
