@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SECRETS_IDLE = "secrets do nothing with network: %s; they need network: allowlist"
 ISOLATING: tuple[BackendName, ...] = ("docker", "bubblewrap")
 
 
@@ -179,11 +178,10 @@ def way_out(config: Config) -> "Rules | None":
 
 @asynccontextmanager
 async def _open_egress(config: Config, ledger: "Ledger") -> "AsyncGenerator[Egress | None]":
-    """Open the way to allowed hosts, if there is one."""
     rules = await to_thread.run_sync(way_out, config)
     if rules is None:
         if config.secrets:
-            logger.warning(SECRETS_IDLE, config.network)
+            logger.warning("secrets do nothing with network: %s", config.network)
         yield None
         return
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.doors")
@@ -192,8 +190,7 @@ async def _open_egress(config: Config, ledger: "Ledger") -> "AsyncGenerator[Egre
     from mcp_sandbox.egress.secrets import Secrets
     from mcp_sandbox.sessions.doors import Egress
 
-    settings = config.egress
-    folder = config.data_dir / "sandbox" / "authority"
+    settings, folder = config.egress, config.data_dir / "sandbox" / "authority"
     authority = await Authority.open(folder, settings.ca_bundle)
     secrets = Secrets(config.secrets, authority.seed)
     proxy = Proxy(rules, authority, secrets, upstream=settings.upstream_proxy)

@@ -54,11 +54,9 @@ class _ChatServer:
         """Import and build it beside the event loop, once: that takes about a second."""
         async with self.building:
             if self.server is None:
-                self.server = await to_thread.run_sync(self._build)
+                given = self.config, self.skills, self._session, self.metrics.count
+                self.server = await to_thread.run_sync(make_server, *given)
         return self.server
-
-    def _build(self) -> "SandboxServer":
-        return make_server(self.config, self.skills, self._session, self.metrics.count)
 
     def figures(self) -> dict[str, float]:
         """What the sessions hold now, for `/metrics`."""

@@ -247,7 +247,6 @@ class SessionManager:
         return await self._cleaning.collect(dry_run=dry_run)
 
     def statistics(self) -> Statistics:
-        """What this server holds now."""
         taken = self._rooms.slots.taken()
         return Statistics(
             open=len(taken),

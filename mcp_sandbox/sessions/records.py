@@ -276,7 +276,6 @@ class Ledger:
         self._used_at.pop(chat, None)
 
     async def write(self) -> None:
-        """Write the times of use."""
         used, self._unwritten = self._unwritten, {}
         written = False
         try:

@@ -132,7 +132,6 @@ class GrowthGuard:
             raise type(self.problem)(f"the call was ended: {self.problem}")
 
     async def run(self) -> None:
-        """Watch until `watching` is cancelled."""
         with self.watching:
             while True:
                 calls_before, quiet, self._pauses = self._count, not self._calls, 0
