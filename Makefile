@@ -25,12 +25,12 @@ quick: $(READY) ## the tests that start no engine and no program of ours, every 
 	  $(addprefix --ignore tests/,e2e daemon connect clients shipped test_cli.py test_demo.py \
 	  test_readme.py test_trial.py server/test_stdio.py) $(ARGS)
 
-soak: $(READY) ## what takes long: every fault fifty times, five minutes of random kills, all of the contract
+soak: $(READY) ## what takes long: every fault fifty times, five minutes of random kills, all repetitions
 	@tests/provision.sh
 	@$(BIN)/python -m tests.e2e.faults
 	@$(BIN)/python -m tests.e2e.endurance --backend bubblewrap
 	@$(BIN)/python -m tests.e2e.endurance --backend docker
-	@$(BIN)/python -m tests.run --whole tests/contract tests/e2e/test_damaged_state.py
+	@$(BIN)/python -m tests.run --whole
 
 check: $(READY) ## formatting, lint, types, import contracts, spelling
 	$(BIN)/ruff format --check .

@@ -5,6 +5,7 @@ libraries of a backend that is not used.
 """
 
 import logging
+import signal
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
@@ -33,7 +34,6 @@ from mcp_sandbox.telemetry import logs
 
 if TYPE_CHECKING:
     from mcp_sandbox.egress.rules import Rules
-    from mcp_sandbox.server.identity import ChatOf
     from mcp_sandbox.server.server import SandboxServer
     from mcp_sandbox.sessions.doors import Egress
     from mcp_sandbox.sessions.manager import SessionManager
@@ -45,15 +45,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SECRETS_IDLE = "secrets do nothing with network: %s; they need network: allowlist"
 ISOLATING: tuple[BackendName, ...] = ("docker", "bubblewrap")
-
-
-class Choice(NamedTuple):
-    """A backend, and one sentence that says why it was chosen."""
-
-    backend: Backend
-    reason: str
 
 
 @asynccontextmanager
@@ -77,15 +69,15 @@ async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Back
 
 
 @asynccontextmanager
-async def choose_backend(config: Config) -> AsyncGenerator[Choice]:
-    """Open the configured backend, or with `auto` the first that isolates here.
+async def choose_backend(config: Config) -> AsyncGenerator[tuple[Backend, str]]:
+    """Open the configured backend, or with `auto` the first that isolates here; and say why it.
 
     Raises:
         BackendUnavailable: `auto` found none that works; the message says what to install.
     """
     if config.backend != "auto":
         async with open_backend(config.backend, config) as backend:
-            yield Choice(backend, "the configuration names it")
+            yield backend, "the configuration names it"
         return
     failures: list[str] = []
     for name in ISOLATING:
@@ -95,7 +87,7 @@ async def choose_backend(config: Config) -> AsyncGenerator[Choice]:
             except (BackendUnavailable, ImageMissing) as exc:
                 failures.append(f"{name} cannot be used: {exc}")
             else:
-                yield Choice(backend, "; ".join((found, *failures)))
+                yield backend, "; ".join((found, *failures))
                 return
     raise BackendUnavailable(
         "no backend isolates on this machine. Install and start Docker and run `mcp-sandbox "
@@ -126,34 +118,33 @@ async def open_manager(
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.manager")
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.records import ChatRecords, Ledger, system_clock
+    from mcp_sandbox.sessions.rooms import Rooms
     from mcp_sandbox.sessions.settings import SessionSettings
     from mcp_sandbox.workspace.directory import Workspaces
     from mcp_sandbox.workspace.pool import PoolFolder
-    from mcp_sandbox.workspace.projects import Projects
+    from mcp_sandbox.workspace.projects import ClientFolders, Projects
 
     ledger = Ledger(ChatRecords(config.data_dir), clock or system_clock)
-    async with choose_backend(config) as choice, _open_egress(config, ledger) as egress:
-        name, data_dir, owner = choice.backend.name, config.data_dir, sandbox_user()
+    async with choose_backend(config) as (backend, why), _open_egress(config, ledger) as egress:
+        logger.info("backend %s: %s", backend.name, why)
         programs = await to_thread.run_sync(programs_of, config)
-        logger.info("backend %s: %s", name, choice.reason)
+        data_dir, owner = config.data_dir, sandbox_user()
         size = config.pool.size
         if size == "auto":
-            size = 1 if for_many and name == "docker" else 0
+            size = 1 if for_many and backend.name == "docker" else 0
         space, shown = config.workspace, config.skills.enabled
         pool = PoolFolder(data_dir, owner=owner, settings=space, skills=shown) if size else None
-        projects = None
-        if folders is not None:
-            projects = Projects(config.project, data_dir, owner=owner, folders=folders)
-        async with SessionManager(
-            choice.backend,
+        rooms = Rooms(
+            backend,
             Workspaces(data_dir, owner=owner, settings=space, skills=shown),
-            ledger=ledger,
-            settings=SessionSettings(
+            Projects(config.project, data_dir, owner=owner, folders=folders or ClientFolders()),
+            ledger,
+            SessionSettings(
                 limits=config.limits.values(),
                 network=config.network,
                 env=config.env,
                 sessions=config.sessions,
-                workspace=config.workspace,
+                workspace=space,
                 calls=config.calls,
                 keep_bytes=config.output.kept,
                 previews=config.previews.enabled,
@@ -163,12 +154,10 @@ async def open_manager(
                 pool_size=size,
                 pool_max_age_s=config.pool.max_age,
             ),
-            projects=projects,
-            skills=skills or open_skills(config),
-            count=count,
-            pool=pool,
             egress=egress,
-        ) as manager:
+        )
+        skills = skills or open_skills(config)
+        async with SessionManager(rooms, skills, count=count, pool=pool) as manager:
             yield manager
 
 
@@ -214,11 +203,10 @@ def programs_of(config: Config) -> tuple[Mount, ...]:
 
 @asynccontextmanager
 async def _open_egress(config: Config, ledger: "Ledger") -> "AsyncGenerator[Egress | None]":
-    """Open the way to allowed hosts, if there is one."""
     rules = await to_thread.run_sync(way_out, config)
     if rules is None:
         if config.secrets:
-            logger.warning(SECRETS_IDLE, config.network)
+            logger.warning("secrets do nothing with network: %s", config.network)
         yield None
         return
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.doors")
@@ -227,8 +215,7 @@ async def _open_egress(config: Config, ledger: "Ledger") -> "AsyncGenerator[Egre
     from mcp_sandbox.egress.secrets import Secrets
     from mcp_sandbox.sessions.doors import Egress
 
-    settings = config.egress
-    folder = config.data_dir / "sandbox" / "authority"
+    settings, folder = config.egress, config.data_dir / "sandbox" / "authority"
     authority = await Authority.open(folder, settings.ca_bundle)
     secrets = Secrets(config.secrets, authority.seed)
     proxy = Proxy(rules, authority, secrets, upstream=settings.upstream_proxy)
@@ -247,18 +234,18 @@ def open_skills(config: Config) -> "Skills":
 def make_server(
     config: Config,
     skills: "Skills",
-    chat_of: "ChatOf",
     session: "Callable[[ChatId], Awaitable[Session]]",
     count: "Count | None" = None,
 ) -> "SandboxServer":
-    """The MCP server as it is configured; `chat_of` says whose chat a request belongs to."""
-    from mcp_sandbox.server.identity import callers_by, sessions_by
+    """The MCP server as it is configured, whose connections say which chat is theirs."""
+    from mcp_sandbox.server.identity import callers_by, chat_of_connection, sessions_by
     from mcp_sandbox.server.server import build_server
     from mcp_sandbox.server.skills.visible import Visible
 
-    seen = Visible(skills, callers_by(chat_of), config.skills) if config.skills.enabled else None
+    callers, session_for = callers_by(chat_of_connection), sessions_by(chat_of_connection, session)
+    seen = Visible(skills, callers, config.skills) if config.skills.enabled else None
     return build_server(
-        sessions_by(chat_of, session),
+        session_for,
         network=config.network,
         project=config.project.access,
         isolated=config.backend != "unsafe-local",
@@ -266,6 +253,32 @@ def make_server(
         skills=seen,
         calls=config.calls,
     )
+
+
+@asynccontextmanager
+async def on_signals(begin: Callable[[], object]) -> AsyncGenerator[None]:
+    """Call `begin` when this process is to end, and let no signal cut short what follows the block.
+
+    Clients send one after the other.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    async def watch() -> None:
+        async for _ in signals:
+            begin()
+
+    try:
+        with anyio.open_signal_receiver(*numbers) as signals:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watch)
+                try:
+                    yield
+                finally:
+                    tasks.cancel_scope.cancel()
+    finally:
+        # The receiver leaves them as they are for any program: they would kill.
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
 
 
 @asynccontextmanager
@@ -329,15 +342,15 @@ class LateManager:
 async def serve_stdio(config: Config, chat: ChatId, project: Path | None = None) -> None:
     """Serve one chat, of a client that works in `project`, until it goes or a signal comes."""
     from mcp_sandbox.server import transports
-    from mcp_sandbox.server.identity import one_chat
+    from mcp_sandbox.server.identity import connected_as
     from mcp_sandbox.workspace.projects import ClientFolders
 
     folders = ClientFolders(own_folders())
-    async with transports.stopped_by_signals(), anyio.create_task_group() as tasks:
+    async with anyio.create_task_group() as tasks, on_signals(tasks.cancel_scope.cancel):
         skills = open_skills(config)
         manager = LateManager(tasks, partial(open_manager, config, folders, skills=skills))
-        server = make_server(config, skills, one_chat(chat), manager.session)
-        with folders.brought(chat, project):
+        server = make_server(config, skills, manager.session)
+        with connected_as(chat), folders.brought(chat, project):
             await transports.serve_stdio(server.core)
         tasks.cancel_scope.cancel()
 

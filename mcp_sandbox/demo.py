@@ -81,10 +81,9 @@ async def show(config: Config, console: Console, config_file: Path | None, keep:
         if not keep:
             folder = await stack.enter_async_context(temporary_data())
             config = config.model_copy(update={"data_dir": folder})
-        choice = await stack.enter_async_context(choose_backend(config))
-        backend = choice.backend
+        backend, why = await stack.enter_async_context(choose_backend(config))
         console.print(Text(f"Backend: {backend.name}", style="bold"))
-        console.print(f"  {choice.reason}")
+        console.print(f"  {why}")
         console.print(f"  Files: {config.data_dir}\n")
         arguments = ["-m", "mcp_sandbox", "stdio", "--chat", CHAT]
         arguments += ["--data", str(config.data_dir), "--backend", backend.name]

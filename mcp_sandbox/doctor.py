@@ -22,14 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mcp_sandbox.app import (
-    ISOLATING,
-    SECRETS_IDLE,
-    open_backend,
-    open_manager,
-    temporary_data,
-    way_out,
-)
+from mcp_sandbox.app import ISOLATING, open_backend, open_manager, temporary_data, way_out
 from mcp_sandbox.backends.docker.client import connection_of
 from mcp_sandbox.backends.docker.engine import is_gvisor, security_options
 from mcp_sandbox.config import Config
@@ -234,7 +227,8 @@ def examine_network(config: Config) -> list[Check]:
     except OperatorError as exc:
         return [check("fail", "they cannot be used", str(exc))]
     if rules is None:
-        idle = Check("network", "secrets", "warn", SECRETS_IDLE % config.network, "set network")
+        found = f"they do nothing with network: {config.network}"
+        idle = Check("network", "secrets", "warn", found, "set network to allowlist")
         return [idle] if config.secrets else []
     if not rules.allow:
         return [check("warn", "none: nothing leaves a sandbox", "name some in egress.allow")]

@@ -17,7 +17,7 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox import __version__
-from mcp_sandbox.app import LateManager, make_server, open_manager, open_skills
+from mcp_sandbox.app import LateManager, make_server, on_signals, open_manager, open_skills
 from mcp_sandbox.config import Config, Loaded, own_folders
 from mcp_sandbox.errors import ConfigError, Draining
 from mcp_sandbox.models import ChatId
@@ -54,14 +54,9 @@ class _ChatServer:
         """Import and build it beside the event loop, once: that takes about a second."""
         async with self.building:
             if self.server is None:
-                self.server = await to_thread.run_sync(self._build)
+                given = self.config, self.skills, self._session, self.metrics.count
+                self.server = await to_thread.run_sync(make_server, *given)
         return self.server
-
-    def _build(self) -> "SandboxServer":
-        from mcp_sandbox.server.identity import chat_of_connection
-
-        session, count = self._session, self.metrics.count
-        return make_server(self.config, self.skills, chat_of_connection, session, count)
 
     def figures(self) -> dict[str, float]:
         """What the sessions hold now, for `/metrics`."""
@@ -159,13 +154,13 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
         ConfigError: HTTP cannot be served as it is configured.
     """
     from mcp_sandbox.daemon.claim import claimed, listening
-    from mcp_sandbox.daemon.daemon import Control, Daemon, Ending, begun_by_signals, recent_log
+    from mcp_sandbox.daemon.daemon import Control, Daemon, Ending, recent_log
     from mcp_sandbox.daemon.door import Door
     from mcp_sandbox.workspace.projects import ClientFolders
 
     ending, config = Ending(), loaded.config
     async with (
-        begun_by_signals(ending),
+        on_signals(partial(ending.begin, "signal")),
         claimed(config.data_dir, socket, __version__) as claim,
         _web(config, anonymous=anonymous_http) as web,
         listening(socket) as listener,

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
-from anyio.abc import ByteReceiveStream
+from anyio.abc import ByteReceiveStream, ByteSendStream
 
 _ROOT = Path(__file__).parents[1]
 _LOADED = ("cli", "serving", "daemon.daemon", "server.http", "server.server", "app")
@@ -49,10 +49,34 @@ class _Pipe(ByteReceiveStream):
         self._descriptor = -1
 
 
-class Program:
-    """A running command line. Leaving it closes its output and waits until it has ended."""
+class _Input(ByteSendStream):
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
 
-    def __init__(self, told: socket.socket, stdout: int, stderr: int) -> None:
+    async def send(self, item: bytes) -> None:
+        left = memoryview(item)
+        while left:
+            if self._descriptor < 0:
+                raise anyio.ClosedResourceError
+            try:
+                left = left[os.write(self._descriptor, left) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self._descriptor)
+            except BrokenPipeError as exc:
+                raise anyio.BrokenResourceError from exc
+
+    async def aclose(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+
+class Program:
+    """A running command line. Leaving it closes its streams and waits until it has ended."""
+
+    def __init__(self, told: socket.socket, stdin: int, stdout: int, stderr: int) -> None:
+        self.stdin = _Input(stdin)
         self.stdout = _Pipe(stdout)
         self.stderr = _Pipe(stderr)
         self._told = told
@@ -94,6 +118,7 @@ class Program:
         trace: TracebackType | None,
     ) -> None:
         with anyio.CancelScope(shield=True):
+            await self.stdin.aclose()
             await self.stdout.aclose()
             await self.stderr.aclose()
             if error is not None:
@@ -107,24 +132,33 @@ def start(
     *,
     env: Mapping[str, str],
     cwd: str,
-    stdin: bytes = b"",
+    stdin: bytes | None = b"",
     beside: int = 0,
+    module: str = "mcp_sandbox",
 ) -> Program:
-    """Start `mcp-sandbox ARGUMENT...`, with `stdin` to read; in the namespaces of `beside`."""
+    """Start `mcp-sandbox ARGUMENT...`, or another module, in the namespaces of `beside`.
+
+    It reads `stdin`, or with None what is sent to it.
+    """
     with ExitStack() as opened:
-        given = opened.enter_context(tempfile.TemporaryFile())
-        given.write(stdin)
-        given.seek(0)
+        if stdin is None:
+            given, writing = os.pipe()
+            opened.callback(os.close, given)
+        else:
+            file = opened.enter_context(tempfile.TemporaryFile())
+            file.write(stdin)
+            file.seek(0)
+            given, writing = file.fileno(), os.open(os.devnull, os.O_WRONLY)
         told, telling = socket.socketpair()
         opened.enter_context(telling)
         stdout, stderr = os.pipe(), os.pipe()
         for end in (stdout[1], stderr[1]):
             opened.callback(os.close, end)
-        fds = [telling.fileno(), given.fileno(), stdout[1], stderr[1]]
+        fds = [telling.fileno(), given, stdout[1], stderr[1]]
         said = {"arguments": arguments, "env": dict(env), "cwd": cwd, "beside": beside}
-        order = json.dumps(said).encode()
+        order = json.dumps({**said, "module": module}).encode()
         socket.send_fds(_forking(), [order], fds)
-        return Program(told, stdout[0], stderr[0])
+        return Program(told, writing, stdout[0], stderr[0])
 
 
 @functools.cache
@@ -207,7 +241,7 @@ def _run(order: Mapping[str, Any]) -> None:
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
     sys.argv = ["mcp-sandbox", *order["arguments"]]
-    runpy.run_module("mcp_sandbox", run_name="__main__", alter_sys=True)
+    runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

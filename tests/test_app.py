@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from mcp_sandbox.config import Config, DockerConfig, WorkspaceConfig
 from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
+from tests.e2e.attacks import on_gvisor_if_whole
 
 
 def no_engine(folder: Path) -> DockerConfig:
@@ -19,19 +21,19 @@ def no_engine(folder: Path) -> DockerConfig:
 @pytest.mark.docker
 async def test_auto_is_docker_where_an_engine_has_the_image(data_root: Path) -> None:
     with anyio.fail_after(50):
-        async with choose_backend(Config(data_dir=data_root)) as choice:
-            assert choice.backend.name == "docker"
-            assert "mcp-sandbox/base:latest" in choice.reason
+        async with choose_backend(Config(data_dir=data_root)) as (backend, why):
+            assert backend.name == "docker"
+            assert "mcp-sandbox/base:latest" in why
 
 
 @pytest.mark.bubblewrap
 async def test_auto_is_bubblewrap_where_no_engine_answers(data_root: Path) -> None:
     config = Config(data_dir=data_root, docker=no_engine(data_root))
     with anyio.fail_after(50):
-        async with choose_backend(config) as choice:
-            assert choice.backend.name == "bubblewrap"
-            assert "docker cannot be used" in choice.reason
-            assert "absent.sock" in choice.reason
+        async with choose_backend(config) as (backend, why):
+            assert backend.name == "bubblewrap"
+            assert "docker cannot be used" in why
+            assert "absent.sock" in why
 
 
 async def test_auto_fails_rather_than_run_code_without_isolation(tmp_path: Path) -> None:
@@ -45,10 +47,11 @@ async def test_auto_fails_rather_than_run_code_without_isolation(tmp_path: Path)
 
 async def test_named_backend_is_taken_without_asking(data_root: Path) -> None:
     config = Config(data_dir=data_root, backend="docker", docker=no_engine(data_root))
-    async with choose_backend(config) as choice:
-        assert choice.backend.name == "docker"
+    async with choose_backend(config) as (backend, _):
+        assert backend.name == "docker"
 
 
+@on_gvisor_if_whole
 async def test_chat_finds_its_files_in_the_next_session(config: Config) -> None:
     with anyio.fail_after(50):
         async with open_session("demo", config=config) as session:
@@ -109,8 +112,7 @@ async def test_a_manager_that_is_cancelled_as_it_opens_is_left_again(data_root: 
         async with open_manager(config) as opened:
             with anyio.CancelScope() as cancelled:
                 cancelled.cancel()
-                async with SessionManager(
-                    opened._rooms.backend, opened._rooms.workspaces, ledger=opened._ledger
-                ):
+                rooms = replace(opened._rooms, pool=None)
+                async with SessionManager(rooms, opened._skills):
                     await anyio.sleep_forever()
     assert cancelled.cancelled_caught

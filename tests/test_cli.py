@@ -4,28 +4,24 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import anyio
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from mcp_sandbox.cli import cli
+from tests.daemon.running import ended
 
 ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
 
 
 def run(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user would, with an empty home and nothing on stdin."""
-    return subprocess.run(
-        [sys.executable, "-m", "mcp_sandbox", *arguments],
-        env={**ENVIRONMENT, "HOME": str(home)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    done = anyio.run(partial(ended, arguments, env={**ENVIRONMENT, "HOME": str(home)}))
+    return subprocess.CompletedProcess(arguments, done.code, done.out, done.err)
 
 
 def test_help_names_every_command(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from mcp_sandbox.agents.requests import MOST_BODY, Counts, Refusal, Usage, judge
 from mcp_sandbox.backends.local_socket import SocketStream
 from mcp_sandbox.config import EgressConfig, RunConfig
 from mcp_sandbox.egress.authority import trusted
-from mcp_sandbox.egress.masking import Mask, Masking
+from mcp_sandbox.egress.masking import Mask
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.telemetry.logs import event
@@ -176,7 +176,7 @@ class Gateway:
             )
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_wait_gone, request.receive, tasks.cancel_scope)
-                await self._exchange(answering, Mask([key]).stream(), send)
+                await self._exchange(answering, Mask([key]), send)
                 tasks.cancel_scope.cancel()
 
     def _admitted(self, request: Request) -> str:
@@ -226,7 +226,7 @@ class Gateway:
         return {**going, **auth, "content-type": "application/json", "accept-encoding": "identity"}
 
     async def _exchange(
-        self, answering: AbstractAsyncContextManager[httpx2.Response], masking: Masking, send: Send
+        self, answering: AbstractAsyncContextManager[httpx2.Response], mask: Mask, send: Send
     ) -> None:
         """Pass the service's answer on as it comes. Raises Refusal: none has begun."""
         name, usage, begun, whole = self._connector.name, Usage(self.counts), False, False
@@ -245,10 +245,10 @@ class Gateway:
                 begun = True
                 async for piece in response.aiter_bytes():
                     usage.feed(piece)
-                    part = {"body": masking.feed(piece), "more_body": True}
+                    part = {"body": mask.text(piece, more=True), "more_body": True}
                     await send({"type": "http.response.body", **part})
                 whole = True
-                await send({"type": "http.response.body", "body": masking.end()})
+                await send({"type": "http.response.body", "body": mask.text(b"")})
         except httpx2.RequestError as exc:
             # Without an end of what has begun, the client's connection is cut off likewise.
             why = f"the model service of connector {name} failed: {type(exc).__name__}"

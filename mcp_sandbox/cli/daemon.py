@@ -20,7 +20,6 @@ from mcp_sandbox.cli.options import (
     flag,
     load,
     show_bytes,
-    since,
     socket_path,
     table,
     tell,
@@ -50,7 +49,7 @@ def status(as_json: AsJson = False, socket: Socket = None) -> None:
 
 def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "daemon", f"pid {found['pid']}, version {found['version']}"
-    yield "started", since(datetime.fromisoformat(found["started"]), datetime.now(UTC))
+    yield "started", _since(found["started"])
     for name in ("socket", "data", "backend"):
         yield name, str(found[name])
     yield "settings", found.get("notice", "as configured")
@@ -67,6 +66,12 @@ def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     if pool := ", ".join(f"{name} {number}" for name, number in chats["pool"].items()):
         yield "warm pool", pool
+
+
+def _since(moment: str) -> str:
+    """How long ago it was, in the largest unit that fits."""
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+    return f"{in_words(seconds)} ago" if seconds >= 60 else "just now"
 
 
 def logs(
@@ -145,14 +150,13 @@ def ls(
     """List all chats, the latest used first, with the sizes of these."""
     chats = answer(socket, "list", {"sizes": True if sizes else "latest"})["chats"]
     chats.sort(key=lambda row: str(row["last_used"]), reverse=True)
-    now = datetime.now(UTC)
     rows = (
         (
             f"{row['user']}/{row['chat']}",
             "files only" if row["state"] == "warm" else row["state"],
             "?" if row.get("size") is None else show_bytes(row["size"]),
             row["backend"],
-            since(datetime.fromisoformat(row["last_used"]), now),
+            _since(row["last_used"]),
             str(row["busy"] or ""),
             str(row["background"] or ""),
         )

@@ -3,7 +3,6 @@
 import os
 import pwd
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +17,6 @@ from mcp_sandbox.cli.options import (
     lifetime,
     printable,
     show_bytes,
-    since,
     table,
     tell,
     utc,
@@ -39,16 +37,15 @@ def list_(chat: Chat, as_json: AsJson = False, socket: Socket = None) -> None:
     rows = [*((f"never {row['host']}", row["by"]) for row in found["denied"])]
     rows += ((row["host"], row["by"]) for row in found["rules"])
     console().print(table("allowed", "by", rows=rows))
-    if places := sorted(found["places"], key=lambda place: float(place["last_s"]), reverse=True):
-        columns = ("host", "allowed", "refused", "sent", "received", "last", "refused because")
-        console().print(table(*columns, rows=map(_place, places)))
+    if places := found["places"]:
+        columns = ("host", "allowed", "refused", "sent", "received", "refused because")
+        console().print(table(*columns, rows=map(_place, reversed(places))))
 
 
 def _place(place: Mapping[str, Any]) -> tuple[str, ...]:
-    last = since(datetime.fromtimestamp(place["last_s"], UTC), datetime.now(UTC))
     counts = str(place["allowed"]), str(place["refused"])
     sizes = show_bytes(place["sent"]), show_bytes(place["received"])
-    return printable(place["name"]), *counts, *sizes, last, printable(place["why"])
+    return printable(place["name"]), *counts, *sizes, printable(place["why"])
 
 
 @group.command()

@@ -18,7 +18,6 @@ from mcp_sandbox.config.units import parse_duration
 from mcp_sandbox.daemon.client import ask
 from mcp_sandbox.errors import InvalidArgument, OperatorError
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.workspace.retention import in_words
 
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 _LINE_SHOWN = 300
@@ -137,12 +136,6 @@ def lifetime(text: str) -> float:
 def utc(seconds: float) -> str:
     """A moment, given in seconds since the epoch."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def since(when: datetime, now: datetime) -> str:
-    """How long ago it was, in the largest unit that fits."""
-    seconds = (now - when).total_seconds()
-    return f"{in_words(seconds)} ago" if seconds >= 60 else "just now"
 
 
 def show_bytes(size: int) -> str:

@@ -2,10 +2,9 @@
 
 import logging
 import os
-import signal
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
@@ -27,7 +26,6 @@ Conversation = Callable[[JsonObject, Connection], Awaitable[None]]
 """Takes arguments and the connection, which is its own from then on."""
 Reason = Literal["signal", "shutdown", "idle", "hand-over"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_LINE = 4000
 
 
@@ -68,28 +66,6 @@ class Ending:
                 self.let_go()
                 await finish(5)
             tasks.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def begun_by_signals(ending: Ending) -> AsyncGenerator[None]:
-    """Let signals begin the ending while the block runs, and nothing cut short what follows it."""
-
-    async def watch() -> None:
-        async for _ in signals:
-            ending.begin("signal")
-
-    try:
-        with anyio.open_signal_receiver(*_SIGNALS) as signals:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(watch)
-                try:
-                    yield
-                finally:
-                    tasks.cancel_scope.cancel()
-    finally:
-        # The receiver leaves them as they are for any program: they would kill.
-        for number in _SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
 
 
 class RecentLog(logging.Handler):

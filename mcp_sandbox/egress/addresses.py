@@ -9,8 +9,6 @@ from mcp_sandbox.egress.targets import RefusedError, Target
 
 HERE = "host.internal"
 """In a rule with `private: true`: this machine's loopback."""
-# A look-up may hang for half a minute, so it takes no thread of others.
-_LOOKING = CapacityLimiter(64)
 
 _INTERNET = IPv6Network("2000::/3")
 # What `is_global` lets pass, and tunnels: metadata of clouds, protocol assignments, 6to4, Teredo,
@@ -33,7 +31,9 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
     return public and not any(address in each for each in _OTHERS)
 
 
-async def addresses_of(target: Target, *, private: bool) -> list[str]:
+async def addresses_of(
+    target: Target, *, private: bool, limiter: CapacityLimiter | None = None
+) -> list[str]:
     """Return the addresses of a name, looked up once; `private` ones only where they may be.
 
     Raises:
@@ -41,7 +41,7 @@ async def addresses_of(target: Target, *, private: bool) -> list[str]:
     """
     if private and target.host == HERE:
         return ["127.0.0.1", "::1"]
-    found = await to_thread.run_sync(_look_up, target, abandon_on_cancel=True, limiter=_LOOKING)
+    found = await to_thread.run_sync(_look_up, target, abandon_on_cancel=True, limiter=limiter)
     if not private and not all(is_public(ip_address(each)) for each in found):
         # Which one it is would tell the inside of names of a network that it cannot see.
         raise RefusedError("its name leads to an address that is not public", "address")
@@ -51,9 +51,8 @@ async def addresses_of(target: Target, *, private: bool) -> list[str]:
 def _look_up(target: Target) -> list[str]:
     try:
         # As bytes: a text would be encoded once more.
-        found = socket.getaddrinfo(
-            target.host.encode("ascii"), target.port, type=socket.SOCK_STREAM
-        )
+        host = target.host.encode("ascii")
+        found = socket.getaddrinfo(host, target.port, type=socket.SOCK_STREAM)
     except OSError as exc:
         raise RefusedError(f"its name has no address ({exc.strerror})", "failed") from exc
-    return list(dict.fromkeys(str(where[0]) for *_, where in found))
+    return [str(where[0]) for *_, where in found]

@@ -52,9 +52,7 @@ class Authority:
         self._contexts = lru_cache(_MOST_LEAVES)(self._context)
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
         make_folder(self.bundle)
-        with locked(folder / "lock"):
-            self._key = self._own_key()
-        self._certificate = self._renewed()
+        self._renew()
         self.seed = hmac.digest(_pem(self._key), b"placeholders of secrets", hashlib.sha256)
 
     @classmethod
@@ -75,7 +73,7 @@ class Authority:
     async def context_for(self, host: str) -> ssl.SSLContext:
         """Return what to speak TLS with as the server of this name. Raises OSError."""
         if _ends_soon(self._certificate):
-            self._certificate = await to_thread.run_sync(self._renewed)
+            await to_thread.run_sync(self._renew)
         return await to_thread.run_sync(self._contexts, host)
 
     def _own_key(self) -> ec.EllipticCurvePrivateKey:
@@ -88,10 +86,11 @@ class Authority:
                 return key
         raise ConfigError(f"{file} is damaged: move it away, and a new one is made")
 
-    def _renewed(self) -> x509.Certificate:
-        """The certificate, new when it ends soon; it stands in the bundle with the others."""
+    def _renew(self) -> None:
+        """Have a certificate that does not end soon, and stands in the bundle with the others."""
         file, bundle, found = self._folder / "certificate.pem", self.bundle / _BUNDLE, None
         with locked(self._folder / "lock"):
+            self._key = self._own_key()
             with suppress(FileNotFoundError, ValueError):
                 found = x509.load_pem_x509_certificate(file.read_bytes())
             if not found or found.public_key() != self._key.public_key() or _ends_soon(found):
@@ -104,8 +103,8 @@ class Authority:
             # Whatever the umask is: every sandbox user reads it.
             bundle.chmod(0o644)
             self.bundle.chmod(0o755)
+        self._certificate = found
         self._contexts.cache_clear()
-        return found
 
     def _context(self, host: str) -> ssl.SSLContext:
         leaf = _certificate(self._key, host, self._leaf_key)
@@ -126,6 +125,7 @@ def _certificate(
 ) -> x509.Certificate:
     """The authority's own, or that of a host, signed by `key`."""
     own, owner, now = leaf_key is None, (leaf_key or key).public_key(), datetime.now(UTC)
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
     usage = x509.KeyUsage(not own, False, False, False, False, own, own, False, False)
     builder = (
         x509.CertificateBuilder(_NAME, _NAME if own else x509.Name([]), owner)
@@ -135,14 +135,11 @@ def _certificate(
         .not_valid_after(now + _LIFETIME)
         .add_extension(x509.BasicConstraints(own, 0 if own else None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(owner), critical=False)
+        .add_extension(issuer, critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(usage, critical=True)
     )
     if not own:
-        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
-        server = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-        builder = builder.add_extension(issuer, critical=False).add_extension(
-            server, critical=False
-        )
         # The name stands here alone: a subject holds 64 characters at most.
         name = x509.SubjectAlternativeName([x509.DNSName(host)])
         builder = builder.add_extension(name, critical=True)
@@ -162,16 +159,14 @@ def trusted(ca_bundle: Path | None) -> bytes:
     paths = ssl.get_default_verify_paths()
     # The Python of Debian knows only the folder of the bundle.
     files = [Path(paths.cafile or ""), Path(paths.capath or "", _BUNDLE), Path(certifi.where())]
-    machines = _certificates(next(file for file in files if file.is_file()))
-    return machines + (_certificates(ca_bundle) if ca_bundle else b"")
-
-
-def _certificates(file: Path) -> bytes:
-    """The certificates of a bundle, without the words between them."""
-    try:
-        found = _CERTIFICATE.findall(file.read_bytes())
-    except OSError as exc:
-        raise ConfigError(f"the bundle {file} cannot be read: {exc.strerror}") from exc
-    if not found:
-        raise ConfigError(f"the bundle {file} holds no certificates in PEM form: name another")
+    found = list[bytes]()
+    for file in filter(None, (next(file for file in files if file.is_file()), ca_bundle)):
+        try:
+            # Without the words between them.
+            certificates = _CERTIFICATE.findall(file.read_bytes())
+        except OSError as exc:
+            raise ConfigError(f"the bundle {file} cannot be read: {exc.strerror}") from exc
+        if not certificates:
+            raise ConfigError(f"the bundle {file} holds no certificates in PEM form: name another")
+        found += certificates
     return b"\n".join([*found, b""])

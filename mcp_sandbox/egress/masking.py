@@ -27,67 +27,46 @@ class Mask:
 
     def __init__(self, values: Iterable[bytes]) -> None:
         self._forms = sorted({form for value in values for form in _forms(value)})
-
-    def text(self, data: bytes) -> bytes:
-        """Return a whole text with filler for each value in it, of the same length."""
-        return _filled(data, self.look(data)[0])
-
-    def stream(self) -> "Masking":
-        """Return what does the same to bytes that come in pieces."""
-        return Masking(self)
-
-    def look(self, data: bytes) -> tuple[list[_Span], int]:
-        """Return where values are, and where the first begins of which more may come."""
-        spans, begun = self._found(data), self._begun(data)
-        for escapes in _ESCAPES:
-            if escapes.search(data):
-                plain, place = escapes.sub(_meant, data), _places(escapes, data)
-                spans += [(place(start), place(end)) for start, end in self._found(plain)]
-                begun = min(begun, place(self._begun(plain)))
-        return spans, begun
-
-    def _found(self, data: bytes) -> list[_Span]:
-        found = list[_Span]()
-        for form in self._forms:
-            at = data.find(form)
-            while at >= 0:
-                found.append((at, at + len(form)))
-                at = data.find(form, at + 1)
-        return found
-
-    def _begun(self, data: bytes) -> int:
-        first = len(data)
-        for form in self._forms:
-            at = data.find(form[:1], max(0, len(data) - len(form) + 1), first)
-            while at >= 0 and not form.startswith(data[at:]):
-                at = data.find(form[:1], at + 1, first)
-            first = at if at >= 0 else first
-        return first
-
-
-class Masking:
-    """One stream of bytes; what comes out is as long as what went in."""
-
-    def __init__(self, mask: Mask) -> None:
-        self._mask = mask
         self._kept = b""
         self._covered = 0  # So much of what is kept belongs to a value that began before it.
 
-    def feed(self, data: bytes) -> bytes:
-        """Take a piece, and return what can be told by now.
+    def text(self, data: bytes, *, more: bool = False) -> bytes:
+        """Return what was kept back and the data with filler for each value, of the same length.
 
-        At most the longest form of a value is kept back, and only where one may have begun.
+        With `more` to come, at most the longest form of a value is kept back, and only where one
+        may have begun.
         """
         data = self._kept + data
-        spans, until = self._mask.look(data)
+        spans, begun = self._look(data)
+        until = begun if more else len(data)
         spans.append((0, self._covered))
         self._kept = data[until:]
         self._covered = max(0, *(end - until for start, end in spans if start <= until))
         return _filled(data, spans)[:until]
 
-    def end(self) -> bytes:
-        """Return the rest."""
-        return _filled(self._kept, [*self._mask.look(self._kept)[0], (0, self._covered)])
+    def _look(self, data: bytes) -> tuple[list[_Span], int]:
+        """Return where values are, and where the first begins of which more may come."""
+        spans, begun = self._search(data)
+        for escapes in _ESCAPES:
+            if escapes.search(data):
+                plain, place = escapes.sub(_meant, data), _places(escapes, data)
+                found, first = self._search(plain)
+                spans += [(place(start), place(end)) for start, end in found]
+                begun = min(begun, place(first))
+        return spans, begun
+
+    def _search(self, data: bytes) -> tuple[list[_Span], int]:
+        found, begun = list[_Span](), len(data)
+        for form in self._forms:
+            at = data.find(form)
+            while at >= 0:
+                found.append((at, at + len(form)))
+                at = data.find(form, at + 1)
+            at = data.find(form[:1], max(0, len(data) - len(form) + 1), begun)
+            while at >= 0 and not form.startswith(data[at:]):
+                at = data.find(form[:1], at + 1, begun)
+            begun = at if at >= 0 else begun
+        return found, begun
 
 
 def _forms(value: bytes) -> Iterator[bytes]:

@@ -4,7 +4,6 @@ The same for plain HTTP and for what is inside opened TLS. It knows no rules and
 """
 
 import re
-import select
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,10 +11,10 @@ from urllib.parse import unquote_to_bytes
 
 import anyio
 import h11
-from anyio.abc import ByteStream, SocketAttribute
+from anyio.abc import ByteStream
 from anyio.streams.tls import TLSAttribute
 
-from mcp_sandbox.egress.masking import Mask, Masking
+from mcp_sandbox.egress.masking import Mask
 from mcp_sandbox.egress.targets import Refusal, RefusedError, Target, target_of
 
 Header = tuple[bytes, bytes]
@@ -44,7 +43,6 @@ _LEFT_OUT = frozenset(
     b"host connection keep-alive proxy-connection proxy-authorization proxy-authenticate trailer"
     b" upgrade alt-svc x-http-method x-http-method-override x-method-override".split()
 )
-_PARTS = frozenset({b"accept-encoding", b"te", b"range", b"if-range"})
 
 
 class Peer:
@@ -117,19 +115,6 @@ class Peer:
             raise RefusedError(f"its headers are over {_MOST_HEAD} bytes", "request")
         return event
 
-    def next_cycle(self) -> bool:
-        """Be ready for another request and answer, if there can be."""
-        if self.http.our_state is not h11.DONE or self.http.their_state is not h11.DONE:
-            return False
-        self.http.start_next_cycle()
-        return True
-
-    def is_free(self) -> bool:
-        """Be ready for another request to a server, which has said nothing unasked meanwhile."""
-        poll = select.poll()
-        poll.register(self.stream.extra(SocketAttribute.raw_socket), select.POLLIN)  # noqa: S610
-        return self.next_cycle() and not poll.poll(0)
-
     async def connect(self, target: str) -> bytes:
         """Have a proxy connect to a target; returns what has come from there already."""
         asked = h11.Request(method="CONNECT", target=target, headers=[("Host", target)])
@@ -144,13 +129,11 @@ class Peer:
         """Answer so, if no other answer has begun."""
         if self.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
-        status = _STATUS.get(refused.verdict, 403)
-        if status == 502 and isinstance(refused.__cause__, TimeoutError):
-            status = 504
         body = f"{sentence}\n".encode()
         kind, size = ("Content-Type", "text/plain; charset=utf-8"), str(len(body))
         headers = [kind, ("Content-Length", size), ("Connection", "close")]
         # Programs that show no body of a proxy show the reason.
+        status = _STATUS.get(refused.verdict, 403)
         await self.send(h11.Response(status_code=status, headers=headers, reason=body[:-1]))
         # The answer to HEAD has none.
         with suppress(h11.LocalProtocolError):
@@ -158,17 +141,14 @@ class Peer:
 
 
 def outgoing(
-    request: h11.Request, to: tuple[Target, bytes], *, secure: bool, read: bool, whole: bool
+    request: h11.Request, target: Target, path: bytes, *, secure: bool, read: bool
 ) -> list[Header]:
     """Return the headers with which a request may go to a target and path.
-
-    `whole`: its answer is to be whole and not compressed.
 
     Raises:
         RefusedError: it may not.
     """
-    (target, path), default_port = to, 443 if secure else 80
-    names = dict(request.headers)
+    names, default_port = dict(request.headers), 443 if secure else 80
     if not _PATH.fullmatch(path):
         raise RefusedError("its path is not plain ASCII that begins with /", "request")
     if b"content-length" in names and b"transfer-encoding" in names:
@@ -182,11 +162,7 @@ def outgoing(
         method = request.method[:20].decode("ascii")
         raise RefusedError(f"only reading is allowed there, not this {method}", "rule")
     host = target.host if target.port == default_port else str(target)
-    kept = [(b"Host", host.encode()), *_passed(request)]
-    if not whole:
-        return kept
-    kept = [(name, value) for name, value in kept if name.lower() not in _PARTS]
-    return [*kept, (b"Accept-Encoding", b"identity")]
+    return [(b"Host", host.encode()), *_passed(request)]
 
 
 def _reads(method: bytes, path_and_query: bytes) -> bool:
@@ -197,11 +173,7 @@ def _reads(method: bytes, path_and_query: bytes) -> bool:
 
 
 async def exchange(
-    client: Peer,
-    server: Peer,
-    request: h11.Request,
-    mask: Mask | None,
-    ended: Callable[[], None],
+    client: Peer, server: Peer, request: h11.Request, mask: Mask | None, ended: Callable[[], None]
 ) -> None:
     """Send a request with the client's body, and the answer back with filler for secrets.
 
@@ -210,11 +182,10 @@ async def exchange(
     """
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_upload, client, server, request, ended)
-        masking = mask.stream() if mask else None
         events = list[h11.Event]()
         while not events or not isinstance(events[-1], h11.EndOfMessage):
             came = await server.events()
-            events = [each for event in came for each in _answered(event, mask, masking)]
+            events = [each for event in came for each in _answered(event, mask)]
             await client.send(*events)
         tasks.cancel_scope.cancel()
 
@@ -237,7 +208,7 @@ async def _upload(
         ended()
 
 
-def _answered(event: h11.Event, mask: Mask | None, masking: Masking | None) -> Iterator[h11.Event]:
+def _answered(event: h11.Event, mask: Mask | None) -> Iterator[h11.Event]:
     if isinstance(event, h11.ConnectionClosed):
         raise RefusedError("it hung up and did not answer", "failed")
     if isinstance(event, h11.InformationalResponse):
@@ -254,10 +225,10 @@ def _answered(event: h11.Event, mask: Mask | None, masking: Masking | None) -> I
         reason = hidden(event.reason)
         yield h11.Response(status_code=event.status_code, headers=headers, reason=reason)
     elif isinstance(event, h11.Data):
-        yield h11.Data(masking.feed(bytes(event.data))) if masking else event
+        yield h11.Data(mask.text(bytes(event.data), more=True)) if mask else event
     else:
-        if masking:
-            yield h11.Data(masking.end())
+        if mask:
+            yield h11.Data(mask.text(b""))
         yield event
 
 

@@ -7,8 +7,9 @@ them throws ends that connection alone.
 import logging
 import os
 import ssl
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
@@ -29,8 +30,8 @@ from mcp_sandbox.models import ChatId
 
 logger = logging.getLogger(__name__)
 
-_MOST, _MOST_ADDRESSES = 1024, 4
-# Names whose servers are silent must not keep the look-ups of other chats waiting.
+_MOST = 1024
+# A look-up may hang for half a minute; those of other chats do not wait for it.
 _MOST_LOOKING = 8
 _DIAL_S, _IDLE_S = 10.0, 15 * 60.0
 # How long a connection may be silent of which one side has ended; and a client may take its leave.
@@ -39,15 +40,6 @@ _TLS = b"\x16"
 
 Note = Callable[[Target | None, Rule | RefusedError, int, int, float], None]
 """Told once a connection that a rule let pass, and once a refusal: bytes out and in, ms."""
-
-
-@dataclass(frozen=True)
-class Way:
-    """Whose connections these are, and what they may."""
-
-    chat: ChatId
-    grants: Callable[[], Sequence[Rule]]
-    note: Note
 
 
 class Proxy:
@@ -64,17 +56,19 @@ class Proxy:
         self.connections = 0
         self.looking = WeakValueDictionary[ChatId, anyio.CapacityLimiter]()
 
-    async def serve(self, stream: ByteStream, way: Way) -> None:
-        """Serve one connection until it is to be closed, whatever comes."""
+    async def serve(
+        self, stream: ByteStream, chat: ChatId, grants: Sequence[Rule], note: Note
+    ) -> None:
+        """Serve one connection of a chat until it is to be closed, whatever comes."""
         self.connections += 1
         try:
-            await _Connection(self, stream, way).run()
+            await _Connection(self, stream, chat, grants, note).run()
         except* HUNG_UP:
             pass
         except* Exception as group:  # noqa: BLE001 - one connection must not end the others
             # Without its words, which may be a client's or a server's.
             names = ", ".join(type(each).__name__ for each in group.exceptions)
-            logger.warning("a connection of chat %s failed: %s", way.chat, names)
+            logger.warning("a connection of chat %s failed: %s", chat, names)
         finally:
             self.connections -= 1
 
@@ -99,31 +93,19 @@ class _Wire(BufferedByteStream):
         self._stirred()
 
 
-@dataclass
-class _Server:
-    """What a connection leads to."""
-
-    target: Target
-    rule: Rule
-    wire: _Wire
-    began_s: float
-    peer: Peer
-
-
 class _Connection:
     """One connection from inside, and where it leads."""
 
-    def __init__(self, proxy: Proxy, stream: ByteStream, way: Way) -> None:
-        self._proxy = proxy
-        self._way = way
-        limiter = anyio.CapacityLimiter(_MOST_LOOKING)
-        self._looking = proxy.looking.setdefault(way.chat, limiter)
+    def __init__(
+        self, proxy: Proxy, stream: ByteStream, chat: ChatId, grants: Sequence[Rule], note: Note
+    ) -> None:
+        self._proxy, self._chat, self._grants, self._note = proxy, chat, grants, note
+        self._looking = proxy.looking.setdefault(chat, anyio.CapacityLimiter(_MOST_LOOKING))
         self._idle, self._patience_s = anyio.CancelScope(), _IDLE_S
         self._wire = _Wire(stream, self._stir)
         self._client = Peer(self._wire, h11.SERVER)
         self._secure = False
         self._target: Target | None = None
-        self._server: _Server | None = None
 
     def _stir(self) -> None:
         self._idle.deadline = anyio.current_time() + self._patience_s
@@ -142,12 +124,9 @@ class _Connection:
         except* RefusedError as group:
             refused = group.exceptions[0]
             assert isinstance(refused, RefusedError)  # noqa: S101 - one task group at a time
-            await self._leave(told=bool(self._server and self._server.wire.sent))
-            self._way.note(self._target, refused, 0, 0, _ms_since(began_s))
+            self._note(self._target, refused, 0, 0, (anyio.current_time() - began_s) * 1000)
             said = f"network: refused {self._target or 'a request'}: {refused}"
             await self._client.refuse(said, refused)
-        finally:
-            await self._leave()
 
     async def _serve(self) -> None:
         if self._proxy.connections > _MOST:
@@ -157,27 +136,30 @@ class _Connection:
             await self._requests(request)
             return
         target = self._target = target_of(request.target)
-        rule, server = self._judge(target), None
-        if not rule.read and not self._proxy.secrets.bound(self._way.chat, target):
-            server = await self._dial(target, rule)
-        answer = h11.Response(status_code=200, headers=[], reason=b"Connection established")
-        await self._client.send(answer)
+        rule = self._judge(target)
+        agreed = h11.Response(status_code=200, headers=[], reason=b"Connection established")
         self._wire.feed_data(self._client.http.trailing_data[0])
-        await (self._tunnel(target, server.wire) if server else self._open(target))
+        if rule.read or self._proxy.secrets.bound(self._chat, target):
+            await self._client.send(agreed)
+            await self._open(target)
+        else:
+            async with self._dial(target, rule) as server:
+                await self._client.send(agreed)
+                await self._tunnel(target, server.stream)
 
     def _judge(self, target: Target) -> Rule:
-        verdict = self._proxy.rules.judge(target, self._way.grants())
-        if not verdict.rule:
-            raise RefusedError(verdict.reason, "rule")
-        return verdict.rule
+        rule, reason = self._proxy.rules.judge(target, self._grants)
+        if not rule:
+            raise RefusedError(reason, "rule")
+        return rule
 
-    async def _tunnel(self, target: Target, server: _Wire) -> None:
+    async def _tunnel(self, target: Target, server: ByteStream) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._forward, server, self._wire)
             await self._is_tls(target)
             await self._forward(self._wire, server)
 
-    async def _forward(self, source: _Wire, sink: _Wire) -> None:
+    async def _forward(self, source: ByteStream, sink: ByteStream) -> None:
         async for data in source:
             await sink.send(data)
         self._end_soon()
@@ -201,99 +183,87 @@ class _Connection:
 
     async def _open(self, target: Target) -> None:
         self._secure = await self._is_tls(target)
-        if not self._secure:
-            self._client = Peer(self._wire, h11.SERVER)
-            await self._requests(at=target)
-            return
+        stream = await self._opened(target) if self._secure else self._wire
+        self._client = Peer(stream, h11.SERVER)
+        await self._requests(await self._client.head(), target)
+        if isinstance(stream, TLSStream):
+            with anyio.move_on_after(_LAST_S):
+                await stream.unwrap()
+
+    async def _opened(self, target: Target) -> TLSStream:
         context = await self._proxy.authority.context_for(target.host)
         try:
             with anyio.fail_after(HEAD_S):
-                stream = await TLSStream.wrap(
+                return await TLSStream.wrap(
                     self._wire, server_side=True, ssl_context=context, standard_compatible=False
                 )
         except (ssl.SSLError, TimeoutError) as exc:
             why = "its TLS is opened here, and the program does not trust /etc/ssl/certs"
             raise RefusedError(why, "failed") from exc
-        self._client = Peer(stream, h11.SERVER)
-        await self._requests(at=target)
-        with anyio.move_on_after(_LAST_S):
-            await stream.unwrap()
 
-    async def _requests(self, request: h11.Request | None = None, at: Target | None = None) -> None:
+    async def _requests(self, request: h11.Request | None, at: Target | None = None) -> None:
         """Pass on one request after another; inside a tunnel all go to where it leads."""
-        if at:
-            request = await self._client.head()
         while request:
             self._target, path = (at, request.target) if at else split_url(request.target)
             await self._pass_on(request, self._target, path)
             self._target = at
-            request = await self._client.head() if self._client.next_cycle() else None
+            if set(self._client.http.states.values()) != {h11.DONE}:
+                return
+            self._client.http.start_next_cycle()
+            request = await self._client.head()
 
     async def _pass_on(self, request: h11.Request, target: Target, path: bytes) -> None:
-        rule, mask, server, chat = self._judge(target), None, self._server, self._way.chat
-        is_masked = self._secure and bool(self._proxy.secrets.bound(chat, target))
-        to = target, path
-        headers = outgoing(request, to, secure=self._secure, read=rule.read, whole=is_masked)
-        if is_masked:
-            headers, mask = await self._proxy.secrets.fill(chat, target, headers)
-        if not server or server.target != target or not server.peer.is_free():
-            server = await self._dial(target, rule, http=True)
-        if self._upstream(rule) and not self._secure:
+        rule, mask = self._judge(target), None
+        headers = outgoing(request, target, path, secure=self._secure, read=rule.read)
+        if self._secure:
+            headers, mask = await self._proxy.secrets.fill(self._chat, target, headers)
+        elif self._upstream(rule):
             path = f"http://{target}".encode() + path
         rewritten = h11.Request(method=request.method, target=path, headers=headers)
-        await exchange(self._client, server.peer, rewritten, mask, self._end_soon)
+        async with self._dial(target, rule, http=True) as server:
+            await exchange(self._client, server, rewritten, mask, self._end_soon)
 
     def _upstream(self, rule: Rule) -> tuple[str, int] | None:
         return None if rule.private else self._proxy.upstream
 
-    async def _dial(self, target: Target, rule: Rule, *, http: bool = False) -> _Server:
-        """Connect to an address of the name, or by the proxy through which this machine goes."""
-        await self._leave()
-        began_s, upstream = anyio.current_time(), self._upstream(rule)
-        try:
-            with anyio.fail_after(_DIAL_S):
-                if upstream:
-                    stream: ByteStream = await anyio.connect_tcp(*upstream)
-                else:
-                    async with self._looking:
-                        addresses = await addresses_of(target, private=rule.private)
-                    stream = await _first(addresses, target)
-                wire = _Wire(stream, self._stir)
-                server = self._server = _Server(target, rule, wire, began_s, Peer(wire, h11.CLIENT))
-                if upstream and (self._secure or not http):
-                    wire.feed_data(await server.peer.connect(str(target)))
-                if self._secure:
-                    context = self._proxy.authority.outside
-                    tls = await TLSStream.wrap(wire, hostname=target.host, ssl_context=context)
-                    server.peer = Peer(tls, h11.CLIENT)
-        except HUNG_UP as exc:
-            raise RefusedError(_why(exc), "failed") from exc
-        return server
-
-    async def _leave(self, *, told: bool = True) -> None:
-        """Hang up where the connection leads to, and tell what has passed."""
-        if (server := self._server) is not None:
-            self._server = None
-            if told:
-                wire, taken_ms = server.wire, _ms_since(server.began_s)
-                self._way.note(server.target, server.rule, wire.sent, wire.received, taken_ms)
-            await anyio.aclose_forcefully(server.wire)
-
-
-def _ms_since(began_s: float) -> float:
-    return (anyio.current_time() - began_s) * 1000
-
-
-async def _first(addresses: Sequence[str], target: Target) -> ByteStream:
-    """A connection to the first address that takes one. Raises OSError."""
-    problem: OSError = TimeoutError()
-    for address in addresses[:_MOST_ADDRESSES]:
-        with anyio.move_on_after(_DIAL_S / min(len(addresses), _MOST_ADDRESSES)):
-            try:
+    async def _first(self, target: Target, rule: Rule) -> ByteStream:
+        """A connection to the first address that takes one. Raises OSError."""
+        found = await addresses_of(target, private=rule.private, limiter=self._looking)
+        for address in found[:-1]:
+            with suppress(OSError):
                 return await anyio.connect_tcp(address, target.port)
-            except OSError as exc:
-                problem = exc
-    raise problem
+        return await anyio.connect_tcp(found[-1], target.port)
+
+    @asynccontextmanager
+    async def _dial(
+        self, target: Target, rule: Rule, *, http: bool = False
+    ) -> AsyncGenerator[Peer]:
+        """Connect to an address of the name, or by the proxy through which this machine goes."""
+        began_s, upstream = anyio.current_time(), self._upstream(rule)
+        async with AsyncExitStack() as stack:
+            try:
+                with anyio.fail_after(_DIAL_S):
+                    dialled = (
+                        anyio.connect_tcp(*upstream) if upstream else self._first(target, rule)
+                    )
+                    stream = await stack.enter_async_context(await dialled)
+                    wire = _Wire(stream, self._stir)
+                    server = Peer(wire, h11.CLIENT)
+                    if upstream and (self._secure or not http):
+                        wire.feed_data(await server.connect(str(target)))
+                    if self._secure:
+                        context = self._proxy.authority.outside
+                        tls = await TLSStream.wrap(wire, hostname=target.host, ssl_context=context)
+                        server = Peer(tls, h11.CLIENT)
+            except HUNG_UP as exc:
+                raise RefusedError(_why(exc), "failed") from exc
+            try:
+                yield server
+            finally:
+                # What is refused before a byte has passed is told as that alone.
+                if wire.sent + wire.received or not isinstance(sys.exception(), Exception):
+                    taken_ms = (anyio.current_time() - began_s) * 1000
+                    self._note(target, rule, wire.sent, wire.received, taken_ms)
 
 
 def _why(failure: Exception) -> str:

@@ -49,33 +49,25 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The rule by which a target may pass, or None, and why, in a clause."""
-
-    rule: Rule | None
-    reason: str
-
-
-@dataclass(frozen=True)
 class Rules:
     """The operator's; of two for the same, the first counts."""
 
     allow: tuple[Rule, ...] = ()
     deny: tuple[Rule, ...] = ()
 
-    def judge(self, target: Target, grants: Sequence[Rule] = ()) -> Verdict:
-        """Return what decides about a target for a chat that has these grants."""
+    def judge(self, target: Target, grants: Sequence[Rule] = ()) -> tuple[Rule | None, str]:
+        """Return by which rule a target may pass for a chat that has these grants, and why."""
         for rule in self.deny:
             if rule.covers(target):
-                return Verdict(None, f"{rule.source} names {rule}")
+                return None, f"{rule.source} names {rule}"
         known = [*grants, *self.allow]
         if found := [rule for rule in known if rule.covers(target)]:
             # A private address is reached by the operator's rule alone: no grant hides it.
             rule = min(found, key=lambda rule: (rule.width, not rule.private))
-            return Verdict(rule, f"{rule.source} names {rule}")
+            return rule, f"{rule.source} names {rule}"
         if any(rule.names(target.host) for rule in known):
-            return Verdict(None, f"no rule allows port {target.port} of this host")
-        return Verdict(None, "no rule allows it")
+            return None, f"no rule allows port {target.port} of this host"
+        return None, "no rule allows it"
 
 
 def rules_of(settings: EgressConfig) -> Rules:
@@ -90,12 +82,12 @@ def rules_of(settings: EgressConfig) -> Rules:
         for entry in settings.allow:
             if isinstance(entry, AllowConfig):
                 text = f"{entry.host}:{entry.port}" if entry.port else entry.host
-                own.append(rule_of(text, "egress.allow", read=entry.read, private=entry.private))
+                own.append(rule_of(text, read=entry.read, private=entry.private))
             elif entry in presets:
                 source = f"preset {entry}"
                 listed += [rule_of(host, source, read=True) for host in presets[entry]]
             else:
-                own.append(rule_of(entry, "egress.allow"))
+                own.append(rule_of(entry))
         deny = [rule_of(text, "egress.deny", ports=frozenset()) for text in settings.deny]
         _contradiction(own, deny)
     except ValueError as exc:
@@ -105,7 +97,7 @@ def rules_of(settings: EgressConfig) -> Rules:
 
 def rule_of(
     text: str,
-    source: str = "",
+    source: str = "egress.allow",
     *,
     ports: frozenset[int] = PORTS,
     read: bool = False,
@@ -117,25 +109,23 @@ def rule_of(
         InvalidArgument: it is none.
     """
     name, colon, _ = text.partition(":")
-    star = name[:1] if name.startswith("*.") else ""
+    star = "*." if name.startswith("*.") else ""
     try:
-        host = name.removeprefix("*.")
+        host = name.removeprefix(star)
         ascii_host = host.encode() if host.isascii() else idna.encode(host, uts46=True)
         target = target_of(ascii_host + text[len(name) :].encode(), 443)
     except (RefusedError, UnicodeError) as exc:
         how = "write HOST, HOST:PORT or *.HOST, such as *.example.org"
         raise InvalidArgument(f"{text!r} is no host for a rule: {exc}; {how}") from exc
     if star and "." not in target.host:
-        raise InvalidArgument(
-            f"{text!r} means too much: write two labels or more, as in *.example.org"
-        )
+        raise InvalidArgument(f"{text!r} means too much: write two labels or more after the *.")
     if private and (star or not colon):
         raise InvalidArgument(f"{text!r} is private: write its one host and its port")
     if "." not in target.host and not private:
         presets = ", ".join(_presets())
         raise InvalidArgument(f"{text!r} is no preset here ({presets}) and has no dot: correct it")
     ports = frozenset({target.port}) if colon else ports
-    return Rule(f"{star}.{target.host}" if star else target.host, ports, read, private, source)
+    return Rule(star + target.host, ports, read, private, source)
 
 
 def _contradiction(allow: Sequence[Rule], deny: Sequence[Rule]) -> None:

@@ -32,6 +32,8 @@ Header = tuple[bytes, bytes]
 
 SHORTEST, LONGEST = 12, 4096
 SOURCE_S, KEPT_S = 10.0, 300.0
+# What asks for an answer in a form in which no value can be found.
+_PARTS = frozenset({b"accept-encoding", b"te", b"range", b"if-range"})
 _HEADER_TEXT = re.compile(rb"[!-~](?:[ -~]*[!-~])?")
 
 
@@ -154,14 +156,17 @@ class Secrets:
     async def fill(
         self, chat: ChatId, target: Target, headers: Sequence[Header]
     ) -> tuple[list[Header], Mask | None]:
-        """Return the headers with values for placeholders, and the mask for the whole answer.
+        """Return the headers with values for placeholders, and the mask for the answer.
 
-        The mask is None where no secret is bound to the target.
+        Where a secret is bound to the target, they ask for a whole answer that is not compressed;
+        else the mask is None.
 
         Raises:
             RefusedError: the source of a value that is needed fails.
         """
-        filled, bound = list(headers), self.bound(chat, target)
+        if not (bound := self.bound(chat, target)):
+            return list(headers), None
+        filled = [each for each in headers if each[0].lower() not in _PARTS]
         for secret in bound:
             placeholder, source = self._placeholder(chat, secret.name).encode(), secret.source
             for at, (name, text) in enumerate(filled):
@@ -178,7 +183,7 @@ class Secrets:
                 # An answer is masked, whether or not its request carries the value.
                 with suppress(RefusedError):
                     await source.value()
-        return filled, _mask(bound) if bound else None
+        return [*filled, (b"Accept-Encoding", b"identity")], _mask(bound)
 
     def states(self, user: str = "") -> list[SecretState]:
         """Return what is known by now, of one user's or of all secrets."""

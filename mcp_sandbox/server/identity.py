@@ -70,13 +70,8 @@ def connected_as(chat: ChatId) -> Generator[None]:
 
 
 def chat_of_connection(_request: Request) -> ChatId:
-    """The chat that `connected_as` names: for a server that many connections share."""
+    """The chat that `connected_as` names."""
     return _connected.get()
-
-
-def one_chat(chat: ChatId) -> ChatOf:
-    """Every request belongs to `chat`: for a server that one client started for itself."""
-    return lambda _request: chat
 
 
 def sessions_by(chat_of: ChatOf, session_of: Callable[[ChatId], Awaitable[Session]]) -> SessionFor:

@@ -567,11 +567,10 @@ def sandbox_report(report: SandboxReport) -> CallToolResult:
         {clip(show_name(name), 60): clip(show_name(version), 60) for name, version in pairs}
         for pairs in ([*report.programs.items()][:50], report.versions.items())
     )
-    workspace = WorkspaceReport(path=report.workspace, **vars(report.usage))
-    said = {"chat": str(report.chat), "programs": programs, "versions": versions}
-    return structured(
-        SandboxInfoReport.model_validate({**vars(report), **said, "workspace": workspace})
-    )
+    workspace = WorkspaceReport(path="/workspace", **vars(report.usage))
+    said = {"chat": str(report.chat), "state": "running", "workspace": workspace}
+    told = {**vars(report), **said, "programs": programs, "versions": versions}
+    return structured(SandboxInfoReport.model_validate(told))
 
 
 def structured(answer: BaseModel) -> CallToolResult:

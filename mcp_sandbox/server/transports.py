@@ -9,10 +9,9 @@ import json
 import logging
 import os
 import re
-import signal
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -47,7 +46,6 @@ logger = logging.getLogger(__name__)
 MAX_LINE_BYTES = 32 << 20
 """Room for the largest content of write_file with every character escaped twice over."""
 _HEAD_BYTES = 64 << 10
-_LEAVE = (signal.SIGINT, signal.SIGTERM)
 MOST_UNANSWERED = 256
 """Requests of one client at a time; each may hold a result that the client does not take."""
 _TOO_MANY = -32000
@@ -102,28 +100,6 @@ async def serve_lines(
                 serving.cancel_scope.cancel()
             # A client that does not read must not keep the server from ending.
             tasks.cancel_scope.deadline = anyio.current_time() + GRACE_S
-
-
-@asynccontextmanager
-async def stopped_by_signals() -> AsyncGenerator[None]:
-    """Cancel the body at SIGINT or SIGTERM; from then on further signals do nothing.
-
-    Clients send one after the other; the second must not cut short how the process ends.
-    """
-
-    async def cancel_body() -> None:
-        async for _ in signals:
-            body.cancel()
-
-    with sole_error(), anyio.open_signal_receiver(*_LEAVE) as signals:
-        async with anyio.create_task_group() as tasks:
-            with anyio.CancelScope() as body:
-                tasks.start_soon(cancel_body)
-                yield
-            tasks.cancel_scope.cancel()
-    if body.cancel_called:
-        for number in _LEAVE:
-            signal.signal(number, signal.SIG_IGN)
 
 
 @dataclass(frozen=True)

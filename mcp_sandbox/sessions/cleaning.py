@@ -271,7 +271,6 @@ class Reaper:
         self._interval_s = min(_LOOK_S, max(_LOOK_LEAST_S, shortest / 4))
 
     async def run(self) -> None:
-        """Look until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._run_files)
             while True:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import anyio
 from anyio.abc import ByteStream
 
 from mcp_sandbox.egress.addresses import HERE
-from mcp_sandbox.egress.proxy import Proxy, Way
+from mcp_sandbox.egress.proxy import Proxy
 from mcp_sandbox.egress.rules import PORTS, Rule, rule_of
 from mcp_sandbox.egress.targets import RefusedError, Target, target_of
 from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, StorageUnavailable
@@ -38,7 +38,7 @@ _VARIABLES = {
     **dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), _BUNDLE),
     "NODE_USE_ENV_PROXY": "1",
 }
-_SECTION = "egress"  # Of a chat's record: its grants.
+_NOTED = "egress"  # What a chat's record calls its grants.
 _MOST_CHATS, _MOST_PLACES, _MOST_TOLD, _MOST = 1000, 100, 5, 128
 # How long a call waits for the doors, and how soon they are tried again without one.
 _CALL_S, _AGAIN_S = 2.0, 5.0
@@ -53,7 +53,7 @@ class Grant:
     by: str
     until_s: float
 
-    @property
+    @cached_property
     def rule(self) -> Rule:
         until = datetime.fromtimestamp(self.until_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
         return rule_of(self.host, read=self.read, source=f"grant of {self.by} until {until}")
@@ -69,7 +69,6 @@ class Place:
     why: str = ""
     sent: int = 0
     received: int = 0
-    last_s: float = 0.0
 
 
 class Egress:
@@ -95,7 +94,7 @@ class Egress:
 
     async def described(self, chat: ChatId) -> str:
         """The network of a chat's sandbox in a few words."""
-        rules = [*self._rules.allow, *(grant.rule for grant in await self.grants(chat))]
+        rules = [*self._rules.allow, *await self._granted(chat)]
         names = dict.fromkeys(
             f"{each.source} (read only)" if each.source.startswith("preset") else str(each)
             for each in rules
@@ -115,11 +114,13 @@ class Egress:
         record, now_s = await self._records.look(chat), self._clock().wall_s
         # What only a newer version understands does not count.
         with suppress(TypeError, InvalidArgument):
-            grants = (
-                [Grant(**noted) for noted in record.sections.get(_SECTION, ())] if record else []
-            )
+            noted = record.further.get(_NOTED, ()) if record else ()
+            grants = [Grant(**each) for each in noted]
             return [each for each in grants if each.rule and each.until_s > now_s]
         return []
+
+    async def _granted(self, chat: ChatId) -> Sequence[Rule]:
+        return [grant.rule for grant in await self.grants(chat)]
 
     async def allow(self, chat: ChatId, host: str, *, read: bool, by: str, for_s: float) -> Grant:
         """Allow HOST[:PORT] from the next connection on; an earlier grant of it ends.
@@ -156,8 +157,8 @@ class Egress:
             before, now_s = await self.grants(chat), self._clock().wall_s
             kept = [each for each in before if (each.rule.host, each.rule.ports) != same]
             record = await self._records.get(chat) or ChatRecord(chat, None, now_s, now_s)
-            noted = {_SECTION: [asdict(grant) for grant in (*kept, *new)]}
-            await self._records.put(replace(record, sections={**record.sections, **noted}))
+            noted = {_NOTED: [asdict(grant) for grant in (*kept, *new)]}
+            await self._records.put(replace(record, further={**record.further, **noted}))
         return len(kept) < len(before)
 
     async def check(self, text: str, chat: ChatId | None) -> Mapping[str, Any]:
@@ -166,17 +167,17 @@ class Egress:
         Raises:
             InvalidArgument: it is no host.
         """
-        grants = [grant.rule for grant in await self.grants(chat)] if chat else []
+        grants = await self._granted(chat) if chat else []
         try:
             target = target_of(text.encode(), 443)
         except RefusedError as exc:
             raise InvalidArgument(f"{text[:80]!r} is refused to every chat: {exc}") from exc
-        verdict = self._rules.judge(target, grants)
-        return {"target": str(target), "allowed": bool(verdict.rule), "why": verdict.reason}
+        rule, why = self._rules.judge(target, grants)
+        return {"target": str(target), "allowed": bool(rule), "why": why}
 
     async def told(self, chat: ChatId) -> Mapping[str, Any]:
-        """The rules and grants of a chat, and what went where since this server began."""
-        rules = [*self._rules.allow, *(grant.rule for grant in await self.grants(chat))]
+        """The rules and grants of a chat, and what this server saw go where, the latest last."""
+        rules = [*self._rules.allow, *await self._granted(chat)]
         places = self._places.get(chat, {}).items()
         return {
             "denied": [{"host": rule.host, "by": rule.source} for rule in self._rules.deny],
@@ -198,11 +199,11 @@ class Egress:
         """As the client inside was told."""
         times = f", {place.untold} times" if place.untold > 1 else ""
         said = f"network: refused {target or 'a request'}{times}: {place.why}"
-        if target and not self._rules.judge(target).rule:
+        if target and not self._rules.judge(target)[0]:
             host = target.host if target.port in PORTS else str(target)
             with suppress(InvalidArgument):
                 # What no grant helps is not worth a person's time.
-                if self._rules.judge(target, [rule_of(host)]).rule:
+                if self._rules.judge(target, [rule_of(host)])[0]:
                     way = f"mcp-sandbox egress allow {_name(chat)} {host}"
                     said += f". The user can allow it for this chat: {way}"
         return said
@@ -213,15 +214,11 @@ class Egress:
 
     async def _serve(self, chat: ChatId, stream: ByteStream) -> None:
         """Let one connection out if it may go, by the grants that there are when it begins."""
-        grants: Sequence[Grant] = ()
+        grants: Sequence[Rule] = ()
         # Without them less is allowed.
         with suppress(StorageUnavailable):
-            grants = await self.grants(chat)
-
-        def current() -> Sequence[Rule]:
-            return [grant.rule for grant in grants if grant.until_s > self._clock().wall_s]
-
-        await self._proxy.serve(stream, Way(chat, current, partial(self._note, chat)))
+            grants = await self._granted(chat)
+        await self._proxy.serve(stream, chat, grants, partial(self._note, chat))
 
     def _note(
         self,
@@ -240,15 +237,14 @@ class Egress:
         if len(self._places) > _MOST_CHATS:
             del self._places[next(iter(self._places))]
         place.sent, place.received = place.sent + sent, place.received + received
-        place.last_s = self._clock().wall_s
-        word: str
+        word, rule = "allowed", None
         if isinstance(verdict, RefusedError):
-            word, rule, place.why = verdict.verdict, None, str(verdict)
+            word, place.why = verdict.verdict, str(verdict)
             place.refused, place.untold = place.refused + 1, place.untold + 1
         else:
-            word, rule, place.allowed = "allowed", verdict.source, place.allowed + 1
+            rule, place.allowed = verdict.source, place.allowed + 1
         self.counts[word] += 1
-        to = {"host": target.host, "port": target.port} if target else {}
+        to = vars(target) if target else {}
         sizes = {"sent": sent, "received": received, "duration_ms": round(duration_ms, 1)}
         event(logger, "connection", chat=str(chat), **to, verdict=word, rule=rule, **sizes)
 

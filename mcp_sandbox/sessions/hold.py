@@ -1,8 +1,8 @@
 """One chat's hold on its sandbox: opens it at the first call, replaces it when it has died."""
 
-import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -15,9 +15,6 @@ from mcp_sandbox.sessions.pinning import Pinning
 from mcp_sandbox.sessions.rooms import GrowthGuard, Held, Rooms, Use
 from mcp_sandbox.sessions.ways import Ways
 from mcp_sandbox.telemetry.calls import span
-from mcp_sandbox.telemetry.logs import event
-
-logger = logging.getLogger(__name__)
 
 _MOST_NAMED = 8
 
@@ -60,11 +57,8 @@ class Hold:
 
     async def variables(self) -> Mapping[str, str]:
         """What commands of the chat find in their environment."""
-        return {**self.ways_out(), **await self.pinning.variables()}
-
-    def ways_out(self) -> Mapping[str, str]:
-        """Of these, what leads to allowed hosts."""
-        return self.egress.variables(self.chat) if self.egress else {}
+        ways_out = self.egress.variables(self.chat) if self.egress else {}
+        return {**ways_out, **await self.pinning.variables()}
 
     @property
     def is_busy(self) -> bool:
@@ -246,8 +240,7 @@ class Hold:
         self._held = held
         if held.news:
             self.tell_agent(held.news)
-        chat, backend = str(self.chat), self.backend
-        event(logger, "sandbox opened", chat=chat, backend=backend, sandbox=held.sandbox.id)
+        self._ways.tell("sandbox opened", held)
 
     async def adopt(self, sandbox_id: SandboxId) -> bool:
         """Take over a sandbox that runs; False if there is one already, or it is of no use."""
@@ -368,7 +361,8 @@ class Hold:
                 for info in others:
                     await self._rooms.backend.destroy(info.id)
                 if files == "discard":
-                    await self._rooms.records.drop(self.chat, "egress")
+                    if record := await self._rooms.records.get(self.chat):
+                        await self._rooms.records.put(replace(record, further={}))
                     await self._rooms.workspaces.discard(self.chat)
                 elif files == "remove":
                     await self._rooms.workspaces.remove(self.chat)

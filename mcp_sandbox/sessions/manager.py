@@ -5,35 +5,26 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 from weakref import WeakValueDictionary
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from mcp_sandbox.backends.base import Backend
-from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable
 from mcp_sandbox.models import BackendName, ChatId, SandboxInfo, SessionStatus, Statistics
 from mcp_sandbox.sessions.cleaning import Cleaning, GcReport, Reaper
 from mcp_sandbox.sessions.gate import Gate
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.previews import Previews
-from mcp_sandbox.sessions.records import ChatRecord, Ledger
+from mcp_sandbox.sessions.records import ChatRecord
 from mcp_sandbox.sessions.rooms import Rooms, Use
 from mcp_sandbox.sessions.session import Session
-from mcp_sandbox.sessions.settings import SPEC, SessionSettings, of_chats
+from mcp_sandbox.sessions.settings import SPEC, of_chats
 from mcp_sandbox.sessions.skills import ChatSkills, Skills
-from mcp_sandbox.sessions.slots import Slots
 from mcp_sandbox.sessions.warm import WarmPool
-from mcp_sandbox.skills.library import Library
 from mcp_sandbox.telemetry.calls import Count
-from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.pool import PoolFolder
-from mcp_sandbox.workspace.projects import Projects, no_projects
-
-if TYPE_CHECKING:
-    from mcp_sandbox.sessions.doors import Egress
 
 logger = logging.getLogger(__name__)
 
@@ -56,45 +47,24 @@ class SessionManager:
     Any method may raise OperatorError: the data root or the engine cannot be used.
     """
 
-    def __init__(  # noqa: PLR0913 - what the composition root knows
+    def __init__(
         self,
-        backend: Backend,
-        workspaces: Workspaces,
+        rooms: Rooms,
+        skills: Skills,
         *,
-        ledger: Ledger,
-        settings: SessionSettings | None = None,
-        projects: Projects | None = None,
-        skills: Skills | None = None,
         count: Count | None = None,
         pool: PoolFolder | None = None,
-        egress: "Egress | None" = None,
     ) -> None:
-        """`count` gets the record of every ended call; without `pool` none is started early.
-
-        `egress` is the way out of its sandboxes, if they have one.
-        """
-        data_root = workspaces.data_root
-        settings = settings or SessionSettings()
-        self._skills = skills or Skills(Library(SkillsConfig(enabled=False), data_root))
-        # Where the sandboxes live.
-        self.backend: BackendName = backend.name
+        """`count` gets the record of every ended call; without `pool` none is started early."""
+        self._rooms = rooms
+        self._skills = skills
         self._pool_folder = pool
-        self._ledger = ledger
-        bounds = settings.sessions
-        slots = Slots(bounds.max_open, most_per_user=bounds.max_per_user, wait_s=bounds.queue_wait)
-        self._rooms = Rooms(
-            backend=backend,
-            workspaces=workspaces,
-            projects=projects or no_projects(data_root),
-            ledger=ledger,
-            settings=settings,
-            slots=slots,
-            egress=egress,
-        )
-        self.egress = egress
-        self._cleaning = Cleaning(self._rooms, self._own_chats)
-        self._reaper = Reaper(self._open_holds, self._cleaning, settings)
-        self._gate = Gate(self._hold, self._skills.check_call, count)
+        # Where the sandboxes live, and how they reach allowed hosts.
+        self.backend: BackendName = rooms.backend.name
+        self.egress = rooms.egress
+        self._cleaning = Cleaning(rooms, self._own_chats)
+        self._reaper = Reaper(self._open_holds, self._cleaning, rooms.settings)
+        self._gate = Gate(self._hold, skills.check_call, count)
         self._handing_over = self._entered = False
         self._tasks = anyio.create_task_group()
         self._closed = anyio.Event()
@@ -165,7 +135,7 @@ class SessionManager:
                     if self._rooms.pool:
                         closing.start_soon(self._rooms.pool.stop)
                 with anyio.move_on_after(_LAST_WORDS_S):
-                    await self._ledger.write()
+                    await self._rooms.ledger.write()
         finally:
             self._closed.set()
         # The group must see a cancellation; any other error of the block is the caller's own and
@@ -212,7 +182,7 @@ class SessionManager:
         running = dict(await of_chats(self._rooms.backend))
         holds = dict(self._holds)
         known = {*holds, *await self._rooms.workspaces.chats()}
-        records = {record.chat: record for record in await self._ledger.records.list()}
+        records = {record.chat: record for record in await self._rooms.ledger.records.list()}
         uses = {chat: hold.use() for chat, hold in holds.items()}
         rows = [
             self._status(chat, records.get(chat), running.get(chat), uses.get(chat, Use()))
@@ -224,7 +194,7 @@ class SessionManager:
     def _status(
         self, chat: ChatId, record: ChatRecord | None, sandbox: SandboxInfo | None, use: Use
     ) -> SessionStatus:
-        created_at, last_used_at = self._ledger.times(chat, record)
+        created_at, last_used_at = self._rooms.ledger.times(chat, record)
         return SessionStatus(
             # A short name of the chat that is the same in every server.
             id=hashlib.sha256(str(chat).encode()).hexdigest()[:12],
@@ -277,7 +247,6 @@ class SessionManager:
         return await self._cleaning.collect(dry_run=dry_run)
 
     def statistics(self) -> Statistics:
-        """What this server holds now."""
         taken = self._rooms.slots.taken()
         return Statistics(
             open=len(taken),

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -47,9 +47,8 @@ _LONG_S = 240.0
 class ChatRecord:
     """One chat. Times are seconds since the epoch; `spec` is the digest of the sandbox's making.
 
-    `backend` is None where it is not known any more. `sections` is what others keep with a chat,
-    by their names, such as "egress", its grants; `further` are fields of a newer version, which
-    stay as they are.
+    `backend` is None where it is not known any more. `further` is what others keep with a chat by
+    their names, such as "egress", its grants, or a newer version does, until it begins anew.
     """
 
     chat: ChatId
@@ -59,7 +58,6 @@ class ChatRecord:
     sandbox_id: SandboxId | None = None
     image: str | None = None
     spec: str = ""
-    sections: Mapping[str, Any] = field(default_factory=dict[str, Any])
     further: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -86,13 +84,6 @@ class ChatRecords:
     async def put(self, record: ChatRecord) -> None:
         """Write a record, in place of the chat's earlier one. Call it while you hold the chat."""
         await self._run(self._put, record)
-
-    async def drop(self, chat: ChatId, section: str) -> None:
-        """Forget what a room keeps with a chat. Call it while you hold the chat."""
-        record = await self.get(chat)
-        if record and section in record.sections:
-            others = {name: each for name, each in record.sections.items() if name != section}
-            await self.put(replace(record, sections=others))
 
     async def touch(self, used: Mapping[ChatId, float]) -> None:
         """Note when chats were last used; an earlier time than the known one changes nothing."""
@@ -177,7 +168,6 @@ class ChatRecords:
             "image": record.image,
             "spec": record.spec,
             "created": record.created_s,
-            "sections": dict(record.sections),
         }
         durable.write_note(path, content)
         os.utime(path, (record.used_s, record.used_s))
@@ -235,19 +225,18 @@ def _read(path: str | Path, chat: ChatId) -> ChatRecord | None:
     found = durable.read_dated_note(path)
     if found is None:
         return None
-    # What is left of the note are fields of a newer version.
+    # What is left of the note is others'.
     note, used_s = found
-    backend, sections = note.pop("backend", None), note.pop("sections", {})
     sandbox_id, image = note.pop("sandbox_id", None) or "", note.pop("image", None) or ""
     spec, created_s = note.pop("spec", ""), note.pop("created", used_s)
     texts = isinstance(sandbox_id, str) and isinstance(image, str) and isinstance(spec, str)
-    if not (texts and isinstance(sections, dict) and isinstance(created_s, int | float)):
+    if not (texts and isinstance(created_s, int | float)):
         raise ValueError("its fields are of other kinds")
     if not 0 <= created_s < _LATEST_S:
         raise ValueError("it was not made at such a time")
+    backend, bound = note.pop("backend", None), SandboxId(sandbox_id) if sandbox_id else None
     known = backend if backend in _BACKENDS else None
-    bound = SandboxId(sandbox_id) if sandbox_id else None
-    return ChatRecord(chat, known, created_s, used_s, bound, image or None, spec, sections, note)
+    return ChatRecord(chat, known, created_s, used_s, bound, image or None, spec, note)
 
 
 def system_clock() -> Moment:
@@ -287,7 +276,6 @@ class Ledger:
         self._used_at.pop(chat, None)
 
     async def write(self) -> None:
-        """Write the times of use."""
         used, self._unwritten = self._unwritten, {}
         written = False
         try:

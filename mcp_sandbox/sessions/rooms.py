@@ -67,12 +67,16 @@ class Rooms:
     projects: Projects
     ledger: Ledger
     settings: SessionSettings
-    slots: Slots
     news: News = field(default_factory=News)
     addresses: dict[tuple[ChatId, int], tuple[str, int]] = field(default_factory=dict)
     pool: WarmPool | None = None
     egress: "Egress | None" = None
     tasks: TaskGroup = field(init=False)
+    slots: Slots = field(init=False)
+
+    def __post_init__(self) -> None:
+        most = self.settings.sessions
+        self.slots = Slots(most.max_open, most_per_user=most.max_per_user, wait_s=most.queue_wait)
 
     @property
     def records(self) -> ChatRecords:
@@ -130,7 +134,6 @@ class GrowthGuard:
             raise type(self.problem)(f"the call was ended: {self.problem}")
 
     async def run(self) -> None:
-        """Watch until `watching` is cancelled."""
         with self.watching:
             while True:
                 calls_before, quiet, self._pauses = self._count, not self._calls, 0

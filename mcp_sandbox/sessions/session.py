@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any
 
 from anyio import CancelScope
 
@@ -63,10 +63,8 @@ class SandboxReport(SandboxFacts):
     """
 
     chat: ChatId
-    state: str
     programs: Mapping[str, str]
     previews: Mapping[int, str]
-    workspace: str
     project: str
     usage: WorkspaceUsage
     versions: Mapping[str, str]
@@ -197,16 +195,15 @@ class Session:
         return None if timeout_s is None and wait_s == 0 else timeout_s or default_s
 
     async def shell(
-        self, frames: AsyncIterable[bytes], show: Show, *, args: Mapping[str, object], room: int = 0
+        self, frames: AsyncIterable[bytes], show: Show, *, args: Mapping[str, Any], room: int = 0
     ) -> TerminalEnd:
         """Let a person use a shell, in need of `room` bytes; what it leaves running ends with it.
 
         See runtime.
         """
-        env = cast("Mapping[str, str]", args.get("env") or {})
-        args = {**args, "env": {**self._hold.ways_out(), **env}}
         async with self._enter("shell", room, command=args.get("command")) as entered:
-            ended = await entered.runtime.terminal(frames, show, args=args)
+            env = {**await self._hold.variables(), **args.get("env", {})}
+            ended = await entered.runtime.terminal(frames, show, args={**args, "env": env})
             entered.record.exit_code = ended.exit_code
             return ended
 
@@ -304,10 +301,8 @@ class Session:
             return SandboxReport(
                 **vars(facts),
                 chat=self.chat,
-                state="running",
                 programs={name: version for name, _, version in pairs},
                 previews=entered.held.previews,
-                workspace="/workspace",
                 project=entered.held.shown.said,
                 usage=usage,
                 versions={"runner": VERSION, "python": entered.held.runtime.hello.python},

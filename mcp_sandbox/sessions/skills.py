@@ -225,10 +225,6 @@ class ChatSkills:
         warnings.clear()
         return taken
 
-    def active(self) -> Sequence[Active]:
-        """What the chat has activated, in that order."""
-        return tuple(self._skills.learned(self._chat).active.values())
-
     async def _found(self, name: str, *, by_user: bool = False) -> Skill:
         catalogue = await self._library.catalogue(self._chat)
         skill = catalogue.find(name)

@@ -269,8 +269,7 @@ class WarmPool:
             raise
         try:
             trees = await self._folder.settle(trees)
-            keep_bytes = self._settings.keep_bytes
-            runtime = await connect(sandbox, trees.directories, self._tasks, keep_bytes)
+            runtime = await connect(sandbox, trees.directories, self._tasks, self._settings)
         except BaseException:
             await self._remove(sandbox.id, trees)
             raise
@@ -313,7 +312,7 @@ class WarmPool:
 
 
 async def connect(
-    sandbox: Sandbox, directories: ChatDirectories, tasks: TaskGroup, keep_bytes: int
+    sandbox: Sandbox, directories: ChatDirectories, tasks: TaskGroup, settings: SessionSettings
 ) -> Runtime:
     """Open a connection that is read in `tasks`, and see that the sandbox has these directories.
 
@@ -322,7 +321,7 @@ async def connect(
     """
     channel = Channel(await sandbox.open_channel(), sandbox.token)
     await channel.open(tasks)
-    runtime = Runtime(channel, keep_bytes=keep_bytes)
+    runtime = Runtime(channel, keep_bytes=settings.keep_bytes)
     try:
         # The mount must show the chat's own directory, not what took its place meanwhile.
         is_own = runtime.hello.workspace_inode == directories.workspace_inode

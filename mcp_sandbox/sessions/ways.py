@@ -180,8 +180,7 @@ class Ways:
             sandbox = await rooms.backend.attach(sandbox_id)
             labelled = chat_of(sandbox.labels)
             if labelled == self._chat:
-                keep_bytes = rooms.settings.keep_bytes
-                return sandbox, await connect(sandbox, directories, rooms.tasks, keep_bytes)
+                return sandbox, await connect(sandbox, directories, rooms.tasks, rooms.settings)
         except SandboxGone as exc:
             logger.info("chat %s: sandbox %s is of no use: %s", self._chat, sandbox_id, exc)
         else:
@@ -234,8 +233,7 @@ class Ways:
         rooms = self._rooms
         sandbox = await rooms.backend.create(wanted.spec)
         try:
-            keep_bytes = rooms.settings.keep_bytes
-            runtime = await connect(sandbox, wanted.directories, rooms.tasks, keep_bytes)
+            runtime = await connect(sandbox, wanted.directories, rooms.tasks, rooms.settings)
         except SandboxGone as exc:
             try:
                 ending = await sandbox.ending(within_s=_DYING_S)
@@ -271,7 +269,7 @@ class Ways:
             logger.info("sandbox %s does not answer, and is removed", held.sandbox.id)
         if refusal == "users":
             await held.runtime.aclose()
-            self._tell("sandbox left to others", held)
+            self.tell("sandbox left to others", held)
         elif not refusal:
             await self.destroy(held)
         return refusal
@@ -305,7 +303,7 @@ class Ways:
         if limit.cancelled_caught:
             logger.error("sandbox %s could not be removed in time", held.sandbox.id)
         else:
-            self._tell("sandbox removed", held)
+            self.tell("sandbox removed", held)
 
     async def _lives_for_others(self, held: Held) -> bool:
         """Only our connection was lost, and other servers still have theirs; else it may end."""
@@ -321,6 +319,6 @@ class Ways:
             refusal = ""
         return refusal == "users"
 
-    def _tell(self, what: str, held: Held) -> None:
+    def tell(self, what: str, held: Held) -> None:
         backend = self._rooms.backend.name
         event(logger, what, chat=str(self._chat), backend=backend, sandbox=held.sandbox.id)

@@ -37,24 +37,19 @@ def event(logger: logging.Logger, name: str, **fields: object) -> None:
 @contextmanager
 def masked(mask: Callable[[str], str]) -> Generator[None]:
     """While the block runs, write log lines, with tracebacks in them, as `mask` returns them."""
-    before = [(handler, handler.formatter) for handler in logging.getLogger().handlers]
-    for handler, formatter in before:
-        handler.setFormatter(_Masked(formatter or logging.Formatter(), mask))
+
+    def mask_lines_of(handler: logging.Handler) -> None:
+        shown = handler.format
+        vars(handler)["format"] = lambda record: mask(shown(record))
+
+    handlers = logging.getLogger().handlers[:]
+    for handler in handlers:
+        mask_lines_of(handler)
     try:
         yield
     finally:
-        for handler, formatter in before:
-            handler.setFormatter(formatter)
-
-
-class _Masked(logging.Formatter):
-    def __init__(self, whole: logging.Formatter, mask: Callable[[str], str]) -> None:
-        super().__init__()
-        self._whole = whole
-        self._mask = mask
-
-    def format(self, record: logging.LogRecord) -> str:
-        return self._mask(self._whole.format(record))
+        for handler in handlers:
+            vars(handler).pop("format", None)
 
 
 class TextFormatter(logging.Formatter):

@@ -13,10 +13,7 @@ from mcp_sandbox.telemetry.calls import CallRecord
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Figures = Callable[[], dict[str, float]]
-"""Gives what the sessions hold now. "name/state" is one state of several; "…_total" only grows.
-
-Of that the states are verdicts.
-"""
+"""Gives what the sessions hold now. "name/state" is one state of several; "…_total" only grows."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +84,10 @@ class _Others(Collector):
         for key, value in self._figures().items():
             base, _, state = key.partition("/")
             name, text = f"mcp_sandbox_{base}", base.replace("_", " ")
-            grows = base.endswith("_total")
-            kind, label = (
-                (CounterMetricFamily, "verdict") if grows else (GaugeMetricFamily, "state")
-            )
+            kind = CounterMetricFamily if base.endswith("_total") else GaugeMetricFamily
             if not state:
                 families[name] = kind(name, text, value=value)
             else:
-                family = families.setdefault(name, kind(name, text, labels=[label]))
-                family.add_sample(name, {label: state}, value)
+                family = families.setdefault(name, kind(name, text, labels=["state"]))
+                family.add_sample(name, {"state": state}, value)
         yield from families.values()

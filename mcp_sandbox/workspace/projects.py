@@ -161,11 +161,6 @@ class Projects:
         return self._data_root.resolve() / "sandbox" / "project" / chat.user / f"chat-{chat.chat}"
 
 
-def no_projects(data_root: Path) -> Projects:
-    """Show nothing of any client."""
-    return Projects(ProjectConfig(), data_root, owner=(0, 0), folders=ClientFolders())
-
-
 def check_folder(folder: Path, private: Sequence[Path], *, or_root: bool = False) -> Path:
     """Return the folder without links on the way if a sandbox may show it; else InvalidArgument.
 

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from subprocess import PIPE
@@ -16,6 +15,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.stapled import StapledByteStream
 
 from mcp_sandbox import __version__
+from tests import forked
 from tests.daemon.running import ROOT, Client, Place
 
 META = {
@@ -93,8 +93,7 @@ async def relayed(place: Place, *options: str, **more: str) -> AsyncGenerator[Re
 class Scripted:
     """A process of program.py."""
 
-    def __init__(self, process: Process) -> None:
-        assert process.stdout
+    def __init__(self, process: forked.Program) -> None:
         self.process = process
         self._stdout = BufferedByteReceiveStream(process.stdout)
 
@@ -117,9 +116,11 @@ async def scripted(
     """A scripted daemon that listens; a stale socket is replaced."""
     place.socket.parent.mkdir(mode=0o700, exist_ok=True)
     place.socket.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "tests.connect.program", str(place.socket), version, *manner]
-    async with await anyio.open_process(
-        command, stdout=PIPE, stderr=None, cwd=ROOT, env=dict(os.environ)
+    async with forked.start(
+        [str(place.socket), version, *manner],
+        env=os.environ,
+        cwd=str(ROOT),
+        module="tests.connect.program",
     ) as process:
         daemon = Scripted(process)
         try:

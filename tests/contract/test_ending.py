@@ -20,6 +20,11 @@ env -i setsid nohup /bin/sleep 86399 >/dev/null 2>&1 </dev/null &
 """
 
 
+@pytest.fixture
+def session(emptied: Session) -> Session:
+    return emptied
+
+
 async def hidden(session: Session) -> int:
     return int((await session.exec(_COUNT)).stdout)
 
@@ -132,6 +137,7 @@ async def test_a_fork_bomb_ends_and_the_next_call_works(session: Session) -> Non
     with anyio.fail_after(30):
         result = await session.exec("echo fine")
     assert result.stdout == "fine\n"
+    await session.reset()
 
 
 async def bomb(session: Session, code: str, *, timeout_s: float) -> None:
@@ -149,6 +155,7 @@ async def test_a_fork_bomb_left_in_the_background_makes_room(
             await session.reset()
         result = await session.run_code("print('fine')")
     assert result.stdout == "fine\n"
+    await session.reset()
 
 
 async def test_a_full_tmp_stops_nobody(session: Session) -> None:
@@ -157,7 +164,7 @@ async def test_a_full_tmp_stops_nobody(session: Session) -> None:
     )
     assert int(filled.stdout) < 100, filled
     assert (await session.run_code("def f(): 1/0\nf()")).stderr.count("ZeroDivisionError") == 1
-    assert (await session.exec("echo fine")).stdout == "fine\n"
+    assert (await session.exec("echo fine; rm /tmp/full")).stdout == "fine\n"
 
 
 @pytest.mark.slow

@@ -9,12 +9,13 @@ from mcp import Client
 from mcp.types import CallToolResult, ImageContent, TextContent
 
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import one_chat, sessions_by
+from mcp_sandbox.server.identity import sessions_by
 from mcp_sandbox.server.results import RESULT_KEY, inspect
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.contract import plotting
+from tests.server.scripted import one_chat
 
 PLOTTER = ChatId("tester", "plots")
 PLOT = "import matplotlib.pyplot as plt\n"

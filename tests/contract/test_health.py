@@ -95,7 +95,7 @@ async def test_background_work_that_had_ended_is_not_mourned(
     assert "background" not in told
 
 
-async def test_one_that_ran_out_of_memory_says_so(config: Config) -> None:
+async def test_a_call_under_which_memory_runs_out_says_so(config: Config) -> None:
     limits = config.limits.model_copy(update={"memory": 96 * MIB})
     async with open_manager(config.model_copy(update={"limits": limits})) as manager:
         session = await manager.session(CHAT)

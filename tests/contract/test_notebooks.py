@@ -15,11 +15,12 @@ from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import Busy
 from mcp_sandbox.models import ExecResult
-from mcp_sandbox.server.identity import one_chat, sessions_by
+from mcp_sandbox.server.identity import sessions_by
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.contract.conftest import CHAT
+from tests.server.scripted import one_chat
 
 
 @pytest.fixture
@@ -29,9 +30,11 @@ def manager(lasting: SessionManager) -> SessionManager:
 
 @pytest.fixture
 async def session(emptied: Session) -> AsyncGenerator[Session]:
-    """The shared chat, in a sandbox without notebooks."""
+    """The shared chat, without notebooks."""
     yield emptied
-    await emptied.reset()
+    for row in await emptied.processes.list():
+        if row.running:
+            await emptied.processes.stop(row.id, "KILL")
 
 
 async def run(
@@ -309,6 +312,7 @@ async def test_only_its_own_notebook_suffers(session: Session, code: str) -> Non
         if again.stdout != "fine\n":
             again = await run(session, "print('fine')", "a", timeout_s=5)
         assert again.stdout == "fine\n" or "sys" in code
+    await session.reset()
 
 
 async def test_a_fork_bomb_in_a_notebook_makes_room(config: Config, backend_name: str) -> None:
@@ -471,7 +475,7 @@ async def test_a_cell_goes_on_beyond_its_call_and_its_figures_come_with_its_end(
     assert released.process
     with pytest.raises(Busy, match=released.process):
         await run(session, "x")
-    (row,) = await session.processes.list()
+    (row,) = [row for row in await session.processes.list() if row.running]
     assert (row.id, row.of, row.running) == (released.process, "notebook a", True)
     await session.write_file("go", b"")
     ended = await session.processes.wait(released.process, wait_s=20)
@@ -481,7 +485,7 @@ async def test_a_cell_goes_on_beyond_its_call_and_its_figures_come_with_its_end(
 
 async def test_a_notebook_is_stopped_by_its_name(session: Session) -> None:
     await run(session, "x = 1")
-    assert [(row.id, row.running) for row in await session.processes.list()] == [("a", True)]
+    assert [row.id for row in await session.processes.list() if row.running] == ["a"]
     stopped = await session.processes.stop("a")
     assert (stopped.stopped, stopped.notebook) == (True, "ended")
     assert [row.id for row in await session.processes.list() if row.running] == []

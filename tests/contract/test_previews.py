@@ -17,12 +17,13 @@ from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.config.models import PreviewsConfig, WorkspaceConfig
 from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, NotPermitted
-from mcp_sandbox.server.identity import one_chat, sessions_by
+from mcp_sandbox.server.identity import sessions_by
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.sessions import previews
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.contract.conftest import CHAT
+from tests.server.scripted import one_chat
 
 # A server of several ways to answer, by the path of the request; it knows no HTTP.
 SERVER = """

@@ -33,7 +33,7 @@ def record(chat: ChatId, used_s: float = NOON) -> ChatRecord:
         sandbox_id=SandboxId("mcs-1"),
         image="base",
         spec="d1",
-        sections={"grants": {"network": ["example.org"]}},
+        further={"grants": {"network": ["example.org"]}},
     )
 
 
@@ -63,7 +63,7 @@ async def test_a_record_comes_back_as_it_was_put(records: ChatRecords) -> None:
 
 async def test_a_second_record_of_a_chat_replaces_the_first(records: ChatRecords) -> None:
     await records.put(record(ANN))
-    later = replace(record(ANN), backend="bubblewrap", spec="d2", sections={})
+    later = replace(record(ANN), backend="bubblewrap", spec="d2", further={})
     await records.put(later)
     assert await records.list() == [later]
 
@@ -108,11 +108,10 @@ async def test_two_servers_see_each_others_records(tmp_path: Path) -> None:
 async def test_what_a_newer_server_wrote_stays(records: ChatRecords, note: Path) -> None:
     await records.put(record(ANN))
     newer = {**json.loads(note.read_bytes()), "machine": {"name": "m1"}}
-    newer["sections"]["backups"] = [1, 2]
     note.write_text(json.dumps(newer))
     found = await records.get(ANN)
     assert found is not None
-    assert found.sections == {"grants": {"network": ["example.org"]}, "backups": [1, 2]}
+    assert found.further == {"grants": {"network": ["example.org"]}, "machine": {"name": "m1"}}
     await records.put(replace(found, sandbox_id=SandboxId("mcs-2")))
     assert json.loads(note.read_bytes()) == {**newer, "sandbox_id": "mcs-2"}
 

@@ -10,11 +10,12 @@ from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import InvalidArgument, NotFound, Unsupported
 from mcp_sandbox.models import Language
-from mcp_sandbox.server.identity import one_chat, sessions_by
+from mcp_sandbox.server.identity import sessions_by
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.contract.conftest import CHAT
+from tests.server.scripted import one_chat
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Chats hold sandboxes: one each, replaced when they die, files always kept."""
 
+from dataclasses import replace
+
 import anyio
 import pytest
 
@@ -12,7 +14,6 @@ from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.records import ChatRecords
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SessionSettings
-from mcp_sandbox.workspace.directory import Workspaces
 
 
 async def running(config: Config) -> list[str]:
@@ -70,8 +71,8 @@ async def test_eight_callers_share_one_sandbox_of_a_slow_backend_too(config: Con
     assert config.backend != "auto"
     async with open_backend(config.backend, config) as inner, open_manager(config) as opened:
         slow = SlowBackend(inner)
-        workspaces: Workspaces = opened._rooms.workspaces
-        async with SessionManager(slow, workspaces, ledger=opened._ledger) as manager:
+        rooms = replace(opened._rooms, backend=slow, pool=None)
+        async with SessionManager(rooms, opened._skills) as manager:
             answers: list[str] = []
 
             async def ask(number: int) -> None:
@@ -88,12 +89,14 @@ async def test_eight_callers_share_one_sandbox_of_a_slow_backend_too(config: Con
 
 
 async def test_a_user_who_makes_room_on_a_slow_engine_holds_up_no_other(config: Config) -> None:
+    bounds = SessionsConfig(max_open=16, max_per_user=1)
+    config = config.model_copy(update={"sessions": bounds})
     assert config.backend != "auto"
-    settings = SessionSettings(sessions=SessionsConfig(max_open=16, max_per_user=1))
     async with open_backend(config.backend, config) as inner, open_manager(config) as opened:
-        slow, workspaces, ledger = SlowBackend(inner), opened._rooms.workspaces, opened._ledger
+        slow = SlowBackend(inner)
         slow.gate.set()
-        async with SessionManager(slow, workspaces, ledger=ledger, settings=settings) as manager:
+        rooms = replace(opened._rooms, backend=slow, pool=None)
+        async with SessionManager(rooms, opened._skills) as manager:
             await (await manager.session(ChatId("many", "first"))).exec("true")
             slow.destroying = anyio.Event()
             second = await manager.session(ChatId("many", "second"))

@@ -19,6 +19,7 @@ from mcp_sandbox.app import open_backend, open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import ChatId, SandboxInfo
+from mcp_sandbox.runtime import channel
 from mcp_sandbox.sessions.manager import SessionManager
 from tests.backends.live import state_of
 
@@ -284,8 +285,11 @@ async def test_a_sandbox_is_used_also_where_it_cannot_be_noted(config: Config) -
 
 @pytest.mark.slow
 async def test_one_of_other_settings_that_hangs_is_replaced(
-    config: Config, backend_name: str
+    config: Config, backend_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(channel, "SILENT_S", 0.5)
+    monkeypatch.setattr(channel, "ASKED_S", 1.0)
+    monkeypatch.setattr(channel, "HANDSHAKE_S", 1.0)
     async with daemon(config) as first:
         await (await first.session(CHAT)).exec("echo kept > file; sleep 86377 & sleep 0.2")
     limits = config.limits.model_copy(update={"open_files": 1024})

@@ -13,7 +13,13 @@ from mcp_sandbox.config import Config, PoolConfig
 from mcp_sandbox.models import ChatId, SandboxInfo
 from mcp_sandbox.sessions.manager import SessionManager
 from tests.contract.killed_adoption import STEPS
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER
 
+# Only a new label is the backend's own doing.
+MOMENTS = [
+    *(pytest.param(*DOCKER.values, "relabelled", marks=DOCKER.marks),),
+    *(pytest.param(*BUBBLEWRAP.values, step, marks=BUBBLEWRAP.marks) for step in STEPS),
+]
 ANN, BOB = ChatId("ann", "c1"), ChatId("bob", "c2")
 
 
@@ -133,7 +139,7 @@ async def test_a_new_chat_of_two_servers_with_warm_sandboxes_gets_one(pooled: Co
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("backend_name", "step"), MOMENTS, indirect=["backend_name"])
 async def test_a_kill_in_the_middle_of_an_adoption_loses_no_file_and_leaves_nothing(
     step: str, pooled: Config, backend_name: str
 ) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,11 +203,21 @@ async def command(
 ) -> Done:
     """Run a command line as a person would; one that `asks` the daemon, or works without it."""
     given = place.arguments(name, *arguments) if asks else [*name.split(), *arguments]
+    return await ended(given, env=place.environment(), stdin=stdin, beside=place.beside)
+
+
+async def ended(
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str = "/",
+    stdin: bytes = b"",
+    beside: int = 0,
+) -> Done:
+    """How a command line of ours ended."""
     said = {"stdout": b"", "stderr": b""}
-    with anyio.fail_after(40):
-        async with forked.start(
-            given, env=place.environment(), cwd="/", stdin=stdin, beside=place.beside
-        ) as program:
+    with anyio.fail_after(50):
+        async with forked.start(arguments, env=env, cwd=cwd, stdin=stdin, beside=beside) as program:
             async with anyio.create_task_group() as tasks:
 
                 async def read(name: str, pipe: ByteReceiveStream) -> None:

@@ -14,13 +14,9 @@ import pytest
 
 from tests import forked
 from tests.daemon.running import Client, Done, Place, command, in_chat, place, running
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER, GVISOR, UNSAFE, if_whole
 
-BACKENDS = [
-    "unsafe-local",
-    pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
-    pytest.param("docker", marks=pytest.mark.docker),
-    pytest.param("docker-runsc", marks=(pytest.mark.docker, pytest.mark.runsc)),
-]
+BACKENDS = [BUBBLEWRAP, DOCKER, if_whole(UNSAFE), if_whole(GVISOR)]
 
 
 @asynccontextmanager

@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +15,7 @@ import pytest
 from mcp_sandbox.daemon.tokens import TokenFile, Tokens
 from mcp_sandbox.errors import ConfigError, InvalidArgument, NotFound, StorageUnavailable
 from mcp_sandbox.models import TokenGrant
+from tests.daemon.running import Done, ended
 
 T = TypeVar("T")
 
@@ -28,16 +28,11 @@ def ask(question: Callable[[str], Awaitable[T]], about: str) -> T:
     return anyio.run(question, about)
 
 
-def cli(data_root: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "mcp_sandbox", "token", *arguments, "--data", str(data_root)],
-        env={"PATH": os.environ["PATH"], "HOME": str(data_root.parent)},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
+def cli(data_root: Path, *arguments: str, code: int = 0) -> Done:
+    given = ["token", *arguments, "--data", str(data_root)]
+    home = {"PATH": os.environ["PATH"], "HOME": str(data_root.parent)}
+    done = anyio.run(partial(ended, given, env=home))
+    assert done.code == code, done.err
     return done
 
 
@@ -133,15 +128,15 @@ def test_an_unusable_user_gets_no_token(data_root: Path) -> None:
 
 
 def test_the_command_line_makes_lists_and_revokes(data_root: Path) -> None:
-    secret = cli(data_root, "add", "alice", "--expires", "30d").stdout.strip()
+    secret = cli(data_root, "add", "alice", "--expires", "30d").out.strip()
     assert ask(Tokens(data_root).find, secret) is not None
-    (row,) = json.loads(cli(data_root, "list", "--json").stdout)
+    (row,) = json.loads(cli(data_root, "list", "--json").out)
     assert (row["user"], row["expired"]) == ("alice", False)
-    assert row["id"] in cli(data_root, "list").stdout
-    assert secret not in cli(data_root, "list").stdout
-    assert "revoked" in cli(data_root, "revoke", row["id"][:6]).stdout
+    assert row["id"] in cli(data_root, "list").out
+    assert secret not in cli(data_root, "list").out
+    assert "revoked" in cli(data_root, "revoke", row["id"][:6]).out
     assert ask(Tokens(data_root).find, secret) is None
-    assert "token list" in cli(data_root, "revoke", row["id"], code=1).stderr
+    assert "token list" in cli(data_root, "revoke", row["id"], code=1).err
 
 
 @pytest.mark.parametrize("time_", ["soon", "0", "-1d", "inf"])

@@ -18,8 +18,23 @@ BUBBLEWRAP = pytest.param("bubblewrap", marks=pytest.mark.bubblewrap)
 UNSAFE = pytest.param("unsafe-local", marks=pytest.mark.bubblewrap)
 WHOLE = pytest.mark.whole
 
+
+def if_whole(place: Any) -> Any:
+    """A place where a test is repeated with --whole."""
+    return pytest.param(*place.values, marks=(*place.marks, WHOLE))
+
+
 # Attacks on what the kernel of the host enforces; gVisor has a kernel of its own.
 on_the_host_kernel = pytest.mark.parametrize("backend_name", [DOCKER, BUBBLEWRAP], indirect=True)
+# Attacks on code of ours, which is the same above every kernel.
+on_gvisor_if_whole = pytest.mark.parametrize(
+    "backend_name",
+    [DOCKER, if_whole(GVISOR), BUBBLEWRAP],
+    indirect=True,
+)
+on_docker_if_whole = pytest.mark.parametrize(
+    "backend_name", [if_whole(DOCKER), BUBBLEWRAP], indirect=True
+)
 on_docker = pytest.mark.parametrize("backend_name", [DOCKER], indirect=True)
 # Attacks on the server's own code, which is the same for all: the quickest place will do.
 on_bubblewrap = pytest.mark.parametrize("backend_name", [BUBBLEWRAP], indirect=True)

@@ -36,12 +36,19 @@ def installed(need: str, cache: Path) -> Path:
     Raises:
         NotInstalled: npm is missing or fails.
     """
-    folder = cache / need
-    wanted = [NODE, PACKAGES[need]]
-    with durable.locked(cache / f"{need}.lock"):
-        if not all(_is_there(folder, package) for package in wanted):
-            _install(folder, wanted)
-    return folder / "node_modules" / ".bin"
+    return _put(cache, need, PACKAGES[need], _put(cache, "node", NODE) / "node")
+
+
+def _put(cache: Path, name: str, package: str, node: Path | None = None) -> Path:
+    """Install a package into the folder of this name, if it is not there, and link Node beside."""
+    folder = cache / name
+    programs = folder / "node_modules" / ".bin"
+    with durable.locked(cache / f"{name}.lock"):
+        if not _is_there(folder, package):
+            _install(folder, package, node)
+        if node and not (programs / "node").exists():
+            (programs / "node").symlink_to(node)
+    return programs
 
 
 def _is_there(folder: Path, package: str) -> bool:
@@ -50,25 +57,27 @@ def _is_there(folder: Path, package: str) -> bool:
     return found.exists() and json.loads(found.read_text())["version"] == version
 
 
-def _install(folder: Path, packages: list[str]) -> None:
+def _install(folder: Path, package: str, node: Path | None) -> None:
     npm = shutil.which("npm")
     if npm is None:
         raise NotInstalled("npm is not installed: install Node.js with npm")
     # What an interrupted run left would look complete.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    command = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), *packages]
+    # What a package runs as it is installed finds the same Node.
+    path = f"{node.parent}:{os.environ['PATH']}" if node else os.environ["PATH"]
+    command = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), package]
     try:
         done = subprocess.run(
             command,
             check=False,
             stdin=subprocess.DEVNULL,
+            env={**os.environ, "PATH": path},
             capture_output=True,
             text=True,
             timeout=_INSTALL_S,
         )
     except subprocess.TimeoutExpired as exc:
-        raise NotInstalled(f"npm install of {packages} took over {_INSTALL_S} s") from exc
-    node = folder / "node_modules" / ".bin" / "node"
-    if done.returncode or not os.access(node, os.X_OK):
-        raise NotInstalled(f"npm install of {packages} failed: {done.stderr[-500:]}")
+        raise NotInstalled(f"npm install of {package} took over {_INSTALL_S} s") from exc
+    if done.returncode:
+        raise NotInstalled(f"npm install of {package} failed: {done.stderr[-500:]}")

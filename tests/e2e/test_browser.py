@@ -12,6 +12,7 @@ import pytest
 
 from tests.daemon.running import Client, Place, command, in_chat, place, running
 from tests.e2e import npm
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER, if_whole
 from tests.e2e.chromium import Page, browsing
 from tests.shipped.texts import calls
 
@@ -29,12 +30,7 @@ import.meta.hot.accept('./text.js', changed => { heading.textContent = changed.t
 COLOUR = "getComputedStyle(document.body).backgroundColor"
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
-        pytest.param("docker", marks=pytest.mark.docker),
-    ]
-)
+@pytest.fixture(params=[BUBBLEWRAP, if_whole(DOCKER)])
 async def where(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Place]:
     found = place(tmp_path, request.param)
     async with running(found, limit_s=150):

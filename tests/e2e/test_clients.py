@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from mcp import Client, StdioServerParameters
 from mcp.types import LATEST_PROTOCOL_VERSION
 
 from mcp_sandbox.config import server_variables
-from tests.e2e.attacks import BUBBLEWRAP, DOCKER
+from tests import forked
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER, if_whole
 from tests.e2e.endurance.places import Place
 from tests.server.scripted import text_of
 from tests.server.test_stdio import INITIALIZE, RawClient
@@ -53,8 +54,11 @@ def place(backend_name: str, data_root: Path) -> Place:
 @asynccontextmanager
 async def started(server: StdioServerParameters) -> AsyncGenerator[RawClient]:
     with anyio.fail_after(120):
-        async with await anyio.open_process(
-            [server.command, *server.args], cwd=ROOT, env={**os.environ, **(server.env or {})}
+        async with forked.start(
+            server.args[2:],
+            env={**os.environ, **(server.env or {})},
+            cwd=str(ROOT),
+            stdin=None,
         ) as process:
             try:
                 yield RawClient(process)
@@ -93,8 +97,20 @@ def remains(place: Place, kinds: tuple[str, ...]) -> dict[str, int]:
     return {kind: found[kind] for kind in kinds or found if found[kind]}
 
 
-@pytest.mark.parametrize(
-    ("mode", "spoken"), [("auto", LATEST_PROTOCOL_VERSION), ("legacy", "2025-11-25")]
+def in_each(names: tuple[str, ...], cases: Sequence[tuple[object, ...]]) -> pytest.MarkDecorator:
+    """All cases in bubblewrap and the last on docker; with --whole all on both."""
+    places = [(BUBBLEWRAP, case) for case in cases]
+    places += [(if_whole(DOCKER), case) for case in cases[:-1]] + [(DOCKER, cases[-1])]
+    return pytest.mark.parametrize(
+        ("backend_name", *names),
+        [pytest.param(*place.values, *case, marks=place.marks) for place, case in places],
+        indirect=["backend_name"],
+    )
+
+
+@in_each(
+    ("mode", "spoken"),
+    [("legacy", "2025-11-25"), ("auto", LATEST_PROTOCOL_VERSION)],
 )
 async def test_the_sdk_client_works_in_both_eras(
     server: StdioServerParameters, mode: str, spoken: str, place: Place
@@ -144,7 +160,7 @@ async def interrupt_and_terminate(client: RawClient) -> None:
 FAREWELLS = [end_of_input, interrupt, terminate, interrupt_and_terminate]
 
 
-@pytest.mark.parametrize("farewell", FAREWELLS)
+@in_each(("farewell",), [(farewell,) for farewell in FAREWELLS])
 async def test_a_server_that_is_told_to_go_takes_everything_with_it(
     server: StdioServerParameters, place: Place, farewell: Callable[[RawClient], Any]
 ) -> None:
@@ -160,7 +176,7 @@ async def test_a_server_that_is_told_to_go_takes_everything_with_it(
     assert code == 0
 
 
-@pytest.mark.parametrize("farewell", [end_of_input, interrupt_and_terminate])
+@in_each(("farewell",), [(end_of_input,), (interrupt_and_terminate,)])
 async def test_a_server_that_is_told_to_go_while_it_makes_a_sandbox_leaves_nothing(
     server: StdioServerParameters, place: Place, farewell: Callable[[RawClient], Any]
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from anyio import to_thread
 
 from tests.daemon.running import Client, Place, control, in_chat, listening, place, starting
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER, if_whole
 
 CHATS = ("a", "b", "c")
 A_ROUND = 10
@@ -119,13 +120,7 @@ def damage(data: Path, random: Random) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "backend",
-    [
-        pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
-        pytest.param("docker", marks=pytest.mark.docker),
-    ],
-)
+@pytest.mark.parametrize("backend", [BUBBLEWRAP, if_whole(DOCKER)])
 async def test_whatever_becomes_of_small_state_files_each_call_succeeds(
     backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.doors import (
     AT_PORT,
+    BOUND,
     PLAIN,
     READ,
     TRAPS,
@@ -260,7 +261,7 @@ async def assert_clean(served: Served, heads: dict[str, bytes], tls: str = "") -
         each
         for each in heard
         if each["path"] != "/first"
-        or (each["host"] or "").partition(":")[0] not in (PLAIN, READ)
+        or (each["host"] or "").partition(":")[0] not in (PLAIN, READ, BOUND)
         or len([name for name, _ in each["headers"] if name.lower() == "host"]) != 1
         or {name.lower() for name, _ in each["headers"]} & {"upgrade", "x-0", "proxy-connection"}
     ]
@@ -274,8 +275,11 @@ async def test_no_request_carries_another_one_out(served: Served) -> None:
         assert 400 <= statuses([said[name]])[0] < 502, (name, said[name])
 
 
-async def test_no_request_inside_opened_tls_carries_another_one_out(served: Served) -> None:
-    said = await assert_clean(served, requests("", READ), tls=READ)
+@pytest.mark.parametrize("host", [READ, BOUND])
+async def test_no_request_inside_opened_tls_carries_another_one_out(
+    served: Served, host: str
+) -> None:
+    said = await assert_clean(served, requests("", host), tls=host)
     for name in ("both lengths", "two lengths", "two hosts", "many headers", "odd coding"):
         assert 400 <= statuses([said[name]])[0] < 502, (name, said[name])
     assert re.findall(r"HTTP/1.1 (\d+)", said["pipelined"])[:2] == ["200", "421"]

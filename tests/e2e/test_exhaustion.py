@@ -15,11 +15,20 @@ from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.conftest import configured
-from tests.e2e.attacks import GVISOR, attempt, gap, on_bubblewrap, on_the_host_kernel, probe
+from tests.e2e.attacks import (
+    GVISOR,
+    attempt,
+    gap,
+    on_bubblewrap,
+    on_docker_if_whole,
+    on_the_host_kernel,
+    probe,
+)
 from tests.e2e.conftest import CHAT
 from tests.e2e.endurance.places import Place
 
-pytestmark = pytest.mark.alone
+# It looks at what the whole disk has lost.
+alone = pytest.mark.alone
 
 MIB = 1024 * 1024
 LIMIT = 32 * MIB
@@ -117,6 +126,7 @@ async def test_processes_are_limited(tight: Session) -> None:
     assert (await tight.run_code("print(1)")).stdout == "1\n"
 
 
+@alone
 async def test_a_file_bomb_is_stopped_and_deleting_makes_room(
     tight: Session, small: Config
 ) -> None:
@@ -284,7 +294,7 @@ class Growth:
             await anyio.sleep(0.05)
 
 
-@on_the_host_kernel
+@on_docker_if_whole
 @pytest.mark.parametrize(
     ("command", "least"),
     [
@@ -320,7 +330,7 @@ async def test_output_of_any_length_costs_the_server_nothing(
     assert int(kept.stdout) < 100
 
 
-@on_the_host_kernel
+@on_docker_if_whole
 async def test_huge_files_are_read_and_searched_in_little_memory(session: Session) -> None:
     made = await session.exec(
         "head -c 200M /dev/zero | tr '\\0' x > line; yes 0123456789abcde | head -c 1G > lines"
@@ -391,6 +401,7 @@ async def test_a_memory_bomb_in_gvisor_leaves_the_files(tight: Session) -> None:
     assert (await tight.exec("cat kept")).stdout == "kept"
 
 
+@alone
 def test_these_figures_are_of_the_disk_that_is_looked_at() -> None:
     with tempfile.TemporaryDirectory() as folder:
         before = free(Path(folder))
@@ -400,7 +411,7 @@ def test_these_figures_are_of_the_disk_that_is_looked_at() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@on_the_host_kernel
+@on_docker_if_whole
 @pytest.mark.parametrize("what", ["much output", "many processes"])
 async def test_processes_cost_the_runner_nothing(
     session: Session, config: Config, what: str

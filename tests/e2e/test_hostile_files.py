@@ -11,7 +11,14 @@ from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config, LimitsConfig
 from mcp_sandbox.sessions.session import Session
 from tests.conftest import configured
-from tests.e2e.attacks import attempt, on_bubblewrap, on_the_host_kernel, probe
+from tests.e2e.attacks import (
+    attempt,
+    on_bubblewrap,
+    on_docker_if_whole,
+    on_gvisor_if_whole,
+    on_the_host_kernel,
+    probe,
+)
 from tests.e2e.conftest import CHAT
 
 _TOOL_S = 20
@@ -112,7 +119,7 @@ open("bottom", "w").write("x y")
 """
 
 
-@on_the_host_kernel
+@on_docker_if_whole
 async def test_four_thousand_levels_are_walked_and_removed(session: Session) -> None:
     assert (await session.run_code(_DEEP)).success
     with anyio.fail_after(_TOOL_S):
@@ -144,6 +151,7 @@ _NAMES = [
 ]
 
 
+@on_gvisor_if_whole
 async def test_every_name_can_be_listed_read_and_deleted(session: Session) -> None:
     made = f"import os\nfor name in {_NAMES!r}: open(os.path.join(b'.', name), 'w').write('x y')"
     assert (await session.run_code(made)).success

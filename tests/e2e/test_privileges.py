@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from mcp_sandbox.sessions.session import Session
-from tests.e2e.attacks import BUBBLEWRAP, DOCKER, GVISOR, on_the_host_kernel, probe
+from tests.e2e.attacks import on_gvisor_if_whole, on_the_host_kernel, probe
 
 _STATUS = """
 import json
@@ -281,7 +281,7 @@ _DEVICES = {
 } | {"/dev/console", "/dev/net/tun"}
 
 
-@pytest.mark.parametrize("backend_name", [DOCKER, GVISOR, BUBBLEWRAP], indirect=True)
+@on_gvisor_if_whole
 async def test_only_the_chats_own_places_are_writable(session: Session, backend_name: str) -> None:
     await session.exec("find /workspace /home/sandbox /tmp /dev/shm -mindepth 1 -delete")
     places, files, devices, doors, root = await probe(session, _WRITABLE)

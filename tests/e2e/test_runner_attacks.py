@@ -19,6 +19,8 @@ from tests.e2e.attacks import (
     all_is_well,
     attempt,
     on_bubblewrap,
+    on_docker_if_whole,
+    on_gvisor_if_whole,
     on_the_host_kernel,
     probe,
     survive,
@@ -39,16 +41,14 @@ print("sent", flush=True)
 
 
 @pytest.mark.parametrize("whom", ["all", "others"])
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGSEGV", "SIGALRM", "SIGCHLD"])
 @on_the_host_kernel
-async def test_signals_to_the_runner_and_its_workers(
-    session: Session, name: str, whom: str
-) -> None:
+async def test_signals_to_the_runner_and_its_workers(session: Session, whom: str) -> None:
     await session.write_file("kept", KEPT)
-    result = await survive(session.exec(["python3", "-c", _SIGNALS, name, whom], timeout_s=3))
-    assert result is not None
-    assert result.stdout == "sent\n"
-    await all_is_well(session)
+    for name in ("SIGKILL", "SIGTERM", "SIGSEGV", "SIGALRM", "SIGCHLD"):
+        result = await survive(session.exec(["python3", "-c", _SIGNALS, name, whom], timeout_s=3))
+        assert result is not None
+        assert result.stdout == "sent\n", name
+        await all_is_well(session)
 
 
 async def several_at_once(session: Session) -> None:
@@ -178,6 +178,7 @@ print(json.dumps([said, len(flood), os.path.exists("/workspace/forged")]))
 """
 
 
+@on_gvisor_if_whole
 async def test_strangers_on_the_socket_get_nothing_and_disturb_nobody(session: Session) -> None:
     await session.write_file("kept", KEPT)
     flooding = anyio.Event()
@@ -241,7 +242,8 @@ async def test_no_descriptor_of_the_runner_is_in_reach(session: Session) -> None
 _STOP_FIRST = "the host stops the runner from outside, which nobody inside can"
 
 
-@on_the_host_kernel
+# With shorter times it is tried on every backend: `tests/contract/test_health.py`.
+@on_docker_if_whole
 async def test_a_runner_that_does_not_answer_is_replaced(session: Session, config: Config) -> None:
     await session.write_file("kept", KEPT)
     runner = await to_thread.run_sync(_runner_pid, config.data_dir)
@@ -281,6 +283,7 @@ def _runner_pid(data_root: Path) -> int:
     raise AssertionError("no runner found")
 
 
+@on_gvisor_if_whole
 async def test_results_cannot_be_forged_by_what_is_printed(session: Session) -> None:
     mark = secrets.token_hex(8)
     forged = json.dumps({"t": "done", "id": 1, "result": {"exit_code": 0, "mark": mark}})

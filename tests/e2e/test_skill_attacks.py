@@ -11,7 +11,16 @@ from mcp_sandbox.config import Config, SkillsConfig
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
-from tests.e2e.attacks import BUBBLEWRAP, DOCKER, GVISOR, attempt, on_bubblewrap, probe
+from tests.e2e.attacks import (
+    BUBBLEWRAP,
+    DOCKER,
+    GVISOR,
+    WHOLE,
+    attempt,
+    on_bubblewrap,
+    on_gvisor_if_whole,
+    probe,
+)
 from tests.e2e.conftest import CHAT
 
 VIEW = "/opt/skills"
@@ -252,6 +261,7 @@ async def test_the_attacks_do_change_what_is_the_chats_own(manager: SessionManag
     assert len(succeeded) > 30, set(_NAMES) - succeeded
 
 
+@on_gvisor_if_whole
 async def test_no_tool_changes_a_skill(session: Session, places: tuple[Path, ...]) -> None:
     before = state(*places)
     file = f"{SKILL}/SKILL.md"
@@ -273,6 +283,7 @@ async def test_no_tool_changes_a_skill(session: Session, places: tuple[Path, ...
     assert state(*places) == before
 
 
+@on_gvisor_if_whole
 async def test_a_hard_link_does_not_lead_into_the_copy(session: Session) -> None:
     result = await session.exec(f"ln {SKILL}/SKILL.md stolen; ln -P {SKILL}/SKILL.md /tmp/stolen")
     assert result.exit_code != 0
@@ -294,7 +305,7 @@ _PLANTS = {
 # The same code makes both links, on every backend.
 _WAYS = [
     pytest.param("docker", ".claude/skills", marks=DOCKER.marks),
-    pytest.param("docker-runsc", ".agents", marks=GVISOR.marks),
+    pytest.param("docker-runsc", ".agents", marks=(*GVISOR.marks, WHOLE)),
     pytest.param("bubblewrap", ".claude", marks=BUBBLEWRAP.marks),
     pytest.param("bubblewrap", ".agents/skills", marks=BUBBLEWRAP.marks),
 ]
@@ -323,9 +334,9 @@ async def test_what_lies_in_the_way_of_the_links_stays_and_is_not_followed(
     config: Config, treasure: Path, place: str
 ) -> None:
     before = state(treasure)
-    # A start under gVisor takes its time, and a pipe that is made there ends with its sandbox.
+    # Containers take their time to start, and a pipe that is made in gVisor ends with its sandbox.
     few = ("a link to the host", "a closed directory")
-    plants = few if config.docker.runtime else tuple(_PLANTS)
+    plants = few if config.backend == "docker" else tuple(_PLANTS)
     chats = {plant: ChatId(f"mallory-{number}", "attack") for number, plant in enumerate(plants)}
     async with open_manager(config) as manager:
         for plant, chat in chats.items():
@@ -345,6 +356,7 @@ async def test_what_lies_in_the_way_of_the_links_stays_and_is_not_followed(
     assert state(treasure) == before
 
 
+@on_gvisor_if_whole
 async def test_two_chats_see_each_their_own_version(
     manager: SessionManager, session: Session, folder: Path
 ) -> None:

@@ -5,7 +5,15 @@ import pytest
 
 from mcp_sandbox.errors import Unsupported
 from mcp_sandbox.sessions.session import Session
-from tests.e2e.attacks import KEPT, all_is_well, attempt, on_bubblewrap, survive
+from tests.e2e.attacks import (
+    KEPT,
+    WHOLE,
+    all_is_well,
+    attempt,
+    on_bubblewrap,
+    on_gvisor_if_whole,
+    survive,
+)
 
 _PLANT = (
     "import os\nopen('/workspace/imported', 'a').write(__name__ + ' ' + str(os.getpid()) + '\\n')\n"
@@ -32,6 +40,7 @@ _MODULES = (
 )
 
 
+@on_gvisor_if_whole
 async def test_modules_planted_in_the_workspace_are_not_loaded_by_the_runner(
     session: Session,
 ) -> None:
@@ -55,6 +64,7 @@ async def test_modules_planted_in_the_workspace_are_not_loaded_by_the_runner(
 _AS_PYTHON = "#!/bin/sh\necho hijacked > /workspace/hijacked-$(basename $0)\n"
 
 
+@on_gvisor_if_whole
 async def test_programs_planted_in_the_home_are_not_used_by_the_runner(session: Session) -> None:
     await session.write_file("kept", KEPT)
     for name in ("python3", "python", "sh", "env", "relay.py"):
@@ -95,9 +105,16 @@ _START_UP = {
 }
 
 
+# The same Python runs either file, before it does anything else.
+_PLANTED = [
+    pytest.param(kind, what, marks=[WHOLE] if kind == "evil.pth" and what != "hello" else [])
+    for kind in ("usercustomize.py", "evil.pth")
+    for what in _START_UP
+]
+
+
 @on_bubblewrap
-@pytest.mark.parametrize("what", _START_UP)
-@pytest.mark.parametrize("kind", ["usercustomize.py", "evil.pth"])
+@pytest.mark.parametrize(("kind", "what"), _PLANTED)
 async def test_start_up_code_of_the_chat_harms_only_its_own_python(
     session: Session, what: str, kind: str
 ) -> None:

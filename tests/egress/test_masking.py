@@ -42,9 +42,8 @@ DIGITS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def in_pieces(mask: Mask, data: bytes, cuts: Sequence[int]) -> list[bytes]:
-    masking = mask.stream()
     places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    return [*(masking.feed(data[a:b]) for a, b in pairwise(places)), masking.end()]
+    return [*(mask.text(data[a:b], more=True) for a, b in pairwise(places)), mask.text(b"")]
 
 
 @pytest.mark.parametrize("value", VALUES)
@@ -73,12 +72,12 @@ def test_base64_is_found_wherever_the_value_begins(before: str, digits: str, val
 
 
 def test_other_bytes_pass_at_once_and_only_a_beginning_waits() -> None:
-    masking = Mask([TOKEN.encode()]).stream()
-    assert masking.feed(b"data: 50% of \\n\n\n") == b"data: 50% of \\n\n\n"
-    assert masking.feed(b"data: ghp_16") == b"data: "
-    assert masking.feed(b"none\n") == b"ghp_16none\n"
-    assert masking.feed(b"100%") == b"100"
-    assert masking.end() == b"%"
+    mask = Mask([TOKEN.encode()])
+    assert mask.text(b"data: 50% of \\n\n\n", more=True) == b"data: 50% of \\n\n\n"
+    assert mask.text(b"data: ghp_16", more=True) == b"data: "
+    assert mask.text(b"none\n", more=True) == b"ghp_16none\n"
+    assert mask.text(b"100%", more=True) == b"100"
+    assert mask.text(b"") == b"%"
 
 
 def test_a_mask_of_nothing_changes_nothing() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import anyio
 
+from mcp_sandbox.app import on_signals
 from mcp_sandbox.models import ExecResult
-from mcp_sandbox.server.transports import serve_stdio, stopped_by_signals
+from mcp_sandbox.server.transports import serve_stdio
 from tests.server.scripted import ScriptedSession, server_of
 
 
@@ -27,7 +28,7 @@ async def answer(what: Any, *_: Any, **__: Any) -> ExecResult:
 
 
 async def main() -> None:
-    async with stopped_by_signals():
+    async with anyio.create_task_group() as tasks, on_signals(tasks.cancel_scope.cancel):
         await serve_stdio(server_of(ScriptedSession(answer)).core)
     sys.stderr.write("left cleanly\n")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from mcp_sandbox.config import CallsConfig, SkillsConfig
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import SessionFor, callers_by, one_chat
+from mcp_sandbox.server.identity import ChatOf, SessionFor, callers_by
 from mcp_sandbox.server.server import SandboxServer, build_server
 from mcp_sandbox.server.skills.visible import Visible
 from mcp_sandbox.sessions.skills import Skills
@@ -63,6 +63,11 @@ def failing(error: BaseException) -> ScriptedSession:
         raise error
 
     return ScriptedSession(answer)
+
+
+def one_chat(chat: ChatId) -> ChatOf:
+    """Every request belongs to `chat`."""
+    return lambda _request: chat
 
 
 def shipped_skills(data_root: Path) -> Visible:

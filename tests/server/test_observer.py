@@ -11,10 +11,10 @@ from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import CapacityReached, NotFound, SandboxError, SandboxGone
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import one_chat, sessions_by
+from mcp_sandbox.server.identity import sessions_by
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.telemetry.metrics import Metrics
-from tests.server.scripted import failing
+from tests.server.scripted import failing, one_chat
 
 SECRET = "s3cret-words"
 CHAT = ChatId("me", "observed")

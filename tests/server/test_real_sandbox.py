@@ -11,11 +11,11 @@ from mcp import Client
 
 from mcp_sandbox.app import open_backend, open_manager
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import one_chat, sessions_by
+from mcp_sandbox.server.identity import sessions_by
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.server.text import MAX_TEXT_BYTES, byte_length
 from tests.conftest import configured
-from tests.server.scripted import text_of
+from tests.server.scripted import one_chat, text_of
 
 META = "mcp-sandbox/result"
 

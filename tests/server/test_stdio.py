@@ -14,6 +14,8 @@ import pytest
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from tests import forked
+
 ROOT = Path(__file__).parents[2]
 INITIALIZE = {
     "protocolVersion": "2025-06-18",
@@ -25,7 +27,7 @@ INITIALIZE = {
 class RawClient:
     """Sends lines, reads lines."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process | forked.Program) -> None:
         assert process.stdin
         assert process.stdout
         assert process.stderr
@@ -84,8 +86,8 @@ class RawClient:
 @asynccontextmanager
 async def started() -> AsyncGenerator[RawClient]:
     with anyio.fail_after(40):
-        async with await anyio.open_process(
-            [sys.executable, "-m", "tests.server.program"], cwd=ROOT
+        async with forked.start(
+            [], env=os.environ, cwd=str(ROOT), stdin=None, module="tests.server.program"
         ) as process:
             try:
                 yield RawClient(process)

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.config import WorkspaceConfig
+from mcp_sandbox.config import ProjectConfig, WorkspaceConfig
 from mcp_sandbox.models import BackendName, ChatId, SandboxId, SandboxInfo
 from mcp_sandbox.sessions.cleaning import Cleaning, GcItem
 from mcp_sandbox.sessions.records import ChatRecord, ChatRecords, Ledger
 from mcp_sandbox.sessions.rooms import Rooms
 from mcp_sandbox.sessions.settings import SessionSettings
-from mcp_sandbox.sessions.slots import Slots
 from mcp_sandbox.workspace.directory import Workspaces
-from mcp_sandbox.workspace.projects import no_projects
+from mcp_sandbox.workspace.projects import ClientFolders, Projects
 from mcp_sandbox.workspace.retention import DAY_S, WATCHED_S
 from tests.sessions.clocks import SetClock
 
@@ -61,10 +60,9 @@ class Server:
             # Which sandboxes run is what each test says.
             backend=self.engine,  # type: ignore[arg-type]
             workspaces=self.workspaces,
-            projects=no_projects(data_root),
+            projects=Projects(ProjectConfig(), data_root, owner=OWNER, folders=ClientFolders()),
             ledger=self.ledger,
             settings=SessionSettings(workspace=WorkspaceConfig(retention=keep_s)),
-            slots=Slots(1, most_per_user=1, wait_s=0),
         )
         self.cleaning = Cleaning(rooms, lambda: self.used)
 

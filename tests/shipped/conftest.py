@@ -11,11 +11,12 @@ from mcp.types import CallToolResult
 from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId, ExecResult
-from mcp_sandbox.server.identity import one_chat, sessions_by
+from mcp_sandbox.server.identity import sessions_by
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.sessions.session import Session
 from tests.conftest import configured
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER
+from tests.server.scripted import one_chat
 
 META = "mcp-sandbox/result"
 

@@ -31,11 +31,12 @@ def commands(text: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_python_imports_are_those_that_pythons_own_parser_sees() -> None:
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.whole)])
+def test_python_imports_are_those_that_pythons_own_parser_sees(every: int) -> None:
     folder = Path(sysconfig.get_path("stdlib"))
     files = [*folder.glob("*.py"), *(folder / "asyncio").glob("*.py")]
     wrong, seen = {}, 0
-    for path in files:
+    for path in sorted(files)[::every]:
         data = path.read_bytes()
         if len(data) <= MAX_FILE_BYTES:
             text = data.decode("utf-8", "replace")
@@ -44,7 +45,7 @@ def test_python_imports_are_those_that_pythons_own_parser_sees() -> None:
             seen += len(expected)
             if found != expected:
                 wrong[path.name] = found ^ expected
-    assert seen > 500
+    assert seen > 500 / every
     assert wrong == {}
 
 
@@ -330,11 +331,11 @@ def test_hostile_texts_take_no_longer_than_their_length(suffix: str) -> None:
     slow = {}
     for piece in _HOSTILE:
         fence = "```bash\n" if suffix == "SKILL.md" else ""
-        text = fence + piece * (40_000 // len(piece))
+        text = fence + piece * (20_000 // len(piece))
         began = time.process_time()
         scan({suffix: text.encode()})
         took = time.process_time() - began
         # Ten times what it takes; what grows with the square takes a hundred times as long.
-        if took > 3:
+        if took > 1.5:
             slow[piece] = took
     assert slow == {}

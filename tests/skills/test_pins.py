@@ -252,7 +252,7 @@ place = Place(Path(sys.argv[1]))
 pins = place.pins()
 versions = [place.version(text) for text in ("one", "two")]
 place.pin(pins, skill(), versions[0])
-for step in range(1, 300):
+for step in range(1, 300, int(sys.argv[2])):
     wanted = versions[step % 2]
     again = place.version(("one", "two")[step % 2])
     child = os.fork()
@@ -273,7 +273,8 @@ assert len(list(place.tree.glob("new-*"))) <= 3
 
 
 @pytest.mark.slow
-def test_killed_at_any_step_the_sandbox_sees_one_whole_version(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _KILLED, str(tmp_path / "data")]
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.whole)])
+def test_killed_at_any_step_the_sandbox_sees_one_whole_version(tmp_path: Path, every: int) -> None:
+    command = [sys.executable, "-c", _KILLED, str(tmp_path / "data"), str(every)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -15,9 +15,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import one_chat, sessions_by
+from mcp_sandbox.server.identity import sessions_by
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.telemetry.calls import span
+from tests.server.scripted import one_chat
 
 SECRET = "s3cret-words"
 

@@ -46,6 +46,8 @@ CANARIES = {
 }
 DATABASE = (PRIVATE, 5432)
 LOCAL = ("127.0.0.1", 9000)
+# A server of an authority that no machine knows by itself, and the file of that authority.
+COMPANY_AT, COMPANY = (PUBLIC, 9443), "company.pem"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ import trustme
 
 from tests.world import (
     CANARIES,
+    COMPANY,
+    COMPANY_AT,
     DATABASE,
     GITS,
     LOCAL,
@@ -54,6 +56,14 @@ def _shadow(folder: Path) -> Path:
     return leaf
 
 
+def _company(folder: Path) -> Path:
+    """Another authority, which nobody here trusts yet; the file of the key of a server of its."""
+    authority, leaf = trustme.CA(), folder / "company-leaf.pem"
+    authority.cert_pem.write_to_path(folder / COMPANY)
+    authority.issue_cert(*_NAMES).private_key_and_cert_chain_pem.write_to_path(leaf)
+    return leaf
+
+
 def main(folder: Path) -> None:
     # What shadows the machine's files must be readable for users without privileges, too.
     os.umask(0o022)
@@ -69,6 +79,7 @@ def main(folder: Path) -> None:
             serving(Site((address, 8080), heard, shelves))
             serving(TlsSite((address, 443), heard, shelves, leaf))
             serving(TlsSite((address, 8443), heard, shelves, leaf))
+        serving(TlsSite(COMPANY_AT, heard, shelves, _company(folder)))
         serving(Site(LOCAL, heard, shelves))
         serving(database(DATABASE, heard))
         for address, ports in CANARIES.items():

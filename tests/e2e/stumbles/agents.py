@@ -9,7 +9,7 @@ from mcp import Client
 
 from mcp_sandbox.app import make_server, open_manager, open_skills
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import one_chat
+from mcp_sandbox.server.identity import connected_as
 from tests.conftest import configured
 from tests.server.scripted import text_of
 
@@ -51,9 +51,10 @@ async def opened(
     """An agent in a new chat; `settings` are sections of the configuration that differ."""
     given = configured(backend, data_root)
     config = type(given).model_validate(given.model_dump() | dict(settings))
-    chat = one_chat(ChatId("tester", "stumbles"))
+    chat = ChatId("tester", "stumbles")
     skills = open_skills(config)
     async with open_manager(config, skills=skills) as manager:
-        server = make_server(config, skills, chat, manager.session)
-        async with Client(server) as client:
-            yield Agent(client)
+        server = make_server(config, skills, manager.session)
+        with connected_as(chat):
+            async with Client(server) as client:
+                yield Agent(client)

@@ -16,8 +16,11 @@ import pytest
 from anyio import to_thread
 
 from tests.connect.relays import Relay
-from tests.daemon.running import ROOT, Done
+from tests.daemon.running import ROOT, Done, ended
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER, if_whole
 
+# What is said of chats is the same wherever they live.
+IN_BUBBLEWRAP = pytest.mark.parametrize("backend_name", [BUBBLEWRAP, if_whole(DOCKER)])
 AT_HOME = pytest.mark.parametrize("backend_name", ["unsafe-local"])
 
 
@@ -44,10 +47,12 @@ class Person:
         self, *arguments: str, stdin: bytes | None = b"", more: Mapping[str, str] | None = None
     ) -> Done:
         """A command; with None its standard input is closed."""
+        environment = self.environment(**(more or {}))
+        if stdin == b"":
+            return await ended(arguments, env=environment)
         command = [sys.executable, "-m", "mcp_sandbox", *arguments]
         if stdin is None:
             command = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
-        environment = self.environment(**(more or {}))
 
         def run() -> CompletedProcess[bytes]:
             # Not all of the input need be read.
@@ -145,6 +150,7 @@ async def test_another_data_root_has_a_daemon_of_its_own(person: Person, tmp_pat
     assert len(list(started(person))) == 2
 
 
+@IN_BUBBLEWRAP
 async def test_chats_are_seen_and_removed_without_a_daemon(person: Person) -> None:
     async with person.agent() as agent:
         await agent.exec("sleep 600 >/dev/null 2>&1 & echo kept > note")
@@ -161,6 +167,7 @@ async def test_chats_are_seen_and_removed_without_a_daemon(person: Person) -> No
     assert list(started(person)) == []
 
 
+@IN_BUBBLEWRAP
 async def test_shutdown_of_all_leaves_nothing_running(person: Person) -> None:
     async with person.agent() as agent:
         await agent.exec("sleep 600 >/dev/null 2>&1 & echo kept > note")

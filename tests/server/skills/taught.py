@@ -11,7 +11,7 @@ from mcp import Client
 from mcp_sandbox.app import make_server, open_manager, open_skills
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import chat_of_connection, connected_as
+from mcp_sandbox.server.identity import connected_as
 from mcp_sandbox.server.server import SandboxServer
 from tests.conftest import configured
 from tests.server.scripted import text_of
@@ -93,7 +93,7 @@ async def taught(
     skills = open_skills(config)
     with anyio.fail_after(40):
         async with open_manager(config, skills=skills) as manager:
-            server = make_server(config, skills, chat_of_connection, manager.session)
+            server = make_server(config, skills, manager.session)
             with connected_as(CHAT):
                 async with Client(server, mode=mode) as client:
                     yield Taught(client, server)
