@@ -23,7 +23,7 @@ _LATE_S, _TIDY_S = 5.0, 5.0
 # Of output: a piece full of small lines keeps others waiting for some milliseconds.
 _AT_ONCE = 16 << 10
 # In bytes, entries and characters; the last of what a program says of its end.
-_MOST_OUTPUT, _MOST_NAMES, _MOST_TEXT, _SHOWN_CHARS = 256 << 20, 10_000, 4 << 20, 2000
+_MOST_OUTPUT, _MOST_NAMES, _MOST_TEXT, _SHOWN_CHARS = 256 << 20, 10_000, 1 << 20, 2000
 
 
 class Agent:
@@ -241,7 +241,7 @@ class _Listener:
             if isinstance(event, Started):
                 self._session_id = event.session_id
             elif isinstance(event, Text) and self._text.tell() < _MOST_TEXT:
-                self._text.write(event.text)
+                self._text.write(event.text[:_MOST_TEXT])
             yield event
 
     def completion(self, ended: str, duration_ms: int) -> Completion:
