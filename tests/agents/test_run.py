@@ -138,7 +138,7 @@ async def test_a_request_goes_in_by_file_and_stdin_and_by_no_argument(session: S
     argv, system, mode, given, environment = json.loads(completion.content)
     assert system == before[0]["content"]
     assert mode == "0o700"
-    assert [block["text"][:9] for block in given[:-1]] == ["## Conver", "[user]: h", "[assistan"]
+    assert [block["text"][:8] for block in given[:-1]] == ["## Conve", "[user]: ", "[assista"]
     assert sum(map(len, argv)) < 700
     assert argv[argv.index("--max-turns") + 1] == "20"
     assert argv[argv.index("--model") + 1] == "test-model"
