@@ -227,7 +227,8 @@ FIELDS = ("most", "port", "s", "n", "result", "code", "message")
         st.tuples(
             st.fixed_dictionaries({"t": KINDS}, optional=dict.fromkeys(FIELDS, JSON)),
             st.binary(max_size=10),
-        )
+        ),
+        max_size=4,
     )
 )
 def test_no_frame_does_more_than_end_the_channel(
