@@ -119,7 +119,7 @@ class Agent:
 
     async def _run(self, run: "_Listener", conversation: Conversation) -> None:
         began_s = anyio.current_time()
-        ended = f"timeout: it took over {self._timeout_s:g} s"
+        ended = "timeout: its time was over"
         try:
             with run.telling, run.scope:
                 try:
@@ -271,13 +271,14 @@ async def _prepared(listener: _Listener, run: Run) -> Program:
 
 
 def _how_ended(result: ExecResult) -> str:
+    """Why there is no result, with the last words of the program."""
     if result.timed_out:
-        word, how = "timeout", "its time limit"
+        why = "timeout: its time was over"
     elif result.out_of_memory:
-        word, how = "memory", "no memory left"
+        why = "memory: no memory was left"
     elif result.killed_because or result.signal:
-        word, how = "killed", result.killed_because or f"signal {result.signal}"
+        why = f"killed: {result.killed_because or f'by {result.signal}'}"
     else:
-        word, how = "exit", f"exit code {result.exit_code}"
+        why = f"exit: it ended with exit code {result.exit_code} and without a result"
     said = result.stderr.strip()[-_SHOWN_CHARS:]
-    return f"{word}: the program ended with {how} and without a result{said and f': {said}'}"
+    return f"{why}; it said: {said}" if said else why
