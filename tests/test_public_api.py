@@ -16,6 +16,7 @@ PROMISED = [
     "SandboxGone",
     "Session",
     "load_config",
+    "open_agent",
     "open_session",
 ]
 

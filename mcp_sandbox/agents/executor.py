@@ -48,10 +48,11 @@ class Program:
 
 
 class Executor(Protocol):
-    """Runs an agent program once. `image` has it, where sandboxes are made from images."""
+    """Runs an agent program once. `image` has it; `protocol` is what it asks its model by."""
 
     name: str
     image: str
+    protocol: str
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """Raises InvalidArgument: the program has no such arguments."""

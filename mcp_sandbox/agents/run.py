@@ -23,7 +23,7 @@ _LATE_S, _TIDY_S = 5.0, 5.0
 # Of output: a piece full of small lines keeps others waiting for some milliseconds.
 _AT_ONCE = 16 << 10
 # In bytes, entries and characters; the last of what a program says of its end.
-_MOST_OUTPUT, _MOST_NAMES, _MOST_TEXT, _SHOWN_CHARS = 256 << 20, 10_000, 4 << 20, 2000
+_MOST_OUTPUT, _MOST_NAMES, _MOST_TEXT, _SHOWN_CHARS = 256 << 20, 10_000, 1 << 20, 2000
 
 
 class Agent:
@@ -119,7 +119,7 @@ class Agent:
 
     async def _run(self, run: "_Listener", conversation: Conversation) -> None:
         began_s = anyio.current_time()
-        ended = f"timeout: it took over {self._timeout_s:g} s"
+        ended = "timeout: its time was over"
         try:
             with run.telling, run.scope:
                 try:
@@ -241,7 +241,7 @@ class _Listener:
             if isinstance(event, Started):
                 self._session_id = event.session_id
             elif isinstance(event, Text) and self._text.tell() < _MOST_TEXT:
-                self._text.write(event.text)
+                self._text.write(event.text[:_MOST_TEXT])
             yield event
 
     def completion(self, ended: str, duration_ms: int) -> Completion:
@@ -271,13 +271,14 @@ async def _prepared(listener: _Listener, run: Run) -> Program:
 
 
 def _how_ended(result: ExecResult) -> str:
+    """Why there is no result, with the last words of the program."""
     if result.timed_out:
-        word, how = "timeout", "its time limit"
+        why = "timeout: its time was over"
     elif result.out_of_memory:
-        word, how = "memory", "no memory left"
+        why = "memory: no memory was left"
     elif result.killed_because or result.signal:
-        word, how = "killed", result.killed_because or f"signal {result.signal}"
+        why = f"killed: {result.killed_because or f'by {result.signal}'}"
     else:
-        word, how = "exit", f"exit code {result.exit_code}"
+        why = f"exit: it ended with exit code {result.exit_code} and without a result"
     said = result.stderr.strip()[-_SHOWN_CHARS:]
-    return f"{word}: the program ended with {how} and without a result{said and f': {said}'}"
+    return f"{why}; it said: {said}" if said else why

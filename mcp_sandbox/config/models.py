@@ -323,6 +323,7 @@ class AgentsConfig(Section):
     """Coding agents that work inside a chat's sandbox."""
 
     connector: str = setting("", "connector of runs that name none; empty = the only one")
+    command: str = setting("claude", "program of runs that name none")
     run: RunConfig = RunConfig()
     programs: Annotated[AbsolutePath | None, BeforeValidator(lambda value: value or None)] = (
         setting(None, "folder of programs for every sandbox, read-only; its bin comes first there")

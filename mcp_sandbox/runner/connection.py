@@ -12,6 +12,7 @@ from mcp_sandbox.runner.waits import Wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
     from mcp_sandbox.runner.doors import Door
@@ -182,19 +183,28 @@ class Connection:
             return
         if header["t"] == "credit" and header["id"] in self._owed:
             self._owed[header["id"]] -= header["n"]
-        self._out += protocol.encode(header, payload, self._seal)
+        parts = protocol.parts(header, payload, self._seal)
+        # What is taken at once is never held: large buffers that come and go cost most of the time.
+        sent = 0 if self._out else self._sent(parts)
+        for part in parts:
+            self._out += memoryview(part)[sent:]
+            sent = max(0, sent - len(part))
         self._flush()
 
-    def _flush(self) -> None:
+    def _sent(self, parts: Collection[bytes | bytearray | memoryview]) -> int:
+        """How much of this is taken now."""
         try:
-            sent = self._sock.send(self._out) if self._out else 0
+            return self._sock.sendmsg(parts)
         except BlockingIOError:
-            sent = 0
+            return 0
         except OSError:
             # Soon: who sends is in the middle of what closing would do to its call, too.
             self._loop.later(0, self.close)
-            return
-        del self._out[:sent]
+            return sum(map(len, parts))
+
+    def _flush(self) -> None:
+        if self._out:
+            del self._out[: self._sent([self._out])]
         if bool(self._out) != self._blocked:
             self._blocked = not self._blocked
             self._watch(READ | WRITE if self._blocked else READ)

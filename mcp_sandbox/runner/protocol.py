@@ -104,12 +104,19 @@ def encode(
     header: dict[str, Any], payload: bytes | memoryview = b"", seal: Seal | None = None
 ) -> bytes:
     """One frame as bytes; ProtocolError when header or payload is over its limit."""
+    return b"".join(parts(header, payload, seal))
+
+
+def parts(
+    header: dict[str, Any], payload: bytes | memoryview, seal: Seal | None
+) -> tuple[bytes | memoryview, ...]:
+    """The same as what it consists of, so that a large payload need not be copied."""
     head = dumps(header)
     if len(head) > MAX_HEADER or len(payload) > MAX_PAYLOAD:
         raise ProtocolError(f"frame too large: header {len(head)}, payload {len(payload)} bytes")
     prefix = PREFIX.pack(len(head), len(payload))
     tag = seal.next(prefix, head, payload) if seal else b""
-    return b"".join((prefix, head, payload, tag))
+    return prefix, head, payload, tag
 
 
 def _parse_header(raw: bytes) -> dict[str, Any]:

@@ -156,9 +156,12 @@ async def test_a_request_goes_in_by_file_and_stdin_and_by_no_argument(session: S
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("talk('so'); talk(' far'); sys.exit('no such model')", "exit: .*code 1 .*no such model"),
+        (
+            "talk('so'); talk(' far'); sys.exit('no such model')",
+            "exit: .*code 1 .*; it said: no such model",
+        ),
         ("talk('so far')", "exit: .*exit code 0 and without a result"),
-        ("talk('so far'); os.kill(os.getpid(), 9)", "killed: .*signal SIGKILL"),
+        ("talk('so far'); os.kill(os.getpid(), 9)", "killed: by SIGKILL"),
         ("talk('so far'); end(is_error=True, terminal_reason='api_error')", "api_error: done"),
     ],
 )

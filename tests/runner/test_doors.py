@@ -7,14 +7,18 @@ import subprocess
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from anyio.abc import ByteStream
 from anyio.lowlevel import checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mcp_sandbox.errors import CallerError, SandboxError
 from mcp_sandbox.runner import protocol
+from mcp_sandbox.runtime.calls import Call
 from mcp_sandbox.runtime.doors import Doors, Handler, open_doors
 from tests.contract.test_previews import free_port
 from tests.runner.test_protocol import Runner, runner, said_until_hang_up, works
@@ -206,6 +210,37 @@ async def test_what_code_inside_forges_is_an_error_of_the_sandbox(
             with pytest.raises(SandboxError):
                 async with listening(runner, never):
                     raise AssertionError
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda of: st.lists(of, max_size=3) | st.dictionaries(st.text(max_size=5), of, max_size=3),
+    max_leaves=5,
+)
+KINDS = st.sampled_from(["open", "data", "credit", "done", "fail", "broken", ""])
+FIELDS = ("most", "port", "s", "n", "result", "code", "message")
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.fixed_dictionaries({"t": KINDS}, optional=dict.fromkeys(FIELDS, JSON)),
+            st.binary(max_size=10),
+        ),
+        max_size=4,
+    )
+)
+def test_no_frame_does_more_than_end_the_channel(
+    frames: list[tuple[dict[str, Any], bytes]],
+) -> None:
+    call = Call(keeps=True)
+    # What a channel takes for nonsense.
+    with suppress(protocol.ProtocolError, KeyError, TypeError, ValueError, OverflowError):
+        for header, payload in frames:
+            call.take(header, payload)
+    assert sum(len(data) for _, data in call.pieces) <= 10 * len(frames)
+    assert call.opened is None or all(isinstance(each, int) for each in call.opened)
 
 
 async def test_forged_bytes_are_held_no_further_than_credit_was_given(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ class Claude:
 
     name = "claude"
     image = "mcp-sandbox/claude:latest"
+    protocol = "anthropic"
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._given = _Arguments.read(arguments, "the arguments of claude")

@@ -1,0 +1,46 @@
+"""What cannot be opened as an agent is refused by its name, before anything is started."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_sandbox import open_agent
+from mcp_sandbox.config import Config, ConnectorConfig
+from mcp_sandbox.errors import ImageMissing, InvalidArgument
+
+SERVICES = {
+    "near": ConnectorConfig(url="http://127.0.0.1:9"),
+    "other": ConnectorConfig(url="http://127.0.0.1:9", protocol="openai"),
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"command": "emacs"}, "unknown command type: emacs: choose one of claude"),
+        ({"connector": "far"}, "no connector 'far'; there are near, other"),
+        ({}, "no connector is named"),
+        ({"connector": "near", "arguments": {"turns": 1}}, "turns: Extra .* There are: max_turns"),
+        ({"connector": "other"}, "protocol anthropic, and connector other openai"),
+    ],
+)
+async def test_what_is_not_there_is_named_with_what_is(
+    given: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    config = Config(data_dir=tmp_path / "data", connectors=SERVICES)
+    with pytest.raises(InvalidArgument, match=why):
+        async with open_agent(config=config, **given):
+            pass
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.docker
+async def test_an_image_that_has_the_program_is_taken_where_none_is_named(tmp_path: Path) -> None:
+    config = Config(data_dir=tmp_path, backend="docker", connectors=SERVICES)
+    async with open_agent(connector="near", config=config) as agent:
+        try:
+            taken = (await agent.session.info()).image
+        except ImageMissing as exc:
+            taken = str(exc)
+    assert "mcp-sandbox/claude:latest" in str(taken)

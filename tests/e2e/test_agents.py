@@ -1,0 +1,141 @@
+"""The Claude command line at work inside, without network, and its key outside."""
+
+import os
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_sandbox.agents.events import Completion, Event, Notice, Started, Text, ToolCall, ToolResult
+from mcp_sandbox.agents.run import Agent
+from mcp_sandbox.app import open_agent
+from mcp_sandbox.config import AgentsConfig, Config, ConnectorConfig
+from mcp_sandbox.errors import OperatorError
+from tests.e2e import npm
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER
+from tests.e2e.messages_api import Fault, Script, serving
+
+KEY = "sk-marked-key-of-the-operator"
+CODE = "print(6 * 7, open('note.txt').read())"
+CALLS = (
+    ("Write", {"file_path": "/workspace/note.txt", "content": "kept"}),
+    ("Bash", {"command": f'python3 -c "{CODE}"; cat missing'}),
+)
+RUNSC = pytest.param("docker-runsc", marks=(pytest.mark.docker, pytest.mark.runsc))
+everywhere = pytest.mark.parametrize("backend_name", [BUBBLEWRAP, DOCKER, RUNSC], indirect=True)
+pytestmark = [pytest.mark.claude, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script(CALLS, last_words="All done.")
+
+
+@pytest.fixture
+def config(config: Config, npm_cache: Path, tmp_path: Path, script: Script) -> Generator[Config]:
+    """The place of the test, with the program, and the scripted model as its only connector."""
+    scope = npm.installed("claude", npm_cache).parent / "@anthropic-ai"
+    (program,) = scope.glob("claude-code-linux-*/claude")
+    bin_folder = npm_cache / "claude" / "agents" / "bin"
+    bin_folder.mkdir(parents=True, exist_ok=True)
+    if not (bin_folder / "claude").exists():
+        os.link(program, bin_folder / "claude")
+    key = tmp_path / "key"
+    key.write_text(KEY)
+    key.chmod(0o600)
+    with serving(script) as address:
+        yield config.model_copy(
+            update={
+                "agents": AgentsConfig(programs=bin_folder.parent),
+                "connectors": {"scripted": ConnectorConfig(url=address, key=f"file:{key}")},
+                "env": {"CLAUDE_CODE_MAX_RETRIES": "1"},
+            }
+        )
+
+
+@asynccontextmanager
+async def opened(config: Config, **given: Any) -> AsyncGenerator[Agent]:
+    async with open_agent("agents", config=config, **given) as agent:
+        yield agent
+
+
+async def answers(agent: Agent, request: str, **how: Any) -> list[Event]:
+    return [event async for event in agent.stream([{"role": "user", "content": request}], **how)]
+
+
+@everywhere
+async def test_claude_works_inside_and_its_key_stays_outside(
+    config: Config, script: Script
+) -> None:
+    async with opened(config) as agent:
+        events = await answers(agent, "Make a note.")
+        assert [type(event) for event in events] == [
+            *(Started, ToolCall, ToolResult, ToolCall, ToolResult, Text, Completion)
+        ]
+        result, last = events[4], events[-1]
+        assert isinstance(result, ToolResult)
+        assert result.is_error
+        assert "42 kept" in result.content
+        assert isinstance(last, Completion)
+        assert (last.content, last.is_error, last.turns) == ("All done.", False, 3)
+        assert await agent.read_file("note.txt") == b"kept"
+        seen = "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null; env"
+        files = "grep -rslF sk-marked / --exclude-dir={proc,sys,usr,agents}"
+        inside = await agent.session.exec(f"{seen}; {files}")
+        assert "sk-marked" not in inside.stdout.replace(files, "")
+        assert "/tmp/mcp-sandbox-run" not in (await agent.exec(["find", "/tmp"]))
+    keys = [value for head, _ in script.asked for name, value in head.items() if "key" in name]
+    assert set(keys) == {KEY}
+    assert len(keys) == len(script.asked)
+    assert "WebSearch" not in script.told
+
+
+@everywhere
+async def test_a_conversation_goes_on_in_a_new_sandbox(config: Config, script: Script) -> None:
+    async with opened(config) as agent:
+        first = await answers(agent, "The word is heron.", resume=True)
+    assert isinstance(first[0], Notice)
+    script.told = ""
+    async with opened(config) as agent:
+        second = await answers(agent, "Which word?", resume=True)
+    assert isinstance(second[0], Started)
+    assert isinstance(second[-1], Completion)
+    assert not second[-1].is_error
+    assert "The word is heron." in script.told
+    assert "Which word?" in script.told
+
+
+@pytest.mark.parametrize("backend_name", [BUBBLEWRAP], indirect=True)
+async def test_a_model_service_that_fails_is_told_with_its_status(
+    config: Config, script: Script
+) -> None:
+    script.faults += [Fault(529)] * 10
+    async with opened(config) as agent:
+        events = await answers(agent, "go")
+    last = events[-1]
+    assert isinstance(last, Completion)
+    assert last.is_error
+    assert "529" in last.reason
+    assert any(isinstance(event, Notice) and "529" in event.text for event in events)
+    assert KEY not in repr(events)
+
+
+@pytest.mark.parametrize("backend_name", [BUBBLEWRAP], indirect=True)
+async def test_the_model_and_the_turns_that_were_asked_for_are_used(
+    config: Config, script: Script
+) -> None:
+    async with opened(config, connector="scripted/v3", arguments={"max_turns": 1.0}) as agent:
+        last = (await answers(agent, "go"))[-1]
+    assert isinstance(last, Completion)
+    assert last.reason.startswith("max_turns: ")
+    assert '"model": "v3"' in script.told
+
+
+@pytest.mark.parametrize("backend_name", [BUBBLEWRAP], indirect=True)
+async def test_a_key_that_is_not_there_is_an_error_before_anything_runs(config: Config) -> None:
+    nowhere = {"scripted": ConnectorConfig(url="http://127.0.0.1:9", key="")}
+    async with opened(config.model_copy(update={"connectors": nowhere})) as agent:
+        with pytest.raises(OperatorError, match=r"connectors\.scripted"):
+            await answers(agent, "go")
