@@ -224,8 +224,10 @@ class Connection:
         url = urlsplit("" if rule.private else self._proxy.upstream)
         return (url.hostname, url.port) if url.hostname and url.port else None
 
-    async def _first(self, target: Target, rule: Rule) -> ByteStream:
-        """A connection to the first address that takes one. Raises OSError."""
+    async def _reach(self, target: Target, rule: Rule) -> ByteStream:
+        """Connect to the first address that takes one, or to the proxy outside. Raises OSError."""
+        if upstream := self._upstream(rule):
+            return await anyio.connect_tcp(*upstream)
         found = await addresses_of(target, private=rule.private, limiter=self._looking)
         for address in found[:-1]:
             with suppress(OSError):
@@ -236,18 +238,15 @@ class Connection:
     async def _dial(
         self, target: Target, rule: Rule, *, http: bool = False
     ) -> AsyncGenerator[Peer]:
-        """Connect to an address of the name, or by the proxy through which this machine goes."""
-        began_s, upstream = anyio.current_time(), self._upstream(rule)
+        """Connect to a target, or through the proxy through which this machine goes."""
+        began_s = anyio.current_time()
         async with AsyncExitStack() as stack:
             try:
                 with anyio.fail_after(_DIAL_S):
-                    dialled = (
-                        anyio.connect_tcp(*upstream) if upstream else self._first(target, rule)
-                    )
-                    stream = await stack.enter_async_context(await dialled)
+                    stream = await stack.enter_async_context(await self._reach(target, rule))
                     wire = _Wire(stream, self._stir)
                     server = Peer(wire, h11.CLIENT)
-                    if upstream and (self._secure or not http):
+                    if self._upstream(rule) and (self._secure or not http):
                         wire.feed_data(await server.connect(str(target)))
                     if self._secure:
                         context = self._proxy.authority.outside
