@@ -31,13 +31,10 @@ _DAY_S = 86_400.0
 def list_(chat: Chat, as_json: AsJson = False, socket: Socket = None) -> None:
     """Show the rules and grants of a chat, what it reached, and what was refused to it."""
     found = answer(socket, "egress", {"do": "list", "chat": chat})
-    if as_json:
-        tell(found, "", as_json=True)
-        return
     rows = [*((f"never {row['host']}", row["by"]) for row in found["denied"])]
     rows += ((row["host"], row["by"]) for row in found["rules"])
-    console().print(table("allowed", "by", rows=rows))
-    if places := found["places"]:
+    tell(found, table("allowed", "by", rows=rows), as_json=as_json)
+    if (places := found["places"]) and not as_json:
         columns = ("host", "allowed", "refused", "sent", "received", "refused because")
         console().print(table(*columns, rows=map(_place, reversed(places))))
 

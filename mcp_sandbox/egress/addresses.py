@@ -1,6 +1,7 @@
 """Which addresses a target may be dialled at: every one of its name must be public."""
 
 import socket
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 
 from anyio import CapacityLimiter, to_thread
@@ -41,18 +42,15 @@ async def addresses_of(
     """
     if private and target.host == HERE:
         return ["127.0.0.1", "::1"]
-    found = await to_thread.run_sync(_look_up, target, abandon_on_cancel=True, limiter=limiter)
+    # As bytes: a text would be encoded once more.
+    host, kind = target.host.encode("ascii"), socket.SOCK_STREAM
+    look_up = partial(socket.getaddrinfo, host, target.port, type=kind)
+    try:
+        answer = await to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=limiter)
+    except OSError as exc:
+        raise RefusedError(f"its name has no address ({exc.strerror})", "failed") from exc
+    found = [str(where[0]) for *_, where in answer]
     if not private and not all(is_public(ip_address(each)) for each in found):
         # Which one it is would tell the inside of names of a network that it cannot see.
         raise RefusedError("its name leads to an address that is not public", "address")
     return found
-
-
-def _look_up(target: Target) -> list[str]:
-    try:
-        # As bytes: a text would be encoded once more.
-        host = target.host.encode("ascii")
-        found = socket.getaddrinfo(host, target.port, type=socket.SOCK_STREAM)
-    except OSError as exc:
-        raise RefusedError(f"its name has no address ({exc.strerror})", "failed") from exc
-    return [str(where[0]) for *_, where in found]

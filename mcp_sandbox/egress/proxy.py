@@ -10,6 +10,7 @@ import ssl
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
@@ -42,35 +43,18 @@ Note = Callable[[Target | None, Rule | RefusedError, int, int, float], None]
 """Told once a connection that a rule let pass, and once a refusal: bytes out and in, ms."""
 
 
+@dataclass
 class Proxy:
-    """One for all sandboxes of a server; `upstream` is http://HOST:PORT or empty."""
+    """What the connections of a server share; `upstream` is http://HOST:PORT or empty."""
 
-    def __init__(
-        self, rules: Rules, authority: Authority, secrets: Secrets, *, upstream: str = ""
-    ) -> None:
-        url = urlsplit(upstream)
-        self.upstream = (url.hostname, url.port) if url.hostname and url.port else None
-        self.rules = rules
-        self.authority = authority
-        self.secrets = secrets
-        self.connections = 0
-        self.looking = WeakValueDictionary[ChatId, anyio.CapacityLimiter]()
-
-    async def serve(
-        self, stream: ByteStream, chat: ChatId, grants: Sequence[Rule], note: Note
-    ) -> None:
-        """Serve one connection of a chat until it is to be closed, whatever comes."""
-        self.connections += 1
-        try:
-            await _Connection(self, stream, chat, grants, note).run()
-        except* HUNG_UP:
-            pass
-        except* Exception as group:  # noqa: BLE001 - one connection must not end the others
-            # Without its words, which may be a client's or a server's.
-            names = ", ".join(type(each).__name__ for each in group.exceptions)
-            logger.warning("a connection of chat %s failed: %s", chat, names)
-        finally:
-            self.connections -= 1
+    rules: Rules
+    authority: Authority
+    secrets: Secrets
+    upstream: str = ""
+    connections: int = 0
+    looking: WeakValueDictionary[ChatId, anyio.CapacityLimiter] = field(
+        default_factory=WeakValueDictionary
+    )
 
 
 class _Wire(BufferedByteStream):
@@ -93,8 +77,8 @@ class _Wire(BufferedByteStream):
         self._stirred()
 
 
-class _Connection:
-    """One connection from inside, and where it leads."""
+class Connection:
+    """One connection from inside a chat's sandbox, and where it leads."""
 
     def __init__(
         self, proxy: Proxy, stream: ByteStream, chat: ChatId, grants: Sequence[Rule], note: Note
@@ -114,8 +98,21 @@ class _Connection:
         self._patience_s = _ENDING_S
         self._stir()
 
-    async def run(self) -> None:
-        """Serve it until it ends, and tell why it is refused."""
+    async def serve(self) -> None:
+        """Serve it until it is to be closed, whatever comes."""
+        self._proxy.connections += 1
+        try:
+            await self._run()
+        except* HUNG_UP:
+            pass
+        except* Exception as group:  # noqa: BLE001 - one connection must not end the others
+            # Without its words, which may be a client's or a server's.
+            names = ", ".join(type(each).__name__ for each in group.exceptions)
+            logger.warning("a connection of chat %s failed: %s", self._chat, names)
+        finally:
+            self._proxy.connections -= 1
+
+    async def _run(self) -> None:
         began_s = anyio.current_time()
         self._stir()
         try:
@@ -183,14 +180,14 @@ class _Connection:
 
     async def _open(self, target: Target) -> None:
         self._secure = await self._is_tls(target)
-        stream = await self._opened(target) if self._secure else self._wire
+        stream = await self._tls(target) if self._secure else self._wire
         self._client = Peer(stream, h11.SERVER)
         await self._requests(await self._client.head(), target)
         if isinstance(stream, TLSStream):
             with anyio.move_on_after(_LAST_S):
                 await stream.unwrap()
 
-    async def _opened(self, target: Target) -> TLSStream:
+    async def _tls(self, target: Target) -> TLSStream:
         context = await self._proxy.authority.context_for(target.host)
         try:
             with anyio.fail_after(HEAD_S):
@@ -224,10 +221,13 @@ class _Connection:
             await exchange(self._client, server, rewritten, mask, self._end_soon)
 
     def _upstream(self, rule: Rule) -> tuple[str, int] | None:
-        return None if rule.private else self._proxy.upstream
+        url = urlsplit("" if rule.private else self._proxy.upstream)
+        return (url.hostname, url.port) if url.hostname and url.port else None
 
-    async def _first(self, target: Target, rule: Rule) -> ByteStream:
-        """A connection to the first address that takes one. Raises OSError."""
+    async def _reach(self, target: Target, rule: Rule) -> ByteStream:
+        """Connect to the first address that takes one, or to the proxy outside. Raises OSError."""
+        if upstream := self._upstream(rule):
+            return await anyio.connect_tcp(*upstream)
         found = await addresses_of(target, private=rule.private, limiter=self._looking)
         for address in found[:-1]:
             with suppress(OSError):
@@ -238,18 +238,15 @@ class _Connection:
     async def _dial(
         self, target: Target, rule: Rule, *, http: bool = False
     ) -> AsyncGenerator[Peer]:
-        """Connect to an address of the name, or by the proxy through which this machine goes."""
-        began_s, upstream = anyio.current_time(), self._upstream(rule)
+        """Connect to a target, or through the proxy through which this machine goes."""
+        began_s = anyio.current_time()
         async with AsyncExitStack() as stack:
             try:
                 with anyio.fail_after(_DIAL_S):
-                    dialled = (
-                        anyio.connect_tcp(*upstream) if upstream else self._first(target, rule)
-                    )
-                    stream = await stack.enter_async_context(await dialled)
+                    stream = await stack.enter_async_context(await self._reach(target, rule))
                     wire = _Wire(stream, self._stir)
                     server = Peer(wire, h11.CLIENT)
-                    if upstream and (self._secure or not http):
+                    if self._upstream(rule) and (self._secure or not http):
                         wire.feed_data(await server.connect(str(target)))
                     if self._secure:
                         context = self._proxy.authority.outside

@@ -16,7 +16,7 @@ import anyio
 from anyio.abc import ByteStream
 
 from mcp_sandbox.egress.addresses import HERE
-from mcp_sandbox.egress.proxy import Proxy
+from mcp_sandbox.egress.proxy import Connection, Proxy
 from mcp_sandbox.egress.rules import PORTS, Rule, rule_of
 from mcp_sandbox.egress.targets import RefusedError, Target, target_of
 from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, StorageUnavailable
@@ -218,7 +218,8 @@ class Egress:
         # Without them less is allowed.
         with suppress(StorageUnavailable):
             grants = await self._granted(chat)
-        await self._proxy.serve(stream, chat, grants, partial(self._note, chat))
+        note = partial(self._note, chat)
+        await Connection(self._proxy, stream, chat, grants, note).serve()
 
     def _note(
         self,

@@ -27,8 +27,8 @@ ABOUT_ISOLATION = {
     "test_what_user_code_has_stopped_of_ours_goes_on",
     "test_searches_see_skills_only_when_they_ask_for_them",
 }
-# docker and bubblewrap run all. gVisor is another kernel, slow to start, and unsafe-local is
-# bubblewrap without walls: they run these modules and the tests of `EVERYWHERE`; all with --whole.
+# bubblewrap runs all, docker all but `ONCE`. gVisor is another kernel, slow to start, unsafe-local
+# is bubblewrap without walls: they run these modules and `EVERYWHERE`; all of them with --whole.
 FULLY = {
     "docker-runsc": {"test_backend", "test_ending", "test_doors"},
     "unsafe-local": {"test_backend"},
@@ -99,9 +99,10 @@ EVERYWHERE = {
     "test_who_connects_is_answered_by_the_handler",
     "test_it_is_told_when_the_sandbox_ends",
 }
-# What takes long and is the same in every sandbox runs in bubblewrap; everywhere with --whole.
+# What our own code does alike in every sandbox runs in bubblewrap, and everywhere with --whole.
 ONCE = {
-    *("test_figures", "test_lifetimes", "test_operator", "test_previews", "test_room"),
+    *("test_sessions", "test_pool", "test_lifetimes", "test_operator", "test_room"),
+    *("test_processes", "test_shells", "test_terminals", "test_figures", "test_previews"),
     "test_who_types_is_answered_though_the_screen_never_rests",
     "test_cells_compute_what_one_python_computes",
     "test_any_text_is_a_cell",

@@ -11,7 +11,7 @@ from anyio.abc import ByteStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_sandbox.egress.proxy import Proxy
+from mcp_sandbox.egress.proxy import Connection, Proxy
 from mcp_sandbox.egress.rules import Rule, Rules
 from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import Target
@@ -176,7 +176,7 @@ def test_random_heads_of_targets_are_answered_or_refused_in_bounded_memory(
     async def serve(clients: Iterable[Inside]) -> None:
         for inside in clients:
             with anyio.fail_after(5):
-                await proxy.serve(inside, CHAT, (), lambda *_: None)
+                await Connection(proxy, inside, CHAT, (), lambda *_: None).serve()
 
     @settings(max_examples=examples, deadline=None)
     @given(HEADS, st.integers(1, 40))

@@ -16,7 +16,7 @@ from anyio.streams.tls import TLSListener
 
 from mcp_sandbox.config import AllowConfig, EgressConfig, SecretConfig
 from mcp_sandbox.egress.authority import Authority
-from mcp_sandbox.egress.proxy import Proxy
+from mcp_sandbox.egress.proxy import Connection, Proxy
 from mcp_sandbox.egress.rules import Rule, Rules, rule_of, rules_of
 from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import RefusedError
@@ -147,7 +147,7 @@ async def a_world(
 
         async def serve(stream: SocketStream) -> None:
             async with stream:
-                await proxy.serve(stream, CHAT, tuple(world.grants), world.note)
+                await Connection(proxy, stream, CHAT, tuple(world.grants), world.note).serve()
                 # A door waits likewise for the client to read what it was sent.
                 with anyio.move_on_after(1):
                     await stream.send_eof()
