@@ -7,13 +7,13 @@ libraries of a backend that is not used.
 import logging
 import signal
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
@@ -33,7 +33,6 @@ from mcp_sandbox.models import PROGRAMS, BackendName, ChatId, Mount
 from mcp_sandbox.telemetry import logs
 
 if TYPE_CHECKING:
-    from mcp_sandbox.agents.run import Agent
     from mcp_sandbox.egress.rules import Rules
     from mcp_sandbox.server.server import SandboxServer
     from mcp_sandbox.sessions.doors import Egress
@@ -373,63 +372,3 @@ async def open_session(
         config = (await to_thread.run_sync(load_config)).config
     async with open_manager(config) as manager:
         yield await manager.session(chat_id)
-
-
-@asynccontextmanager
-async def open_agent(  # noqa: PLR0913 - what an agent can be given
-    chat: str = "demo",
-    *,
-    user: str = "local",
-    connector: str = "",
-    command: str = "",
-    arguments: Mapping[str, Any] | None = None,
-    timeout_s: float | None = None,
-    config: Config | None = None,
-) -> AsyncGenerator["Agent"]:
-    """Open a coding agent in the computer of a chat, which ends with the block; its files stay.
-
-    The program `command` with its `arguments` reaches its model by the `connector`, as NAME or
-    NAME/MODEL; each run may take `timeout_s`. What is not given the configuration says.
-
-    Raises:
-        InvalidArgument: there is no such connector, program or argument.
-        OperatorError: no sandbox can be made here, or the configuration is wrong.
-    """
-    await to_thread.run_sync(import_module, "mcp_sandbox.agents.gateway")
-    from mcp_sandbox.agents.connectors import connector_of
-    from mcp_sandbox.agents.executor import Way
-    from mcp_sandbox.agents.executors import executor_of
-    from mcp_sandbox.agents.gateway import open_gateway
-    from mcp_sandbox.agents.run import Agent
-
-    if config is None:
-        config = (await to_thread.run_sync(load_config)).config
-    settings, egress = config.agents, config.egress
-    executor = executor_of(command or settings.command)
-    make = partial(executor, arguments or {})
-    make()
-    service = connector_of(config.connectors, connector, settings.connector)
-    if service.protocol != executor.protocol:
-        raise InvalidArgument(
-            f"{executor.name} speaks the protocol {executor.protocol}, and connector "
-            f"{service.name} {service.protocol}: name another connector, or another command"
-        )
-    if not settings.programs and "image" not in config.docker.model_fields_set:
-        docker = config.docker.model_copy(update={"image": executor.image})
-        config = config.model_copy(update={"docker": docker})
-    async with open_session(chat, user=user, config=config) as session:
-
-        @asynccontextmanager
-        async def way() -> AsyncGenerator[Way]:
-            async with (
-                open_gateway(
-                    service, chat=session.chat, limits=settings.run, egress=egress
-                ) as gateway,
-                session.door(gateway.serve) as port,
-            ):
-                yield Way(f"http://127.0.0.1:{port}", gateway.token, service.model)
-
-        limit_s = settings.run.timeout if timeout_s is None else timeout_s
-        online = config.network != "none"
-        async with Agent(session, make, way, timeout_s=limit_s, online=online).opened() as agent:
-            yield agent

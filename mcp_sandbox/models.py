@@ -58,6 +58,8 @@ class TokenGrant:
     token_id: str
 
 
+RELAY = "/opt/mcp-sandbox/mcp_sandbox/relay.py"
+"""Our relay inside."""
 PROGRAMS = "/opt/agents"
 """Where a sandbox has the operator's programs for agents; what is in its `bin` goes before all."""
 

@@ -18,6 +18,7 @@ import anyio
 from mcp_sandbox.agents.events import Completion
 from mcp_sandbox.errors import ConfigError, NotPermitted, TooLarge
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.records import Ledger
 
 LIMIT_S = 60.0
 _MOST_MEMORY = 64 << 10
@@ -48,6 +49,21 @@ class Computer(Protocol):
         ...
 
 
+class Memory:
+    """What the hooks of a chat keep, in its record."""
+
+    def __init__(self, ledger: Ledger, chat: ChatId) -> None:
+        self._ledger, self._chat = ledger, chat
+
+    async def load(self) -> dict[str, Any]:
+        record = await self._ledger.records.look(self._chat)
+        return dict(record.further.get("memory", {})) if record else {}
+
+    async def save(self, memory: Mapping[str, Any]) -> None:
+        now_s = self._ledger.clock().wall_s
+        await self._ledger.records.keep(self._chat, "memory", memory, now_s)
+
+
 @dataclass
 class Context:
     """What a hook gets of a run; `memory` is kept for the chat, as JSON of at most 64 KiB.
@@ -58,8 +74,8 @@ class Context:
 
     chat: ChatId
     progress: Callable[[str], Awaitable[None]]
-    sandbox: Computer | None = None
-    memory: dict[str, Any] = field(default_factory=dict[str, Any])
+    sandbox: Computer | None
+    memory: dict[str, Any]
     log: logging.Logger = field(default_factory=lambda: logging.getLogger(__name__))
 
     def kept(self) -> Mapping[str, Any]:

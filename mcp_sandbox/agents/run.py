@@ -1,8 +1,10 @@
 """An agent of one chat, and its runs: prepared, started, listened to, bounded and cleaned up."""
 
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any, Self
 from uuid import NAMESPACE_OID, uuid5
@@ -10,11 +12,28 @@ from uuid import NAMESPACE_OID, uuid5
 import anyio
 from anyio.abc import TaskGroup
 
-from mcp_sandbox.agents.events import MAX_LINE, Completion, Event, Lines, Notice, Started, Text
+from mcp_sandbox.agents.events import (
+    MAX_LINE,
+    Completion,
+    Event,
+    Lines,
+    Notice,
+    Progress,
+    Started,
+    Text,
+)
 from mcp_sandbox.agents.executor import Executor, Program, Run, Way
-from mcp_sandbox.agents.hooks import FileInfo
+from mcp_sandbox.agents.hooks import Context, FileInfo, Hooks, Memory, Messages
 from mcp_sandbox.agents.messages import Conversation, conversation_of
-from mcp_sandbox.errors import Busy, CallerError, Draining, SandboxError, SandboxGone, TooLarge
+from mcp_sandbox.errors import (
+    Busy,
+    CallerError,
+    Draining,
+    NotPermitted,
+    SandboxError,
+    SandboxGone,
+    TooLarge,
+)
 from mcp_sandbox.models import ExecResult
 from mcp_sandbox.sessions.session import Session
 
@@ -24,6 +43,24 @@ _LATE_S, _TIDY_S = 5.0, 5.0
 _AT_ONCE = 16 << 10
 # In bytes, entries and characters; the last of what a program says of its end.
 _MOST_OUTPUT, _MOST_NAMES, _MOST_TEXT, _SHOWN_CHARS = 256 << 20, 10_000, 1 << 20, 2000
+
+
+Tell = Callable[[list[Event]], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How an agent behaves: its name, instructions before every request, skills, and hooks.
+
+    `on_end` gets each run's completion, as hooks leave it.
+    """
+
+    name: str = ""
+    prompts: Messages = ()
+    skills: Sequence[str] = ()
+    hooks: Hooks = field(default_factory=Hooks)
+    memory: Memory | None = None
+    on_end: Callable[[Completion], Awaitable[None]] | None = None
 
 
 class Agent:
@@ -36,21 +73,22 @@ class Agent:
         self,
         session: Session,
         executor: Callable[[], Executor],
-        way: Callable[[], AbstractAsyncContextManager[Way]],
+        way: Callable[[Tell], AbstractAsyncContextManager[Way]],
         *,
         timeout_s: float,
-        name: str = "",
+        manner: Manner | None = None,
         online: bool = False,
     ) -> None:
-        """Each run has an `executor` and a `way` to the model of its own.
+        """Each run has an `executor` and a `way` of its own, which may tell events of the run.
 
-        The agents of a chat are told apart by their `name`. `online`: the sandbox has a network.
+        The agents of a chat are told apart by their names. `online`: the sandbox has a network.
         """
         self.session = session
         self._executor = executor
         self._way = way
         self._timeout_s = timeout_s
-        self._id = str(uuid5(NAMESPACE_OID, f"mcp-sandbox {session.chat} {name}"))
+        self._manner = manner or Manner()
+        self._id = str(uuid5(NAMESPACE_OID, f"mcp-sandbox {session.chat} {self._manner.name}"))
         self._online = online
         self._tasks: TaskGroup | None = None
         self._runs = set[_Listener]()
@@ -95,17 +133,19 @@ class Agent:
 
         Raises:
             InvalidArgument, TooLarge: the messages cannot be used.
+            NotPermitted: a hook refuses them; a sandbox that was made for this run has ended.
             Unsupported: the sandbox does not have the program.
             OperatorError: no model can be reached, or no sandbox be made.
         """
-        conversation, executor = conversation_of(messages), self._executor()
+        conversation_of(messages)
+        executor = self._executor()
         if self._tasks is None:
             raise Draining("the agent is closed: open it again")
         if resume and any(each.resumed for each in self._runs):
             raise Busy("the conversation is in use by another run: wait for its end")
         run = _Listener(executor, self._id if resume else "")
         self._runs.add(run)
-        self._tasks.start_soon(self._run, run, conversation)
+        self._tasks.start_soon(self._run, run, messages)
         try:
             async for events in run.told:
                 for event in events:
@@ -117,23 +157,52 @@ class Agent:
         if run.error:
             raise run.error
 
-    async def _run(self, run: "_Listener", conversation: Conversation) -> None:
+    async def _run(self, run: "_Listener", messages: Messages) -> None:
+        hooks, memory = self._manner.hooks, self._manner.memory
+        options = {"assistant": self._manner.name, "resume": bool(run.resumed)}
+        made = not self.session.has_sandbox
+        try:
+            with run.telling, run.scope:
+                known = await memory.load() if memory else {}
+                context = Context(
+                    self.session.chat, run.progress, HookComputer(self), deepcopy(known)
+                )
+                messages = await hooks.before(context, messages, options)
+                conversation = conversation_of([*self._manner.prompts, *messages])
+                completion = await self._completion(run, conversation)
+                completion, problem = await hooks.after(context, completion, options)
+                try:
+                    if memory and (kept := context.kept()) != known:
+                        await memory.save(kept)
+                except (SandboxError, TypeError, ValueError) as exc:
+                    problem += f" What ctx.memory holds is not kept: {exc}"
+                if self._manner.on_end:
+                    await self._manner.on_end(completion)
+                await run.tell([Notice(problem)] * bool(problem) + [completion])
+        except SandboxError as exc:
+            run.error = exc
+            if made and isinstance(exc, NotPermitted) and self.session.has_sandbox:
+                await self.session.reset()
+        finally:
+            run.ended.set()
+
+    async def _completion(self, run: "_Listener", conversation: Conversation) -> Completion:
         began_s = anyio.current_time()
         ended = "timeout: its time was over"
         try:
-            with run.telling, run.scope:
-                try:
-                    with anyio.move_on_after(self._timeout_s + _LATE_S):
-                        async with self._way() as way:
-                            ended = await self._start(run, way, conversation)
-                except SandboxGone as exc:
-                    ended = f"sandbox: {exc}"
-                duration_ms = round((anyio.current_time() - began_s) * 1000)
-                await run.tell([run.completion(ended, duration_ms)])
-        except SandboxError as exc:
-            run.error = exc
-        finally:
-            run.ended.set()
+            with anyio.move_on_after(self._timeout_s + _LATE_S):
+                if not self.session.has_sandbox:
+                    await run.progress("Creating the sandbox")
+                    await self.session.exec(["true"])
+                    await run.progress("Sandbox ready")
+                    await run.progress("")
+                for name in self._manner.skills:
+                    await self.session.skills.activate(name, by_user=True)
+                async with self._way(run.tell) as way:
+                    ended = await self._start(run, way, conversation)
+        except SandboxGone as exc:
+            ended = f"sandbox: {exc}"
+        return run.completion(ended, round((anyio.current_time() - began_s) * 1000))
 
     async def _start(self, listener: "_Listener", way: Way, conversation: Conversation) -> str:
         """How the program ended, in words; nothing of it is left."""
@@ -200,6 +269,20 @@ class Agent:
         return bytes(output)
 
 
+class HookComputer:
+    """The computer of an agent, as hooks use it."""
+
+    workdir = "/workspace"
+
+    def __init__(self, agent: Agent) -> None:
+        self._read = agent.read_file
+        self.write_file, self.list_dir, self.exec = agent.write_file, agent.list_dir, agent.exec
+
+    async def read_file(self, path: str) -> str:
+        """Return the text of a file."""
+        return (await self._read(path)).decode("utf-8", "replace")
+
+
 class _Listener:
     """Hears one run of an executor, and tells its events to whoever takes them."""
 
@@ -222,6 +305,10 @@ class _Listener:
     async def tell(self, events: list[Event]) -> None:
         if events:
             await self.telling.send(events)
+
+    async def progress(self, text: str) -> None:
+        """Tell how far it is, in place of what was told before; "" is the end."""
+        await self.tell([Progress(text)])
 
     async def take(self, data: bytes) -> None:
         """Tell what this piece of the program's output means."""

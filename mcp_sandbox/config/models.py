@@ -324,6 +324,10 @@ class AgentsConfig(Section):
 
     connector: str = setting("", "connector of runs that name none; empty = the only one")
     command: str = setting("claude", "program of runs that name none")
+    folders: tuple[AbsolutePath, ...] = setting((), "folders of assistants")
+    usage_log: Annotated[AbsolutePath | None, BeforeValidator(lambda value: value or None)] = (
+        setting(None, "file that gets one line of JSON for each run: tokens, cost, turns, time")
+    )
     run: RunConfig = RunConfig()
     programs: Annotated[AbsolutePath | None, BeforeValidator(lambda value: value or None)] = (
         setting(None, "folder of programs for every sandbox, read-only; its bin comes first there")

@@ -64,8 +64,8 @@ _AT_ONCE, _WAITING, _PER_S, _CONNECTIONS = 4, 32, 20, 8
 _CALL_S, _END_S = 60.0, 2.0
 
 Call = Callable[[dict[str, Any]], Awaitable[CallToolResult]]
-Told = Callable[[str, bool], None]
-"""Told the name of a tool that has been called, and whether it failed."""
+Told = Callable[[str, bool, float], Awaitable[None]]
+"""Told the name of a tool that has been called, whether it failed, and ms."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Bridge:
         name = clip(show_name(asked.name), 60)
         event(logger, "host tool", of=self._of, tool=name, failed=failed, duration_ms=took_ms)
         if asked.name in self._tools:
-            self._told(asked.name, failed)
+            await self._told(asked.name, failed, took_ms)
         return result
 
     async def _called(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
@@ -152,8 +152,8 @@ async def open_bridge(
     wanted: Mapping[str, Collection[str]],
     functions: Sequence[Callable[..., Any]] = (),
     *,
-    of: str = "",
-    told: Told = lambda _name, _failed: None,
+    of: str,
+    told: Told,
 ) -> AsyncGenerator[Bridge]:
     """Start what a run may use: `functions`, and of each server, or HOST, the tools that it names.
 

@@ -45,6 +45,10 @@ class Hold:
         """There is a sandbox, or nobody makes one."""
         return self._held is not None or not self._lock.locked()
 
+    @property
+    def has_sandbox(self) -> bool:
+        return self._held is not None
+
     async def take_news(self) -> list[str]:
         """What the agent should know and was not told yet; it is told once."""
         rows = self._held.runtime.processes.untold() if self._held else ()

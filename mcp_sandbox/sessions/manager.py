@@ -17,7 +17,7 @@ from mcp_sandbox.sessions.cleaning import Cleaning, GcReport, Reaper
 from mcp_sandbox.sessions.gate import Gate
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.previews import Previews
-from mcp_sandbox.sessions.records import ChatRecord
+from mcp_sandbox.sessions.records import ChatRecord, Ledger
 from mcp_sandbox.sessions.rooms import Rooms, Use
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SPEC, of_chats
@@ -162,6 +162,11 @@ class SessionManager:
     def _own_chats(self) -> set[ChatId]:
         """The chats that this server uses, or is about to."""
         return {hold.chat for hold in [*self._holds.values()] if hold.is_busy or hold.use().open}
+
+    @property
+    def ledger(self) -> Ledger:
+        """The records of the chats."""
+        return self._rooms.ledger
 
     async def session(self, chat: ChatId) -> Session:
         """The chat's session; its sandbox is made at the first call that needs it."""

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -84,6 +84,12 @@ class ChatRecords:
     async def put(self, record: ChatRecord) -> None:
         """Write a record, in place of the chat's earlier one. Call it while you hold the chat."""
         await self._run(self._put, record)
+
+    async def keep(self, chat: ChatId, name: str, value: object, now_s: float) -> None:
+        """Keep a value for others with a chat, by their name."""
+        async with self.hold(chat):
+            record = await self.get(chat) or ChatRecord(chat, None, now_s, now_s)
+            await self.put(replace(record, further={**record.further, name: value}))
 
     async def touch(self, used: Mapping[ChatId, float]) -> None:
         """Note when chats were last used; an earlier time than the known one changes nothing."""

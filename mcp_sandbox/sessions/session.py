@@ -99,6 +99,11 @@ class Session:
         """False while its sandbox is just being made."""
         return self._hold.is_open
 
+    @property
+    def has_sandbox(self) -> bool:
+        """There is one now; else the next call makes it."""
+        return self._hold.has_sandbox
+
     async def take_news(self) -> list[str]:
         """What became of the sandbox between the calls, for the next result; told once."""
         return [*await self._hold.take_news(), *self.skills.take_warnings()]

@@ -25,7 +25,7 @@ async def nothing(_: str) -> None:
 
 @pytest.fixture
 def ctx() -> Context:
-    return Context(ChatId("local", "a"), nothing)
+    return Context(ChatId("local", "a"), nothing, None, {})
 
 
 async def test_a_file_of_hooks_may_have_one_both_or_none(tmp_path: Path, ctx: Context) -> None:

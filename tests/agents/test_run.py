@@ -18,7 +18,7 @@ import pytest
 from mcp_sandbox.agents.events import Completion, Event, Notice, Started, Text, Unknown
 from mcp_sandbox.agents.executor import Way
 from mcp_sandbox.agents.executors.claude import Claude
-from mcp_sandbox.agents.run import Agent
+from mcp_sandbox.agents.run import Agent, Tell
 from mcp_sandbox.app import open_manager
 from mcp_sandbox.errors import Busy, CommandFailed, Draining, InvalidArgument, Unsupported
 from mcp_sandbox.models import ChatId
@@ -76,7 +76,7 @@ WAYS = iter(range(1000))
 
 
 @asynccontextmanager
-async def no_way() -> AsyncGenerator[Way]:
+async def no_way(_tell: Tell) -> AsyncGenerator[Way]:
     """The program of the tests asks no model."""
     yield Way("http://127.0.0.1:9", f"token-{next(WAYS)}", "test-model")
 

@@ -10,7 +10,7 @@ import pytest
 
 from mcp_sandbox.agents.events import Completion, Event, Notice, Started, Text, ToolCall, ToolResult
 from mcp_sandbox.agents.run import Agent
-from mcp_sandbox.app import open_agent
+from mcp_sandbox.assisting import open_agent
 from mcp_sandbox.config import AgentsConfig, Config, ConnectorConfig
 from mcp_sandbox.errors import OperatorError
 from tests.e2e import npm
@@ -57,7 +57,7 @@ def config(config: Config, npm_cache: Path, tmp_path: Path, script: Script) -> G
 
 @asynccontextmanager
 async def opened(config: Config, **given: Any) -> AsyncGenerator[Agent]:
-    async with open_agent("agents", config=config, **given) as agent:
+    async with open_agent(chat="agents", config=config, **given) as agent:
         yield agent
 
 

@@ -79,9 +79,11 @@ async def run(
 ) -> AsyncGenerator[Run]:
     told: list[tuple[str, bool]] = []
     place = folder / "bridge.sock"
-    opening = open_bridge(
-        BridgeConfig(**settings), wanted, functions, told=lambda *each: told.append(each)
-    )
+
+    async def tell(name: str, failed: bool, _took_ms: float) -> None:
+        told.append((name, failed))
+
+    opening = open_bridge(BridgeConfig(**settings), wanted, functions, of="a run", told=tell)
     async with (
         opening as bridge,
         await anyio.create_unix_listener(place) as listener,

@@ -1,0 +1,167 @@
+"""What `open_agent` is made of: an assistant, a chat's computer, and the ways out of it."""
+
+import json
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from anyio import to_thread
+
+from mcp_sandbox.agents.assistants import Assistant, assistant_of
+from mcp_sandbox.agents.connectors import Connector, connector_of
+from mcp_sandbox.agents.events import Completion, HostTool
+from mcp_sandbox.agents.executor import Way
+from mcp_sandbox.agents.executors import executor_of
+from mcp_sandbox.agents.gateway import open_gateway
+from mcp_sandbox.agents.hooks import Hooks, Memory, hooks_of
+from mcp_sandbox.agents.run import Agent, Manner, Tell
+from mcp_sandbox.app import open_manager
+from mcp_sandbox.config import Config, load_config
+from mcp_sandbox.errors import Busy, InvalidArgument, Unsupported
+from mcp_sandbox.models import RELAY, ChatId
+from mcp_sandbox.server.bridge import Bridge, open_bridge
+from mcp_sandbox.sessions.session import Session
+
+logger = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def open_agent(  # noqa: PLR0913 - what an agent can be given
+    assistant: str = "",
+    chat: str = "demo",
+    *,
+    user: str = "local",
+    connector: str = "",
+    command: str = "",
+    arguments: Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
+    tools: Sequence[Callable[..., Any]] = (),
+    hooks: Hooks | None = None,
+    on_end: Callable[[Completion], Awaitable[None]] | None = None,
+    config: Config | None = None,
+) -> AsyncGenerator[Agent]:
+    """Open a coding agent in the computer of a chat, which ends with the block; its files stay.
+
+    The `assistant`, a folder in `agents.folders`, says how it behaves; what is given here goes
+    before it. The program `command` with its `arguments` reaches its model by the `connector`, as
+    NAME or NAME/MODEL; each run may take `timeout_s`, may call the functions `tools` of this
+    process, and is told to `on_end`. What is not given the configuration says.
+
+    Raises:
+        InvalidArgument: there is no such assistant, connector, program or argument.
+        OperatorError: no sandbox can be made here, or the configuration is wrong.
+    """
+    if config is None:
+        config = (await to_thread.run_sync(load_config)).config
+    settings, chat_id = config.agents, ChatId(user, chat)
+    found = await to_thread.run_sync(assistant_of, settings.folders, assistant, user)
+    if (options := found.sandbox) is None:
+        raise Unsupported(
+            f"assistant {assistant} has no sandbox, and runs without one are not offered yet: "
+            "add `sandbox: {}` to it"
+        )
+    executor = executor_of(command or options.command or settings.command)
+    make = partial(executor, {**options.arguments, **(arguments or {})})
+    make()
+    service = connector_of(config.connectors, connector or found.connector, settings.connector)
+    if service.protocol != executor.protocol:
+        raise InvalidArgument(
+            f"{executor.name} speaks the protocol {executor.protocol}, and connector "
+            f"{service.name} {service.protocol}: name another connector, or another command"
+        )
+    if on_end is None and settings.usage_log:
+        on_end = partial(_write_usage, settings.usage_log, chat_id, found.name, service.name)
+    if hooks is None:
+        hooks = await to_thread.run_sync(hooks_of, found.hooks)
+    computer = _computer_of(found, config, executor.image)
+    bridge = config.bridge.model_copy(
+        update={"servers": {**config.bridge.servers, **found.servers}}
+    )
+    async with open_manager(computer) as manager:
+        session = await manager.session(chat_id)
+        skills = (
+            [each.parent.name for each in found.skills.glob("*/SKILL.md")] if found.skills else []
+        )
+        memory = Memory(manager.ledger, chat_id)
+        manner = Manner(found.name, found.prompts, skills, hooks, memory, on_end)
+        opened = partial(
+            _way, session, service, config, partial(open_bridge, bridge, found.tools, tools)
+        )
+        limit_s = timeout_s or options.timeout or settings.run.timeout
+        online = config.network != "none"
+        agent = Agent(session, make, opened, timeout_s=limit_s, manner=manner, online=online)
+        async with agent.opened():
+            yield agent
+
+
+def _computer_of(found: Assistant, config: Config, image: str) -> Config:
+    """The configuration with the image, limits and skills of an assistant's computer."""
+    options, changes = found.sandbox, dict[str, Any]()
+    wanted = options.image if options else ""
+    if wanted or (not config.agents.programs and "image" not in config.docker.model_fields_set):
+        changes["docker"] = config.docker.model_copy(update={"image": wanted or image})
+    limits = {"memory": options.max_memory, "cpus": options.max_cpu} if options else {}
+    given = {name: value for name, value in limits.items() if value is not None}
+    changes["limits"] = config.limits.model_copy(update=given)
+    if found.skills:
+        folders = (found.skills, *config.skills.folders)
+        changes["skills"] = config.skills.model_copy(update={"folders": folders})
+    return config.model_copy(update=changes)
+
+
+async def _write_usage(
+    file: Path, chat: ChatId, assistant: str, connector: str, completion: Completion
+) -> None:
+    """Note what a run has cost, as a line of JSON."""
+    told = asdict(completion)
+    kept = {name: told[name] for name in ("usage", "cost_usd", "turns", "duration_ms", "is_error")}
+    of = {"user": chat.user, "chat": chat.chat, "assistant": assistant, "connector": connector}
+    line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **of, **kept})
+
+    def write() -> None:
+        with file.open("a", encoding="utf-8") as log:
+            log.write(f"{line}\n")
+
+    try:
+        await to_thread.run_sync(write)
+    except OSError:
+        logger.exception("agents.usage_log cannot be written")
+
+
+@asynccontextmanager
+async def _way(
+    session: Session,
+    service: Connector,
+    config: Config,
+    opening: Callable[..., AbstractAsyncContextManager[Bridge]],
+    tell: Tell,
+) -> AsyncGenerator[Way]:
+    """What one run finds inside: a door to its model, and one to its tools of the host."""
+
+    async def told(name: str, failed: bool, took_ms: float) -> None:
+        await tell([HostTool(name, round(took_ms), failed)])
+
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(
+            open_gateway(service, chat=session.chat, limits=config.agents.run, egress=config.egress)
+        )
+        port = await stack.enter_async_context(session.door(gateway.serve))
+        bridge = await stack.enter_async_context(opening(of=str(session.chat), told=told))
+        servers = {}
+        if bridge.names:
+            # Another run of the chat may have the place.
+            place: int | str = config.bridge.path
+            try:
+                place = await stack.enter_async_context(session.door(bridge.handle, at=place))
+            except Busy:
+                place = f"{place}.{secrets.token_hex(4)}"
+                place = await stack.enter_async_context(session.door(bridge.handle, at=place))
+            servers["host"] = {"command": "python3", "args": ["-I", "-S", RELAY, place]}
+        tools = json.dumps({"mcpServers": servers}).encode() if servers else b""
+        yield Way(f"http://127.0.0.1:{port}", gateway.token, service.model, tools)
