@@ -397,6 +397,7 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     """
     await to_thread.run_sync(import_module, "mcp_sandbox.agents.gateway")
     from mcp_sandbox.agents.connectors import connector_of
+    from mcp_sandbox.agents.events import Usage
     from mcp_sandbox.agents.executor import Way
     from mcp_sandbox.agents.executors import executor_of
     from mcp_sandbox.agents.gateway import open_gateway
@@ -427,7 +428,12 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
                 ) as gateway,
                 session.door(gateway.serve) as port,
             ):
-                yield Way(f"http://127.0.0.1:{port}", gateway.token, service.model)
+
+                def used() -> Usage:
+                    given, made = gateway.counts.input_tokens, gateway.counts.output_tokens
+                    return Usage(given, made, given + made)
+
+                yield Way(f"http://127.0.0.1:{port}", gateway.token, service.model, usage=used)
 
         limit_s = settings.run.timeout if timeout_s is None else timeout_s
         online = config.network != "none"

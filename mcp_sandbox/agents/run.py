@@ -10,7 +10,16 @@ from uuid import NAMESPACE_OID, uuid5
 import anyio
 from anyio.abc import TaskGroup
 
-from mcp_sandbox.agents.events import MAX_LINE, Completion, Event, Lines, Notice, Started, Text
+from mcp_sandbox.agents.events import (
+    MAX_LINE,
+    Completion,
+    Event,
+    Lines,
+    Notice,
+    Started,
+    Text,
+    Usage,
+)
 from mcp_sandbox.agents.executor import Executor, Program, Run, Way
 from mcp_sandbox.agents.hooks import FileInfo
 from mcp_sandbox.agents.messages import Conversation, conversation_of
@@ -125,6 +134,7 @@ class Agent:
                 try:
                     with anyio.move_on_after(self._timeout_s + _LATE_S):
                         async with self._way() as way:
+                            run.usage = way.usage
                             ended = await self._start(run, way, conversation)
                 except SandboxGone as exc:
                     ended = f"sandbox: {exc}"
@@ -208,6 +218,7 @@ class _Listener:
         self.telling, self.told = anyio.create_memory_object_stream[list[Event]]()
         self.scope, self.ended = anyio.CancelScope(), anyio.Event()
         self.error: SandboxError | None = None
+        self.usage: Callable[[], Usage] = Usage
         self._lines, self._dropped = Lines(), 0
         self._last: Completion | None = None
         self._text = StringIO()
@@ -250,6 +261,7 @@ class _Listener:
             self._text.getvalue(),
             is_error=True,
             reason=ended,
+            usage=self.usage(),
             duration_ms=duration_ms,
             session_id=self._session_id,
         )
