@@ -15,7 +15,7 @@ from anyio import to_thread
 
 from mcp_sandbox.agents.assistants import Assistant, assistant_of
 from mcp_sandbox.agents.connectors import Connector, connector_of
-from mcp_sandbox.agents.events import Completion, HostTool
+from mcp_sandbox.agents.events import Completion, HostTool, Usage
 from mcp_sandbox.agents.executor import Way
 from mcp_sandbox.agents.executors import executor_of
 from mcp_sandbox.agents.gateway import open_gateway
@@ -164,4 +164,9 @@ async def _way(
                 place = await stack.enter_async_context(session.door(bridge.handle, at=place))
             servers["host"] = {"command": "python3", "args": ["-I", "-S", RELAY, place]}
         tools = json.dumps({"mcpServers": servers}).encode() if servers else b""
-        yield Way(f"http://127.0.0.1:{port}", gateway.token, service.model, tools)
+
+        def used() -> Usage:
+            given, made = gateway.counts.input_tokens, gateway.counts.output_tokens
+            return Usage(given, made, given + made)
+
+        yield Way(f"http://127.0.0.1:{port}", gateway.token, service.model, tools, used)

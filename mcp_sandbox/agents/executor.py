@@ -1,10 +1,10 @@
 """What is to be known of an agent program to run it; `executors` has a file for each."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mcp_sandbox.agents.events import Event
+from mcp_sandbox.agents.events import Event, Usage
 from mcp_sandbox.agents.messages import Conversation
 from mcp_sandbox.sessions.session import Session
 
@@ -13,13 +13,15 @@ from mcp_sandbox.sessions.session import Session
 class Way:
     """What the host has opened for a run: the address inside of its model, and a key of this run.
 
-    `tools`: the MCP configuration of tools of the host, if there are any.
+    `tools`: the MCP configuration of tools of the host, if there are any. `usage` says what the
+    model has counted by now.
     """
 
     url: str
     key: str = field(repr=False)
     model: str = ""
     tools: bytes = b""
+    usage: Callable[[], Usage] = Usage
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from mcp_sandbox.agents.events import (
     Progress,
     Started,
     Text,
+    Usage,
 )
 from mcp_sandbox.agents.executor import Executor, Program, Run, Way
 from mcp_sandbox.agents.hooks import Context, FileInfo, Hooks, Memory, Messages
@@ -178,7 +179,7 @@ class Agent:
                     problem += f" What ctx.memory holds is not kept: {exc}"
                 if self._manner.on_end:
                     await self._manner.on_end(completion)
-                await run.tell([Notice(problem)] * bool(problem) + [completion])
+                await run.tell([*([Notice(problem)] if problem else ()), completion])
         except SandboxError as exc:
             run.error = exc
             if made and isinstance(exc, NotPermitted) and self.session.has_sandbox:
@@ -199,6 +200,7 @@ class Agent:
                 for name in self._manner.skills:
                     await self.session.skills.activate(name, by_user=True)
                 async with self._way(run.tell) as way:
+                    run.usage = way.usage
                     ended = await self._start(run, way, conversation)
         except SandboxGone as exc:
             ended = f"sandbox: {exc}"
@@ -291,6 +293,7 @@ class _Listener:
         self.telling, self.told = anyio.create_memory_object_stream[list[Event]]()
         self.scope, self.ended = anyio.CancelScope(), anyio.Event()
         self.error: SandboxError | None = None
+        self.usage: Callable[[], Usage] = Usage
         self._lines, self._dropped = Lines(), 0
         self._last: Completion | None = None
         self._text = StringIO()
@@ -337,6 +340,7 @@ class _Listener:
             self._text.getvalue(),
             is_error=True,
             reason=ended,
+            usage=self.usage(),
             duration_ms=duration_ms,
             session_id=self._session_id,
         )

@@ -67,9 +67,14 @@ async def manager(
 async def session(manager: SessionManager) -> Session:
     session = await manager.session(ChatId("tester", "agents"))
     await session.exec("find /workspace /home/sandbox -mindepth 1 -delete")
+    await prepared(session)
+    return session
+
+
+async def prepared(session: Session) -> None:
+    """Put the program where it is found as Claude."""
     await session.write_file("/home/sandbox/.local/bin/claude", PROGRAM)
     await session.exec("chmod +x ~/.local/bin/claude", check=True)
-    return session
 
 
 WAYS = iter(range(1000))

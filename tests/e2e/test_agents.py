@@ -123,6 +123,20 @@ async def test_a_model_service_that_fails_is_told_with_its_status(
 
 
 @pytest.mark.parametrize("backend_name", [BUBBLEWRAP], indirect=True)
+async def test_a_run_that_is_cut_off_says_what_its_model_has_counted(config: Config) -> None:
+    async with opened(config) as agent:
+        async for event in agent.stream([{"role": "user", "content": "go"}]):
+            if isinstance(event, ToolResult):
+                await agent.session.exec("pkill -9 -x claude")
+        assert isinstance(event, Completion)
+        assert event.reason.startswith("killed: ")
+        assert event.usage.total >= 2
+        again = (await answers(agent, "go"))[-1]
+        assert isinstance(again, Completion)
+        assert again.content == "All done."
+
+
+@pytest.mark.parametrize("backend_name", [BUBBLEWRAP], indirect=True)
 async def test_the_model_and_the_turns_that_were_asked_for_are_used(
     config: Config, script: Script
 ) -> None:
