@@ -22,7 +22,7 @@ from mcp_sandbox.backends.bubblewrap.arguments import (
 )
 from mcp_sandbox.backends.bubblewrap.host import limits_in_words
 from mcp_sandbox.errors import BackendUnavailable
-from mcp_sandbox.models import Limits, Mount, Network
+from mcp_sandbox.models import Limits, Mount, Network, SandboxSpec
 
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM
 UNKNOWN = 0x50000 | errno.ENOSYS
@@ -104,9 +104,8 @@ def test_unknown_machine_is_told() -> None:
 
 
 def words(network: Network = "none", mounts: tuple[Mount, ...] = ()) -> list[str]:
-    inside = Inside(
-        10001, 10001, network, Limits(), mounts, {"A": "b c"}, ("/cg/x", "/sys/fs/cgroup")
-    )
+    spec = SandboxSpec(mounts, network=network)
+    inside = Inside(10001, 10001, spec, {"A": "b c"}, ("/cg/x", "/sys/fs/cgroup"))
     reach = {name: f"/reach/{name}" for name in sources(inside, Path("r"), Path("s"))}
     system = System({"/bin": "usr/bin"}, ("/usr",), ("/proc/keys",))
     return arguments(

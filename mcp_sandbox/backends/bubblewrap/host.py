@@ -65,9 +65,7 @@ class Host:
         return Inside(
             uid=self.uid,
             gid=self.gid,
-            network=spec.network,
-            limits=spec.limits,
-            mounts=spec.mounts,
+            spec=spec,
             environment=beside_pid_1(environment(spec, _PATH, _HOME)) | own,
             memory_group=self.cgroups.memory_view(sandbox_id),
             walls=self.walls,

@@ -73,7 +73,7 @@ def launch(
         # Opened here: where bwrap is started, the data root may be out of sight.
         log = opened.enter_context((directory / "log").open("ab"))
         ends = (told_to.fileno(), held_by.fileno(), starter, log.fileno())
-        made = etc(inside.uid, inside.gid, inside.network) if inside.walls else Etc({}, ())
+        made = etc(inside.uid, inside.gid, inside.spec.network) if inside.walls else Etc({}, ())
         launcher = _on_stage(
             {"program": host.program.root, **sources(inside, host.runner, directory / "sock")},
             host.user,
