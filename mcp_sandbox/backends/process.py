@@ -18,6 +18,7 @@ import anyio.to_thread
 from mcp_sandbox.durable import closing_fd
 
 _GONE_LIMIT_S = 10.0
+_CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,24 @@ async def end(process: ProcessId, number: signal.Signals | None, *, limit_s: flo
 async def kill(process: ProcessId) -> bool:
     """End a process; False when the kernel does not let go of it in time."""
     return await end(process, signal.SIGKILL, limit_s=_GONE_LIMIT_S)
+
+
+def wrong_status(status: str, user: str) -> list[str]:
+    """What /proc/PID/status shows to be weaker than a first process's must be; `user`: UID:GID."""
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    user_id, _, group_id = user.partition(":")
+    wanted = {
+        "NoNewPrivs": "1",
+        "Seccomp": "2",
+        **dict.fromkeys(_CAPABILITIES, "0" * 16),
+        "Uid": "\t".join([user_id] * 4),
+        "Gid": "\t".join([group_id] * 4),
+    }
+    return [
+        f"{name} should be {value!r} and is {fields.get(name, 'not shown')!r}"
+        for name, value in wanted.items()
+        if fields.get(name) != value
+    ]
 
 
 def wrong_mounts(mountinfo: str, wanted: Mapping[str, bool]) -> list[str]:

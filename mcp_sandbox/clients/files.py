@@ -19,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from mcp_sandbox.config.environment import home, state_folder, variable
 from mcp_sandbox.daemon.door import chat_of_project
-from mcp_sandbox.durable import write_file, write_note
+from mcp_sandbox.durable import make_folder, write_file, write_note
 from mcp_sandbox.errors import ConfigError
 
 NAME = "sandbox"
@@ -183,8 +183,8 @@ class Change:
         place = _place(self.path)
         try:
             if not self.undo:
-                made = _make_folders(self.path.parent, mode=0o777)
-                _make_folders(place.parent, mode=0o700)
+                made = _make_folders(self.path.parent)
+                make_folder(place.parent)
                 # Before the file is written: a backup too many is harmless, one too few is not.
                 backup = replace(self.backup, made=self.backup.made or made)
                 write_note(place, asdict(backup))
@@ -348,11 +348,11 @@ def _read(path: Path) -> str | None:
         raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
 
 
-def _make_folders(folder: Path, *, mode: int) -> tuple[str, ...]:
+def _make_folders(folder: Path) -> tuple[str, ...]:
     """Make what is missing; returns what was made, the innermost first. Raises OSError."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     for place in reversed(missing):
-        place.mkdir(mode=mode)
+        place.mkdir()
     return tuple(map(str, missing))
 
 

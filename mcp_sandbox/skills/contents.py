@@ -239,8 +239,6 @@ class _Gathering:
                 if path == self._document:
                     raise
                 self._leave_out(path, getattr(exc, "strerror", None) or str(exc))
-        if sum(each.file.size for each in kept.values()) > MAX_BYTES:
-            raise _OverTheLimit(f"{MAX_BYTES // 1024 // 1024} MiB of files")
         return kept
 
     def _keep(self, path: str) -> Kept:

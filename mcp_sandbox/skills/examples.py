@@ -33,7 +33,6 @@ _SYNTAX: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((".sh", ".bash"), ("bash", "-n")),
     **dict.fromkeys((".js", ".cjs", ".mjs"), ("node", "--check")),
 }
-_PROGRAMS = {".sh": "bash", ".bash": "bash", ".js": "node", ".cjs": "node", ".mjs": "node"}
 
 
 @dataclass(frozen=True)
@@ -74,12 +73,12 @@ def _is_test(path: str) -> bool:
         return False
     if place.suffix in (".sh", ".bash"):
         return True
-    return place.suffix in (".py", *_PROGRAMS) and bool(_NAMED_SO.search(place.name))
+    return place.suffix in _SYNTAX and bool(_NAMED_SO.search(place.name))
 
 
 def _command(place: PurePosixPath, data: bytes) -> tuple[str, ...]:
     if place.suffix != ".py":
-        return (_PROGRAMS[place.suffix], str(place))
+        return (_SYNTAX[place.suffix][0], str(place))
     if _INLINE_METADATA.search(data):
         return ("uv", "run", "--offline", "--script", str(place))
     if not _MAIN.search(data):

@@ -245,10 +245,7 @@ def by_name(skills: Iterable[Skill]) -> Placed:
 def best_first(
     skills: Sequence[Skill], matches: Sequence[Match], query: str, cursor: str | None, limit: int
 ) -> Page:
-    """A page of what a query found among the skills.
-
-    Raises InvalidArgument: the cursor is not one of this listing.
-    """
+    """A page of what a query found among the skills; raises InvalidArgument as `page_of`."""
     asked = zlib.crc32(query.encode("utf-8", "replace")) or 1
     these = zlib.crc32("\n".join(skill.uri for skill in skills).encode("utf-8", "replace"))
     placed = [

@@ -11,11 +11,13 @@ packages that an operator adds to the image of the sandboxes; the image of this 
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cache, reduce
 from importlib.resources import files
 from operator import getitem, or_
 from typing import Any, cast
+
+from pydantic import TypeAdapter
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.skills.models import Need, Unmet
@@ -107,6 +109,9 @@ class Inventory:
         return Inventory(*map(or_, astuple(self), astuple(other)))
 
 
+_INVENTORY = TypeAdapter(Inventory)
+
+
 def unmet(needs: Sequence[Use], inventory: Inventory) -> tuple[Unmet, ...]:
     """What is lacking, what every use needs first."""
     modules = (each.name for each in needs if each.kind == "python")
@@ -172,17 +177,7 @@ def question(needs: Iterable[Use]) -> bytes:
 
 def read_inventory(answer: str) -> Inventory:
     """What the program printed. Raises ValueError: it is not what the program prints."""
-    try:
-        found = json.loads(answer)
-    except RecursionError as exc:
-        raise ValueError("nested too deeply") from exc
-    if not isinstance(found, dict):
-        raise ValueError("no object")  # noqa: TRY004
-    values = [found.get(key) for key in _ANSWERED_BY]
-    lists = [value if isinstance(value, list) else [] for value in values]
-    names = [frozenset(each for each in listed if isinstance(each, str)) for listed in lists]
-    commands, modules, distributions, node = names
-    return Inventory(commands, modules, distributions, node)
+    return replace(_INVENTORY.validate_json(answer), network=False)
 
 
 @cache

@@ -148,15 +148,10 @@ def _open(root: int, path: bytes, flags: int, mode: int, resolver: Resolver | No
         raise _error(errno.ENAMETOOLONG, path)
     if path.startswith(b"/"):
         raise _error(errno.EXDEV, path)
-    return (resolver or default_resolver())(root, path, flags | _ALWAYS, mode)
+    return (resolver or choose_resolver(by_kernel))(root, path, flags | _ALWAYS, mode)
 
 
 @functools.cache
-def default_resolver() -> Resolver:
-    """What works on this machine."""
-    return choose_resolver(by_kernel)
-
-
 def choose_resolver(preferred: Resolver) -> Resolver:
     """`preferred` unless its system call is missing or forbidden here; then `by_walking`."""
     with closing_fd(os.open("/", os.O_PATH | os.O_DIRECTORY)) as here:

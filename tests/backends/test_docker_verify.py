@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from mcp_sandbox.backends.docker.spec import Placement, container_body
-from mcp_sandbox.backends.docker.verify import process_problems, weaker_fields
+from mcp_sandbox.backends.docker.verify import weaker_fields
+from mcp_sandbox.backends.process import wrong_status
 from mcp_sandbox.models import Mount, SandboxId, SandboxSpec
 
 BODY = container_body(
@@ -135,7 +136,7 @@ def test_swap_that_the_kernel_cannot_count_is_no_reason_to_refuse() -> None:
 
 
 def test_first_process_as_asked_for_has_no_problem() -> None:
-    assert process_problems(STATUS, "10001:10001") == []
+    assert wrong_status(STATUS, "10001:10001") == []
 
 
 @pytest.mark.parametrize(
@@ -150,5 +151,5 @@ def test_first_process_as_asked_for_has_no_problem() -> None:
     ],
 )
 def test_weaker_first_process_is_named(line: str, other: str) -> None:
-    [problem] = process_problems(STATUS.replace(line, other), "10001:10001")
+    [problem] = wrong_status(STATUS.replace(line, other), "10001:10001")
     assert problem.startswith(line.split(":", 1)[0])

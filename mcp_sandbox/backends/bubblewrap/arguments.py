@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcp_sandbox.backends.runner_copy import GITCONFIG
-from mcp_sandbox.models import Limits, Mount, Network
+from mcp_sandbox.models import Limits, Network, SandboxSpec
 
 # Those of the host would show other processes than the sandbox's own; /dev holds devices.
 _OWN = ("/proc", "/dev")
@@ -85,9 +85,7 @@ class Inside:
 
     uid: int
     gid: int
-    network: Network
-    limits: Limits
-    mounts: tuple[Mount, ...]
+    spec: SandboxSpec
     environment: Mapping[str, str]
     memory_group: tuple[str, str] | None = None
     walls: bool = True
@@ -119,7 +117,7 @@ def arguments(
 ) -> list[str]:
     """All options of bwrap but the command; `reach` has the path to bind each directory from."""
     ours = _ours(inside, reach)
-    shown = _shown(system, etc_bound, descriptors, inside.limits)
+    shown = _shown(system, etc_bound, descriptors, inside.spec.limits)
     return [
         *(_walls(inside) if inside.walls else ("--unshare-user", "--unshare-pid")),
         *("--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"),
@@ -138,7 +136,7 @@ def _walls(inside: Inside) -> list[str]:
     # No --die-with-parent: a sandbox may serve several servers and ends itself when idle.
     return [
         *("--unshare-all", "--unshare-user", "--unshare-cgroup"),
-        *(("--share-net",) if inside.network == "open" else ()),
+        *(("--share-net",) if inside.spec.network == "open" else ()),
         *("--disable-userns", "--assert-userns-disabled"),
         *("--hostname", "sandbox"),
     ]
@@ -177,7 +175,7 @@ def _ours(inside: Inside, reach: Mapping[str, str]) -> list[str]:
     if inside.memory_group is not None:
         # The runner looks here whether the memory limit ended a process.
         found += ["--ro-bind", *inside.memory_group]
-    order = sorted(enumerate(inside.mounts), key=lambda each: each[1].target.count("/"))
+    order = sorted(enumerate(inside.spec.mounts), key=lambda each: each[1].target.count("/"))
     for number, mount in order:
         kind = "--ro-bind" if mount.read_only else "--bind"
         found += [kind, reach[f"mount-{number}"], mount.target]
@@ -186,7 +184,7 @@ def _ours(inside: Inside, reach: Mapping[str, str]) -> list[str]:
 
 def sources(inside: Inside, runner: Path, sockets: Path) -> dict[str, Path]:
     """The host's directories that `arguments` wants reachable, by the names it uses."""
-    named = {f"mount-{number}": mount.source for number, mount in enumerate(inside.mounts)}
+    named = {f"mount-{number}": mount.source for number, mount in enumerate(inside.spec.mounts)}
     # Where bwrap is started as another user, the host's /tmp is hidden.
     hidden = {} if inside.walls else {"tmp": Path(TMP).resolve()}
     return {"runner": runner, "sockets": sockets} | named | hidden

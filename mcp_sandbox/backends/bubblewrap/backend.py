@@ -4,9 +4,8 @@ import errno
 import logging
 import os
 import socket
-import tempfile
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from anyio.abc import ByteStream
 from mcp_sandbox.backends import local_socket
 from mcp_sandbox.backends.bubblewrap import cgroups, verify
 from mcp_sandbox.backends.bubblewrap.host import Host, facts
-from mcp_sandbox.backends.bubblewrap.launch import NotStarted, Told, launch
+from mcp_sandbox.backends.bubblewrap.launch import NotStarted, launch
 from mcp_sandbox.backends.bubblewrap.program import explain, look
 from mcp_sandbox.backends.process import (
     ProcessId,
@@ -30,7 +29,7 @@ from mcp_sandbox.backends.process import (
     kill,
     reap,
 )
-from mcp_sandbox.backends.records import Record, Records, gone, new_id, sandbox_user
+from mcp_sandbox.backends.records import Record, Records, gone, new_id
 from mcp_sandbox.errors import BackendUnavailable, SandboxError, SandboxGone
 from mcp_sandbox.models import (
     BackendName,
@@ -122,17 +121,18 @@ class BubblewrapBackend:
 
     async def probe(self) -> str:
         host = await to_thread.run_sync(self._look)
-        async with _scratch_mounts(self._root / "sandbox") as mounts:
-            try:
-                sandbox = await self.create(SandboxSpec(mounts, idle_s=30))
-            except SandboxGone as exc:
-                # Nobody else knows of it, so nobody ended it.
-                raise BackendUnavailable(str(exc)) from exc
-            try:
-                await (await sandbox.open_channel()).aclose()
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await self.destroy(sandbox.id)
+        # Any directory does: nobody will use it.
+        mounts = (Mount(host.runner, "/workspace", read_only=True),)
+        try:
+            sandbox = await self.create(SandboxSpec(mounts, idle_s=30))
+        except SandboxGone as exc:
+            # Nobody else knows of it, so nobody ended it.
+            raise BackendUnavailable(str(exc)) from exc
+        try:
+            await (await sandbox.open_channel()).aclose()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.destroy(sandbox.id)
         bounded = ", ".join(sorted(host.cgroups.controllers)) or "nothing"
         works = f"{host.program.version} works with {host.python}; control groups bound {bounded}"
         return works if self._walls else f"{works}; NO isolation: code runs on this host"
@@ -143,11 +143,8 @@ class BubblewrapBackend:
 
     async def create(self, spec: SandboxSpec) -> ProcessSandbox:
         sandbox_id = new_id()
-        host, spec, record, token = await to_thread.run_sync(self._open, sandbox_id, spec)
         try:
-            record, line, check = await to_thread.run_sync(
-                self._start, host, spec, sandbox_id, record, token
-            )
+            record, token, line, check = await to_thread.run_sync(self._start, sandbox_id, spec)
             await self._settle(sandbox_id, line, check)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -218,10 +215,10 @@ class BubblewrapBackend:
             self._host = Host(self._root, walls=self._walls)
         return self._host
 
-    def _open(
+    def _start(
         self, sandbox_id: SandboxId, spec: SandboxSpec
-    ) -> tuple[Host, SandboxSpec, Record, bytes]:
-        """What the sandbox can be here, and its new record with its token."""
+    ) -> tuple[Record, bytes, socket.socket, Callable[[], None]]:
+        """Start it under its limits; its record and token, a line to it, a look at its walls."""
         host = self._look()
         spec = host.possible(spec)
         if not self._walls:
@@ -230,31 +227,27 @@ class BubblewrapBackend:
         record = Record(
             self.name, labels=dict(spec.labels), facts=facts(host, spec), cgroups=groups
         )
-        return host, spec, record, self._records.open(sandbox_id, record)
-
-    def _start(
-        self, host: Host, spec: SandboxSpec, sandbox_id: SandboxId, record: Record, token: bytes
-    ) -> tuple[Record, socket.socket, Callable[[], None]]:
-        """Start it under its limits; with the line on which it speaks, and a look at its walls."""
+        token = self._records.open(sandbox_id, record)
         host.cgroups.create(sandbox_id, spec.limits)
 
-        def admit(told: Told) -> tuple[Record, Told]:
+        def admit(told: verify.Told) -> tuple[Record, verify.Told]:
             self._children.add(told.launcher)
-            host.cgroups.add(sandbox_id, told.pid, joined=order.joined)
+            host.cgroups.add(sandbox_id, told.pid, joined=joined)
             started = replace(record, process=identify(told.pid), launcher=identify(told.launcher))
             self._records.save(sandbox_id, started)
             return started, told
 
-        directory = self._records.directory(sandbox_id)
+        directory, inside = self._records.directory(sandbox_id), host.inside(spec, sandbox_id)
+        joined = host.cgroups.joinable(sandbox_id) if host.user is not None else ()
         try:
             with ExitStack() as opened:
                 line, starter = map(opened.enter_context, socket.socketpair())
                 line.sendall(token.hex().encode())
-                order = host.order(spec, sandbox_id, directory, starter.fileno())
-                record, told = launch(order, admit)
+                starts = starter.fileno()
+                record, told = launch(host, inside, directory, joined, starts, admit)
                 limits = host.resource_limits(spec.limits)
                 check = partial(verify.check, told, spec, record.cgroups, limits, walls=self._walls)
-                return record, socket.socket(fileno=line.detach()), check
+                return record, token, socket.socket(fileno=line.detach()), check
         except NotStarted as exc:
             raise BackendUnavailable(explain(self._said(sandbox_id), look())) from exc
         except OSError as exc:
@@ -305,25 +298,3 @@ async def _listens(line: socket.socket) -> bool:
         await anyio.wait_readable(line)
         return bool(line.recv(1))
     return False
-
-
-@asynccontextmanager
-async def _scratch_mounts(parent: Path) -> AsyncGenerator[tuple[Mount, ...]]:
-    """Empty directories for a sandbox that nobody will use."""
-
-    def make() -> tempfile.TemporaryDirectory[str]:
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(prefix=".probe-", dir=parent)
-        for name in ("workspace", "home"):
-            folder = Path(scratch.name) / name
-            folder.mkdir(mode=0o700)
-            os.chown(folder, *sandbox_user())
-        return scratch
-
-    scratch = await to_thread.run_sync(make)
-    try:
-        folder = Path(scratch.name)
-        yield Mount(folder / "workspace", "/workspace"), Mount(folder / "home", "/home/sandbox")
-    finally:
-        with anyio.CancelScope(shield=True):
-            await to_thread.run_sync(scratch.cleanup)

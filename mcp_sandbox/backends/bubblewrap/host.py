@@ -6,9 +6,8 @@ from pathlib import Path
 
 from mcp_sandbox.backends import runner_copy
 from mcp_sandbox.backends.bubblewrap import seccomp
-from mcp_sandbox.backends.bubblewrap.arguments import Etc, Inside, etc, look_at_system, sources
+from mcp_sandbox.backends.bubblewrap.arguments import Inside, look_at_system
 from mcp_sandbox.backends.bubblewrap.cgroups import Cgroups
-from mcp_sandbox.backends.bubblewrap.launch import Order
 from mcp_sandbox.backends.bubblewrap.program import find_bwrap, find_python
 from mcp_sandbox.backends.bubblewrap.verify import limit_settings, wanted_limits
 from mcp_sandbox.backends.records import sandbox_user
@@ -42,6 +41,8 @@ class Host:
         self.uid, self.gid = sandbox_user()
         self.user = self.uid if os.geteuid() == 0 else None
         self.runner = runner_copy.install(data_root, self.python)
+        # An ordinary Python, whose environment is ours alone: see the runner's __main__.
+        self.command = (str(self.python), f"{_RUNNER}/{runner_copy.MAIN}")
         self.cgroups = Cgroups.here()
         self.system = look_at_system()
         self.filter = seccomp.program(os.uname().machine) if walls else seccomp.refusing_nothing()
@@ -64,32 +65,10 @@ class Host:
         return Inside(
             uid=self.uid,
             gid=self.gid,
-            network=spec.network,
-            limits=spec.limits,
-            mounts=spec.mounts,
+            spec=spec,
             environment=beside_pid_1(environment(spec, _PATH, _HOME)) | own,
             memory_group=self.cgroups.memory_view(sandbox_id),
             walls=self.walls,
-        )
-
-    def order(
-        self, spec: SandboxSpec, sandbox_id: SandboxId, directory: Path, starter: int
-    ) -> Order:
-        """How to start it, with its run directory. Blocks on the disk."""
-        inside = self.inside(spec, sandbox_id)
-        return Order(
-            program=self.program,
-            # An ordinary Python, whose environment is ours alone: see the runner's __main__.
-            command=(str(self.python), f"{_RUNNER}/{runner_copy.MAIN}"),
-            inside=inside,
-            system=self.system,
-            etc=etc(self.uid, self.gid, inside.network) if self.walls else Etc({}, ()),
-            filter=self.filter,
-            starter=starter,
-            sources=sources(inside, self.runner, directory / "sock"),
-            user=self.user,
-            joined=self.cgroups.joinable(sandbox_id) if self.user is not None else (),
-            log=directory / "log",
         )
 
 

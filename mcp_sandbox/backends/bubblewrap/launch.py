@@ -15,16 +15,23 @@ import json
 import os
 import select
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
-from mcp_sandbox.backends.bubblewrap.arguments import Descriptors, Etc, Inside, System, arguments
-from mcp_sandbox.backends.bubblewrap.program import Program
+from mcp_sandbox.backends.bubblewrap.arguments import (
+    Descriptors,
+    Etc,
+    Inside,
+    arguments,
+    etc,
+    sources,
+)
+from mcp_sandbox.backends.bubblewrap.host import Host
+from mcp_sandbox.backends.bubblewrap.verify import Told
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.runner.processes import kill_trees
 
@@ -42,40 +49,19 @@ class NotStarted(Exception):
     """bwrap ended without making a sandbox. Its words are in the log."""
 
 
-@dataclass(frozen=True)
-class Order:
-    """Everything that one start needs. `user` is whom bwrap runs as; None leaves it our own.
+def launch(
+    host: Host,
+    inside: Inside,
+    directory: Path,
+    joined: tuple[str, ...],
+    starter: int,
+    admit: Callable[[Told], Result],
+) -> Result:
+    """Start a sandbox with its run directory and return what `admit` returns. Blocks.
 
-    `starter` is the descriptor through which the runner gets its token and says that it listens.
-    `joined` are control groups that bwrap itself is started in.
-    """
-
-    program: Program
-    command: Sequence[str]
-    inside: Inside
-    system: System
-    etc: Etc
-    filter: bytes
-    starter: int
-    sources: Mapping[str, Path]
-    user: int | None
-    joined: tuple[str, ...]
-    log: Path
-
-
-@dataclass(frozen=True)
-class Told:
-    """What bwrap said of the sandbox: host numbers of its pid 1 and of its namespaces."""
-
-    launcher: int
-    pid: int
-    status: Mapping[str, object]
-
-
-def launch(order: Order, admit: Callable[[Told], Result]) -> Result:
-    """Start a sandbox and return what `admit` returns. Blocks.
-
-    `admit` sets its limits before anything runs in it; if it fails, nothing ever does.
+    `joined` are control groups that bwrap itself is started in. Through the descriptor `starter`
+    the runner gets its token and says that it listens. `admit` sets the sandbox's limits before
+    anything runs in it; if it fails, nothing ever does.
 
     Raises:
         NotStarted: bwrap failed before there was a sandbox.
@@ -85,12 +71,14 @@ def launch(order: Order, admit: Callable[[Told], Result]) -> Result:
         status, told_to = _pipe(opened)
         held_by, release = _pipe(opened)
         # Opened here: where bwrap is started, the data root may be out of sight.
-        log = opened.enter_context(order.log.open("ab"))
+        log = opened.enter_context((directory / "log").open("ab"))
+        ends = (told_to.fileno(), held_by.fileno(), starter, log.fileno())
+        made = etc(inside.uid, inside.gid, inside.spec.network) if inside.walls else Etc({}, ())
         launcher = _on_stage(
-            {"program": order.program.root, **order.sources},
-            order.user,
-            order.joined,
-            lambda reach: _start(order, reach, (told_to.fileno(), held_by.fileno(), log.fileno())),
+            {"program": host.program.root, **sources(inside, host.runner, directory / "sock")},
+            host.user,
+            joined,
+            lambda reach: _start(host, inside, made, reach, ends),
         )
         # Only bwrap's own end is left: when bwrap ends, reading ends.
         told_to.close()
@@ -111,24 +99,26 @@ def _pipe(opened: ExitStack) -> tuple[FileIO, FileIO]:
     return opened.enter_context(FileIO(reader, "r")), opened.enter_context(FileIO(writer, "w"))
 
 
-def _start(order: Order, reach: Mapping[str, str], ends: tuple[int, int, int]) -> int:
-    status, block, log = ends
+def _start(
+    host: Host, inside: Inside, made: Etc, reach: Mapping[str, str], ends: tuple[int, int, int, int]
+) -> int:
+    status, block, starter, log = ends
     with ExitStack() as opened:
-        etc = {path: _memory_file(opened, data) for path, data in order.etc.files.items()}
-        filter_ = _memory_file(opened, order.filter)
-        numbers = Descriptors(filter_, status, block, order.starter, etc)
-        words = arguments(order.inside, order.system, order.etc.bound, numbers, reach)
+        files = {path: _memory_file(opened, data) for path, data in made.files.items()}
+        filter_ = _memory_file(opened, host.filter)
+        numbers = Descriptors(filter_, status, block, starter, files)
+        words = arguments(inside, host.system, made.bound, numbers, reach)
         # The environment goes this way: arguments are public.
         given = _memory_file(opened, b"".join(os.fsencode(word) + b"\0" for word in words))
-        program = f"{reach['program']}/{order.program.inner}"
+        program = f"{reach['program']}/{host.program.inner}"
         with subprocess.Popen(  # noqa: S603 - a fixed program by its whole path, without a shell
-            (program, "--args", str(given), "--", *order.command),
+            (program, "--args", str(given), "--", *host.command),
             env={},
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log,
-            pass_fds=(given, filter_, status, block, order.starter, *etc.values()),
+            pass_fds=(given, filter_, status, block, starter, *files.values()),
             start_new_session=True,
         ) as child:
             # It is meant to outlive us: without an exit code the object would wait for it here.
@@ -209,16 +199,12 @@ def _bind(sources: Mapping[str, Path]) -> dict[str, str]:
             descriptors[name] = os.open(path, _DIRECTORY)
             opened.callback(os.close, descriptors[name])
         _mount("stage", _STAGE, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0711,size=64k")
-        return {name: _show(name, sources[name], descriptors[name]) for name in sources}
-
-
-def _show(name: str, path: Path, descriptor: int) -> str:
-    target = f"{_STAGE}/{name}"
-    Path(target).mkdir(mode=0o755)
-    # What is mounted on the stage's own place is the stage.
-    deep = 0 if path == Path(_STAGE) else _MS_REC
-    _mount(f"/proc/thread-self/fd/{descriptor}", target, None, _MS_BIND | deep, None)
-    return target
+        for name, descriptor in descriptors.items():
+            Path(_STAGE, name).mkdir(mode=0o755)
+            # What is mounted on the stage's own place is the stage.
+            flags = _MS_BIND | (0 if sources[name] == Path(_STAGE) else _MS_REC)
+            _mount(f"/proc/thread-self/fd/{descriptor}", f"{_STAGE}/{name}", None, flags, None)
+    return {name: f"{_STAGE}/{name}" for name in sources}
 
 
 def _become(user: int) -> None:

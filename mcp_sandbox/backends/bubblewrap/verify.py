@@ -6,10 +6,11 @@ they could be set only with a capability that root may lack. Here they are read 
 
 import resource
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from mcp_sandbox.backends.bubblewrap.launch import Told
-from mcp_sandbox.backends.process import wrong_mounts
+from mcp_sandbox.backends.process import wrong_mounts, wrong_status
+from mcp_sandbox.backends.records import sandbox_user
 from mcp_sandbox.errors import InsecureSandbox
 from mcp_sandbox.models import Limits, Network, SandboxSpec
 
@@ -27,28 +28,27 @@ _KINDS = {
 }
 
 
-def weaknesses(
-    status: str, own: Mapping[str, int], told: Mapping[str, object], apart: Iterable[str]
+def shared_namespaces(
+    own: Mapping[str, int], told: Mapping[str, object], apart: Iterable[str]
 ) -> list[str]:
-    """What is weaker than it must be; `apart` are the namespaces that it has of its own.
+    """What is the host's of the namespaces `apart`, which the sandbox has to have for itself.
 
-    `status` is the text of /proc/PID/status, `own` holds the numbers of the server's namespaces,
-    `told` what bwrap said of the sandbox's.
+    `own` holds the numbers of the server's, `told` what bwrap said of the sandbox's.
     """
-    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    capabilities = ("CapEff", "CapPrm", "CapBnd", "CapAmb")
-    wanted = {"NoNewPrivs": "1", "Seccomp": "2", **dict.fromkeys(capabilities, "0" * 16)}
-    found = ["it runs as root"] if "0" in fields.get("Uid", "0").split() else []
-    found += [
-        f"{name} is {fields.get(name, 'not shown')!r} instead of {value!r}"
-        for name, value in wanted.items()
-        if fields.get(name) != value
-    ]
-    return found + [
+    return [
         f"the {name} namespace is the host's"
         for name in apart
         if told.get(f"{name}-namespace") in (None, own[name])
     ]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What bwrap said of the sandbox: host numbers of its pid 1 and of its namespaces."""
+
+    launcher: int
+    pid: int
+    status: Mapping[str, object]
 
 
 def namespaces(network: Network, *, walls: bool) -> list[str]:
@@ -63,13 +63,6 @@ def outside_groups(cgroup: str, paths: Iterable[str]) -> list[str]:
     return [path for path in paths if not any(path.endswith(group) for group in inside)]
 
 
-def writable_settings(mountinfo: str) -> list[str]:
-    """What /proc/PID/mountinfo shows that lets the sandbox change settings of the kernel."""
-    found = [line.split(" ") for line in mountinfo.splitlines()]
-    options = [fields[5].split(",") for fields in found if fields[4] == "/proc/sys"]
-    return [] if options and "ro" in options[-1] else ["/proc/sys is not read-only"]
-
-
 def check(
     told: Told, spec: SandboxSpec, groups: Iterable[str], limits: Mapping[int, int], *, walls: bool
 ) -> None:
@@ -80,10 +73,13 @@ def check(
     proc = Path(f"/proc/{told.pid}")
     apart = namespaces(spec.network, walls=walls)
     own = {name: Path(f"/proc/self/ns/{name}").stat().st_ino for name in _NAMESPACES}
-    found = weaknesses((proc / "status").read_text(), own, told.status, apart)
-    mounts = (proc / "mountinfo").read_text()
-    found += writable_settings(mounts) if walls else []
-    found += wrong_mounts(mounts, {mount.target: mount.read_only for mount in spec.mounts})
+    user = ":".join(map(str, sandbox_user()))
+    found = wrong_status((proc / "status").read_text(), user)
+    found += shared_namespaces(own, told.status, apart)
+    mounts = {mount.target: mount.read_only for mount in spec.mounts}
+    # Else the sandbox could change settings of the kernel.
+    mounts |= {"/proc/sys": True} if walls else {}
+    found += wrong_mounts((proc / "mountinfo").read_text(), mounts)
     found += missing_limits((proc / "limits").read_text(), limits)
     if groups:
         missing = outside_groups((proc / "cgroup").read_text(), groups)

@@ -38,7 +38,7 @@ from mcp_sandbox.backends.docker.spec import (
 )
 from mcp_sandbox.backends.docker.verify import first_process_problems, weaker_fields
 from mcp_sandbox.backends.local_socket import connect
-from mcp_sandbox.backends.records import Record, Records, check_id, new_id
+from mcp_sandbox.backends.records import Record, Records, check_id, gone, new_id
 from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, InsecureSandbox, SandboxGone
@@ -159,10 +159,7 @@ class DockerBackend:
         if status == "paused":
             await self.connection.call(client.switch, sandbox_id, paused=False)
         elif status != "running":
-            raise SandboxGone(
-                f"sandbox {sandbox_id} is {status}; "
-                "the next call starts a new one on the same files"
-            )
+            raise gone(sandbox_id)
         facts = facts_of(self._config.image, inspected, await self.connection.info())
         labels = record.labels or _labels(inspected["Config"])
         return DockerSandbox(sandbox_id, token, facts, labels, self)

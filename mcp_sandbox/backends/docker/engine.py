@@ -59,7 +59,6 @@ _UNREACHABLE = (
 _SILENCES = (
     ("permission denied", "permission denied; add this user to the docker group, and log in again"),
     ("no such file", "its socket does not exist; install and start Docker, or set DOCKER_HOST"),
-    ("filenotfound", "its socket does not exist; install and start Docker, or set DOCKER_HOST"),
     ("connection refused", "nothing listens there; start it (`systemctl start docker`)"),
     ("timed out", "it did not answer in time; check the machine's load, then restart the engine"),
     ("paramiko", "ssh needs one more package; run: pip install 'mcp-sandbox[ssh]'"),

@@ -8,7 +8,7 @@ engine. The backend destroys what they complain about.
 from pathlib import Path
 from typing import Any
 
-from mcp_sandbox.backends.process import wrong_mounts
+from mcp_sandbox.backends.process import wrong_mounts, wrong_status
 
 # Where the kernel cannot account for swap, the engine drops MemorySwap and says so; the
 # memory limit itself holds. `limits_of` tells the difference, so it is not compared here.
@@ -17,7 +17,6 @@ _ENGINE_FILLS_EMPTY = {"Runtime", "Dns", "DnsSearch", "DnsOptions"}
 _MASKED = {"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/acpi", "/sys/firmware"}
 _READ_ONLY = {"/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus"}
 _CONFIG = ("User", "Entrypoint", "Tty", "OpenStdin", "NetworkDisabled", "Hostname")
-_CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
 
 def weaker_fields(body: dict[str, Any], inspected: dict[str, Any]) -> list[str]:
@@ -35,24 +34,6 @@ def weaker_fields(body: dict[str, Any], inspected: dict[str, Any]) -> list[str]:
         if _plain(body[name]) != _plain(config.get(name))
     ]
     return problems + _mount_problems(body, inspected) + _path_problems(found)
-
-
-def process_problems(status: str, user: str) -> list[str]:
-    """What /proc/PID/status of the container's first process shows to be weaker than asked."""
-    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    user_id, _, group_id = user.partition(":")
-    wanted = {
-        "NoNewPrivs": "1",
-        "Seccomp": "2",
-        **dict.fromkeys(_CAPABILITIES, "0" * 16),
-        "Uid": "\t".join([user_id] * 4),
-        "Gid": "\t".join([group_id] * 4),
-    }
-    return [
-        _difference(name, value, fields.get(name))
-        for name, value in wanted.items()
-        if fields.get(name) != value
-    ]
 
 
 def _agrees(name: str, wanted: object, found: object) -> bool:
@@ -116,4 +97,4 @@ def first_process_problems(inspected: dict[str, Any]) -> list[str]:
     if inspected["Id"] not in groups:
         return []
     wanted = {mount["Destination"]: not mount["RW"] for mount in inspected["Mounts"]}
-    return process_problems(status, inspected["Config"]["User"]) + wrong_mounts(mounts, wanted)
+    return wrong_status(status, inspected["Config"]["User"]) + wrong_mounts(mounts, wanted)

@@ -95,7 +95,6 @@ def about_skills(skills: Sequence[Skill], budget: int) -> tuple[str, Mapping[str
 
 
 def _account(found: Overview) -> str:
-    """How many there are, and what is left out here and why."""
     number = found.shown + found.hidden
     skills = "1 skill" if number == 1 else f"{number:,} skills"
     if found.kind == "subjects":

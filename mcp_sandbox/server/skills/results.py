@@ -147,7 +147,6 @@ def wrapped(got: Activation) -> str:
 
 
 def _notes(got: Activation, body: str) -> Iterable[str]:
-    """What the text does not say itself, a line each."""
     where = got.path_in_sandbox
     if where:
         yield f"In the sandbox this skill lies at {where}, read-only; its paths begin there."

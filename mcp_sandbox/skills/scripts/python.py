@@ -250,8 +250,6 @@ def _value(literal: str) -> str:
 
 
 class _Calls:
-    """Reads the calls of one file, a statement at a time."""
-
     def __init__(self, uses: Uses) -> None:
         self._uses = uses
         self._lists: dict[str, list[tuple[list[str], Weight]]] = {}
@@ -314,23 +312,24 @@ class _Calls:
             self._run.append((words, self._weight))
 
     def _shell(self, tokens: tuple[Token, ...], at: int) -> None:
-        if at < len(tokens) and tokens[at].kind == "string":
-            self._uses.embed("shell", tokens[at].text)
+        self._uses.embed("shell", _literal(tokens, at))
 
     def _which(self, tokens: tuple[Token, ...], at: int) -> None:
-        if at < len(tokens) and tokens[at].kind == "string":
-            self._asked.add(tokens[at].text)
+        self._asked.add(_literal(tokens, at))
 
     def _import(self, tokens: tuple[Token, ...], at: int) -> None:
-        literal = at < len(tokens) and tokens[at].kind == "string"
-        if literal and re.fullmatch(r"[A-Za-z_]\w*", tokens[at].text):
-            self._uses.need("python", tokens[at].text, "sometimes")
+        if re.fullmatch(r"[A-Za-z_]\w*", module := _literal(tokens, at)):
+            self._uses.need("python", module, "sometimes")
 
     def _open(self, tokens: tuple[Token, ...], at: int) -> None:
         texts = tokens[at : at + 3]
         kinds = [token.kind for token in texts]
         if kinds == ["string", "other", "string"] and _MODE.fullmatch(texts[2].text):
             self._uses.write(texts[0].text)
+
+
+def _literal(tokens: tuple[Token, ...], at: int) -> str:
+    return tokens[at].text if at < len(tokens) and tokens[at].kind == "string" else ""
 
 
 def _strings(tokens: tuple[Token, ...], at: int) -> list[str]:

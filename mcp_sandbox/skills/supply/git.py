@@ -103,7 +103,6 @@ class Repository:
                     f"{show(listed.path)} is a link or a submodule of the repository: a skill has "
                     "plain files only"
                 )
-            collected.expect(listed.path)
             wanted.append(listed)
         if len(wanted) > MAX_FILES or sum(listed.size for listed in wanted) > MAX_BYTES:
             raise too_large()

@@ -303,9 +303,7 @@ def _version(tree: Tree, source: str, commit: str) -> Version:
 def _read_lock(folder: Path) -> Mapping[str, Entry]:
     path = folder / LOCK_FILE
     try:
-        with path.open("rb") as stream:
-            data = stream.read(64 << 20)
-        return _LockFile.model_validate_json(data).skills
+        return _LockFile.model_validate_json(path.read_bytes()).skills
     except FileNotFoundError:
         return {}
     except ValidationError as exc:

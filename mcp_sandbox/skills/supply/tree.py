@@ -77,19 +77,11 @@ class Collector:
         # How many further bytes there may be.
         self.room = MAX_BYTES
 
-    def add(self, path: str, data: bytes, *, executable: bool = False) -> None:
-        """Take a file; raises UnusableSkill as `expect` does, and where it is too large."""
-        self.expect(path)
-        if len(data) > self.room:
-            raise too_large()
-        self.room -= len(data)
-        self._files[path] = File(data, executable)
-
-    def expect(self, path: str) -> None:
-        """Look at a name before its bytes are read; then `add` it.
+    def add(self, path: str, data: bytes, *, executable: bool) -> None:
+        """Take a file.
 
         Raises UnusableSkill: the name is not safe or taken, also where upper and lower case are the
-        same, or it is one file too many.
+        same, or it is one file too many or too large.
         """
         check_path(path)
         if len(self._files) >= MAX_FILES:
@@ -108,6 +100,10 @@ class Collector:
                 )
             if is_folder != (place != path):
                 raise UnusableSkill(f"{show(place)} is both a file and a folder: rename one")
+        if len(data) > self.room:
+            raise too_large()
+        self.room -= len(data)
+        self._files[path] = File(data, executable)
 
     def tree(self) -> Tree:
         return dict(sorted(self._files.items()))
@@ -205,7 +201,6 @@ def _files_below(root: int) -> Iterator[str]:
 
 
 def _take(root: int, path: str, collected: Collector) -> None:
-    collected.expect(path)
     try:
         file = beneath.open_file(root, os.fsencode(path))
     except OSError as exc:
@@ -251,7 +246,6 @@ def unpack(data: bytes) -> Tree:
                 if name.endswith("/") or is_junk(name):
                     continue
                 _check_entry(entry)
-                collected.expect(name)
                 read = b"".join(_bounded(archive, entry, collected.room))
                 collected.add(name, read, executable=bool(entry.external_attr >> 16 & 0o111))
             return collected.tree()
