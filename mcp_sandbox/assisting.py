@@ -85,11 +85,8 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     )
     async with open_manager(computer) as manager:
         session = await manager.session(chat_id)
-        skills = (
-            [each.parent.name for each in found.skills.glob("*/SKILL.md")] if found.skills else []
-        )
         memory = Memory(manager.ledger, chat_id)
-        manner = Manner(found.name, found.prompts, skills, hooks, memory, on_end)
+        manner = Manner(found.name, found.prompts, found.taught, hooks, memory, on_end)
         opened = partial(
             _way, session, service, config, partial(open_bridge, bridge, found.tools, tools)
         )

@@ -64,10 +64,21 @@ class Assistant:
     """An assistant as it is used: no repr, pickle or JSON shows what it has found.
 
     `sandbox` is None where it only talks to its model. `tools` are those of the host that it may
-    use, by server; `servers` are its own. `skills` and `hooks` are None where it has none.
+    use, by server; `servers` are its own. `skills`, the folder of those that are `taught`, and
+    `hooks` are None where it has none.
     """
 
-    __slots__ = ("connector", "hooks", "name", "prompts", "sandbox", "servers", "skills", "tools")
+    __slots__ = (
+        "connector",
+        "hooks",
+        "name",
+        "prompts",
+        "sandbox",
+        "servers",
+        "skills",
+        "taught",
+        "tools",
+    )
 
     def __init__(self, name: str, folder: Path | None, written: _Written) -> None:
         self.name = name
@@ -77,13 +88,16 @@ class Assistant:
         self.prompts: Sequence[Mapping[str, str]] = ()
         self.servers: Mapping[str, BridgeServerConfig] = {}
         self.skills: Path | None = None
+        self.taught: Sequence[str] = ()
         self.hooks: Path | None = None
         if folder:
             if (prompts := folder / "prompts.yml").exists():
                 self.prompts = [each.model_dump() for each in _read(prompts, _Prompts).root]
             files = sorted(folder.glob("mcps/*.y*ml"))
             self.servers = {each.stem: _read(each, BridgeServerConfig) for each in files}
-            self.skills = skills if (skills := folder / "skills").is_dir() else None
+            skills = sorted(folder.glob("skills/*/SKILL.md"))
+            self.skills = skills[0].parents[1] if skills else None
+            self.taught = [each.parent.name for each in skills]
             self.hooks = hooks if (hooks := folder / "hooks.py").is_file() else None
 
     def __reduce__(self) -> str:

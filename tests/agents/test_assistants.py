@@ -44,7 +44,8 @@ def test_a_folder_is_an_assistant(tmp_path: Path, file: str) -> None:
     folder = write(tmp_path, "coder", text, file).parent
     write(tmp_path, "coder", [{"role": "system", "content": "Be brief."}], "prompts.yml")
     write(tmp_path, "coder", {"command": ["fs", "--root", "/data"]}, "mcps/filesystem.yaml")
-    (folder / "skills").mkdir()
+    (folder / "skills" / "adding").mkdir(parents=True)
+    (folder / "skills" / "adding" / "SKILL.md").write_text("")
     (folder / "hooks.py").write_text("")
     found = assistant_of([tmp_path], "coder", "ann")
     assert found.connector == "deepseek/v3"
@@ -56,6 +57,7 @@ def test_a_folder_is_an_assistant(tmp_path: Path, file: str) -> None:
     assert found.tools == {"filesystem": ("read_file", "write_file")}
     assert found.servers["filesystem"].command == ("fs", "--root", "/data")
     assert list(found.prompts) == [{"role": "system", "content": "Be brief."}]
+    assert list(found.taught) == ["adding"]
     assert (found.skills, found.hooks) == (folder / "skills", folder / "hooks.py")
 
 

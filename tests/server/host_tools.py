@@ -9,7 +9,7 @@ from mcp.server import MCPServer
 server = MCPServer("tools of the host")
 
 
-@server.tool()
+@server.tool(structured_output=False)
 def add(a: int, b: int) -> str:
     """Add two numbers."""
     return str(a + b)
