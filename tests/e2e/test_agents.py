@@ -1,18 +1,31 @@
 """The Claude command line at work inside, without network, and its key outside."""
 
+import json
 import os
+import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mcp_sandbox.agents.events import Completion, Event, Notice, Started, Text, ToolCall, ToolResult
+from mcp_sandbox.agents.executor import Way
+from mcp_sandbox.agents.executors.claude import Claude
 from mcp_sandbox.agents.run import Agent
 from mcp_sandbox.app import open_agent
-from mcp_sandbox.config import AgentsConfig, Config, ConnectorConfig
+from mcp_sandbox.config import (
+    AgentsConfig,
+    BridgeConfig,
+    BridgeProcessConfig,
+    Config,
+    ConnectorConfig,
+)
 from mcp_sandbox.errors import OperatorError
+from mcp_sandbox.server.bridge import open_bridge
 from tests.e2e import npm
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER
 from tests.e2e.messages_api import Fault, Script, serving
@@ -105,6 +118,33 @@ async def test_a_conversation_goes_on_in_a_new_sandbox(config: Config, script: S
     assert not second[-1].is_error
     assert "The word is heron." in script.told
     assert "Which word?" in script.told
+
+
+@everywhere
+async def test_claude_calls_a_tool_of_the_host(config: Config, script: Script) -> None:
+    code = "import json, sys; print(json.dumps(sum(json.load(sys.stdin).values())))"
+    program = BridgeProcessConfig(command=(sys.executable, "-c", code))
+    tools = BridgeConfig(processes={"add": program})
+    async with opened(config) as agent:
+
+        @asynccontextmanager
+        async def way() -> AsyncGenerator[Way]:
+            async with (
+                agent._way() as opened,
+                open_bridge(tools, {"host": ["add"]}) as bridge,
+                agent.session.door(bridge.handle, at=tools.path) as place,
+            ):
+                relay = "/opt/mcp-sandbox/mcp_sandbox/relay.py"
+                server = {"command": "python3", "args": ["-I", "-S", relay, place]}
+                written = json.dumps({"mcpServers": {"host": server}})
+                yield replace(opened, tools=written.encode())
+
+        script.calls = (("mcp__host__add", {"a": 40, "b": 2}),)
+        async with Agent(
+            agent.session, partial(Claude, {}), way, timeout_s=60
+        ).opened() as equipped:
+            events = await answers(equipped, "What is 40 + 2?")
+    assert [event.content for event in events if isinstance(event, ToolResult)] == ["42"]
 
 
 @pytest.mark.parametrize("backend_name", [BUBBLEWRAP], indirect=True)
