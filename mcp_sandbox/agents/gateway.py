@@ -188,7 +188,7 @@ class Gateway:
         if asked == "HEAD /":
             return path
         given = headers.get("x-api-key") or headers.get("authorization", "")[len("Bearer ") :]
-        if not (self._open and secrets.compare_digest(given.encode(), self.token.encode())):
+        if not secrets.compare_digest(given.encode(), self.token.encode()):
             raise Refusal(401, "this is not the token of this run")
         if asked not in (known := _LET_THROUGH[self._connector.protocol]):
             raise Refusal(404, f"only these can be asked: {', '.join(known)}")

@@ -374,7 +374,8 @@ class Command:
             return
         # Before: who finds its text in the last of it is told that it goes on, and then of its end.
         for tap in self._taps.values():
-            # What is to be taken is sent beyond its credit: no more than a pipe can hold.
+            # What is to be taken goes beyond its credit now: at most what a pipe may hold, which
+            # the other side has room for.
             tap.drain(WINDOW if self._args.get("take") else DRAIN)
         self._status, self.ended_at = status, time.monotonic()
         if self._why == "cancelled" or self._worker is None or self.released:

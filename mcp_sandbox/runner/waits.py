@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.connection import Reply
 
 _LIVE_WINDOW = 256 * 1024
-# With all that a pipe can hold sent beyond it, no more than the other side holds.
-_TAKE_WINDOW = 512 * 1024
 _MOST_UNTIL = 200 * 4
 
 
@@ -35,7 +33,7 @@ class Wait:
         # All of stdout is the caller's; it is read on only as the caller takes it.
         self.takes = bool(args.get("take"))
         self._reply = reply
-        self._live = _TAKE_WINDOW if self.takes else _LIVE_WINDOW if args.get("live") else 0
+        self._live = _LIVE_WINDOW if self.takes or args.get("live") else 0
         self._until = (args.get("until") or "").encode()
         self._last: dict[str, bytes] = {}
         self._released = False

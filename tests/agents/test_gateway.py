@@ -4,13 +4,14 @@ import contextlib
 import gzip
 import json
 import logging
+import socket
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx2
 import pytest
-from anyio.abc import SocketStream
+from anyio.abc import SocketStream, UNIXSocketStream
 
 from mcp_sandbox.agents.connectors import connector_of
 from mcp_sandbox.agents.gateway import open_gateway
@@ -148,7 +149,12 @@ async def test_the_end_of_a_run_cuts_its_requests_and_lets_in_no_others(tmp_path
             with anyio.fail_after(2):
                 await service.gone.wait()
                 assert await everything(stream) == b""
-                await run.gateway.serve(stream)
+                pair = [await UNIXSocketStream.from_socket(end) for end in socket.socketpair()]
+                async with pair[0] as program, pair[1] as door:
+                    await program.send(run.head("GET /v1/models"))
+                    await run.gateway.serve(door)
+                    await door.aclose()
+                    assert await everything(program) == b""
 
 
 async def hanging(stream: SocketStream) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.agents.service import MESSAGE, Inside, a_run, a_service, everything, saying
+from tests.agents.service import MESSAGE, Inside, a_run, a_service, chunk, everything, saying
 
 BODY = json.dumps(MESSAGE).encode()
 SIZE = f"Content-Length: {len(BODY)}"
@@ -69,6 +69,7 @@ async def lives(run: Inside) -> None:
         ("GET /v1/models%2f..%2ffiles", [], b""),
         ("POST /v1/messages", [SIZE, "Transfer-Encoding: chunked"], b"0\r\n\r\n" + BODY),
         ("POST /v1/messages", ["Transfer-Encoding: chunked", SIZE], b"0\r\n\r\n" + BODY),
+        ("POST /v1/messages", [SIZE, "Transfer-Encoding: chunked"], chunk(BODY) + chunk(b"")),
         ("POST /v1/messages", ["Transfer-Encoding: identity", SIZE], BODY),
         ("POST /v1/messages", ["Transfer-Encoding: chunked"], b"zz\r\n"),
         ("POST /v1/messages", ["Content-Length: 1000000000"], b"x" * 100_000),
@@ -83,6 +84,14 @@ async def test_the_token_opens_nothing_more(
         assert said.startswith((b"HTTP/1.1 4", b"HTTP/1.1 501"))
         assert not service.heard
         await lives(run)
+
+
+async def test_headers_that_are_no_ascii_stay_behind(tmp_path: Path) -> None:
+    async with a_service() as service, a_run(tmp_path, service) as run:
+        last = "Connection: close"
+        said = await run.say(run.head("POST /v1/messages", SIZE, "User-Agent: é", last) + BODY)
+        assert said.startswith(b"HTTP/1.1 200 ")
+        assert "é" not in service.heard[0].headers["user-agent"]
 
 
 async def test_a_body_without_end_is_refused_while_it_comes(tmp_path: Path) -> None:

@@ -15,9 +15,7 @@ def executor_of(command: str) -> type[Executor]:
     Raises:
         InvalidArgument: there is none; the message names those there are.
     """
-    known = ", ".join(EXECUTORS)
-    if not command:
-        raise InvalidArgument(f"options cannot be empty: name a command, one of {known}")
-    if command not in EXECUTORS:
-        raise InvalidArgument(f"unknown command type: {command[:40]}: choose one of {known}")
-    return EXECUTORS[command]
+    if command in EXECUTORS:
+        return EXECUTORS[command]
+    why = f"unknown command type: {command[:40]}" if command else "options cannot be empty"
+    raise InvalidArgument(f"{why}: choose one of {', '.join(EXECUTORS)}")

@@ -11,11 +11,9 @@ from mcp_sandbox.agents.executor import Program, Run
 from mcp_sandbox.agents.messages import Given
 from mcp_sandbox.errors import Unsupported
 
+_QUIET = ("DISABLE_TELEMETRY", "DISABLE_ERROR_REPORTING", "DISABLE_AUTOUPDATER")
 _ENVIRONMENT = {
-    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    "DISABLE_TELEMETRY": "1",
-    "DISABLE_ERROR_REPORTING": "1",
-    "DISABLE_AUTOUPDATER": "1",
+    **dict.fromkeys((*_QUIET, "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"), "1"),
     # Tools of the host are there from the first request on, and have more time than the host gives.
     "ENABLE_TOOL_SEARCH": "false",
     "MCP_CONNECTION_NONBLOCKING": "0",
@@ -80,29 +78,27 @@ class Claude:
 
     def command(self, run: Run) -> Program:
         talk, given = run.conversation, self._given
-        options = {
-            "--input-format": "stream-json",
-            "--output-format": "stream-json",
-            "--permission-mode": given.permission_mode,
-            "--resume" if self._has_record else "--session-id": run.resumed,
-            "--system-prompt-file": talk.system and f"{run.folder}/system.md",
+        # Both are the model service's, which would be a network.
+        offline = () if run.online else ("WebSearch", "WebFetch")
+        options: dict[str, tuple[object, ...]] = {
+            "--input-format": ("stream-json",),
+            "--output-format": ("stream-json",),
+            "--permission-mode": (given.permission_mode,),
+            "--resume" if self._has_record else "--session-id": (run.resumed,),
+            "--system-prompt-file": (talk.system and f"{run.folder}/system.md",),
             # Else a conversation that goes on keeps its first instructions.
-            "--system-prompt-snapshot": "off",
-            "--mcp-config": run.way.tools and f"{run.folder}/mcp.json",
-            "--max-turns": given.max_turns,
-            "--max-budget-usd": given.max_budget_usd,
-            "--model": given.model or run.way.model,
+            "--system-prompt-snapshot": ("off",),
+            "--mcp-config": (run.way.tools and f"{run.folder}/mcp.json",),
+            "--max-turns": (given.max_turns,),
+            "--max-budget-usd": (given.max_budget_usd,),
+            "--model": (given.model or run.way.model,),
+            "--allowed-tools": given.allowed_tools,
+            "--disallowed-tools": (*given.disallowed_tools, *offline),
         }
         words = ["claude", "-p", "--verbose", "--include-partial-messages"]
         words += ["--strict-mcp-config"] if run.way.tools else []
-        words += [str(word) for pair in options.items() if pair[1] for word in pair]
-        # Both are the model service's, which would be a network.
-        offline = () if run.online else ("WebSearch", "WebFetch")
-        for option, names in (
-            ("--allowed-tools", given.allowed_tools),
-            ("--disallowed-tools", (*given.disallowed_tools, *offline)),
-        ):
-            words += [option, *names] if names else []
+        for option, values in options.items():
+            words += [option, *map(str, values)] if any(values) else []
         content = [*(() if self._has_record else talk.history), *talk.prompt]
         said = {"type": "user", "message": {"role": "user", "content": content}}
         return Program(
