@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from mcp_sandbox.agents.events import Completion, Event, Notice, Started, Text, ToolCall, ToolResult
+from mcp_sandbox.agents.events import (
+    Completion,
+    Event,
+    Notice,
+    Progress,
+    Started,
+    Text,
+    ToolCall,
+    ToolResult,
+)
 from mcp_sandbox.agents.run import Agent
 from mcp_sandbox.assisting import open_agent
 from mcp_sandbox.config import AgentsConfig, Config, ConnectorConfig
@@ -62,7 +71,9 @@ async def opened(config: Config, **given: Any) -> AsyncGenerator[Agent]:
 
 
 async def answers(agent: Agent, request: str, **how: Any) -> list[Event]:
-    return [event async for event in agent.stream([{"role": "user", "content": request}], **how)]
+    """What happens, but for how far it is."""
+    events = agent.stream([{"role": "user", "content": request}], **how)
+    return [event async for event in events if not isinstance(event, Progress)]
 
 
 @everywhere
