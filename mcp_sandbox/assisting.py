@@ -166,4 +166,6 @@ async def _way(
             given, made = gateway.counts.input_tokens, gateway.counts.output_tokens
             return Usage(given, made, given + made)
 
-        yield Way(f"http://127.0.0.1:{port}", gateway.token, service.model, tools, used)
+        yield Way(
+            f"http://127.0.0.1:{port}", gateway.token, service.model, tools, bridge.names, used
+        )

@@ -13,14 +13,15 @@ from mcp_sandbox.sessions.session import Session
 class Way:
     """What the host has opened for a run: the address inside of its model, and a key of this run.
 
-    `tools`: the MCP configuration of tools of the host, if there are any. `usage` says what the
-    model has counted by now.
+    `tools`: the MCP configuration of tools of the host, if there are any, which are `tool_names`.
+    `usage` says what the model has counted by now.
     """
 
     url: str
     key: str = field(repr=False)
     model: str = ""
     tools: bytes = b""
+    tool_names: Sequence[str] = ()
     usage: Callable[[], Usage] = Usage
 
 

@@ -46,6 +46,18 @@ _AT_ONCE = 16 << 10
 _MOST_OUTPUT, _MOST_NAMES, _MOST_TEXT, _SHOWN_CHARS = 256 << 20, 10_000, 1 << 20, 2000
 
 
+# Whether the service takes the key; it need not have a list of models.
+_ASK_MODELS = """
+import sys, urllib.error, urllib.request
+asked = urllib.request.Request(sys.argv[1] + "/v1/models", headers={
+    "x-api-key": sys.argv[2], "anthropic-version": "2023-06-01"})
+try:
+    status = urllib.request.urlopen(asked, timeout=30).status
+except urllib.error.HTTPError as exc:
+    status = exc.code
+print("answers", status)
+sys.exit(status in (401, 403) or status >= 500)
+"""
 Tell = Callable[[list[Event]], Awaitable[None]]
 
 
@@ -157,6 +169,22 @@ class Agent:
             self._runs.discard(run)
         if run.error:
             raise run.error
+
+    async def check(self) -> dict[str, str]:
+        """Say what a run would have: its program, model service, and tools of the host.
+
+        Raises as `stream`, and CommandFailed: the service does not answer.
+        """
+        executor = self._executor()
+
+        async def tell(_: list[Event]) -> None:
+            """Nothing happens yet."""
+
+        async with self._way(tell) as way:
+            version = await self.exec([executor.name, "--version"])
+            models = await self.exec(["python3", "-c", _ASK_MODELS, way.url, way.key])
+        tools = ", ".join(way.tool_names) or "none"
+        return {"program": version.strip(), "model": models.strip(), "tools": tools}
 
     async def _run(self, run: "_Listener", messages: Messages) -> None:
         hooks, memory = self._manner.hooks, self._manner.memory

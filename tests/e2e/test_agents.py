@@ -1,12 +1,17 @@
 """The Claude command line at work inside, without network, and its key outside."""
 
+import json
 import os
+import re
+import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+import yaml
 
 from mcp_sandbox.agents.events import (
     Completion,
@@ -164,3 +169,37 @@ async def test_a_key_that_is_not_there_is_an_error_before_anything_runs(config: 
     async with opened(config.model_copy(update={"connectors": nowhere})) as agent:
         with pytest.raises(OperatorError, match=r"connectors\.scripted"):
             await answers(agent, "go")
+
+
+@pytest.mark.parametrize("backend_name", [BUBBLEWRAP], indirect=True)
+async def test_people_hand_a_request_to_an_agent_on_the_command_line(
+    config: Config, tmp_path: Path
+) -> None:
+    service = config.connectors["scripted"]
+    file = tmp_path / "agents.yaml"
+    written = {
+        "data_dir": str(config.data_dir),
+        "backend": "bubblewrap",
+        "agents": {"programs": str(config.agents.programs)},
+        "connectors": {"scripted": {"url": service.url, "key": service.key}},
+    }
+    file.write_text(yaml.safe_dump(written))
+    where = (*(sys.executable, "-m", "mcp_sandbox", "agent"), "--config", str(file))
+
+    async def people(job: str, *given: str) -> tuple[int, str, str]:
+        done = await anyio.run_process([*where[:4], job, *given, *where[4:]], check=False)
+        return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+    code, said, told = await people("run", "Make a note.")
+    assert (code, said) == (0, "All done.\n"), told
+    assert "[Write " in told
+    code, said, told = await people("run", "Again.", "--json")
+    assert [json.loads(line)["type"] for line in said.splitlines()][-1] == "Completion", told
+    code, said, told = await people("run", "Never.", "--timeout", "100ms")
+    assert code == 124, told
+    code, said, told = await people("run", "x", "-a", "nobody")
+    assert (code, said) == (1, "")
+    assert "there is no assistant 'nobody'" in told
+    code, said, told = await people("check")
+    assert code == 0, told
+    assert re.search(r"program +2\.1\..*\nmodel +answers \d+\ntools +none", said)
