@@ -81,12 +81,6 @@ def new_id() -> SandboxId:
     return SandboxId(f"mcs-{secrets.token_hex(8)}")
 
 
-def check_id(sandbox_id: SandboxId) -> None:
-    """Raise SandboxGone for what cannot be the id of a sandbox."""
-    if not _ID.fullmatch(sandbox_id):
-        raise SandboxGone(f"{sandbox_id!r} is no sandbox of this backend")
-
-
 def sandbox_user() -> tuple[int, int]:
     """Return the uid and gid of sandboxes: the server's own, but never root's."""
     return (os.geteuid(), os.getegid()) if os.geteuid() != 0 else (_SANDBOX_USER, _SANDBOX_USER)

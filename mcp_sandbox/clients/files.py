@@ -46,7 +46,6 @@ _NEXT = {
 }
 # What of an entry is set here; what the user has added to it is the user's.
 _OURS = frozenset({"type", "command", "args", "url", "headers"})
-_LARGEST = 64 << 20
 # Some editors begin a file with it.
 _MARK = "\ufeff"
 
@@ -335,11 +334,7 @@ def _resolved(path: Path) -> Path:
 def _read(path: Path) -> str | None:
     """The text exactly as it is, None if there is no file."""
     try:
-        with path.open("rb") as stream:
-            data = stream.read(_LARGEST + 1)
-        if len(data) > _LARGEST:
-            raise ConfigError(f"{path} is larger than 64 MiB: look what it is")
-        return data.decode()
+        return path.read_bytes().decode()
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as exc:

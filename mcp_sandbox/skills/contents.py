@@ -68,11 +68,11 @@ _MAX_DEPTH = 16
 
 
 class Whole(NamedTuple):
-    """A file's bytes, its stamp from before they were read, and when that was (since the epoch)."""
+    """A file's bytes, its stamp from before they were read, and whether edits would show in it."""
 
     data: bytes
     stamp: Stamp
-    read_at_ns: int
+    settled: bool
 
 
 def read_whole(directory: int, path: str) -> Whole:
@@ -91,9 +91,10 @@ def read_whole(directory: int, path: str) -> Whole:
             before = stamp_of(os.fstat(file))
             data = _all(file, path)
             # A stamp that is not settled would not show an edit: the same bytes twice do.
-            same = is_settled(before, now) or _all(file, path) == data
+            settled = is_settled(before, now)
+            same = settled or _all(file, path) == data
             if same and stamp_of(os.fstat(file)) == before:
-                return Whole(data, before, now)
+                return Whole(data, before, settled)
     raise Busy(f"{path} changes while it is read: try again when it is written")
 
 
@@ -255,7 +256,7 @@ class _Gathering:
         if packed is not None:
             mime = _PACKED.get(packed, _UNKNOWN["binary"])
         file = SkillFile(self._public(path), len(whole.data), digest_of(whole.data), mime, kind)
-        return Kept(whole.stamp, is_settled(whole.stamp, whole.read_at_ns), file)
+        return Kept(whole.stamp, whole.settled, file)
 
     def _public(self, path: str) -> str:
         return DOCUMENT if path == self._document else path

@@ -39,7 +39,7 @@ _MAKE = (
     "CREATE VIRTUAL TABLE card USING fts5(name, description, tags, headings, "
     "tokenize='porter unicode61 remove_diacritics 2')"
 )
-_ADD = "INSERT INTO card(rowid, name, description, tags, headings) VALUES (?, ?, ?, ?, ?)"
+_ADD = "INSERT INTO card(name, description, tags, headings) VALUES (?, ?, ?, ?)"
 _KNOWN = "SELECT 1 FROM card WHERE card MATCH ? LIMIT 1"
 _RANK = "SELECT rowid, bm25(card, 3.0, 1.0, 1.0, 0.3) FROM card WHERE card MATCH ?"
 # All matches are gone through once; asked for one by one, each would do so again.
@@ -105,7 +105,6 @@ class Index:
         self._lock = RLock()
         self._rows: dict[str, int] = {}
         self._skills: dict[int, Skill] = {}
-        self._next = 1
         self._vocabulary: list[str] | None = None
 
     @cached_property
@@ -133,10 +132,9 @@ class Index:
         filed = (*(front.fields.get(name) for name in _TAGS), dict(front.metadata))
         tags = " ".join(text for value in filed for text in _texts(value))
         texts = (front.name, front.description, tags, skill.outline)
-        self._database.execute(_ADD, (self._next, *map(_clipped, texts, (200, 4000, 1000, 4000))))
-        self._rows[skill.uri] = self._next
-        self._skills[self._next] = skill
-        self._next += 1
+        clipped = tuple(map(_clipped, texts, (200, 4000, 1000, 4000)))
+        row = self._database.execute(_ADD, clipped).lastrowid or 0
+        self._rows[skill.uri], self._skills[row] = row, skill
         self._vocabulary = None
 
     def search_among(self, skills: Sequence[Skill], query: str, most: int = 50) -> list[Match]:

@@ -12,7 +12,6 @@ without such bits.
            lock             held by what changes the above
 """
 
-import errno
 import hashlib
 import logging
 import os
@@ -176,12 +175,6 @@ def _place(new: Path, target: Path) -> None:
     if not publish_folder(new, target):
         # To move a directory writes its "..", which needs the right to write in it.
         target.chmod(0o755)
-        try:
-            exchange(AT_CWD, os.fsencode(new), AT_CWD, os.fsencode(target))
-        except OSError as exc:
-            if exc.errno not in (errno.ENOSYS, errno.EINVAL):
-                raise
-            target.rename(f"{new}-old")
-            new.rename(target)
+        exchange(AT_CWD, os.fsencode(new), AT_CWD, os.fsencode(target))
         sync(target.parent)
     target.chmod(0o555)

@@ -1,7 +1,7 @@
 """Keeps the usage of one chat fresh enough to hold its limits, without measuring all the time."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 import anyio
@@ -41,29 +41,25 @@ def refusal(
     usage: Usage, free: FreeSpace, config: WorkspaceConfig, adding: int = 0
 ) -> SandboxError | None:
     """Why `adding` more bytes may not be written; None when they may."""
-    return _full_disk(free, config, adding) or _full_chat(usage, free, config, adding)
+    return next(_problems(usage, free, config, adding), None)
 
 
-def _full_disk(free: FreeSpace, config: WorkspaceConfig, adding: int) -> SandboxError | None:
+def _problems(
+    usage: Usage, free: FreeSpace, config: WorkspaceConfig, adding: int
+) -> Iterator[SandboxError]:
     if free.free_bytes - adding < config.min_free:
-        return StorageUnavailable(
+        yield StorageUnavailable(
             f"the disk of the data directory has {mib(free.free_bytes)} left and "
             f"{mib(config.min_free)} of it are kept free: free some space on the host, or "
             "set a lower workspace.min_free"
         )
     if free.files is not None and free.files < _MIN_FREE_FILES:
-        return StorageUnavailable(
+        yield StorageUnavailable(
             f"the disk of the data directory has room for only {free.files} more files: "
             "delete files on the host"
         )
-    return None
-
-
-def _full_chat(
-    usage: Usage, free: FreeSpace, config: WorkspaceConfig, adding: int
-) -> SandboxError | None:
     if usage.allocated_bytes + adding > config.size_limit:
-        return WorkspaceFull(
+        yield WorkspaceFull(
             f"the workspace is full: {mib(usage.allocated_bytes)} of "
             f"{mib(config.size_limit)} are used (workspace and home together): "
             "delete files you no longer need, then try again"
@@ -71,17 +67,16 @@ def _full_chat(
     allowed = free.allowed_bytes
     if allowed is not None and usage.allocated_bytes + adding > allowed:
         others = config.user_quota - allowed
-        return WorkspaceFull(
+        yield WorkspaceFull(
             f"all chats of this user together are full: {mib(usage.allocated_bytes + others)} of "
             f"{mib(config.user_quota)} are used, {mib(usage.allocated_bytes)} of it by this chat: "
             "delete files you no longer need, here or in another chat, then try again"
         )
     if usage.files > config.max_files:
-        return WorkspaceFull(
+        yield WorkspaceFull(
             f"the workspace holds {usage.files} files and directories, {config.max_files} are "
             "allowed: delete some, then try again"
         )
-    return None
 
 
 def overshoot(start: Reading, now: Reading, config: WorkspaceConfig) -> SandboxError | None:

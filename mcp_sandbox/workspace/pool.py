@@ -196,14 +196,11 @@ class PoolFolder:
 
 def _is_free(pool: int, process: str) -> bool:
     """Whether nobody has the lock of a folder; one without a lock is being made or removed."""
-    try:
-        folder = open_directory(pool, process.encode())
-    except OSError:
-        return False
-    with closing_fd(folder):
+    with suppress(OSError), closing_fd(open_directory(pool, process.encode())) as folder:
         if (taken := _lock(folder)) is not None:
             unlock(taken)
         return taken is not None
+    return False
 
 
 def _lock(folder: int) -> int | None:

@@ -33,12 +33,9 @@ def item_name(now: float) -> str:
 def discarded_at(name: str) -> float | None:
     """When an item was discarded; None when the name is not that of an item."""
     match = _ITEM.fullmatch(name)
-    if match is None:
-        return None
-    try:
-        return datetime.strptime(match[1], _STAMP).replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        return None
+    with suppress(ValueError):
+        return match and datetime.strptime(match[1], _STAMP).replace(tzinfo=UTC).timestamp()
+    return None
 
 
 def throw_away(trash: int, trees: Mapping[str, tuple[int, bytes]], chat: ChatId, now: float) -> str:
@@ -72,16 +69,11 @@ def items(trash: int) -> dict[str, float]:
 
 def owner(trash: int, name: str) -> ChatId | None:
     """Whose an item was; None when it does not say."""
-    try:
-        file = open_file(trash, f"{name}/chat".encode())
-    except OSError:
-        return None
-    with os.fdopen(file, "rb") as stream:
-        user, _, chat = stream.read(512).decode(errors="replace").rstrip().partition("/")
-    try:
+    with suppress(OSError, InvalidArgument):
+        with os.fdopen(open_file(trash, f"{name}/chat".encode()), "rb") as stream:
+            user, _, chat = stream.read(512).decode(errors="replace").rstrip().partition("/")
         return ChatId(user, chat)
-    except InvalidArgument:
-        return None
+    return None
 
 
 def empty(

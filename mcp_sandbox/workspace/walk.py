@@ -133,8 +133,7 @@ class _Descent:
         level = self.levels[-1]
         if not level.pending:
             return self._leave()
-        if level.directory is None:
-            raise AssertionError("the deepest level is always open")
+        assert level.directory is not None  # noqa: S101 - the deepest level is always open
         name = os.fsencode(level.pending.pop())
         try:
             child, closed_mode = self._open(level.directory, name)

@@ -38,7 +38,7 @@ from mcp_sandbox.backends.docker.spec import (
 )
 from mcp_sandbox.backends.docker.verify import first_process_problems, weaker_fields
 from mcp_sandbox.backends.local_socket import connect
-from mcp_sandbox.backends.records import Record, Records, check_id, gone, new_id
+from mcp_sandbox.backends.records import Record, Records, gone, new_id
 from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, InsecureSandbox, SandboxGone
@@ -179,7 +179,6 @@ class DockerBackend:
         await to_thread.run_sync(self._records.relabel, sandbox_id, labels)
 
     async def destroy(self, sandbox_id: SandboxId) -> None:
-        check_id(sandbox_id)
         # Half removed would be worse than late; each call to the engine has its own limit.
         with anyio.CancelScope(shield=True):
             found = await self._ours(sandbox_id)
