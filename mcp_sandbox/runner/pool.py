@@ -337,18 +337,15 @@ class Pool:
         doomed, self._doomed = self._doomed, set()
         processes.kill_trees(doomed)
 
-    def kill_background(self) -> int:
-        """Kill all whose command has ended and left something running; how many there were."""
+    def kill_background(self) -> None:
+        """Kill all whose command has ended and left something running."""
         self.free_held()
         # What has ended and was not waited for holds a place, too.
         tree = {pid: int(fields[1]) for pid, fields in processes.stats()} if self._resting else {}
-        lingering = [one for one in self._busy if one.listener is None]
-        lingering += [
-            one for one in self._resting if len(processes.below([one.pid or -1], tree)) > 1
-        ]
-        for one in lingering:
+        left = [one for one in self._resting if len(processes.below([one.pid or -1], tree)) > 1]
+        for one in (*left, *(one for one in self._busy if one.listener is None)):
             self.kill(one)
-        return len(lingering) + self.kill_orphans()
+        self.kill_orphans()
 
     def _tidy(self) -> None:
         """A worker or an adopted command ended: what it leaves is nobody's, and is killed soon."""
