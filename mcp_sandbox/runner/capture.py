@@ -58,12 +58,11 @@ class Capture:
     def __init__(self, workspace: str, name: str, limit: int) -> None:
         self.streams = {"stdout": Stream(), "stderr": Stream()}
         self._base = figures.base_of(workspace, name)
-        self._folder, self._path = os.path.dirname(self._base), self._base + ".txt"
+        self._path = self._base + ".txt"
         # Where the whole is, once that is more than is told of it.
         self.file: str | None = None
         self._left = limit
         self._fd = -1
-        self._tried = limit == 0
 
     def add(self, name: str, data: bytes) -> None:
         if sum(stream.total for stream in self.streams.values()) + len(data) > KEEP_OVER:
@@ -84,7 +83,7 @@ class Capture:
         found = figures.saved(self._base)
         try:
             if found:
-                prepare(self._folder)
+                prepare(os.path.dirname(self._path))
         except OSError:
             # What is there is shown all the same.
             pass
@@ -92,15 +91,15 @@ class Capture:
 
     def keep(self) -> None:
         """Begin the file with what was printed so far: little, so it is whole in the heads."""
-        if self._tried:
+        if self.file or not self._left:
             return
-        self._tried = True
         try:
-            prepare(self._folder)
+            prepare(os.path.dirname(self._path))
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self._fd = os.open(self._path, flags, 0o644)
         except OSError:
             # A full or unwritable workspace: the head and tail must do; the result names no file.
+            self._left = 0
             return
         self.file = self._path
         _in_use.add(self._path)

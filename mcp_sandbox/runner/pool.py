@@ -10,6 +10,7 @@ import os
 import time
 
 from mcp_sandbox.runner import interpreter, processes, worker
+from mcp_sandbox.runner.cells import Cells
 from mcp_sandbox.runner.interpreter import Worker, is_pid, makes_sense
 from mcp_sandbox.runner.loop import READ, Soon
 from mcp_sandbox.runner.native import CONTROL_FD, MOST_FDS, Socket, pair, receive, signal
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from typing import Any
 
-    from mcp_sandbox.runner.cells import Cells, Notebook
+    from mcp_sandbox.runner.cells import Notebook
     from mcp_sandbox.runner.interpreter import Listener
     from mcp_sandbox.runner.loop import Loop, Timer
 
@@ -48,8 +49,6 @@ _ROOMY_S = 0.1
 class Pool:
     """All workers. What is a child of ours and not `known` is an orphan and is killed."""
 
-    cells: Cells
-
     def __init__(self, loop: Loop, env: dict[str, str], most_processes: int) -> None:
         self._loop = loop
         self._room = Room(most_processes)
@@ -71,6 +70,7 @@ class Pool:
         self.waking = Soon(loop, _SOON_S, self.wake)
         self._looking = Soon(loop, _SOON_S, lambda: self.on_background())  # noqa: PLW0108 - set later
         self.memory = Memory()
+        self.cells = Cells(loop, self)
         self.on_quiet: Callable[[], None] = lambda: None
         self.on_background: Callable[[], None] = lambda: None
         loop.on_signal(signal.SIGCHLD, self._reap)
@@ -128,14 +128,13 @@ class Pool:
             self.free_held()
         while True:
             found = self._take(seat=seat)
-            found.listener = listener
             try:
                 found.give(job, fds)
             except ConnectionError:
                 # User code has killed it while it was idle; it never saw the job.
-                found.listener = None
                 self._lost(found)
             else:
+                found.listener = listener
                 return found
 
     def _take(self, *, seat: bool) -> Worker:
@@ -298,9 +297,8 @@ class Pool:
         if gone is self.held:
             self.held = None
         self._lingers_no_more(gone)
-        for idle in self._idle.values():
-            if gone in idle:
-                idle.remove(gone)
+        if gone in self._idle[gone.seat]:
+            self._idle[gone.seat].remove(gone)
         if gone is self.interpreter.worker:
             self.interpreter.worker = None
         self._reap()
@@ -339,18 +337,15 @@ class Pool:
         doomed, self._doomed = self._doomed, set()
         processes.kill_trees(doomed)
 
-    def kill_background(self) -> int:
-        """Kill all whose command has ended and left something running; how many there were."""
+    def kill_background(self) -> None:
+        """Kill all whose command has ended and left something running."""
         self.free_held()
         # What has ended and was not waited for holds a place, too.
         tree = {pid: int(fields[1]) for pid, fields in processes.stats()} if self._resting else {}
-        lingering = [one for one in self._busy if one.listener is None]
-        lingering += [
-            one for one in self._resting if len(processes.below([one.pid or -1], tree)) > 1
-        ]
-        for one in lingering:
+        left = [one for one in self._resting if len(processes.below([one.pid or -1], tree)) > 1]
+        for one in (*left, *(one for one in self._busy if one.listener is None)):
             self.kill(one)
-        return len(lingering) + self.kill_orphans()
+        self.kill_orphans()
 
     def _tidy(self) -> None:
         """A worker or an adopted command ended: what it leaves is nobody's, and is killed soon."""

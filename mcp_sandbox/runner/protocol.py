@@ -143,23 +143,18 @@ class Decoder:
         The seal may be set between two of them.
         """
         self._buffer += data
-        while (frame := self._next()) is not None:
-            yield frame
-
-    def _next(self) -> tuple[dict[str, Any], bytes] | None:
-        if len(self._buffer) < PREFIX.size:
-            return None
-        head_size, payload_size = PREFIX.unpack_from(self._buffer)
-        if head_size > MAX_HEADER or payload_size > MAX_PAYLOAD:
-            raise ProtocolError("frame over the size limit")
-        body_end = PREFIX.size + head_size + payload_size
-        end = body_end + (SEAL_BYTES if self.seal else 0)
-        if len(self._buffer) < end:
-            return None
-        head_end = PREFIX.size + head_size
-        with memoryview(self._buffer) as frame, frame[:body_end] as body:
-            if self.seal and not compare_digest(self.seal.next(body), frame[body_end:end]):
-                raise ProtocolError("frame seal is wrong")
-            head, payload = bytes(body[PREFIX.size : head_end]), bytes(body[head_end:])
-        del self._buffer[:end]
-        return _parse_header(head), payload
+        while len(self._buffer) >= PREFIX.size:
+            head_size, payload_size = PREFIX.unpack_from(self._buffer)
+            if head_size > MAX_HEADER or payload_size > MAX_PAYLOAD:
+                raise ProtocolError("frame over the size limit")
+            head_end = PREFIX.size + head_size
+            body_end = head_end + payload_size
+            end = body_end + (SEAL_BYTES if self.seal else 0)
+            if len(self._buffer) < end:
+                return
+            with memoryview(self._buffer) as frame, frame[:body_end] as body:
+                if self.seal and not compare_digest(self.seal.next(body), frame[body_end:end]):
+                    raise ProtocolError("frame seal is wrong")
+                head, payload = bytes(body[PREFIX.size : head_end]), bytes(body[head_end:])
+            del self._buffer[:end]
+            yield _parse_header(head), payload

@@ -58,7 +58,7 @@ def _interpreter(control: Socket) -> None:
 def _seat(control: Socket) -> None:
     processes.die_with_parent()
     send(control, {"e": "hello", "pid": os.getpid()}, [])
-    seat = _Seat(control)
+    seat = _Seat()
     try:
         worker.serve(control, seat.start, seat.prepare)
     except _Run:
@@ -70,8 +70,7 @@ def _seat(control: Socket) -> None:
 class _Seat:
     """Forks the processes that run code, each before its code is there."""
 
-    def __init__(self, control: Socket) -> None:
-        self._control = control
+    def __init__(self) -> None:
         self._ahead: tuple[int, Socket] | None = None
 
     def prepare(self) -> None:

@@ -7,7 +7,6 @@ import sys
 import time
 
 from mcp_sandbox.runner import processes
-from mcp_sandbox.runner.cells import Cells
 from mcp_sandbox.runner.command import Command, Operation
 from mcp_sandbox.runner.connection import Connection
 from mcp_sandbox.runner.dial import Dial
@@ -55,7 +54,6 @@ class Server:
         self._idle_s = float(settings.get("IDLE_S", "900"))
         self._env = env
         self._pool = Pool(self.loop, env, int(settings.get("PIDS", "0")))
-        self._pool.cells = Cells(self.loop, self._pool)
         self._pool.on_quiet = self._consider_idle
         self._standby = Standby(self.loop, self._pool, self._under_way)
         self._pool.on_background = self._tell_background

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import select
 import struct
 import time
 
@@ -33,7 +32,7 @@ SHIELDED = (
 )
 DEFAULT_SIGNALS = (*SHIELDED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
 _NICER_BY = 5
-_MOMENT_MS = 1
+_MOMENT_S = 0.001
 _MAX_MEMORY = 4 * 1024 * 1024
 _CLOCK_REALTIME_COARSE = 5  # Linux's number; Python has no name for it.
 # Looking for what a command changed costs no more: enough for a project.
@@ -159,7 +158,13 @@ class Worker:
         return not stays
 
     def _operation(self, job: dict[str, Any], fds: list[int]) -> None:
-        operate = _operation(job["op"])
+        # Loaded at the first use: most sandboxes begin with a command.
+        if job["op"] == "terminal":
+            from mcp_sandbox.runner.terminal import run as operate  # noqa: PLC0415
+        else:
+            from mcp_sandbox.runner.files.operations import OPS  # noqa: PLC0415
+
+            operate = OPS[job["op"]]
         signal.signal(signal.SIGTERM, _abort)
         try:
             self._say(e="begin")
@@ -233,17 +238,6 @@ def _remove(path: str) -> bool:
     return True
 
 
-def _operation(op: str) -> Callable[..., dict[str, Any]]:
-    """What an operation does; loaded at the first use: most sandboxes begin with a command."""
-    if op == "terminal":
-        from mcp_sandbox.runner import terminal  # noqa: PLC0415
-
-        return terminal.run
-    from mcp_sandbox.runner.files.operations import OPS  # noqa: PLC0415
-
-    return OPS[op]
-
-
 def _abort(_number: int, _frame: object) -> None:
     raise SystemExit
 
@@ -280,7 +274,7 @@ def lower(pid: int, *, grow: bool, again: bool = True) -> None:
     except PermissionError:
         # For a moment after exec a process is still as closed as we are; later that is its right.
         if again:
-            _wait(pid, _MOMENT_MS)
+            time.sleep(_MOMENT_S)
             lower(pid, grow=grow, again=False)
     except ProcessLookupError:
         return
@@ -289,25 +283,11 @@ def lower(pid: int, *, grow: bool, again: bool = True) -> None:
 def offer_to_the_oom_killer(pid: int | str) -> None:
     """Let the kernel end this process before any of ours when memory runs out."""
     try:
-        file = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
+            file.write(b"1000")
     except FileNotFoundError:
         # Ended already, or a sandbox without this file.
         return
-    try:
-        os.write(file, b"1000")
-    finally:
-        os.close(file)
-
-
-def _wait(pid: int, most_ms: int) -> None:
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        return
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    poll.poll(most_ms)
-    os.close(descriptor)
 
 
 def spawn(job: dict[str, Any], fds: list[int]) -> int:

@@ -186,15 +186,12 @@ class Guard:
         try:
             await self.app(scope, receive, send)
         finally:
-            if _SESSION_HEADER in Headers(scope=scope) and not entry.done:
+            has_left = _SESSION_HEADER in Headers(scope=scope) and not entry.done
+            if has_left and (request_id := find_request_id(body)) is not None:
+                told = {"method": "notifications/cancelled", "params": {"requestId": request_id}}
+                message = json.dumps({"jsonrpc": "2.0", **told}).encode()
                 with anyio.move_on_after(1, shield=True):
-                    await self._cancel(scope, find_request_id(body))
-
-    async def _cancel(self, scope: Scope, request_id: str | int | None) -> None:
-        if request_id is not None:
-            cancelled = {"method": "notifications/cancelled", "params": {"requestId": request_id}}
-            message = json.dumps({"jsonrpc": "2.0", **cancelled}).encode()
-            await self.app(scope, replayed(message, _nothing_more), _nowhere)
+                    await self.app(scope, replayed(message, _nothing_more), _nowhere)
 
     async def _body(self, request: Request, carry: Callable[[int], bool]) -> bytes:
         """The body of a request, read in time; `carry` is asked for room for each piece."""

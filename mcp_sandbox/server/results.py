@@ -472,8 +472,6 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 def with_news(result: CallToolResult, news: list[str]) -> CallToolResult:
     """The result, followed by what became of the sandbox before it."""
-    if not news:
-        return result
     told = [TextContent(text=f"[{clip(show(each), 2000)}]", type="text") for each in news]
     return result.model_copy(update={"content": [*result.content, *told]})
 

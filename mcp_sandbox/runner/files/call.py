@@ -36,7 +36,10 @@ _ANSWERS: dict[int, tuple[str, str]] = {
     errno.EEXIST: ("exists", "it exists already: choose another name or delete it first"),
     errno.ENOTDIR: ("wrong_kind", "a file is where a directory is needed: check the path"),
     errno.EISDIR: ("wrong_kind", "it is a directory: name a file"),
-    errno.ENOTEMPTY: ("wrong_kind", "the directory is not empty: delete its content first"),
+    errno.ENOTEMPTY: (
+        "wrong_kind",
+        "the directory is not empty: pass recursive=true to delete it with everything in it",
+    ),
     errno.EACCES: _DENIED,
     errno.EPERM: _DENIED,
     errno.EROFS: (

@@ -8,7 +8,7 @@ import signal
 import stat
 import warnings
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner.files.call import chunks, closing_fd
 from mcp_sandbox.runner.files.paths import TEMPORARY
@@ -74,16 +74,12 @@ def _arguments(query: Query) -> list[str]:
 
 def _run(argv: list[str], query: Query, found: Found, complaints: int) -> None:
     output, theirs = os.pipe()
-    pid = 0
-    try:
-        try:
+    with closing_fd(output):
+        with closing_fd(theirs):
             pid = _spawn(argv, query.base, theirs, complaints)
+        try:
+            _collect(output, query, found)
         finally:
-            os.close(theirs)
-        _collect(output, query, found)
-    finally:
-        os.close(output)
-        if pid:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
@@ -96,13 +92,13 @@ def _spawn(argv: list[str], base: str, output: int, complaints: int) -> int:
         (os.POSIX_SPAWN_DUP2, complaints, 2),
     ]
     env = {"PATH": ":".join(FOLDERS), "LANG": "C.UTF-8"}
-    here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    how: dict[str, Any] = {"file_actions": actions, "setsigdef": [signal.SIGPIPE]}
+    with closing_fd(open_directory(".")) as here:
         os.chdir(base)
-        return os.posix_spawn(argv[0], argv, env, file_actions=actions, setsigdef=[signal.SIGPIPE])
-    finally:
-        os.fchdir(here)
-        os.close(here)
+        try:
+            return os.posix_spawn(argv[0], argv, env, **how)
+        finally:
+            os.fchdir(here)
 
 
 def _collect(output: int, query: Query, found: Found) -> None:

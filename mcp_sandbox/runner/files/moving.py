@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.files.call import closing_fd, send
 from mcp_sandbox.runner.files.paths import TEMPORARY, protect, relative, resolve, show
-from mcp_sandbox.runner.files.walk import Descent, kind_of
+from mcp_sandbox.runner.files.walk import Descent, kind_of, open_directory
 from mcp_sandbox.runner.protocol import OpError
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ _NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 def move(call: Call) -> dict[str, Any]:
     """Give a file, link or directory another name. `destination` is that name in full."""
-    source = resolve(call.text("source"))
-    destination = resolve(call.text("destination"))
+    source, destination = (resolve(call.text(name)) for name in ("source", "destination"))
     overwrite = call.flag("overwrite")
     os.lstat(source)
     protect(source, "moved")
@@ -138,7 +137,7 @@ def copy_tree(source: str, target: str) -> None:
 
 
 def _above(path: str) -> Descent:
-    return Descent(os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    return Descent(open_directory(os.path.dirname(path)))
 
 
 class _Copying:
@@ -226,23 +225,14 @@ def delete(call: Call) -> dict[str, Any]:
     """Remove a file, a link itself, an empty directory, or with `recursive` a whole tree."""
     path = resolve(call.text("path"))
     protect(path, "deleted")
-    found = os.lstat(path)
-    shown = relative(path)
-    entries = 1
+    found, entries = os.lstat(path), 1
     if not stat.S_ISDIR(found.st_mode):
         os.unlink(path)
     elif call.flag("recursive"):
         entries = remove_tree(path)
     else:
-        with os.scandir(path) as content:
-            if next(content, None) is not None:
-                raise OpError(
-                    "wrong_kind",
-                    f"{show(path)} is a directory that is not empty: pass recursive=true to "
-                    "delete it with everything in it",
-                )
         os.rmdir(path)
-    return {"path": shown, "kind": kind_of(found.st_mode), "entries": entries}
+    return {"path": relative(path), "kind": kind_of(found.st_mode), "entries": entries}
 
 
 def remove_tree(path: str) -> int:

@@ -50,7 +50,7 @@ def glob(call: Call) -> dict[str, Any]:
     base, pattern = _placed(meant(call.text("pattern")), resolve(call.text("path", ".")))
     pattern = normalize(pattern, base)
     limit = call.number("limit", 500, low=1, high=MAX_LIMIT)
-    budget = Budget(seconds=SECONDS)
+    budget = Budget()
     names, matches = wanted(pattern), compile_glob(pattern)
     found: list[tuple[int, str]] = []
     try:
@@ -269,9 +269,7 @@ def compile_glob(glob: str) -> Callable[[str], bool]:
         matches = re.compile(expression, re.DOTALL).fullmatch
     except (re.error, OverflowError, RecursionError) as exc:
         raise _bad(glob, str(exc)) from exc
-    if turned:
-        return lambda path: matches(path) is None
-    return lambda path: matches(path) is not None
+    return lambda path: (matches(path) is None) == turned
 
 
 def _bad(glob: str, why: str) -> OpError:

@@ -92,9 +92,9 @@ def _identity(fd: int) -> tuple[int, int]:
 class Budget:
     """How much of a tree may be looked at: `spent` ends the walk, `cut` says there was more."""
 
-    def __init__(self, entries: int = 200_000, seconds: float = 10.0) -> None:
-        self._left = entries
-        self._end = monotonic() + seconds
+    def __init__(self) -> None:
+        self._left = 200_000
+        self._end = monotonic() + 10.0
         self.spent = False
         self.cut = False
 

@@ -58,7 +58,10 @@ def write(call: Call) -> dict[str, Any]:
             mode = found.st_mode & 0o777 if found else None
             written = replace(target, lambda fd: copy(call.body(), fd), mode)
     except BaseException:
-        _remove_empty(parents)
+        # Somebody else may use one by now; the first failure is the one worth telling.
+        with suppress(OSError):
+            for directory in parents:
+                os.rmdir(directory)
         raise
     return {"path": relative(path), "written": written, "created": found is None}
 
@@ -183,22 +186,14 @@ def _append(target: str, body: Iterable[bytes], *, new: bool) -> int:
 
 
 def _make_parents(path: str) -> list[str]:
-    """Create the directories above `path`; returns those that were new, the highest first."""
-    missing = []
-    parent = os.path.dirname(path)
+    """Create the directories above `path`; returns those that were new, the lowest first."""
+    missing, parent = [], os.path.dirname(path)
     while not os.path.lexists(parent):
         missing.append(parent)
         parent = os.path.dirname(parent)
-    for directory in reversed(missing):
-        os.makedirs(directory, exist_ok=True)
-    return missing[::-1]
-
-
-def _remove_empty(directories: list[str]) -> None:
-    # Somebody else may use one by now; the first failure is the one worth telling.
-    with suppress(OSError):
-        for directory in reversed(directories):
-            os.rmdir(directory)
+    if missing:
+        os.makedirs(missing[0], exist_ok=True)
+    return missing
 
 
 def edit(call: Call) -> dict[str, Any]:
@@ -404,9 +399,7 @@ def _below(content: bytes, end: int) -> int:
 
 def _lines(content: bytes) -> list[bytes]:
     """The lines with their newlines; a carriage return is no end of a line here."""
-    lines = [line + b"\n" for line in content.split(b"\n")]
-    last = lines.pop()[:-1]
-    return [*lines, last] if last else lines
+    return re.findall(rb"[^\n]*\n|[^\n]+", content)
 
 
 def _hunks(old: list[bytes], new: list[bytes], line: int, new_line: int) -> Iterator[bytes]:
