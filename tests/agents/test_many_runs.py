@@ -5,7 +5,7 @@ import random
 import anyio
 import pytest
 
-from mcp_sandbox.agents.events import Completion, Event, Text
+from mcp_sandbox.agents.events import Completion, Event, Progress, Text
 from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId
@@ -23,6 +23,8 @@ async def struck(session: Session, mark: str, blow: str) -> tuple[list[Event], b
     async with working(session) as agent:
         with anyio.CancelScope() as scope:
             async for event in agent.stream(asked(code)):
+                if isinstance(event, Progress):
+                    continue
                 events.append(event)
                 if len(events) == WORDS and blow == "cancel":
                     scope.cancel()

@@ -11,6 +11,7 @@ from anyio.abc import SocketStream
 from anyio.streams.tls import TLSAttribute, TLSStream
 from cryptography import x509
 
+from mcp_sandbox.egress import proxy
 from mcp_sandbox.egress.rules import Rule
 from tests.egress.world import AUTHORITY, HOST, World, a_world, everything, granted, head
 
@@ -253,9 +254,11 @@ async def test_what_cannot_be_reached_is_told(world: World) -> None:
     assert "its name has no address" in await world.curl("http://nowhere.invalid/")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("more", ["", "pipelined"])
-async def test_a_client_that_vanishes_takes_its_server_along(world: World, more: str) -> None:
+async def test_a_client_that_vanishes_takes_its_server_along(
+    world: World, more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "_ENDING_S", 0.5)
     ended = anyio.Event()
 
     async def silent(stream: SocketStream) -> None:
