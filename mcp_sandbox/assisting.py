@@ -75,6 +75,8 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
             f"{executor.name} speaks the protocol {executor.protocol}, and connector "
             f"{service.name} {service.protocol}: name another connector, or another command"
         )
+    # Before anything is started.
+    await service.key()
     if on_end is None and settings.usage_log:
         on_end = partial(_write_usage, settings.usage_log, chat_id, found.name, service.name)
     if hooks is None:

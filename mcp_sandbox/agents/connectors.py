@@ -74,7 +74,9 @@ def connector_of(
         InvalidArgument: there is no such connector, or it may not be asked for the model.
         ConfigError: its key's command cannot be understood.
     """
-    known = ", ".join(connectors) or "none: add one as `connectors: {NAME: {url, key}}`"
+    if not connectors:
+        raise InvalidArgument("there is no connector: configure `connectors: {NAME: {url, key}}`")
+    known = ", ".join(connectors)
     chosen = wanted or default or ("".join(connectors) if len(connectors) == 1 else "")
     if not chosen:
         raise InvalidArgument(f"no connector is named, and agents.connector is empty: name {known}")

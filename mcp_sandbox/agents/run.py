@@ -31,6 +31,7 @@ from mcp_sandbox.errors import (
     CallerError,
     Draining,
     NotPermitted,
+    OperatorError,
     SandboxError,
     SandboxGone,
     TooLarge,
@@ -173,18 +174,23 @@ class Agent:
     async def check(self) -> dict[str, str]:
         """Say what a run would have: its program, model service, and tools of the host.
 
-        Raises as `stream`, and CommandFailed: the service does not answer.
+        Raises as `stream`, and OperatorError: the service does not answer, or not with this key.
         """
-        executor = self._executor()
+        executor, asking = self._executor(), conversation_of([{"role": "user", "content": "-"}])
 
         async def tell(_: list[Event]) -> None:
             """Nothing happens yet."""
 
         async with self._way(tell) as way:
+            await executor.prepare(Run(self.session, "/tmp", asking, way))  # noqa: S108 - inside
             version = await self.exec([executor.name, "--version"])
-            models = await self.exec(["python3", "-c", _ASK_MODELS, way.url, way.key])
+            ask = ["python3", "-c", _ASK_MODELS, way.url, way.key]
+            models = await self.session.exec(ask, timeout_s=60)
+        if not models.success:
+            said = (models.stdout or models.stderr).strip()[-_SHOWN_CHARS:]
+            raise OperatorError(f"the model service {said}: correct its url or key in connectors")
         tools = ", ".join(way.tool_names) or "none"
-        return {"program": version.strip(), "model": models.strip(), "tools": tools}
+        return {"program": version.strip(), "model": models.stdout.strip(), "tools": tools}
 
     async def _run(self, run: "_Listener", messages: Messages) -> None:
         hooks, memory = self._manner.hooks, self._manner.memory

@@ -68,7 +68,7 @@ def test_what_there_is_not_is_told_with_the_known_names(wanted: str, words: str)
 
 
 def test_without_connectors_the_line_to_add_is_told() -> None:
-    with pytest.raises(InvalidArgument, match=r"add one as `connectors: \{NAME: \{url, key\}\}`"):
+    with pytest.raises(InvalidArgument, match=r"configure `connectors: \{NAME: \{url, key\}\}`"):
         connector_of({})
 
 

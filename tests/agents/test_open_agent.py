@@ -37,7 +37,11 @@ async def test_what_is_not_there_is_named_with_what_is(
 
 @pytest.mark.docker
 async def test_an_image_that_has_the_program_is_taken_where_none_is_named(tmp_path: Path) -> None:
-    config = Config(data_dir=tmp_path, backend="docker", connectors=SERVICES)
+    key = tmp_path / "key"
+    key.write_text("sk-of-no-service")
+    key.chmod(0o600)
+    near = SERVICES["near"].model_copy(update={"key": f"file:{key}"})
+    config = Config(data_dir=tmp_path, backend="docker", connectors={"near": near})
     async with open_agent(connector="near", config=config) as agent:
         try:
             taken = (await agent.session.info()).image

@@ -166,9 +166,10 @@ async def test_the_model_and_the_turns_that_were_asked_for_are_used(
 @pytest.mark.parametrize("backend_name", [BUBBLEWRAP], indirect=True)
 async def test_a_key_that_is_not_there_is_an_error_before_anything_runs(config: Config) -> None:
     nowhere = {"scripted": ConnectorConfig(url="http://127.0.0.1:9", key="")}
-    async with opened(config.model_copy(update={"connectors": nowhere})) as agent:
-        with pytest.raises(OperatorError, match=r"connectors\.scripted"):
-            await answers(agent, "go")
+    with pytest.raises(OperatorError, match=r"connectors\.scripted"):
+        async with opened(config.model_copy(update={"connectors": nowhere})):
+            pass
+    assert not config.data_dir.exists()
 
 
 @pytest.mark.parametrize("backend_name", [BUBBLEWRAP], indirect=True)
