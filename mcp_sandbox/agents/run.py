@@ -37,6 +37,7 @@ from mcp_sandbox.errors import (
     TooLarge,
 )
 from mcp_sandbox.models import ExecResult
+from mcp_sandbox.runtime.channel import own_tasks
 from mcp_sandbox.sessions.session import Session
 
 # How long after its time limit a run that does not end by itself is given up; and for tidying up.
@@ -110,15 +111,11 @@ class Agent:
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Self]:
         """Let it work while the block lasts."""
-        try:
-            async with anyio.create_task_group() as self._tasks:
-                try:
-                    yield self
-                finally:
-                    await self.close()
-        except BaseExceptionGroup as group:
-            # Of the block: the runs raise nothing.
-            raise group.exceptions[0] from None
+        async with own_tasks() as self._tasks:
+            try:
+                yield self
+            finally:
+                await self.close()
 
     async def close(self) -> None:
         """End what runs; returns when nothing of it is left. It does nothing any more."""

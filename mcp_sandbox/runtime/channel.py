@@ -6,8 +6,8 @@ the channel, and every call under way with it.
 """
 
 import os
-from collections.abc import AsyncIterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 import anyio
@@ -31,6 +31,17 @@ ASKED_S = 15.0
 _MOST_ENDED = 32
 # A sender of many small frames must not keep all others waiting.
 _AT_A_STRETCH = 64
+
+
+@asynccontextmanager
+async def own_tasks() -> AsyncGenerator[TaskGroup]:
+    """Tasks that end with the block. Who fails first, they or the block, says what is raised."""
+    try:
+        async with anyio.create_task_group() as tasks:
+            yield tasks
+            tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
 
 
 class Channel:
@@ -163,17 +174,11 @@ class Channel:
         if not stop and isinstance(body, bytes) and len(body) <= protocol.WINDOW:
             await self._begin(number, call, header, body)
             return await self._result(number, call)
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._begin, number, call, header, body)
-                if stop:
-                    tasks.start_soon(self._heed, stop, number, call)
-                reply = await self._result(number, call)
-                tasks.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            # Who fails first, to send or to take, says what became of the call.
-            raise group.exceptions[0] from None
-        return reply
+        async with own_tasks() as tasks:
+            tasks.start_soon(self._begin, number, call, header, body)
+            if stop:
+                tasks.start_soon(self._heed, stop, number, call)
+            return await self._result(number, call)
 
     async def _begin(
         self, number: int, call: Call, header: JsonObject, body: bytes | AsyncIterable[bytes]

@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 from mcp_sandbox.errors import SandboxError, SandboxGone
 from mcp_sandbox.runner import protocol
 from mcp_sandbox.runtime.calls import Call, JsonObject
-from mcp_sandbox.runtime.channel import Channel
+from mcp_sandbox.runtime.channel import Channel, own_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ async def open_doors(
         SandboxGone, BackendUnavailable: the sandbox does not answer.
         SandboxError: of any kind, if code inside has got between, as these frames are not sealed.
     """
-    async with _own_tasks() as tasks:
+    async with own_tasks() as tasks:
         channel = Channel(await open_channel(), token, "doors")
         await channel.open(tasks)
         try:
@@ -84,7 +84,7 @@ class Doors:
             if limit.cancelled_caught:
                 raise SandboxGone(f"the sandbox opened no door within {_LISTEN_S:g} s")
             self._room.total_tokens = max(1, min(room, _MOST_IN_ALL))
-            async with _own_tasks() as tasks:
+            async with own_tasks() as tasks:
                 tasks.start_soon(self._serve_all, handler, port or at, most)
                 yield port or at
         finally:
@@ -110,17 +110,6 @@ class Doors:
                 tasks.start_soon(serve, tasks)
             await self.wait_ended()
             tasks.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def _own_tasks() -> AsyncGenerator[TaskGroup]:
-    """Tasks that end with the block, and raise nothing: what is raised is of the block."""
-    try:
-        async with anyio.create_task_group() as tasks:
-            yield tasks
-            tasks.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        raise group.exceptions[0] from None
 
 
 class Door(ByteStream):
