@@ -56,12 +56,11 @@ class Memory:
         self._ledger, self._chat = ledger, chat
 
     async def load(self) -> dict[str, Any]:
-        record = await self._ledger.records.look(self._chat)
-        return dict(record.further.get("memory", {})) if record else {}
+        return dict(await self._ledger.records.kept(self._chat, "memory") or {})
 
     async def save(self, memory: Mapping[str, Any]) -> None:
         now_s = self._ledger.clock().wall_s
-        await self._ledger.records.keep(self._chat, "memory", memory, now_s)
+        await self._ledger.records.keep(self._chat, "memory", lambda _: memory, now_s)
 
 
 @dataclass

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any
@@ -23,7 +23,7 @@ from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, St
 from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.runtime.doors import PORT, Handler
 from mcp_sandbox.sessions.doorway import Doorway
-from mcp_sandbox.sessions.records import ChatRecord, Ledger
+from mcp_sandbox.sessions.records import Ledger
 from mcp_sandbox.telemetry.logs import event
 
 logger = logging.getLogger(__name__)
@@ -111,12 +111,13 @@ class Egress:
 
     async def grants(self, chat: ChatId) -> Sequence[Grant]:
         """What persons have allowed to the chat, and has not ended."""
-        record, now_s = await self._records.look(chat), self._clock().wall_s
+        return self._current(await self._records.kept(chat, _NOTED))
+
+    def _current(self, noted: Any) -> Sequence[Grant]:  # noqa: ANN401 - JSON of any version
         # What only a newer version understands does not count.
         with suppress(TypeError, InvalidArgument):
-            noted = record.further.get(_NOTED, ()) if record else ()
-            grants = [Grant(**each) for each in noted]
-            return [each for each in grants if each.rule and each.until_s > now_s]
+            grants = [Grant(**each) for each in noted or ()]
+            return [each for each in grants if each.rule and each.until_s > self._clock().wall_s]
         return []
 
     async def _granted(self, chat: ChatId) -> Sequence[Rule]:
@@ -152,14 +153,17 @@ class Egress:
 
     async def _replace(self, chat: ChatId, rule: Rule, *new: Grant) -> bool:
         """Note `new` for what the chat has of the same hosts and ports; whether it had any."""
-        same = rule.host, rule.ports
-        async with self._records.hold(chat):
-            before, now_s = await self.grants(chat), self._clock().wall_s
+        same, had = (rule.host, rule.ports), False
+
+        def replaced(noted: object) -> object:
+            nonlocal had
+            before = self._current(noted)
             kept = [each for each in before if (each.rule.host, each.rule.ports) != same]
-            record = await self._records.get(chat) or ChatRecord(chat, None, now_s, now_s)
-            noted = {_NOTED: [asdict(grant) for grant in (*kept, *new)]}
-            await self._records.put(replace(record, further={**record.further, **noted}))
-        return len(kept) < len(before)
+            had = len(kept) < len(before)
+            return [asdict(grant) for grant in (*kept, *new)]
+
+        await self._records.keep(chat, _NOTED, replaced, self._clock().wall_s)
+        return had
 
     async def check(self, text: str, chat: ChatId | None) -> Mapping[str, Any]:
         """Which rule decides about HOST[:PORT] for a chat, or for one without grants, and why.

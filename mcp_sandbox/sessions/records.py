@@ -85,10 +85,18 @@ class ChatRecords:
         """Write a record, in place of the chat's earlier one. Call it while you hold the chat."""
         await self._run(self._put, record)
 
-    async def keep(self, chat: ChatId, name: str, value: object, now_s: float) -> None:
-        """Keep a value for others with a chat, by their name."""
+    async def kept(self, chat: ChatId, name: str) -> Any:  # noqa: ANN401 - JSON of others
+        """What others keep with a chat by their name; None if nothing."""
+        record = await self.look(chat)
+        return record.further.get(name) if record else None
+
+    async def keep(
+        self, chat: ChatId, name: str, change: Callable[[Any], object], now_s: float
+    ) -> None:
+        """Keep with a chat what `change` makes of what is `kept`, while nobody else changes it."""
         async with self.hold(chat):
             record = await self.get(chat) or ChatRecord(chat, None, now_s, now_s)
+            value = change(record.further.get(name))
             await self.put(replace(record, further={**record.further, name: value}))
 
     async def touch(self, used: Mapping[ChatId, float]) -> None:

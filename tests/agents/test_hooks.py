@@ -11,9 +11,10 @@ import pytest
 
 from mcp_sandbox.agents import hooks
 from mcp_sandbox.agents.events import Completion
-from mcp_sandbox.agents.hooks import Context, Hooks, Payload, hooks_of
+from mcp_sandbox.agents.hooks import Context, Hooks, Memory, Payload, hooks_of
 from mcp_sandbox.errors import ConfigError, NotPermitted, TooLarge
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.records import ChatRecords, Ledger, system_clock
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 DONE = Completion("done")
@@ -91,6 +92,15 @@ async def test_a_hook_is_not_waited_for_without_end(
     with pytest.raises(NotPermitted, match=r"took over 0\.01 s"):
         await Hooks(slow).before(ctx, MESSAGES, {})
     assert (await Hooks(next=slow).after(ctx, DONE, {}))[0] == DONE
+
+
+async def test_what_is_remembered_is_kept_with_the_chat_alone(tmp_path: Path) -> None:
+    ledger = Ledger(ChatRecords(tmp_path), system_clock)
+    memory, other = (Memory(ledger, ChatId("local", chat)) for chat in ("a", "b"))
+    assert await memory.load() == {}
+    await memory.save({"runs": 1})
+    assert await memory.load() == {"runs": 1}
+    assert await other.load() == {}
 
 
 def test_only_so_much_is_remembered_as_json_holds(ctx: Context) -> None:
