@@ -13,7 +13,7 @@ from typing import Any
 
 from anyio import to_thread
 
-from mcp_sandbox.agents.assistants import Assistant, assistant_of
+from mcp_sandbox.agents.assistants import SandboxOptions, assistant_of
 from mcp_sandbox.agents.connectors import Connector, connector_of
 from mcp_sandbox.agents.events import Completion, HostTool, Usage
 from mcp_sandbox.agents.executor import Way
@@ -81,7 +81,7 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
         on_end = partial(_write_usage, settings.usage_log, chat_id, found.name, service.name)
     if hooks is None:
         hooks = await to_thread.run_sync(hooks_of, found.hooks)
-    computer = _computer_of(found, config, executor.image)
+    computer = _computer_of(options, found.skills, config, executor.image)
     bridge = config.bridge.model_copy(
         update={"servers": {**config.bridge.servers, **found.servers}}
     )
@@ -99,17 +99,18 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
             yield agent
 
 
-def _computer_of(found: Assistant, config: Config, image: str) -> Config:
+def _computer_of(
+    options: SandboxOptions, skills: Path | None, config: Config, image: str
+) -> Config:
     """The configuration with the image, limits and skills of an assistant's computer."""
-    options, changes = found.sandbox, dict[str, Any]()
-    wanted = options.image if options else ""
-    if wanted or (not config.agents.programs and "image" not in config.docker.model_fields_set):
-        changes["docker"] = config.docker.model_copy(update={"image": wanted or image})
-    limits = {"memory": options.max_memory, "cpus": options.max_cpu} if options else {}
+    limits = {"memory": options.max_memory, "cpus": options.max_cpu}
     given = {name: value for name, value in limits.items() if value is not None}
-    changes["limits"] = config.limits.model_copy(update=given)
-    if found.skills:
-        folders = (found.skills, *config.skills.folders)
+    changes: dict[str, Any] = {"limits": config.limits.model_copy(update=given)}
+    is_ours = not config.agents.programs and "image" not in config.docker.model_fields_set
+    if options.image or is_ours:
+        changes["docker"] = config.docker.model_copy(update={"image": options.image or image})
+    if skills:
+        folders = (skills, *config.skills.folders)
         changes["skills"] = config.skills.model_copy(update={"folders": folders})
     return config.model_copy(update=changes)
 
@@ -152,7 +153,7 @@ async def _way(
         )
         port = await stack.enter_async_context(session.door(gateway.serve))
         bridge = await stack.enter_async_context(opening(of=str(session.chat), told=told))
-        servers = {}
+        tools = b""
         if bridge.names:
             # Another run of the chat may have the place.
             place: int | str = config.bridge.path
@@ -161,8 +162,8 @@ async def _way(
             except Busy:
                 place = f"{place}.{secrets.token_hex(4)}"
                 place = await stack.enter_async_context(session.door(bridge.handle, at=place))
-            servers["host"] = {"command": "python3", "args": ["-I", "-S", RELAY, place]}
-        tools = json.dumps({"mcpServers": servers}).encode() if servers else b""
+            server = {"command": "python3", "args": ["-I", "-S", RELAY, place]}
+            tools = json.dumps({"mcpServers": {"host": server}}).encode()
 
         def used() -> Usage:
             given, made = gateway.counts.input_tokens, gateway.counts.output_tokens

@@ -64,7 +64,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Progress:
-    """What goes on beside the conversation, such as the words of a sub-agent."""
+    """What goes on beside the conversation, such as the words of a sub-agent; "" ends it."""
 
     text: str
 

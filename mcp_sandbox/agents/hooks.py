@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -19,6 +19,9 @@ from mcp_sandbox.agents.events import Completion
 from mcp_sandbox.errors import ConfigError, NotPermitted, TooLarge
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.records import Ledger
+
+if TYPE_CHECKING:
+    from mcp_sandbox.agents.run import Agent
 
 LIMIT_S = 60.0
 _MOST_MEMORY = 64 << 10
@@ -36,17 +39,21 @@ class FileInfo:
     mod_time: float
 
 
-class Computer(Protocol):
-    """The sandbox as a hook has it. Relative paths are the workspace's, which is `workdir`."""
+class Computer:
+    """The sandbox as a hook has it: `read_file`, `write_file`, `list_dir` and `exec` of its agent.
 
-    workdir: str
+    Relative paths are the workspace's, which is `workdir`.
+    """
 
-    async def read_file(self, path: str) -> str: ...
-    async def write_file(self, path: str, data: str) -> None: ...
-    async def list_dir(self, path: str = ".") -> list[FileInfo]: ...
-    async def exec(self, command: Sequence[str]) -> str:
-        """Return what it prints. Raises CommandFailed, with exit code and output."""
-        ...
+    workdir = "/workspace"
+
+    def __init__(self, agent: "Agent") -> None:
+        self._read = agent.read_file
+        self.write_file, self.list_dir, self.exec = agent.write_file, agent.list_dir, agent.exec
+
+    async def read_file(self, path: str) -> str:
+        """Return the text of a file."""
+        return (await self._read(path)).decode("utf-8", "replace")
 
 
 class Memory:

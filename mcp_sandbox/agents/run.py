@@ -24,7 +24,7 @@ from mcp_sandbox.agents.events import (
     Usage,
 )
 from mcp_sandbox.agents.executor import Executor, Program, Run, Way
-from mcp_sandbox.agents.hooks import Context, FileInfo, Hooks, Memory, Messages
+from mcp_sandbox.agents.hooks import Computer, Context, FileInfo, Hooks, Memory, Messages
 from mcp_sandbox.agents.messages import Conversation, conversation_of
 from mcp_sandbox.errors import (
     Busy,
@@ -196,9 +196,7 @@ class Agent:
         try:
             with run.telling, run.scope:
                 known = await memory.load() if memory else {}
-                context = Context(
-                    self.session.chat, run.progress, HookComputer(self), deepcopy(known)
-                )
+                context = Context(self.session.chat, run.progress, Computer(self), deepcopy(known))
                 messages = await hooks.before(context, messages, options)
                 conversation = conversation_of([*self._manner.prompts, *messages])
                 completion = await self._completion(run, conversation)
@@ -300,20 +298,6 @@ class Agent:
 
         await self.session.exec(command, take=take, check=True)
         return bytes(output)
-
-
-class HookComputer:
-    """The computer of an agent, as hooks use it."""
-
-    workdir = "/workspace"
-
-    def __init__(self, agent: Agent) -> None:
-        self._read = agent.read_file
-        self.write_file, self.list_dir, self.exec = agent.write_file, agent.list_dir, agent.exec
-
-    async def read_file(self, path: str) -> str:
-        """Return the text of a file."""
-        return (await self._read(path)).decode("utf-8", "replace")
 
 
 class _Listener:
