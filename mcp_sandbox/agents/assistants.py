@@ -27,7 +27,7 @@ _M = TypeVar("_M", bound=BaseModel)
 class SandboxOptions(Section):
     """The computer of an assistant's chats, and the program that works in it."""
 
-    command: str = "claude"
+    command: str = ""
     image: str = ""
     max_memory: Size | None = Field(default=None, ge=64 << 20)
     max_cpu: float | None = Field(default=None, gt=0, le=1024, allow_inf_nan=False)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mcp_sandbox import open_agent
-from mcp_sandbox.config import Config, ConnectorConfig
+from mcp_sandbox.config import AgentsConfig, Config, ConnectorConfig
 from mcp_sandbox.errors import ImageMissing, InvalidArgument
 
 SERVICES = {
@@ -33,6 +33,14 @@ async def test_what_is_not_there_is_named_with_what_is(
         async with open_agent(config=config, **given):
             pass
     assert not (tmp_path / "data").exists()
+
+
+async def test_the_configured_program_is_taken_where_none_is_named(tmp_path: Path) -> None:
+    agents = AgentsConfig(command="emacs")
+    config = Config(data_dir=tmp_path / "data", connectors=SERVICES, agents=agents)
+    with pytest.raises(InvalidArgument, match="unknown command type: emacs"):
+        async with open_agent(connector="near", config=config):
+            pass
 
 
 @pytest.mark.docker
