@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 import json5
 import yaml
 from pydantic import BaseModel, Field, RootModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from mcp_sandbox.config import BridgeServerConfig, Duration, Section, Size
 from mcp_sandbox.errors import ConfigError, InvalidArgument
@@ -146,13 +147,12 @@ def _read(file: Path, model: type[_M]) -> _M:
     """What a file holds, checked. Raises ConfigError."""
     node = None
     try:
-        with file.open("rb") as stream:
-            text = stream.read(_MOST_BYTES).decode()
+        text = _text(file)
         if file.suffix == ".yao":
             values = json5.loads(text)
         else:
             node = yaml.compose(text, yaml.SafeLoader)
-            values = yaml.safe_load(text)
+            values = node and yaml.SafeLoader("").construct_document(node)
         return model.model_validate(values)
     except ValidationError as exc:
         wrong = [_sentence(file, node, model, error) for error in exc.errors()]
@@ -161,7 +161,18 @@ def _read(file: Path, model: type[_M]) -> _M:
         raise ConfigError(f"{file} cannot be read: {exc}") from exc
 
 
-def _sentence(file: Path, node: yaml.Node | None, model: type[BaseModel], error: Any) -> str:  # noqa: ANN401
+def _text(file: Path) -> str:
+    """What stands in a file, as UTF-8. Raises OSError, ValueError."""
+    with file.open("rb") as stream:
+        data = stream.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"it has over {_MOST_BYTES:,} bytes")
+    return data.decode()
+
+
+def _sentence(
+    file: Path, node: yaml.Node | None, model: type[BaseModel], error: ErrorDetails
+) -> str:
     """What is wrong with a value, and where it stands."""
     line = 0
     for key in error["loc"]:
