@@ -58,8 +58,9 @@ class TokenGrant:
     token_id: str
 
 
-RELAY = "/opt/mcp-sandbox/mcp_sandbox/relay.py"
-"""Our relay inside."""
+OURS = "/opt/mcp-sandbox"
+"""Where a sandbox has the runner and the relay."""
+RELAY = f"{OURS}/mcp_sandbox/relay.py"
 PROGRAMS = "/opt/agents"
 """Where a sandbox has the operator's programs for agents; what is in its `bin` goes before all."""
 

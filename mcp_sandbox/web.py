@@ -12,7 +12,7 @@ class BoundedProtocol(H11Protocol):
 
     _deadline: Any
 
-    def __init__(self, most: int, request_s: float, **theirs: Any) -> None:  # noqa: ANN401
+    def __init__(self, most: int, request_s: float, **theirs: Any) -> None:  # noqa: ANN401 - uvicorn's
         super().__init__(**theirs)
         self._most, self._request_s = most, request_s
 

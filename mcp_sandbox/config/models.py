@@ -88,6 +88,7 @@ def _schedule(value: str) -> str:
 
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+OptionalPath = Annotated[AbsolutePath | None, BeforeValidator(lambda value: value or None)]
 Size = Annotated[
     int, BeforeValidator(parse_size), PlainSerializer(show_size, return_type=str), Field(ge=0)
 ]
@@ -268,8 +269,8 @@ class EgressConfig(Section):
         "{host, port, read, private}; without a port 80 and 443",
     )
     deny: tuple[str, ...] = setting((), "hosts that nothing else can allow")
-    ca_bundle: Annotated[AbsolutePath | None, BeforeValidator(lambda value: value or None)] = (
-        setting(None, "file of further certificate authorities to trust, such as a company's")
+    ca_bundle: OptionalPath = setting(
+        None, "file of further certificate authorities to trust, such as a company's"
     )
     upstream_proxy: Annotated[str, AfterValidator(_proxy)] = setting(
         "", "http://HOST:PORT of a proxy by which this machine reaches the network"
@@ -325,12 +326,12 @@ class AgentsConfig(Section):
     connector: str = setting("", "connector of runs that name none; empty = the only one")
     command: str = setting("claude", "program of runs that name none")
     folders: tuple[AbsolutePath, ...] = setting((), "folders of assistants")
-    usage_log: Annotated[AbsolutePath | None, BeforeValidator(lambda value: value or None)] = (
-        setting(None, "file that gets one line of JSON for each run: tokens, cost, turns, time")
+    usage_log: OptionalPath = setting(
+        None, "file that gets one line of JSON for each run: tokens, cost, turns, time"
     )
     run: RunConfig = RunConfig()
-    programs: Annotated[AbsolutePath | None, BeforeValidator(lambda value: value or None)] = (
-        setting(None, "folder of programs for every sandbox, read-only; its bin comes first there")
+    programs: OptionalPath = setting(
+        None, "folder of programs for every sandbox, read-only; its bin comes first there"
     )
 
 
@@ -359,7 +360,11 @@ class BridgeServerConfig(Section):
 class BridgeConfig(Section):
     """Tools of this machine for agents inside; each assistant names those that it gets."""
 
-    path: str = setting("/tmp/mcp-sandbox.sock", "its socket inside", pattern=r"^/[!-~]+$")  # noqa: S108
+    path: str = setting(
+        "/tmp/mcp-sandbox.sock",  # noqa: S108 - inside
+        "its socket inside",
+        pattern=r"^/[!-~]+$",
+    )
     python: tuple[str, ...] = setting((), "functions as MODULE:FUNCTION")
     processes: dict[str, BridgeProcessConfig] = Field(
         default_factory=dict[str, BridgeProcessConfig],

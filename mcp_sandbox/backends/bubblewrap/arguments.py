@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcp_sandbox.backends.runner_copy import GITCONFIG
-from mcp_sandbox.models import Limits, Network, SandboxSpec
+from mcp_sandbox.models import OURS, Limits, Network, SandboxSpec
 
 # Those of the host would show other processes than the sandbox's own; /dev holds devices.
 _OWN = ("/proc", "/dev")
@@ -170,7 +170,7 @@ def _tmpfs(path: str, size_mb: int) -> tuple[str, ...]:
 
 
 def _ours(inside: Inside, reach: Mapping[str, str]) -> list[str]:
-    found = ["--ro-bind", reach["runner"], "/opt/mcp-sandbox"]
+    found = ["--ro-bind", reach["runner"], OURS]
     found += ["--bind", reach["sockets"], "/run/mcp-sandbox"]
     if inside.memory_group is not None:
         # The runner looks here whether the memory limit ended a process.

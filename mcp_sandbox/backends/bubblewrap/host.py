@@ -12,9 +12,8 @@ from mcp_sandbox.backends.bubblewrap.program import find_bwrap, find_python
 from mcp_sandbox.backends.bubblewrap.verify import limit_settings, wanted_limits
 from mcp_sandbox.backends.records import sandbox_user
 from mcp_sandbox.backends.runner_copy import beside_pid_1, environment
-from mcp_sandbox.models import Limits, SandboxFacts, SandboxId, SandboxSpec
+from mcp_sandbox.models import OURS, Limits, SandboxFacts, SandboxId, SandboxSpec
 
-_RUNNER = "/opt/mcp-sandbox"
 _HOME = "/home/sandbox"
 _PATH = f"{_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/opt/bin"
 _NETWORK = {
@@ -42,7 +41,7 @@ class Host:
         self.user = self.uid if os.geteuid() == 0 else None
         self.runner = runner_copy.install(data_root, self.python)
         # An ordinary Python, whose environment is ours alone: see the runner's __main__.
-        self.command = (str(self.python), f"{_RUNNER}/{runner_copy.MAIN}")
+        self.command = (str(self.python), f"{OURS}/{runner_copy.MAIN}")
         self.cgroups = Cgroups.here()
         self.system = look_at_system()
         self.filter = seccomp.program(os.uname().machine) if walls else seccomp.refusing_nothing()

@@ -29,7 +29,6 @@ from mcp_sandbox.backends.docker.spec import (
     INSTANCE_LABEL,
     LABEL_PREFIX,
     PYTHON,
-    RELAY,
     RUNNER_LABEL,
     SOCKET,
     Placement,
@@ -43,6 +42,7 @@ from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, InsecureSandbox, SandboxGone
 from mcp_sandbox.models import (
+    RELAY,
     BackendName,
     Ending,
     SandboxFacts,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mcp_sandbox.backends.runner_copy import beside_pid_1, environment
-from mcp_sandbox.models import Limits, Mount, SandboxId, SandboxSpec
+from mcp_sandbox.backends.runner_copy import MAIN, beside_pid_1, environment
+from mcp_sandbox.models import OURS, Limits, Mount, SandboxId, SandboxSpec
 
 _EPERM = 1
 _ENOSYS = 38
@@ -71,9 +71,7 @@ INSTANCE_LABEL = "mcp-sandbox.instance"
 LABEL_PREFIX = "mcp-sandbox.label."
 RUNNER_LABEL = "mcp-sandbox.runner"
 PYTHON = "/usr/bin/python3"
-ROOT = "/opt/mcp-sandbox"
-RUNNER = f"{ROOT}/mcp_sandbox/runner/__main__.py"
-RELAY = f"{ROOT}/mcp_sandbox/relay.py"
+RUNNER = f"{OURS}/{MAIN}"
 SOCKET_DIRECTORY = "/run/mcp-sandbox"
 SOCKET = f"{SOCKET_DIRECTORY}/runner.sock"
 HOME = "/home/sandbox"
