@@ -16,6 +16,7 @@ from mcp_sandbox.agents.connectors import connector_of
 from mcp_sandbox.agents.gateway import Gateway, open_gateway
 from mcp_sandbox.config import ConnectorConfig, RunConfig
 from mcp_sandbox.models import ChatId
+from tests.streams import everything
 
 KEY = "sk-marked-key-of-the-operator"
 CHAT = ChatId("alice", "one")
@@ -125,16 +126,6 @@ class Inside:
         """The beginning of a request with the token."""
         fields = (f"{first} HTTP/1.1", "Host: x", f"x-api-key: {self.gateway.token}", *lines)
         return "\r\n".join([*fields, "", ""]).encode()
-
-
-async def everything(stream: SocketStream) -> bytes:
-    data = b""
-    try:
-        async for piece in stream:
-            data += piece
-    except anyio.BrokenResourceError:
-        pass
-    return data
 
 
 @asynccontextmanager

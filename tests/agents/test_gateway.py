@@ -27,11 +27,11 @@ from tests.agents.service import (
     a_run,
     a_service,
     chunk,
-    everything,
     saying,
     told,
 )
 from tests.e2e.messages_api import Fault, Script, serving
+from tests.streams import everything
 
 OPENAI: dict[str, Any] = {"protocol": "openai"}
 

@@ -20,14 +20,15 @@ from tests.agents.service import (
     Service,
     a_service,
     chunk,
-    everything,
     saying,
     told,
 )
+from tests.streams import everything
 
 # What it asks, by its first argument; it prints what it gets.
 PROGRAM = """
 import http.client, json, os, socket, sys
+from tests.streams import everything
 port, token = int(sys.argv[2]), os.environ["MODEL_KEY"]
 
 def ask(body):
