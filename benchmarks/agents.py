@@ -146,7 +146,7 @@ async def _agents(name: BackendName, runtime: str) -> AsyncGenerator[tuple[Side,
                     if last.is_error or last.content != script.last_words:
                         raise Failed(f"the agent inside said {last}")
 
-                run = Run(agent.session, "/tmp", conversation_of(_ASKED), Way(url, _KEY))
+                run = Run("/tmp", conversation_of(_ASKED), Way(url, _KEY))
                 yield clocked(ours), clocked(partial(_on_host, run, programs, home))
 
 

@@ -5,7 +5,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,14 +18,16 @@ from mcp_sandbox.agents.connectors import Connector, connector_of
 from mcp_sandbox.agents.events import Completion, HostTool, Usage
 from mcp_sandbox.agents.executor import Way
 from mcp_sandbox.agents.executors import executor_of
+from mcp_sandbox.agents.executors.direct import Direct, ask
 from mcp_sandbox.agents.gateway import open_gateway
 from mcp_sandbox.agents.hooks import Hooks, Memory, hooks_of
 from mcp_sandbox.agents.run import Agent, Manner, Tell
 from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config, load_config
-from mcp_sandbox.errors import Busy, InvalidArgument, Unsupported
+from mcp_sandbox.errors import Busy, InvalidArgument
 from mcp_sandbox.models import RELAY, ChatId
 from mcp_sandbox.server.bridge import Bridge, open_bridge
+from mcp_sandbox.sessions.records import ChatRecords, Ledger, system_clock
 from mcp_sandbox.sessions.session import Session
 
 logger = logging.getLogger(__name__)
@@ -61,18 +63,14 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
         config = (await to_thread.run_sync(load_config)).config
     settings, chat_id = config.agents, ChatId(user, chat)
     found = await to_thread.run_sync(assistant_of, settings.folders, assistant, user)
-    if (options := found.sandbox) is None:
-        raise Unsupported(
-            f"assistant {assistant} has no sandbox, and runs without one are not offered yet: "
-            "add `sandbox: {}` to it"
-        )
+    options = found.sandbox or SandboxOptions(command=Direct.name)
     executor = executor_of(command or options.command or settings.command)
     make = partial(executor, {**options.arguments, **(arguments or {})})
     make()
     service = connector_of(config.connectors, connector or found.connector, settings.connector)
-    if service.protocol != executor.protocol:
+    if service.protocol not in executor.protocols:
         raise InvalidArgument(
-            f"{executor.name} speaks the protocol {executor.protocol}, and connector "
+            f"{executor.name} speaks the protocol {executor.protocols[0]}, and connector "
             f"{service.name} {service.protocol}: name another connector, or another command"
         )
     # Before anything is started.
@@ -85,18 +83,29 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     bridge = config.bridge.model_copy(
         update={"servers": {**config.bridge.servers, **found.servers}}
     )
-    async with open_manager(computer) as manager:
-        session = await manager.session(chat_id)
-        memory = Memory(manager.ledger, chat_id)
+    async with _placed(chat_id, computer, inside=executor.image != "") as (place, memory):
         manner = Manner(found.name, found.prompts, found.taught, hooks, memory, on_end)
         opened = partial(
-            _way, session, service, config, partial(open_bridge, bridge, found.tools, tools)
+            _way, place, service, config, partial(open_bridge, bridge, found.tools, tools)
         )
         limit_s = timeout_s or options.timeout or settings.run.timeout
         online = config.network != "none"
-        agent = Agent(session, make, opened, timeout_s=limit_s, manner=manner, online=online)
+        agent = Agent(place, make, opened, timeout_s=limit_s, manner=manner, online=online)
         async with agent.opened():
             yield agent
+
+
+@asynccontextmanager
+async def _placed(
+    chat: ChatId, config: Config, *, inside: bool
+) -> AsyncGenerator[tuple[Session | ChatId, Memory]]:
+    """The chat's session, or the chat alone where nothing is to run; and what its hooks keep."""
+    if not inside:
+        ledger = Ledger(ChatRecords(config.data_dir), system_clock)
+        yield chat, Memory(ledger, chat)
+        return
+    async with open_manager(config) as manager:
+        yield await manager.session(chat), Memory(manager.ledger, chat)
 
 
 def _computer_of(
@@ -136,39 +145,44 @@ async def _write_usage(
 
 @asynccontextmanager
 async def _way(
-    session: Session,
+    place: Session | ChatId,
     service: Connector,
     config: Config,
     opening: Callable[..., AbstractAsyncContextManager[Bridge]],
     tell: Tell,
 ) -> AsyncGenerator[Way]:
     """What one run finds inside: a door to its model, and one to its tools of the host."""
+    chat = place if isinstance(place, ChatId) else place.chat
 
     async def told(name: str, failed: bool, took_ms: float) -> None:
         await tell([HostTool(name, round(took_ms), failed)])
 
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(
-            open_gateway(service, chat=session.chat, limits=config.agents.run, egress=config.egress)
+            open_gateway(service, chat=chat, limits=config.agents.run, egress=config.egress)
         )
-        port = await stack.enter_async_context(session.door(gateway.serve))
-        bridge = await stack.enter_async_context(opening(of=str(session.chat), told=told))
-        tools = b""
-        if bridge.names:
-            # Another run of the chat may have the place.
-            place: int | str = config.bridge.path
-            try:
-                place = await stack.enter_async_context(session.door(bridge.handle, at=place))
-            except Busy:
-                place = f"{place}.{secrets.token_hex(4)}"
-                place = await stack.enter_async_context(session.door(bridge.handle, at=place))
-            server = {"command": "python3", "args": ["-I", "-S", RELAY, place]}
-            tools = json.dumps({"mcpServers": {"host": server}}).encode()
 
         def used() -> Usage:
             given, made = gateway.counts.input_tokens, gateway.counts.output_tokens
             return Usage(given, made, given + made)
 
-        yield Way(
-            f"http://127.0.0.1:{port}", gateway.token, service.model, tools, bridge.names, used
-        )
+        asking = partial(ask, gateway)
+        way = Way("", gateway.token, service.model, service.protocol, asking, usage=used)
+        if isinstance(place, ChatId):
+            yield way
+            return
+        port = await stack.enter_async_context(place.door(gateway.serve))
+        bridge = await stack.enter_async_context(opening(of=str(chat), told=told))
+        tools = b""
+        if bridge.names:
+            # Another run of the chat may have the place.
+            at: int | str = config.bridge.path
+            try:
+                at = await stack.enter_async_context(place.door(bridge.handle, at=at))
+            except Busy:
+                at = f"{at}.{secrets.token_hex(4)}"
+                at = await stack.enter_async_context(place.door(bridge.handle, at=at))
+            server = {"command": "python3", "args": ["-I", "-S", RELAY, at]}
+            tools = json.dumps({"mcpServers": {"host": server}}).encode()
+        url = f"http://127.0.0.1:{port}"
+        yield replace(way, url=url, tools=tools, tool_names=bridge.names)

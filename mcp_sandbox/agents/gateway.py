@@ -113,7 +113,7 @@ class Gateway:
         self._places = anyio.Semaphore(_MOST_AT_ONCE)
         self._open = True
         self._served = ServerState()
-        self._http = bounded(self._answer, connections=_MOST_CONNECTIONS, request_s=request_s)
+        self._http = bounded(self.answer, connections=_MOST_CONNECTIONS, request_s=request_s)
         self._http.load()
 
     async def serve(self, stream: ByteStream) -> None:
@@ -143,7 +143,7 @@ class Gateway:
             await self._places.acquire()
         event(logger, "model", chat=str(self._chat), to=self._connector.name, **asdict(self.counts))
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
             await self._pass_on(request, send)

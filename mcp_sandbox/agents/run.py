@@ -4,7 +4,7 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import Any, Self
 from uuid import NAMESPACE_OID, uuid5
@@ -30,13 +30,15 @@ from mcp_sandbox.errors import (
     Busy,
     CallerError,
     Draining,
+    InvalidArgument,
     NotPermitted,
     OperatorError,
     SandboxError,
     SandboxGone,
     TooLarge,
+    Unsupported,
 )
-from mcp_sandbox.models import ExecResult
+from mcp_sandbox.models import ChatId, ExecResult
 from mcp_sandbox.runtime.channel import own_tasks
 from mcp_sandbox.sessions.session import Session
 
@@ -48,18 +50,6 @@ _AT_ONCE = 16 << 10
 _MOST_OUTPUT, _MOST_NAMES, _MOST_TEXT, _SHOWN_CHARS = 256 << 20, 10_000, 1 << 20, 2000
 
 
-# Whether the service takes the key; it need not have a list of models.
-_ASK_MODELS = """
-import sys, urllib.error, urllib.request
-asked = urllib.request.Request(sys.argv[1] + "/v1/models", headers={
-    "x-api-key": sys.argv[2], "anthropic-version": "2023-06-01"})
-try:
-    status = urllib.request.urlopen(asked, timeout=30).status
-except urllib.error.HTTPError as exc:
-    status = exc.code
-print("answers", status)
-sys.exit(status in (401, 403) or status >= 500)
-"""
 Tell = Callable[[list[Event]], Awaitable[None]]
 
 
@@ -86,7 +76,7 @@ class Agent:
 
     def __init__(
         self,
-        session: Session,
+        place: Session | ChatId,
         executor: Callable[[], Executor],
         way: Callable[[Tell], AbstractAsyncContextManager[Way]],
         *,
@@ -96,17 +86,26 @@ class Agent:
     ) -> None:
         """Each run has an `executor` and a `way` of its own, which may tell events of the run.
 
+        `place` is a chat alone where the executor needs no sandbox.
         The agents of a chat are told apart by their names. `online`: the sandbox has a network.
         """
-        self.session = session
+        self._session = None if isinstance(place, ChatId) else place
+        self._chat = place if isinstance(place, ChatId) else place.chat
         self._executor = executor
         self._way = way
         self._timeout_s = timeout_s
         self._manner = manner or Manner()
-        self._id = str(uuid5(NAMESPACE_OID, f"mcp-sandbox {session.chat} {self._manner.name}"))
+        self._id = str(uuid5(NAMESPACE_OID, f"mcp-sandbox {self._chat} {self._manner.name}"))
         self._online = online
         self._tasks: TaskGroup | None = None
         self._runs = set[_Listener]()
+
+    @property
+    def session(self) -> Session:
+        """The chat's. Raises Unsupported: the agent has no sandbox."""
+        if not self._session:
+            raise Unsupported("the agent has no sandbox: add `sandbox: {}` to its assistant")
+        return self._session
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Self]:
@@ -152,6 +151,8 @@ class Agent:
         executor = self._executor()
         if self._tasks is None:
             raise Draining("the agent is closed: open it again")
+        if resume and not self._session:
+            raise InvalidArgument("without a sandbox nothing is resumed: give the earlier messages")
         if resume and any(each.resumed for each in self._runs):
             raise Busy("the conversation is in use by another run: wait for its end")
         run = _Listener(executor, self._id if resume else "")
@@ -175,28 +176,31 @@ class Agent:
         """
         executor, asking = self._executor(), conversation_of([{"role": "user", "content": "-"}])
 
-        async def tell(_: list[Event]) -> None:
-            """Nothing happens yet."""
+        async def leave(_: object) -> None:
+            """Nothing is told yet."""
 
-        async with self._way(tell) as way:
-            await executor.prepare(Run(self.session, "/tmp", asking, way))  # noqa: S108 - inside
-            version = await self.exec([executor.name, "--version"])
-            ask = ["python3", "-c", _ASK_MODELS, way.url, way.key]
-            models = await self.session.exec(ask, timeout_s=60)
-        if not models.success:
-            said = (models.stdout or models.stderr).strip()[-_SHOWN_CHARS:]
-            raise OperatorError(f"the model service {said}: correct its url or key in connectors")
+        async with self._way(leave) as way:
+            version = "none"
+            if self._session:
+                await executor.prepare(Run("/tmp", asking, way), self._session)  # noqa: S108 - inside
+                version = await self.exec([executor.name, "--version"])
+            # The service need not have a list of models.
+            status, error = await way.ask("GET /v1/models", b"", leave)
+        if status in (401, 403) or status >= 500:
+            why = f"the model service answers {status}: {error}"
+            raise OperatorError(f"{why}: correct its url or key in connectors")
         tools = ", ".join(way.tool_names) or "none"
-        return {"program": version.strip(), "model": models.stdout.strip(), "tools": tools}
+        return {"program": version.strip(), "model": f"answers {status}", "tools": tools}
 
     async def _run(self, run: "_Listener", messages: Messages) -> None:
         hooks, memory = self._manner.hooks, self._manner.memory
         options = {"assistant": self._manner.name, "resume": bool(run.resumed)}
-        made = not self.session.has_sandbox
+        made = self._session is not None and not self._session.has_sandbox
         try:
             with run.telling, run.scope:
                 known = await memory.load() if memory else {}
-                context = Context(self.session.chat, run.progress, Computer(self), deepcopy(known))
+                computer = Computer(self) if self._session else None
+                context = Context(self._chat, run.progress, computer, deepcopy(known))
                 messages = await hooks.before(context, messages, options)
                 conversation = conversation_of([*self._manner.prompts, *messages])
                 completion = await self._completion(run, conversation)
@@ -220,8 +224,8 @@ class Agent:
         began_s = anyio.current_time()
         ended = "timeout: its time was over"
         try:
-            with anyio.move_on_after(self._timeout_s + _LATE_S):
-                if not self.session.has_sandbox:
+            with anyio.move_on_after(self._timeout_s + (_LATE_S if self._session else 0)):
+                if self._session and not self._session.has_sandbox:
                     await run.progress("Creating the sandbox")
                     await self.session.exec(["true"])
                     await run.progress("Sandbox ready")
@@ -237,12 +241,17 @@ class Agent:
 
     async def _start(self, listener: "_Listener", way: Way, conversation: Conversation) -> str:
         """How the program ended, in words; nothing of it is left."""
+        if not self._session:
+            program = listener.executor.command(Run("", conversation, way))
+            status, error = await way.ask(" ".join(program.argv), program.stdin, listener.take)
+            said = "broke off its answer" if status == 200 else f"answers {status}: {error}"
+            return f"api_error: the model service {said}"
         until_s = anyio.current_time() + self._timeout_s
         folder, gone = f"/tmp/mcp-sandbox-run-{secrets.token_hex(8)}", False  # noqa: S108 - inside
         resumed, online = listener.resumed, self._online
-        run = Run(self.session, folder, conversation, way, resumed, online=online)
+        run = Run(folder, conversation, way, resumed, online=online)
         try:
-            program = await _prepared(listener, run)
+            program = await _prepared(listener, run, self._session)
             result = await self.session.exec(
                 program.argv,
                 env=program.env,
@@ -351,25 +360,22 @@ class _Listener:
 
     def completion(self, ended: str, duration_ms: int) -> Completion:
         """The program's own, or what there was when it `ended` without one."""
-        return self._last or Completion(
-            self._text.getvalue(),
-            is_error=True,
-            reason=ended,
-            usage=self.usage(),
-            duration_ms=duration_ms,
-            session_id=self._session_id,
+        last = self._last or Completion(
+            self._text.getvalue(), is_error=True, reason=ended, session_id=self._session_id
         )
+        used = last.usage if last.usage.total else self.usage()
+        return replace(last, usage=used, duration_ms=last.duration_ms or duration_ms)
 
 
-async def _prepared(listener: _Listener, run: Run) -> Program:
+async def _prepared(listener: _Listener, run: Run, session: Session) -> Program:
     """What is to be started; its files are there."""
     try:
-        await run.session.exec(["mkdir", "-m", "700", run.folder], check=True)
-        await listener.tell([*await listener.executor.prepare(run)])
+        await session.exec(["mkdir", "-m", "700", run.folder], check=True)
+        await listener.tell([*await listener.executor.prepare(run, session)])
         program = listener.executor.command(run)
         for name, data in program.files.items():
             if data:
-                await run.session.write_file(f"{run.folder}/{name}", data)
+                await session.write_file(f"{run.folder}/{name}", data)
     except CallerError as exc:
         exc.args = (f"failed to prepare environment: {exc}", *exc.args[1:])
         raise

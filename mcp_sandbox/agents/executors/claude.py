@@ -1,7 +1,7 @@
 """The Claude command line, as of version 2.1.328."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -10,6 +10,7 @@ from mcp_sandbox.agents import events as told
 from mcp_sandbox.agents.executor import Program, Run
 from mcp_sandbox.agents.messages import Given
 from mcp_sandbox.errors import Unsupported
+from mcp_sandbox.sessions.session import Session
 
 _QUIET = ("DISABLE_TELEMETRY", "DISABLE_ERROR_REPORTING", "DISABLE_AUTOUPDATER")
 _ENVIRONMENT = {
@@ -28,7 +29,6 @@ fi
 [ -z "$1" ] || find ~/.claude/projects -mindepth 2 -maxdepth 2 -name "$1.jsonl" 2>/dev/null
 exit 0
 """
-_SHOWN_BYTES = 200
 # What begins with a dash would be another option.
 _Word = Annotated[str, Field(pattern=r"^[^-\x00][^\x00]*$")]
 
@@ -52,7 +52,7 @@ class Claude:
 
     name = "claude"
     image = "mcp-sandbox/claude:latest"
-    protocol = "anthropic"
+    protocols: Sequence[str] = ("anthropic",)
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._given = _Arguments.read(arguments, "the arguments of claude")
@@ -60,9 +60,9 @@ class Claude:
         # So many characters of the text that is being said were told already.
         self._told = 0
 
-    async def prepare(self, run: Run) -> Iterable[told.Event]:
+    async def prepare(self, run: Run, session: Session) -> Iterable[told.Event]:
         script = ["/bin/sh", "-c", _PREPARE, "sh", run.resumed]
-        result = await run.session.exec(script, timeout_s=60)
+        result = await session.exec(script, timeout_s=60)
         if result.exit_code == 127:
             raise Unsupported(
                 "there is no program claude in the sandbox: with docker, build an image that has "
@@ -109,14 +109,7 @@ class Claude:
         )
 
     def events(self, line: bytes) -> Iterable[told.Event]:
-        kind = ""
-        try:
-            said = json.loads(line)
-            kind = "/".join(str(said[key])[:80] for key in ("type", "subtype") if key in said)
-            return list(self._events(said))
-        # In whatever way it is not as it should be.
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            return [told.Unknown(kind, line[:_SHOWN_BYTES].decode("utf-8", "replace"))]
+        return told.understood(line, self._events)
 
     def _events(self, said: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stranger
         match said:
@@ -161,7 +154,7 @@ class Claude:
                     content = "\n".join(part.get("text", f"[{part['type']}]") for part in content)
                 yield told.ToolResult(call, content, bool(block.get("is_error")))
             case _:
-                yield told.Unknown(str(block["type"])[:80], json.dumps(block)[:_SHOWN_BYTES])
+                yield told.Unknown(str(block["type"])[:80], json.dumps(block)[: told.SHOWN])
 
 
 def _beside(said: dict[str, Any]) -> bool:
