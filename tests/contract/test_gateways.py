@@ -28,7 +28,6 @@ from tests.streams import everything
 # What it asks, by its first argument; it prints what it gets.
 PROGRAM = """
 import http.client, json, os, socket, sys
-from tests.streams import everything
 port, token = int(sys.argv[2]), os.environ["MODEL_KEY"]
 
 def ask(body):
