@@ -83,7 +83,7 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     bridge = config.bridge.model_copy(
         update={"servers": {**config.bridge.servers, **found.servers}}
     )
-    async with _placed(chat_id, computer, inside=executor.image != "") as (place, memory):
+    async with _placed(chat_id, computer, inside=executor is not Direct) as (place, memory):
         manner = Manner(found.name, found.prompts, found.taught, hooks, memory, on_end)
         opened = partial(
             _way, place, service, config, partial(open_bridge, bridge, found.tools, tools)
@@ -115,7 +115,7 @@ def _computer_of(
     limits = {"memory": options.max_memory, "cpus": options.max_cpu}
     given = {name: value for name, value in limits.items() if value is not None}
     changes: dict[str, Any] = {"limits": config.limits.model_copy(update=given)}
-    is_ours = not config.agents.programs and "image" not in config.docker.model_fields_set
+    is_ours = image and not config.agents.programs and "image" not in config.docker.model_fields_set
     if options.image or is_ours:
         changes["docker"] = config.docker.model_copy(update={"image": options.image or image})
     if skills:

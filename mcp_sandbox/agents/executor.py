@@ -2,12 +2,15 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field
 
 from mcp_sandbox.agents.events import Event, Usage
 from mcp_sandbox.agents.messages import Conversation
-from mcp_sandbox.sessions.session import Session
 
+# What begins with a dash would be another option.
+Word = Annotated[str, Field(pattern=r"^[^-\x00][^\x00]*$")]
 Take = Callable[[bytes], Awaitable[None]]
 Ask = Callable[[str, bytes, Take], Awaitable[tuple[int, str]]]
 """Takes METHOD PATH, the body, and what gets the answer's bytes; returns status and error."""
@@ -40,6 +43,7 @@ class Run:
     """One request to an agent. `folder` is its own, inside, and gone with it.
 
     `resumed`: the id of the conversation to go on with, if any. `online`: there is a network.
+    `record`: where the program keeps that conversation; "" is one that has not begun.
     """
 
     folder: str
@@ -47,6 +51,7 @@ class Run:
     way: Way
     resumed: str = ""
     online: bool = False
+    record: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,21 +65,18 @@ class Program:
 
 
 class Executor(Protocol):
-    """Runs an agent program once. `image` has it; `protocols` are those it reaches its model by."""
+    """Runs an agent program once. `image` has it; `protocols` are those it reaches its model by.
+
+    `prepare` is shell code that makes the sandbox ready, and prints the record of conversation $1.
+    """
 
     name: str
     image: str
     protocols: Sequence[str]
+    prepare: str
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """Raises InvalidArgument: the program has no such arguments."""
-
-    async def prepare(self, run: Run, session: Session) -> Iterable[Event]:
-        """Make the sandbox ready, and say what is to be told of that.
-
-        Raises Unsupported: the program is not there; the message says how to get it.
-        """
-        ...
 
     def command(self, run: Run) -> Program:
         """What to start, once the sandbox is ready."""

@@ -182,7 +182,7 @@ class Agent:
         async with self._way(leave) as way:
             version = "none"
             if self._session:
-                await executor.prepare(Run("/tmp", asking, way), self._session)  # noqa: S108 - inside
+                await _ready(executor, Run("/tmp", asking, way), self._session)  # noqa: S108 - inside
                 version = await self.exec([executor.name, "--version"])
             # The service need not have a list of models.
             status, error = await way.ask("GET /v1/models", b"", leave)
@@ -367,11 +367,30 @@ class _Listener:
         return replace(last, usage=used, duration_ms=last.duration_ms or duration_ms)
 
 
+async def _ready(executor: Executor, run: Run, session: Session) -> Run:
+    """The run with the record of its conversation, in a sandbox that is ready for it."""
+    name, image = executor.name, executor.image
+    script = f"command -v {name} >/dev/null || exit 127\n{executor.prepare}"
+    result = await session.exec(["/bin/sh", "-c", script, "sh", run.resumed], timeout_s=60)
+    if result.exit_code == 127:
+        build = f"`mcp-sandbox images build {name}` makes {image} for docker.image, or "
+        raise Unsupported(
+            f"there is no program {name} in the sandbox: {build if image else ''}"
+            f"set agents.programs to a folder that has bin/{name}"
+        )
+    if not result.success:
+        raise Unsupported(result.stderr.strip() or f"sh ended with {result.exit_code}")
+    return replace(run, record=result.stdout.strip())
+
+
 async def _prepared(listener: _Listener, run: Run, session: Session) -> Program:
     """What is to be started; its files are there."""
     try:
         await session.exec(["mkdir", "-m", "700", run.folder], check=True)
-        await listener.tell([*await listener.executor.prepare(run, session)])
+        run = await _ready(listener.executor, run, session)
+        if run.resumed and not run.record:
+            anew = "no record of an earlier conversation is left: it begins anew"
+            await listener.tell([Notice(anew)])
         program = listener.executor.command(run)
         for name, data in program.files.items():
             if data:

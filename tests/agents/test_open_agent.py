@@ -18,11 +18,15 @@ SERVICES = {
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"command": "emacs"}, "unknown command type: emacs: choose one of claude"),
+        ({"command": "emacs"}, "unknown command type: emacs: choose one of claude, codex, direct"),
         ({"connector": "far"}, "no connector 'far'; there are near, other"),
         ({}, "no connector is named"),
         ({"connector": "near", "arguments": {"turns": 1}}, "turns: Extra .* There are: max_turns"),
-        ({"connector": "other"}, "protocol anthropic, and connector other openai"),
+        (
+            {"connector": "near", "command": "codex"},
+            "codex speaks the protocol openai, and connector near anthropic: name another",
+        ),
+        ({"connector": "near", "command": "cursor"}, "its key would have to be inside"),
     ],
 )
 async def test_what_is_not_there_is_named_with_what_is(

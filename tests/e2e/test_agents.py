@@ -3,9 +3,10 @@
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from mcp_sandbox.agents.run import Agent
 from mcp_sandbox.assisting import open_agent
 from mcp_sandbox.config import AgentsConfig, Config, ConnectorConfig
 from mcp_sandbox.errors import OperatorError
-from tests.e2e import npm
+from tests.e2e import npm, openai_api
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER
 from tests.e2e.messages_api import Fault, Script, serving
 
@@ -161,6 +162,36 @@ async def test_the_model_and_the_turns_that_were_asked_for_are_used(
     assert isinstance(last, Completion)
     assert last.reason.startswith("max_turns: ")
     assert '"model": "v3"' in script.told
+
+
+@everywhere
+async def test_a_service_of_the_other_protocol_is_asked_by_way_of_the_router(
+    config: Config, npm_cache: Path
+) -> None:
+    router = openai_api.Script(CALLS, "All done.")
+    package = npm.installed("ccr", npm_cache).parent / "@musistudio" / "claude-code-router"
+    programs = config.agents.programs
+    assert programs
+    shutil.copytree(package / "dist", programs / "ccr", dirs_exist_ok=True)
+    with suppress(FileExistsError):
+        (programs / "bin" / "ccr").symlink_to("../ccr/cli.js")
+    with openai_api.serving(router) as address:
+        service = config.connectors["scripted"].model_copy(
+            update={"url": address, "protocol": "openai", "model": "m1"}
+        )
+        other = config.model_copy(update={"connectors": {"other": service}})
+        async with opened(other) as agent:
+            events = await answers(agent, "Make a note.")
+            left = await agent.session.exec("pgrep -f 'ccr|cli.js'; ls -d /tmp/mcp-sandbox-run-*")
+    assert [type(event) for event in events] == [
+        *(Started, ToolCall, ToolResult, ToolCall, ToolResult, Text, Completion)
+    ]
+    last = events[-1]
+    assert isinstance(last, Completion)
+    assert (last.content, last.reason, last.usage.total) == ("All done.", "", 24)
+    assert left.stdout == ""
+    assert {head["authorization"] for head, _ in router.asked} == {f"Bearer {KEY}"}
+    assert {body["model"] for _, body in router.asked} == {"m1"}
 
 
 @pytest.mark.parametrize("backend_name", [BUBBLEWRAP], indirect=True)

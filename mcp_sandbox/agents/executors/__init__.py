@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 from mcp_sandbox.agents.executor import Executor
 from mcp_sandbox.agents.executors.claude import Claude
+from mcp_sandbox.agents.executors.codex import Codex
 from mcp_sandbox.agents.executors.direct import Direct
 from mcp_sandbox.errors import InvalidArgument
 
-EXECUTORS: Mapping[str, type[Executor]] = {each.name: each for each in (Claude, Direct)}
+EXECUTORS: Mapping[str, type[Executor]] = {each.name: each for each in (Claude, Codex, Direct)}
 _REFUSED = {
     "cursor": "its agent is in no package registry, and takes its model from no other address: "
     "its key would have to be inside"

@@ -12,7 +12,6 @@ from mcp_sandbox.agents import events as told
 from mcp_sandbox.agents.executor import Program, Run, Take
 from mcp_sandbox.agents.gateway import Gateway
 from mcp_sandbox.agents.messages import Given
-from mcp_sandbox.sessions.session import Session
 
 # The Messages API has no default of its own for the tokens of an answer.
 _MOST_TOKENS = 8192
@@ -31,13 +30,11 @@ class Direct:
     name = "direct"
     image = ""
     protocols: Sequence[str] = ("anthropic", "openai")
+    prepare = ""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._given = _Arguments.read(arguments, "the arguments of direct")
         self._said: list[str] = []
-
-    async def prepare(self, run: Run, session: Session) -> Iterable[told.Event]:
-        raise NotImplementedError
 
     def command(self, run: Run) -> Program:
         talk, model = run.conversation, self._given.model or run.way.model
