@@ -662,6 +662,14 @@ async def test_the_key_is_in_no_answer_log_error_or_repr(
     assert any(record.message == "model" for record in caplog.records)
 
 
+async def test_a_header_does_not_give_the_key_back(tmp_path: Path) -> None:
+    async with a_service() as service, a_run(tmp_path, service) as run:
+        service.answer = saying(b"{}", request_id=f"of {KEY}", anthropic_key=KEY)
+        headers = (await run.post()).headers
+        filler = "*" * len(KEY)
+        assert (headers["request-id"], headers["anthropic-key"]) == (f"of {filler}", filler)
+
+
 async def test_a_compressed_answer_arrives_readable(tmp_path: Path) -> None:
     async with a_service() as service, a_run(tmp_path, service) as run:
         packed = gzip.compress(b'{"usage": {"output_tokens": 5}}')
