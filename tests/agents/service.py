@@ -24,6 +24,7 @@ from tests.streams import everything
 
 KEY = "sk-marked-key-of-the-operator"
 CHAT = ChatId("alice", "one")
+OPENAI: dict[str, Any] = {"protocol": "openai"}
 MESSAGE = {"model": "big", "max_tokens": 100, "messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -85,6 +86,11 @@ def saying(body: bytes, status: str = "200 OK", **headers: str) -> Answer:
         await stream.send(f"HTTP/1.1 {status}\r\n{lines}\r\n".encode() + body)
 
     return answer
+
+
+async def hanging(stream: ByteStream) -> None:
+    """Answer nothing until the client has gone."""
+    await everything(stream)
 
 
 STREAM_HEAD = (
