@@ -69,18 +69,6 @@ class Assistant:
     `hooks` are None where it has none.
     """
 
-    __slots__ = (
-        "connector",
-        "hooks",
-        "name",
-        "prompts",
-        "sandbox",
-        "servers",
-        "skills",
-        "taught",
-        "tools",
-    )
-
     def __init__(self, name: str, folder: Path | None, written: _Written) -> None:
         self.name = name
         self.connector = written.connector

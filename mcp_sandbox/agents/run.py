@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from io import StringIO
+from pathlib import Path
 from typing import Any, Self
 from uuid import NAMESPACE_OID, uuid5
 
@@ -48,8 +49,7 @@ _LATE_S, _TIDY_S = 5.0, 5.0
 _AT_ONCE = 16 << 10
 # In bytes, entries and characters; the last of what a program says of its end.
 _MOST_OUTPUT, _MOST_NAMES, _MOST_TEXT, _SHOWN_CHARS = 256 << 20, 10_000, 1 << 20, 2000
-
-
+_ANEW = "no record of an earlier conversation is left: it begins anew"
 Tell = Callable[[list[Event]], Awaitable[None]]
 
 
@@ -69,10 +69,7 @@ class Manner:
 
 
 class Agent:
-    """Does what it is asked in one chat's computer; any number of runs at once.
-
-    Its methods raise what those of a session raise.
-    """
+    """Does what it is asked in a chat's computer, at once too; raises what a session raises."""
 
     def __init__(
         self,
@@ -86,17 +83,15 @@ class Agent:
     ) -> None:
         """Each run has an `executor` and a `way` of its own, which may tell events of the run.
 
-        `place` is a chat alone where the executor needs no sandbox.
-        The agents of a chat are told apart by their names. `online`: the sandbox has a network.
+        `place` is the chat alone where there is no sandbox; `online` is one that has a network.
+        The agents of a chat are told apart by their names.
         """
         self._session = None if isinstance(place, ChatId) else place
         self._chat = place if isinstance(place, ChatId) else place.chat
-        self._executor = executor
-        self._way = way
-        self._timeout_s = timeout_s
+        self._executor, self._way = executor, way
+        self._timeout_s, self._online = timeout_s, online
         self._manner = manner or Manner()
         self._id = str(uuid5(NAMESPACE_OID, f"mcp-sandbox {self._chat} {self._manner.name}"))
-        self._online = online
         self._tasks: TaskGroup | None = None
         self._runs = set[_Listener]()
 
@@ -228,8 +223,7 @@ class Agent:
                 if self._session and not self._session.has_sandbox:
                     await run.progress("Creating the sandbox")
                     await self.session.exec(["true"])
-                    await run.progress("Sandbox ready")
-                    await run.progress("")
+                    await run.tell([Progress("Sandbox ready"), Progress("")])
                 for name in self._manner.skills:
                     await self.session.skills.activate(name, by_user=True)
                 async with self._way(run.tell) as way:
@@ -244,13 +238,12 @@ class Agent:
         if not self._session:
             program = listener.executor.command(Run("", conversation, way))
             status, error = await way.ask(" ".join(program.argv), program.stdin, listener.take)
-            said = "broke off its answer" if status == 200 else f"answers {status}: {error}"
-            return f"api_error: the model service {said}"
+            why = "broke off its answer" if status == 200 else f"answers {status}: {error}"
+            return f"api_error: the model service {why}"
         until_s = anyio.current_time() + self._timeout_s
-        folder, gone = f"/tmp/mcp-sandbox-run-{secrets.token_hex(8)}", False  # noqa: S108 - inside
-        resumed, online = listener.resumed, self._online
-        run = Run(folder, conversation, way, resumed, online=online)
+        folder = f"/tmp/mcp-sandbox-run-{secrets.token_hex(8)}"  # noqa: S108 - inside
         try:
+            run = Run(folder, conversation, way, listener.resumed, online=self._online)
             program = await _prepared(listener, run, self._session)
             result = await self.session.exec(
                 program.argv,
@@ -261,12 +254,9 @@ class Agent:
             )
             await listener.take(b"\n")
             return _how_ended(result)
-        except SandboxGone:
-            gone = True
-            raise
         finally:
             with anyio.move_on_after(_TIDY_S, shield=True), suppress(SandboxError):
-                if not gone:
+                if self._session.has_sandbox:
                     await self.session.exec(["rm", "-rf", folder])
 
     async def read_file(self, path: str) -> bytes:
@@ -283,18 +273,12 @@ class Agent:
         if listing.truncated:
             raise TooLarge(f"{path} has {listing.total:,} entries, over {_MOST_NAMES:,}")
         return [
-            FileInfo(
-                each.path.rpartition("/")[2], each.size, each.kind == "directory", each.modified
-            )
+            FileInfo(Path(each.path).name, each.size, each.kind == "directory", each.modified)
             for each in listing.entries
         ]
 
     async def exec(self, command: Sequence[str]) -> str:
-        """Run a program in the workspace and return what it prints.
-
-        Raises:
-            CommandFailed: with its exit code and output.
-        """
+        """Run a program and return what it prints; CommandFailed has its exit code and output."""
         return (await self._output(command)).decode("utf-8", "replace")
 
     async def _output(self, command: Sequence[str]) -> bytes:
@@ -334,7 +318,6 @@ class _Listener:
             await self.telling.send(events)
 
     async def progress(self, text: str) -> None:
-        """Tell how far it is, in place of what was told before; "" is the end."""
         await self.tell([Progress(text)])
 
     async def take(self, data: bytes) -> None:
@@ -360,11 +343,14 @@ class _Listener:
 
     def completion(self, ended: str, duration_ms: int) -> Completion:
         """The program's own, or what there was when it `ended` without one."""
-        last = self._last or Completion(
-            self._text.getvalue(), is_error=True, reason=ended, session_id=self._session_id
+        last = self._last or Completion("", is_error=True, reason=ended, duration_ms=duration_ms)
+        return replace(
+            last,
+            content=last.content or self._text.getvalue(),
+            usage=last.usage if last.usage.total else self.usage(),
+            session_id=last.session_id or self._session_id,
+            duration_ms=last.duration_ms or duration_ms,
         )
-        used = last.usage if last.usage.total else self.usage()
-        return replace(last, usage=used, duration_ms=last.duration_ms or duration_ms)
 
 
 async def _ready(executor: Executor, run: Run, session: Session) -> Run:
@@ -372,15 +358,14 @@ async def _ready(executor: Executor, run: Run, session: Session) -> Run:
     name, image = executor.name, executor.image
     script = f"command -v {name} >/dev/null || exit 127\n{executor.prepare}"
     result = await session.exec(["/bin/sh", "-c", script, "sh", run.resumed], timeout_s=60)
+    if result.success:
+        return replace(run, record=result.stdout.strip())
+    why = result.stderr.strip() or f"sh ended with {result.exit_code}"
     if result.exit_code == 127:
         build = f"`mcp-sandbox images build {name}` makes {image} for docker.image, or "
-        raise Unsupported(
-            f"there is no program {name} in the sandbox: {build if image else ''}"
-            f"set agents.programs to a folder that has bin/{name}"
-        )
-    if not result.success:
-        raise Unsupported(result.stderr.strip() or f"sh ended with {result.exit_code}")
-    return replace(run, record=result.stdout.strip())
+        why = f"there is no program {name} in the sandbox: {build if image else ''}"
+        why += f"set agents.programs to a folder that has bin/{name}"
+    raise Unsupported(why)
 
 
 async def _prepared(listener: _Listener, run: Run, session: Session) -> Program:
@@ -389,8 +374,7 @@ async def _prepared(listener: _Listener, run: Run, session: Session) -> Program:
         await session.exec(["mkdir", "-m", "700", run.folder], check=True)
         run = await _ready(listener.executor, run, session)
         if run.resumed and not run.record:
-            anew = "no record of an earlier conversation is left: it begins anew"
-            await listener.tell([Notice(anew)])
+            await listener.tell([Notice(_ANEW)])
         program = listener.executor.command(run)
         for name, data in program.files.items():
             if data:
@@ -403,13 +387,12 @@ async def _prepared(listener: _Listener, run: Run, session: Session) -> Program:
 
 def _how_ended(result: ExecResult) -> str:
     """Why there is no result, with the last words of the program."""
+    why = f"exit: it ended with exit code {result.exit_code} and without a result"
     if result.timed_out:
         why = "timeout: its time was over"
     elif result.out_of_memory:
         why = "memory: no memory was left"
     elif result.killed_because or result.signal:
         why = f"killed: {result.killed_because or f'by {result.signal}'}"
-    else:
-        why = f"exit: it ended with exit code {result.exit_code} and without a result"
     said = result.stderr.strip()[-_SHOWN_CHARS:]
     return f"{why}; it said: {said}" if said else why

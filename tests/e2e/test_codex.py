@@ -97,7 +97,7 @@ async def test_codex_works_inside_and_its_key_stays_outside(config: Config, scri
     assert isinstance(result, ToolResult)
     assert result.is_error
     assert result.content.startswith("kept")
-    assert shouted == ToolCall(shouted.id, "mcp__host__shout", {"text": "hello"})  # type: ignore[union-attr]
+    assert shouted == ToolCall(shouted.id, "shout", {"text": "hello"})  # type: ignore[union-attr]
     assert heard == ToolResult(heard.id, "HELLO")  # type: ignore[union-attr]
     assert isinstance(last, Completion)
     assert (last.content, last.reason, last.usage) == ("All done.", "", Usage(15, 9, 24))
