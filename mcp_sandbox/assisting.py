@@ -4,7 +4,12 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -13,10 +18,10 @@ from typing import Any
 
 from anyio import to_thread
 
-from mcp_sandbox.agents.assistants import SandboxOptions, assistant_of
+from mcp_sandbox.agents.assistants import Assistant, SandboxOptions, assistant_of
 from mcp_sandbox.agents.connectors import Connector, connector_of
 from mcp_sandbox.agents.events import Completion, HostTool, Usage
-from mcp_sandbox.agents.executor import Way
+from mcp_sandbox.agents.executor import Executor, Way
 from mcp_sandbox.agents.executors import executor_of
 from mcp_sandbox.agents.executors.direct import Direct, ask
 from mcp_sandbox.agents.gateway import open_gateway
@@ -24,11 +29,14 @@ from mcp_sandbox.agents.hooks import Hooks, Memory, hooks_of
 from mcp_sandbox.agents.run import Agent, Manner, Tell
 from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config, load_config
+from mcp_sandbox.config.units import MIB
 from mcp_sandbox.errors import Busy, InvalidArgument
 from mcp_sandbox.models import RELAY, ChatId
 from mcp_sandbox.server.bridge import Bridge, open_bridge
-from mcp_sandbox.sessions.records import ChatRecords, Ledger, system_clock
+from mcp_sandbox.sessions.manager import SessionManager
+from mcp_sandbox.sessions.records import AssistantSpec, ChatRecords, Ledger, system_clock
 from mcp_sandbox.sessions.session import Session
+from mcp_sandbox.skills.library import Library
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +55,11 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     hooks: Hooks | None = None,
     on_end: Callable[[Completion], Awaitable[None]] | None = None,
     config: Config | None = None,
+    manager: Callable[[], Awaitable[SessionManager]] | None = None,
 ) -> AsyncGenerator[Agent]:
-    """Open a coding agent in the computer of a chat, which ends with the block; its files stay.
+    """Open a coding agent in the computer of a chat, whose files stay.
 
+    Its sandbox ends with the block, but for one of a `manager`, which has the same `config`.
     The `assistant`, a folder in `agents.folders`, says how it behaves; what is given here goes
     before it. The program `command` with its `arguments` reaches its model by the `connector`, as
     NAME or NAME/MODEL; each run may take `timeout_s`, may call the functions `tools` of this
@@ -65,7 +75,9 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     found = await to_thread.run_sync(assistant_of, settings.folders, assistant, user)
     options = found.sandbox or SandboxOptions(command=Direct.name)
     executor = executor_of(command or options.command or settings.command)
-    make = partial(executor, {**options.arguments, **(arguments or {})})
+    # A model that is named with the connector goes before the assistant's.
+    unsaid = {"model": None} if "/" in connector and "model" in options.arguments else {}
+    make = partial(executor, {**options.arguments, **unsaid, **(arguments or {})})
     make()
     service = connector_of(config.connectors, connector or found.connector, settings.connector)
     if service.protocol not in executor.protocols:
@@ -79,11 +91,10 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
         on_end = partial(_write_usage, settings.usage_log, chat_id, found.name, service.name)
     if hooks is None:
         hooks = await to_thread.run_sync(hooks_of, found.hooks)
-    computer = _computer_of(options, found.skills, config, executor.image)
     bridge = config.bridge.model_copy(
         update={"servers": {**config.bridge.servers, **found.servers}}
     )
-    async with _placed(chat_id, computer, inside=executor is not Direct) as (place, memory):
+    async with _placed(chat_id, found, config, executor, manager) as (place, memory):
         manner = Manner(found.name, found.prompts, found.taught, hooks, memory, on_end)
         opened = partial(
             _way, place, service, config, partial(open_bridge, bridge, found.tools, tools)
@@ -97,31 +108,29 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
 
 @asynccontextmanager
 async def _placed(
-    chat: ChatId, config: Config, *, inside: bool
+    chat: ChatId,
+    found: Assistant,
+    config: Config,
+    executor: type[Executor],
+    manager: Callable[[], Awaitable[SessionManager]] | None,
 ) -> AsyncGenerator[tuple[Session | ChatId, Memory]]:
     """The chat's session, or the chat alone where nothing is to run; and what its hooks keep."""
-    if not inside:
-        ledger = Ledger(ChatRecords(config.data_dir), system_clock)
-        yield chat, Memory(ledger, chat)
+    if executor is Direct:
+        yield chat, Memory(Ledger(ChatRecords(config.data_dir), system_clock), chat)
         return
-    async with open_manager(config) as manager:
-        yield await manager.session(chat), Memory(manager.ledger, chat)
-
-
-def _computer_of(
-    options: SandboxOptions, skills: Path | None, config: Config, image: str
-) -> Config:
-    """The configuration with the image, limits and skills of an assistant's computer."""
-    limits = {"memory": options.max_memory, "cpus": options.max_cpu}
-    given = {name: value for name, value in limits.items() if value is not None}
-    changes: dict[str, Any] = {"limits": config.limits.model_copy(update=given)}
-    is_ours = image and not config.agents.programs and "image" not in config.docker.model_fields_set
-    if options.image or is_ours:
-        changes["docker"] = config.docker.model_copy(update={"image": options.image or image})
-    if skills:
-        folders = (skills, *config.skills.folders)
-        changes["skills"] = config.skills.model_copy(update={"folders": folders})
-    return config.model_copy(update=changes)
+    options, folders = found.sandbox or SandboxOptions(), config.skills.folders
+    limits = {"memory_mb": (options.max_memory or 0) // MIB, "cpus": options.max_cpu}
+    is_ours = not config.agents.programs and "image" not in config.docker.model_fields_set
+    spec = AssistantSpec(
+        found.name,
+        options.image or (executor.image if is_ours else ""),
+        {name: value for name, value in limits.items() if value},
+    )
+    skills = {"folders": (found.skills, *folders) if found.skills else folders}
+    library = Library(config.skills.model_copy(update=skills), config.data_dir)
+    async with nullcontext(await manager()) if manager else open_manager(config) as chats:
+        session = await chats.session(chat, spec, library if found.skills else None)
+        yield session, Memory(chats.ledger, chat)
 
 
 async def _write_usage(

@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
@@ -17,12 +18,19 @@ from mcp_sandbox.sessions.cleaning import Cleaning, GcReport, Reaper
 from mcp_sandbox.sessions.gate import Gate
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.previews import Previews
-from mcp_sandbox.sessions.records import ChatRecord, Ledger
+from mcp_sandbox.sessions.records import (
+    ASSISTANT,
+    AssistantSpec,
+    ChatRecord,
+    Ledger,
+    assistant_of,
+)
 from mcp_sandbox.sessions.rooms import Rooms, Use
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SPEC, of_chats
 from mcp_sandbox.sessions.skills import ChatSkills, Skills
 from mcp_sandbox.sessions.warm import WarmPool
+from mcp_sandbox.skills.library import Library
 from mcp_sandbox.telemetry.calls import Count
 from mcp_sandbox.workspace.pool import PoolFolder
 
@@ -168,10 +176,22 @@ class SessionManager:
         """The records of the chats."""
         return self._rooms.ledger
 
-    async def session(self, chat: ChatId) -> Session:
-        """The chat's session; its sandbox is made at the first call that needs it."""
+    async def session(
+        self, chat: ChatId, assistant: AssistantSpec | None = None, library: Library | None = None
+    ) -> Session:
+        """The chat's session; its sandbox is made at the first call that needs it.
+
+        From now on that is, in every server, as the `assistant` says: the next call replaces
+        another, unless it is used. The session's skills may be those of a `library` of its own.
+        """
         hold = self._hold(chat)
-        skills = ChatSkills(chat, self._skills, hold.pinning, self._gate)
+        if assistant is not None:
+            # What cannot be made is not kept, or the chat's other clients had nothing.
+            await self._rooms.backend.origin(assistant.image)
+            kept, now_s = asdict(assistant), self.ledger.clock().wall_s
+            await self.ledger.records.keep(chat, ASSISTANT, lambda _: kept, now_s)
+            hold.look_again()
+        skills = ChatSkills(chat, self._skills, hold.pinning, self._gate, library)
         return Session(hold, self._gate, skills, Previews(chat, self._gate, self._rooms))
 
     def _hold(self, chat: ChatId) -> Hold:
@@ -213,6 +233,7 @@ class SessionManager:
             spec=sandbox.labels.get(SPEC, "") if sandbox else "",
             busy=use.calls,
             background=use.background,
+            assistant=assistant_of(record).name,
         )
 
     async def size(self, chat: ChatId) -> int | None:

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Clock = Callable[[], Moment]
 
+ASSISTANT = "assistant"
 _PREFIX, _SUFFIX = "chat-", ".json"
 _BACKENDS = get_args(BackendName)
 _LATEST_S = 1e11
@@ -41,6 +42,18 @@ _LATEST_S = 1e11
 _LOOK_AGAIN_S = (0.002, 0.1)
 # Longer than it takes to make a sandbox, and to copy a project into it.
 _LONG_S = 240.0
+
+
+@dataclass(frozen=True)
+class AssistantSpec:
+    """What the assistant of a chat says of its sandbox; what is empty is as for any chat."""
+
+    name: str = ""
+    image: str = ""
+    limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+USUAL = AssistantSpec()
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,12 @@ class ChatRecord:
     image: str | None = None
     spec: str = ""
     further: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def assistant_of(record: ChatRecord | None) -> AssistantSpec:
+    """What is kept of a chat's assistant."""
+    kept = record.further.get(ASSISTANT) if record else None
+    return AssistantSpec(**kept) if kept else USUAL
 
 
 class ChatRecords:

@@ -118,12 +118,14 @@ class Skills:
 class ChatSkills:
     """The skills of one chat, which has its versions by `pinning` and its sandbox by `gate`."""
 
-    def __init__(self, chat: ChatId, skills: Skills, pinning: Pinning, gate: Gate) -> None:
+    def __init__(
+        self, chat: ChatId, skills: Skills, pinning: Pinning, gate: Gate, library: Library | None
+    ) -> None:
         self._chat = chat
         self._pinning = pinning
         self._gate = gate
         self._skills = skills
-        self._library = skills.library
+        self._library = library or skills.library
 
     async def list(
         self, query: str | None = None, cursor: str | None = None, limit: int = 50
