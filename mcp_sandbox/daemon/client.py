@@ -15,7 +15,8 @@ from mcp_sandbox.errors import NoDaemon, OperatorError
 
 JsonObject = Mapping[str, Any]
 
-_MAX_LINE = 16 << 20
+# The longest event of an agent, of 32 MiB, has three bytes here for one there at the most.
+_MAX_LINE = 128 << 20
 
 
 class Conversation:
@@ -36,8 +37,9 @@ class Conversation:
             OperatorError: it is the word that the command failed.
             NoDaemon: the daemon hung up.
         """
-        while (end := self.rest.find(b"\n")) < 0:
-            data = b""
+        seen = 0
+        while (end := self.rest.find(b"\n", seen)) < 0:
+            seen, data = len(self.rest), b""
             with suppress(ConnectionError):
                 data = self.connection.recv(64 << 10)
             if not data or len(self.rest) > _MAX_LINE:

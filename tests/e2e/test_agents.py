@@ -4,13 +4,11 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 import yaml
 
@@ -28,6 +26,7 @@ from mcp_sandbox.agents.run import Agent
 from mcp_sandbox.assisting import open_agent
 from mcp_sandbox.config import AgentsConfig, Config, ConnectorConfig
 from mcp_sandbox.errors import OperatorError
+from tests.daemon.running import Done, command, place
 from tests.e2e import npm, openai_api
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER
 from tests.e2e.messages_api import Fault, Script, serving
@@ -216,11 +215,10 @@ async def test_people_hand_a_request_to_an_agent_on_the_command_line(
         "connectors": {"scripted": {"url": service.url, "key": service.key}},
     }
     file.write_text(yaml.safe_dump(written))
-    where = (*(sys.executable, "-m", "mcp_sandbox", "agent"), "--config", str(file))
+    where = place(tmp_path, more={"MCP_SANDBOX_CONFIG": str(file)})
 
-    async def people(job: str, *given: str) -> tuple[int, str, str]:
-        done = await anyio.run_process([*where[:4], job, *given, *where[4:]], check=False)
-        return done.returncode, done.stdout.decode(), done.stderr.decode()
+    async def people(job: str, *given: str) -> Done:
+        return await command(where, f"agent {job}", *given)
 
     code, said, told = await people("run", "Make a note.")
     assert (code, said) == (0, "All done.\n"), told
@@ -234,4 +232,5 @@ async def test_people_hand_a_request_to_an_agent_on_the_command_line(
     assert "there is no assistant 'nobody'" in told
     code, said, told = await people("check")
     assert code == 0, told
+    assert (await command(where, "shutdown")).code == 0
     assert re.search(r"program +2\.1\..*\nmodel +answers \d+\ntools +none", said)
