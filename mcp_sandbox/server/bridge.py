@@ -13,7 +13,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -186,14 +186,16 @@ async def _served(
     stack: AsyncExitStack, server: str, settings: BridgeServerConfig
 ) -> dict[str, _HostTool]:
     """The tools of an MCP server, which runs as long as the stack."""
-    place: Any = _started(settings.command, settings.env)
-    if settings.url:
-        # It reads the authorities of this machine.
-        http = await to_thread.run_sync(create_mcp_http_client)
-        place = streamable_http_client(
-            settings.url, http_client=await stack.enter_async_context(http)
-        )
     try:
+        if settings.url:
+            # It reads the authorities of this machine.
+            http = await to_thread.run_sync(create_mcp_http_client)
+            await stack.enter_async_context(http)
+            place: Any = streamable_http_client(settings.url, http_client=http)
+        else:
+            running = _process(settings.command, settings.env, _END_S)
+            _, stdin, stdout = await stack.enter_async_context(running)
+            place = nullcontext([_Messages(stdin, stdout)] * 2)
         client = await stack.enter_async_context(Client(place, read_timeout_seconds=_CALL_S))
         found = (await client.list_tools()).tools
         for each in found:
@@ -249,31 +251,21 @@ async def _process(
             await process.aclose()
 
 
-@asynccontextmanager
-async def _started(command: Sequence[str], env: Mapping[str, str]) -> AsyncGenerator[Any]:
-    """Run an MCP server that speaks on stdin and stdout.
-
-    The SDK's own `stdio_client` reads a line of any length, and leaves running what the server
-    has left behind.
-    """
-    async with _process(command, env, _END_S) as (_, stdin, stdout):
-        messages = _Messages(stdin, BufferedByteReceiveStream(stdout))
-        yield messages, messages
-
-
-@dataclass
 class _Messages(ObjectStream[Any]):
-    """What a server hears and says; a line that is too long is an error of its call."""
+    """What an MCP server hears and says; a line that is too long is an error of its call.
 
-    stdin: ByteSendStream
-    stdout: BufferedByteReceiveStream
+    The SDK's `stdio_client` keeps a line of any length, and leaves running what a server has left.
+    """
+
+    def __init__(self, stdin: ByteSendStream, stdout: ByteReceiveStream) -> None:
+        self._stdin, self._lines = stdin, BufferedByteReceiveStream(stdout)
 
     async def send(self, item: SessionMessage) -> None:
         said = item.message.model_dump_json(by_alias=True, exclude_unset=True)
-        await self.stdin.send(said.encode() + b"\n")
+        await self._stdin.send(said.encode() + b"\n")
 
     async def receive(self) -> SessionMessage | Exception:
-        line = await next_line(self.stdout, MOST_REPLY)
+        line = await next_line(self._lines, MOST_REPLY)
         if line is None:
             raise anyio.EndOfStream
         if isinstance(line, Overlong):
@@ -287,6 +279,6 @@ class _Messages(ObjectStream[Any]):
             return exc
 
     async def send_eof(self) -> None:
-        await self.stdin.aclose()
+        await self._stdin.aclose()
 
     aclose = send_eof
