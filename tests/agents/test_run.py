@@ -351,6 +351,26 @@ async def test_a_line_without_an_end_is_left_out_in_little_memory(session: Sessi
     assert grown_kib < 100 << 10
 
 
+@pytest.mark.timeout(400)
+async def test_many_small_lines_come_in_their_order_and_little_memory(
+    session: Session, request: pytest.FixtureRequest
+) -> None:
+    lines = 2_000_000 if request.config.getoption("--whole") else 20_000
+    line = '{"type": "stream_event", "event": {"delta": {"text": "%d"}}}'
+    code, count = f"for n in range({lines}): print({line!r} % n)\nend()", 0
+    async with working(session, timeout_s=300) as agent:
+        await agent.execute(asked("end()"))
+        before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        async for event in agent.stream(asked(code)):
+            if isinstance(event, Text):
+                assert event.text == str(count)
+                count += 1
+        grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+    assert isinstance(event, Completion)
+    assert (count, event.content) == (lines, "done")
+    assert grown_kib < 20 << 10
+
+
 async def test_long_lines_come_whole_to_a_listener_that_is_slow(session: Session) -> None:
     code = (
         "import hashlib, random\nmine = hashlib.sha256()\n"
