@@ -118,7 +118,7 @@ async def _placed(
     if executor is Direct:
         yield chat, Memory(Ledger(ChatRecords(config.data_dir), system_clock), chat)
         return
-    options, folders = found.sandbox or SandboxOptions(), config.skills.folders
+    options = found.sandbox or SandboxOptions()
     limits = {"memory_mb": (options.max_memory or 0) // MIB, "cpus": options.max_cpu}
     is_ours = not config.agents.programs and "image" not in config.docker.model_fields_set
     spec = AssistantSpec(
@@ -126,10 +126,12 @@ async def _placed(
         options.image or (executor.image if is_ours else ""),
         {name: value for name, value in limits.items() if value},
     )
-    skills = {"folders": (found.skills, *folders) if found.skills else folders}
-    library = Library(config.skills.model_copy(update=skills), config.data_dir)
     async with nullcontext(await manager()) if manager else open_manager(config) as chats:
-        session = await chats.session(chat, spec, library if found.skills else None)
+        session = await chats.session(chat, spec)
+        if found.skills:
+            folders = {"folders": (found.skills, *config.skills.folders)}
+            shown = config.skills.model_copy(update=folders)
+            session.skills.library = Library(shown, config.data_dir)
         yield session, Memory(chats.ledger, chat)
 
 

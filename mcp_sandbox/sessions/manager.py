@@ -18,19 +18,12 @@ from mcp_sandbox.sessions.cleaning import Cleaning, GcReport, Reaper
 from mcp_sandbox.sessions.gate import Gate
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.previews import Previews
-from mcp_sandbox.sessions.records import (
-    ASSISTANT,
-    AssistantSpec,
-    ChatRecord,
-    Ledger,
-    assistant_of,
-)
+from mcp_sandbox.sessions.records import AssistantSpec, ChatRecord, Ledger, assistant_of
 from mcp_sandbox.sessions.rooms import Rooms, Use
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SPEC, of_chats
 from mcp_sandbox.sessions.skills import ChatSkills, Skills
 from mcp_sandbox.sessions.warm import WarmPool
-from mcp_sandbox.skills.library import Library
 from mcp_sandbox.telemetry.calls import Count
 from mcp_sandbox.workspace.pool import PoolFolder
 
@@ -176,22 +169,19 @@ class SessionManager:
         """The records of the chats."""
         return self._rooms.ledger
 
-    async def session(
-        self, chat: ChatId, assistant: AssistantSpec | None = None, library: Library | None = None
-    ) -> Session:
+    async def session(self, chat: ChatId, assistant: AssistantSpec | None = None) -> Session:
         """The chat's session; its sandbox is made at the first call that needs it.
 
-        From now on that is, in every server, as the `assistant` says: the next call replaces
-        another, unless it is used. The session's skills may be those of a `library` of its own.
+        From now on it is, in every server, as the `assistant` says; one that is used stays.
         """
         hold = self._hold(chat)
         if assistant is not None:
             # What cannot be made is not kept, or the chat's other clients had nothing.
             await self._rooms.backend.origin(assistant.image)
             kept, now_s = asdict(assistant), self.ledger.clock().wall_s
-            await self.ledger.records.keep(chat, ASSISTANT, lambda _: kept, now_s)
+            await self.ledger.records.keep(chat, "assistant", lambda _: kept, now_s)
             hold.look_again()
-        skills = ChatSkills(chat, self._skills, hold.pinning, self._gate, library)
+        skills = ChatSkills(chat, self._skills, hold.pinning, self._gate)
         return Session(hold, self._gate, skills, Previews(chat, self._gate, self._rooms))
 
     def _hold(self, chat: ChatId) -> Hold:

@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Clock = Callable[[], Moment]
 
-ASSISTANT = "assistant"
 _PREFIX, _SUFFIX = "chat-", ".json"
 _BACKENDS = get_args(BackendName)
 _LATEST_S = 1e11
@@ -75,9 +74,8 @@ class ChatRecord:
 
 
 def assistant_of(record: ChatRecord | None) -> AssistantSpec:
-    """What is kept of a chat's assistant."""
-    kept = record.further.get(ASSISTANT) if record else None
-    return AssistantSpec(**kept) if kept else USUAL
+    """What is kept of the chat's assistant."""
+    return AssistantSpec(**record.further.get("assistant", {})) if record else USUAL
 
 
 class ChatRecords:
