@@ -21,15 +21,24 @@ from mcp_sandbox.errors import UnknownSkill
 from mcp_sandbox.models import ChatId
 from tests import forked
 from tests.agents.test_run import PROGRAM
-from tests.daemon.running import Done, Place, command, control, listening, place, running
+from tests.daemon.running import (
+    Done,
+    Place,
+    command,
+    control,
+    dialled,
+    place,
+    running,
+)
 
 pytestmark = [pytest.mark.bubblewrap, pytest.mark.slow]
 SKILL = "---\nname: adding\ndescription: How to add.\n---\nCarry the one."
 
 
-@pytest.fixture
-async def where(tmp_path: Path) -> AsyncGenerator[Place]:
+@pytest.fixture(scope="module")
+async def where(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Place]:
     """A place with a program, a model service that nobody asks, and an assistant."""
+    tmp_path = tmp_path_factory.mktemp("agents")
     files = {
         "programs/bin/claude": PROGRAM,
         "key": "sk-of-no-service",
@@ -53,9 +62,8 @@ async def where(tmp_path: Path) -> AsyncGenerator[Place]:
         file.chmod(0o600 if name == "key" else 0o755)
     found = place(tmp_path, more={"MCP_SANDBOX_CONFIG": str(tmp_path / "mcp-sandbox.yaml")})
     yield found
-    if found.socket.exists():
-        # One that a command has started.
-        await command(found, "shutdown --all")
+    # The daemon that a command has started.
+    await command(found, "shutdown --all")
 
 
 async def run(where: Place, prompt: str, *more: str) -> Done:
@@ -99,17 +107,16 @@ async def test_a_run_goes_through_the_daemon_which_it_starts(where: Place) -> No
     done = await run(where, "talk('a'); end('done')")
     assert (done.code, done.out) == (0, "a\n"), done.err
     pid = (await control(where, "status"))["result"]["pid"]
-    done = await run(where, "talk('x' * 6_000_000); end('y' * (17 << 20))", "--json")
+    done = await run(where, "talk('x'); end('y' * (17 << 20))", "--json")
     told = [json.loads(line) for line in done.out.splitlines()]
     assert [each["type"] for each in told] == ["Text", "Completion"]
-    assert len(told[0]["text"]) == 6_000_000
     assert len(told[1]["content"]) == 17 << 20
     assert (await run(where, "time.sleep(99)", "--timeout", "300ms")).code == 124
     done = await run(where, "x", "-a", "nobody")
     assert (done.code, done.out) == (1, "")
     assert "there is no assistant 'nobody'; there are adder" in done.err
     prompt = f"end(str(len({'z' * 300_000!r})))"
-    done = await command(where, "agent run", "-", "--json", stdin=prompt.encode())
+    done = await command(where, "agent run", "-", "--chat", "sums", "--json", stdin=prompt.encode())
     assert json.loads(done.out.splitlines()[-1])["content"] == "300000"
     assert (await control(where, "status"))["result"]["pid"] == pid
 
@@ -121,8 +128,9 @@ async def test_what_an_assistant_says_of_its_computer_goes_with_the_chat(where: 
     assert "--model slow" in done.out
     done = await run(where, args, "-a", "adder", "-c", "near/quick", "--json")
     assert "--model quick" in done.out
-    (row,) = json.loads((await command(where, "ls", "--json")).out)
-    assert (row["chat"], row["assistant"]) == ("sums", "adder")
+    rows = json.loads((await command(where, "ls", "--json")).out)
+    (row,) = [each for each in rows if each["assistant"] == "adder"]
+    assert row["chat"] == "sums"
     assert "adder" in (await command(where, "ls")).out
     config = (await to_thread.run_sync(load_config, where.home / "mcp-sandbox.yaml")).config
     # Another server, beside the first.
@@ -144,7 +152,26 @@ async def test_what_an_assistant_says_of_its_computer_goes_with_the_chat(where: 
         sums = await manager.session(ChatId("local", "sums"))
         assert (await sums.info()).limits["memory"].startswith("1024 MiB")
         of = {each.chat.chat: each.assistant for each in await manager.list("local")}
-        assert of == {"sums": "adder", "other": ""}
+        assert (of["sums"], of["other"]) == ("adder", "")
+
+
+async def test_a_program_waits_for_a_reader_that_is_slow_and_nothing_is_lost(where: Place) -> None:
+    code = "for n in range(300): talk(str(n) * 30_000); open('said', 'w').write(str(n))\nend()"
+    await run(where, "end()")
+    said = where.data / "sandbox" / "workspace" / "local" / "chat-sums" / "said"
+    async with dialled(where) as client:
+        given = {"chat": "sums", "size": len(code)}
+        await client.greet(role="control", command="agent", arguments=given)
+        await client.stream.send(code.encode())
+        before = ""
+        while not before or before != (now := said.read_text()):
+            before = said.read_text() if said.exists() else ""
+            await anyio.sleep(0.3)
+        assert int(now) < 250
+        texts = [(await client.receive())["event"].get("text", "") for _ in range(300)]
+        assert texts == [str(n) * 30_000 for n in range(300)]
+        assert (await client.receive())["event"]["type"] == "Completion"
+        assert await client.receive() == {"result": {}}
 
 
 async def test_who_interrupts_a_run_has_ended_it(where: Place) -> None:
@@ -178,9 +205,11 @@ async def test_a_conversation_is_of_one_run_at_a_time(where: Place) -> None:
 
 
 async def test_a_daemon_that_ends_says_so_to_who_waits_for_a_run(where: Place) -> None:
-    where = Place(**{**vars(where), "more": {**where.more, "MCP_SANDBOX_SERVE__GRACE": "0.2s"}})
+    await command(where, "shutdown")
     async with running(where) as daemon, talking(where, 4321005) as program:
-        await listening(where)
+        daemon.process.terminate()
+        await daemon.noted("the daemon ends: signal")
+        # Now, and not after the time that is left to what runs.
         daemon.process.terminate()
         said = b""
         async for data in program.stderr:
