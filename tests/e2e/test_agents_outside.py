@@ -4,14 +4,12 @@ A program of the tests stands in for Claude: it does what its prompt says, in Py
 """
 
 import json
-import os
 import resource
 import secrets
 import sys
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 import yaml
 from anyio import to_thread
@@ -21,6 +19,7 @@ from mcp_sandbox.assisting import open_agent
 from mcp_sandbox.config import Config
 from tests.agents.service import Service, a_service, saying
 from tests.agents.test_run import PROGRAM, asked
+from tests.daemon.running import command, place, running
 from tests.e2e.attacks import on_bubblewrap, on_the_host_kernel
 from tests.server import host_tools
 
@@ -108,21 +107,19 @@ async def test_the_key_is_nowhere_but_in_the_requests_to_its_service(
         seen.append(await to_thread.run_sync(_inspected, settings["backend"]))
         await saying(json.dumps({"you sent": service.heard[-1].headers}).encode())(stream)
 
-    async def people(*job: str) -> str:
-        command = [sys.executable, "-m", "mcp_sandbox", *job]
-        env = {**os.environ, "HOME": str(tmp_path)}
-        done = await anyio.run_process(command, env=env, check=False)
-        seen.append((done.stdout + done.stderr).decode())
-        assert done.returncode == 0, seen[-1]
-        return done.stdout.decode()
-
     async with a_service() as service:
         service.answer = answer
-        given = ("--config", str(_written(settings, service, tmp_path)))
-        with anyio.fail_after(50):
-            said = await people("agent", "run", SEARCH, "--json", *given)
-            assert f"file:{tmp_path}/key" in await people("config", *given)
-    last = json.loads(said.splitlines()[-1])
+        more = {"MCP_SANDBOX_CONFIG": str(_written(settings, service, tmp_path))}
+        where = place(tmp_path, settings["backend"], more)
+        async with running(where) as daemon:
+            done = await command(where, "agent run", "--json", SEARCH)
+            assert done.code == 0, done
+            status = await command(where, "status", "--json")
+            config = await command(where, "config", asks=False)
+            assert f"file:{tmp_path}/key" in config.out
+            seen += [*done[1:], *status[1:], *config[1:]]
+        seen.append(daemon.log)
+    last = json.loads(done.out.splitlines()[-1])
     assert (last["type"], last["is_error"]) == ("Completion", False), last
     found, looked, tokens, answered, token = json.loads(last["content"])
     assert not found
@@ -130,7 +127,8 @@ async def test_the_key_is_nowhere_but_in_the_requests_to_its_service(
     assert tokens > 1, "the memory of a process could be read"
     assert "*" * len(KEY) in answered
     assert [each.headers["x-api-key"] for each in service.heard] == [KEY]
-    seen += await to_thread.run_sync(_kept, Path(settings["data_dir"]))
+    seen += await to_thread.run_sync(_kept, where.data)
+    assert "model" in daemon.log
     assert not [text for text in seen if KEY in text or token[::-1] in text]
 
 
@@ -194,11 +192,11 @@ async def test_whatever_a_tool_of_the_host_does_is_an_error_of_that_call_and_the
 ) -> None:
     tools = {"sums": ["long", "babble", "add", "die"], "host": ["flood", "garbage", "fine"]}
     servers = [{"server_id": name, "tools": each} for name, each in tools.items()]
-    place = tmp_path / "assistants" / "caller" / "assistant.yaml"
-    place.parent.mkdir(parents=True)
-    place.write_text(yaml.safe_dump({"sandbox": {}, "mcp": {"servers": servers}}))
+    file = tmp_path / "assistants" / "caller" / "assistant.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(yaml.safe_dump({"sandbox": {}, "mcp": {"servers": servers}}))
     commands = {"flood": ["cat", "/dev/zero"], "garbage": ["echo", "{no json"], "fine": ["cat"]}
-    settings["agents"]["folders"] = [str(place.parents[1])]
+    settings["agents"]["folders"] = [str(file.parents[1])]
     settings["bridge"] = {
         "servers": {"sums": {"command": [sys.executable, host_tools.__file__]}},
         "processes": {name: {"command": each} for name, each in commands.items()},
