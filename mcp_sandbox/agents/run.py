@@ -20,7 +20,6 @@ from mcp_sandbox.agents.events import (
     Lines,
     Notice,
     Progress,
-    Started,
     Text,
     Usage,
 )
@@ -169,15 +168,14 @@ class Agent:
 
         Raises as `stream`, and OperatorError: the service does not answer, or not with this key.
         """
-        executor, asking = self._executor(), conversation_of([{"role": "user", "content": "-"}])
+        executor, version = self._executor(), "none"
 
         async def leave(_: object) -> None:
             """Nothing is told yet."""
 
         async with self._way(leave) as way:
-            version = "none"
             if self._session:
-                await _ready(executor, Run("/tmp", asking, way), self._session)  # noqa: S108 - inside
+                await _ready(executor, self._session)
                 version = await self.exec([executor.name, "--version"])
             # The service need not have a list of models.
             status, error = await way.ask("GET /v1/models", b"", leave)
@@ -305,7 +303,6 @@ class _Listener:
         self._lines, self._dropped = Lines(), 0
         self._last: Completion | None = None
         self._text = StringIO()
-        self._session_id = ""
 
     async def stop(self) -> None:
         """End the run; returns when nothing of it is left."""
@@ -335,9 +332,7 @@ class _Listener:
             if isinstance(event, Completion):
                 self._last = event
                 continue
-            if isinstance(event, Started):
-                self._session_id = event.session_id
-            elif isinstance(event, Text) and self._text.tell() < _MOST_TEXT:
+            if isinstance(event, Text) and self._text.tell() < _MOST_TEXT:
                 self._text.write(event.text[:_MOST_TEXT])
             yield event
 
@@ -348,18 +343,17 @@ class _Listener:
             last,
             content=last.content or self._text.getvalue(),
             usage=last.usage if last.usage.total else self.usage(),
-            session_id=last.session_id or self._session_id,
             duration_ms=last.duration_ms or duration_ms,
         )
 
 
-async def _ready(executor: Executor, run: Run, session: Session) -> Run:
-    """The run with the record of its conversation, in a sandbox that is ready for it."""
+async def _ready(executor: Executor, session: Session, resumed: str = "") -> str:
+    """Make the sandbox ready for the program; the record of the conversation, if there is one."""
     name, image = executor.name, executor.image
     script = f"command -v {name} >/dev/null || exit 127\n{executor.prepare}"
-    result = await session.exec(["/bin/sh", "-c", script, "sh", run.resumed], timeout_s=60)
+    result = await session.exec(["/bin/sh", "-c", script, "sh", resumed], timeout_s=60)
     if result.success:
-        return replace(run, record=result.stdout.strip())
+        return result.stdout.strip()
     why = result.stderr.strip() or f"sh ended with {result.exit_code}"
     if result.exit_code == 127:
         build = f"`mcp-sandbox images build {name}` makes {image} for docker.image, or "
@@ -372,7 +366,7 @@ async def _prepared(listener: _Listener, run: Run, session: Session) -> Program:
     """What is to be started; its files are there."""
     try:
         await session.exec(["mkdir", "-m", "700", run.folder], check=True)
-        run = await _ready(listener.executor, run, session)
+        run = replace(run, record=await _ready(listener.executor, session, run.resumed))
         if run.resumed and not run.record:
             await listener.tell([Notice(_ANEW)])
         program = listener.executor.command(run)

@@ -12,9 +12,9 @@ from mcp_sandbox.agents.executor import Program, Run, Way, Word
 from mcp_sandbox.agents.messages import Given
 from mcp_sandbox.errors import InvalidArgument
 
-_QUIET = ("DISABLE_TELEMETRY", "DISABLE_ERROR_REPORTING", "DISABLE_AUTOUPDATER")
 _ENVIRONMENT = {
-    **dict.fromkeys((*_QUIET, "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"), "1"),
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    **dict.fromkeys(("DISABLE_TELEMETRY", "DISABLE_ERROR_REPORTING", "DISABLE_AUTOUPDATER"), "1"),
     # Tools of the host are there from the first request on, and have more time than the host gives.
     "ENABLE_TOOL_SEARCH": "false",
     "MCP_CONNECTION_NONBLOCKING": "0",
@@ -34,7 +34,7 @@ _ROUTED = """
 command -v ccr >/dev/null || { echo "no program ccr, which openai connectors need" >&2; exit 127; }
 port=$1; shift
 HOME=$0 ccr start </dev/null >"$0/router.log" 2>&1 &
-trap "kill $!" EXIT
+trap "kill -9 $!; wait $!" EXIT
 until python3 -ISc "import socket; socket.create_connection(('127.0.0.1', $port))" 2>/dev/null; do
   kill -0 $! || { cat "$0/router.log" >&2; exit 1; }
   sleep 0.1

@@ -42,7 +42,7 @@ mkdir -p ~/.codex/agents/"$1" && find ~/.codex/agents/"$1" -path '*/sessions/*.j
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._given = _Arguments.read(arguments, "the arguments of codex")
-        self._last = ""
+        self._last = self._thread = ""
 
     def command(self, run: Run) -> Program:
         talk, settings = run.conversation, _SETTINGS.copy()
@@ -76,6 +76,7 @@ mkdir -p ~/.codex/agents/"$1" && find ~/.codex/agents/"$1" -path '*/sessions/*.j
         match said:
             case {"type": "thread.started", "thread_id": thread}:
                 yield told.Started(thread)
+                self._thread = thread
             case {"type": "item.completed", "item": {"type": "agent_message", "text": text}}:
                 yield told.Text(text)
                 self._last = text
@@ -88,7 +89,7 @@ mkdir -p ~/.codex/agents/"$1" && find ~/.codex/agents/"$1" -path '*/sessions/*.j
             case {"type": "error", "message": why} | {"item": {"type": "error", "message": why}}:
                 yield told.Notice(why)
             case {"type": "turn.completed"}:
-                yield told.Completion(self._last, turns=1)
+                yield told.Completion(self._last, turns=1, session_id=self._thread)
             case {"type": "turn.failed", "error": {"message": why}}:
                 yield told.Completion(self._last, is_error=True, reason=f"api_error: {why}")
             case {"type": "turn.started"} | {"item": {"type": "reasoning" | "todo_list"}}:
