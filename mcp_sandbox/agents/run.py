@@ -227,6 +227,7 @@ class Agent:
                 async with self._way(run.tell) as way:
                     run.usage = way.usage
                     ended = await self._start(run, way, conversation)
+                    await run.take(b"\n")
         except SandboxGone as exc:
             ended = f"sandbox: {exc}"
         return run.completion(ended, round((anyio.current_time() - began_s) * 1000))
@@ -250,7 +251,6 @@ class Agent:
                 timeout_s=max(0.1, until_s - anyio.current_time()),
                 take=listener.take,
             )
-            await listener.take(b"\n")
             return _how_ended(result)
         finally:
             with anyio.move_on_after(_TIDY_S, shield=True), suppress(SandboxError):

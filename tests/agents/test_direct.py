@@ -53,7 +53,9 @@ def telling(events: list[dict[str, Any]], *, cut: bool = False) -> Answer:
 
     async def answer(stream: SocketStream) -> None:
         lines = "".join(f"event: x\r\ndata: {json.dumps(event)}\r\n\r\n" for event in events)
-        await stream.send(STREAM_HEAD + chunk(lines.encode()) + (b"" if cut else chunk(b"")))
+        await stream.send(
+            STREAM_HEAD + chunk(lines.rstrip().encode()) + (b"" if cut else chunk(b""))
+        )
         if cut:
             await stream.aclose()
 
