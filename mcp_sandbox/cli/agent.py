@@ -1,10 +1,8 @@
 """`agent`: a whole coding agent at work in the computer of a chat."""
 
 import json
-import socket as sockets
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,8 +23,8 @@ from mcp_sandbox.cli.options import (
 )
 from mcp_sandbox.connect.command import reach
 from mcp_sandbox.connect.place import Place, Unavailable
-from mcp_sandbox.daemon.client import JsonObject, conversation
-from mcp_sandbox.errors import NoDaemon, SandboxError
+from mcp_sandbox.daemon.client import JsonObject, ask
+from mcp_sandbox.errors import NoDaemon
 
 group = typer.Typer(no_args_is_help=True, help="Let a coding agent work in a chat's computer.")
 Connector = Annotated[str, given("-c", "CONNECTOR[/MODEL]", "Its model service.")]
@@ -88,34 +86,20 @@ def _talk(
     path: Path | None, show: Callable[[JsonObject], None], prompt: str, how: JsonObject
 ) -> JsonObject:
     """Return what the daemon, which is started if need be, says in the end."""
-    place, data = (
-        Place({"socket": str(socket_path(path))}, __version__),
-        prompt.encode(errors="replace"),
-    )
+    place = Place({"socket": str(socket_path(path))}, __version__)
+    data = prompt.encode(errors="replace")
     try:
         reach(place).close()
+        how = {**how, "size": len(data)}
+        return ask(Path(place.socket), "agent", on_event=show, data=data, **how)
     except Unavailable as exc:
         raise NoDaemon(str(exc)) from exc
-    with conversation(Path(place.socket), "agent", {**how, "size": len(data)}) as talk:
-        try:
-            # It may have refused already; then that is met when we read.
-            with suppress(ConnectionError):
-                talk.connection.sendall(data)
-            while "result" not in (message := talk.receive()):
-                show(message["event"])
-        except NoDaemon as exc:
-            raise NoDaemon(
-                "the daemon ended, and the run with it; `--resume` goes on with its conversation"
-            ) from exc
-        except KeyboardInterrupt:
-            # The daemon hangs up when nothing of the run is left.
-            with suppress(SandboxError, OSError):
-                talk.connection.shutdown(sockets.SHUT_WR)
-                while True:
-                    talk.receive()
-            raise typer.Exit(1) from None
-        found: JsonObject = message["result"]
-        return found
+    except NoDaemon as exc:
+        raise NoDaemon(
+            "the daemon ended, and the run with it; `--resume` goes on with its conversation"
+        ) from exc
+    except KeyboardInterrupt:
+        raise typer.Exit(1) from None
 
 
 def _show(told: Mapping[str, Any]) -> None:

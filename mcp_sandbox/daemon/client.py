@@ -100,15 +100,27 @@ def ask(
     command: str,
     *,
     on_event: Callable[[JsonObject], None] = lambda _event: None,
+    data: bytes = b"",
     **arguments: object,
 ) -> JsonObject:
-    """Return the result of a command; `on_event` gets what comes before it.
+    """Return the result of a command, which `data` follow; `on_event` gets what comes before it.
 
-    Raises as `conversation`, and OperatorError when the command failed.
+    Raises as `conversation`, and OperatorError when the command failed. An interrupt is raised when
+    the command has ended.
     """
     with conversation(path, command, arguments) as talk:
-        while "result" not in (message := talk.receive()):
-            on_event(message["event"])
+        try:
+            # One that is refused already is met when we read.
+            with suppress(ConnectionError):
+                talk.connection.sendall(data)
+            while "result" not in (message := talk.receive()):
+                on_event(message["event"])
+        except KeyboardInterrupt:
+            with suppress(OperatorError, OSError):
+                talk.connection.shutdown(socket.SHUT_WR)
+                while True:
+                    talk.receive()
+            raise
         result: JsonObject = message["result"]
         return result
 
