@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 READY := .venv/.ready
 BIN := .venv/bin
-NO_ENGINE := not docker and not runsc and not inspector and not conformance and not vite and not claude and not chromium
+NO_ENGINE := not docker and not runsc and not inspector and not conformance and not vite and not claude and not codex and not chromium
 
 help: ## list the jobs
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16

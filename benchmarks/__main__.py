@@ -13,6 +13,7 @@ from rich.console import Console
 
 from benchmarks import (
     agent,
+    agents,
     client,
     commands,
     crowd,
@@ -39,6 +40,7 @@ ROWS = (
     *relays.ROWS,
     *client.ROWS,
     *agent.ROWS,
+    *agents.ROWS,
     *web.ROWS,
     *transfer.ROWS,
     *previews.ROWS,

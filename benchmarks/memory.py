@@ -1,7 +1,7 @@
 """Memory: of a container that nobody uses, and of a server under much output."""
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import docker
+from anyio.abc import ByteStream
 from mcp import Client
 
 from benchmarks.client import call, connect
@@ -27,6 +28,7 @@ from mcp_sandbox.backends.process import ProcessId, hold, identify
 from mcp_sandbox.config import PoolConfig
 from mcp_sandbox.models import ChatId, Network
 from mcp_sandbox.runner.processes import below, parents
+from mcp_sandbox.runtime.doors import Handler
 
 _MIB = 1024 * 1024
 _CONTAINERS = 8
@@ -112,8 +114,13 @@ def _command(process: Path) -> str:
 
 
 @asynccontextmanager
-async def _idle_chats(network: Network, count: int) -> AsyncGenerator[list[str]]:
-    """The containers of chats that have done something, and do nothing now."""
+async def _idle_chats(
+    network: Network, count: int, handler: Handler | None = None
+) -> AsyncGenerator[list[str]]:
+    """The containers of chats that have done something, and do nothing now.
+
+    With a `handler` each has a door to it.
+    """
     async with AsyncExitStack() as stack:
         folder = await stack.enter_async_context(temporary_data())
         api = stack.enter_context(engine_client()).api
@@ -123,10 +130,22 @@ async def _idle_chats(network: Network, count: int) -> AsyncGenerator[list[str]]
         for number in range(count):
             session = await manager.session(ChatId("benchmark", f"idle-{number}"))
             checked(await session.run_code("print(1)"), "1\n")
+            if handler:
+                await stack.enter_async_context(session.door(handler))
         names = [row.sandbox_id or "" for row in await manager.list()]
         for name in names:
             await _until_cool(api, name)
         yield names
+
+
+async def _more_by_a_listener(values: int) -> Measured:
+    """What one container takes more than another, in which nothing listens for the host."""
+
+    async def greet(_stream: ByteStream) -> None:
+        return
+
+    async with _idle_chats("none", values, greet) as ours, _idle_chats("none", values) as theirs:
+        return await _more((ours, theirs))
 
 
 @asynccontextmanager
@@ -138,12 +157,17 @@ async def _both_networks(count: int) -> AsyncGenerator[tuple[list[str], list[str
 
 async def _more_by_doors(values: int) -> Measured:
     """What one container takes more than another, whose chat has no network."""
+    async with _both_networks(values) as both:
+        return await _more(both)
+
+
+async def _more(both: Iterable[list[str]]) -> Measured:
+    """What each container of the first takes more than one of the second."""
     with engine_client() as client:
-        async with _both_networks(values) as both:
-            taken = [
-                [await in_thread(partial(_taken_mb, client.api, name)) for name in names]
-                for names in both
-            ]
+        taken = [
+            [await in_thread(partial(_taken_mb, client.api, name)) for name in names]
+            for names in both
+        ]
     return Measured(tuple(a - b for a, b in zip(*map(sorted, taken), strict=True)))
 
 
@@ -241,6 +265,14 @@ ROWS = (
         "-",
         Goal(0.6, "MiB"),
         _more_by_doors,
+        pairs=4,
+    ),
+    Row(
+        "memory-listener",
+        "an idle container with a door that is open, more than one without",
+        "-",
+        Goal(1, "MiB"),
+        _more_by_a_listener,
         pairs=4,
     ),
     Row(

@@ -4,8 +4,13 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import asdict
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -13,20 +18,25 @@ from typing import Any
 
 from anyio import to_thread
 
-from mcp_sandbox.agents.assistants import SandboxOptions, assistant_of
+from mcp_sandbox.agents.assistants import Assistant, SandboxOptions, assistant_of
 from mcp_sandbox.agents.connectors import Connector, connector_of
 from mcp_sandbox.agents.events import Completion, HostTool, Usage
-from mcp_sandbox.agents.executor import Way
+from mcp_sandbox.agents.executor import Executor, Way
 from mcp_sandbox.agents.executors import executor_of
+from mcp_sandbox.agents.executors.direct import Direct, ask
 from mcp_sandbox.agents.gateway import open_gateway
 from mcp_sandbox.agents.hooks import Hooks, Memory, hooks_of
 from mcp_sandbox.agents.run import Agent, Manner, Tell
 from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config, load_config
-from mcp_sandbox.errors import Busy, InvalidArgument, Unsupported
+from mcp_sandbox.config.units import MIB
+from mcp_sandbox.errors import Busy, InvalidArgument
 from mcp_sandbox.models import RELAY, ChatId
 from mcp_sandbox.server.bridge import Bridge, open_bridge
+from mcp_sandbox.sessions.manager import SessionManager
+from mcp_sandbox.sessions.records import AssistantSpec, ChatRecords, Ledger, system_clock
 from mcp_sandbox.sessions.session import Session
+from mcp_sandbox.skills.library import Library
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +55,11 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     hooks: Hooks | None = None,
     on_end: Callable[[Completion], Awaitable[None]] | None = None,
     config: Config | None = None,
+    manager: Callable[[], Awaitable[SessionManager]] | None = None,
 ) -> AsyncGenerator[Agent]:
-    """Open a coding agent in the computer of a chat, which ends with the block; its files stay.
+    """Open a coding agent in the computer of a chat, whose files stay.
 
+    Its sandbox ends with the block, but for one of a `manager`, which has the same `config`.
     The `assistant`, a folder in `agents.folders`, says how it behaves; what is given here goes
     before it. The program `command` with its `arguments` reaches its model by the `connector`, as
     NAME or NAME/MODEL; each run may take `timeout_s`, may call the functions `tools` of this
@@ -61,18 +73,16 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
         config = (await to_thread.run_sync(load_config)).config
     settings, chat_id = config.agents, ChatId(user, chat)
     found = await to_thread.run_sync(assistant_of, settings.folders, assistant, user)
-    if (options := found.sandbox) is None:
-        raise Unsupported(
-            f"assistant {assistant} has no sandbox, and runs without one are not offered yet: "
-            "add `sandbox: {}` to it"
-        )
+    options = found.sandbox or SandboxOptions(command=Direct.name)
     executor = executor_of(command or options.command or settings.command)
-    make = partial(executor, {**options.arguments, **(arguments or {})})
+    # A model that is named with the connector goes before the assistant's.
+    unsaid = {"model": None} if "/" in connector and "model" in options.arguments else {}
+    make = partial(executor, {**options.arguments, **unsaid, **(arguments or {})})
     make()
     service = connector_of(config.connectors, connector or found.connector, settings.connector)
-    if service.protocol != executor.protocol:
+    if service.protocol not in executor.protocols:
         raise InvalidArgument(
-            f"{executor.name} speaks the protocol {executor.protocol}, and connector "
+            f"{executor.name} speaks the protocol {executor.protocols[0]}, and connector "
             f"{service.name} {service.protocol}: name another connector, or another command"
         )
     # Before anything is started.
@@ -81,38 +91,48 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
         on_end = partial(_write_usage, settings.usage_log, chat_id, found.name, service.name)
     if hooks is None:
         hooks = await to_thread.run_sync(hooks_of, found.hooks)
-    computer = _computer_of(options, found.skills, config, executor.image)
     bridge = config.bridge.model_copy(
         update={"servers": {**config.bridge.servers, **found.servers}}
     )
-    async with open_manager(computer) as manager:
-        session = await manager.session(chat_id)
-        memory = Memory(manager.ledger, chat_id)
+    async with _placed(chat_id, found, config, executor, manager) as (place, memory):
         manner = Manner(found.name, found.prompts, found.taught, hooks, memory, on_end)
         opened = partial(
-            _way, session, service, config, partial(open_bridge, bridge, found.tools, tools)
+            _way, place, service, config, partial(open_bridge, bridge, found.tools, tools)
         )
         limit_s = timeout_s or options.timeout or settings.run.timeout
         online = config.network != "none"
-        agent = Agent(session, make, opened, timeout_s=limit_s, manner=manner, online=online)
+        agent = Agent(place, make, opened, timeout_s=limit_s, manner=manner, online=online)
         async with agent.opened():
             yield agent
 
 
-def _computer_of(
-    options: SandboxOptions, skills: Path | None, config: Config, image: str
-) -> Config:
-    """The configuration with the image, limits and skills of an assistant's computer."""
-    limits = {"memory": options.max_memory, "cpus": options.max_cpu}
-    given = {name: value for name, value in limits.items() if value is not None}
-    changes: dict[str, Any] = {"limits": config.limits.model_copy(update=given)}
+@asynccontextmanager
+async def _placed(
+    chat: ChatId,
+    found: Assistant,
+    config: Config,
+    executor: type[Executor],
+    manager: Callable[[], Awaitable[SessionManager]] | None,
+) -> AsyncGenerator[tuple[Session | ChatId, Memory]]:
+    """The chat's session, or the chat alone where nothing is to run; and what its hooks keep."""
+    if executor is Direct:
+        yield chat, Memory(Ledger(ChatRecords(config.data_dir), system_clock), chat)
+        return
+    options = found.sandbox or SandboxOptions()
+    limits = {"memory_mb": (options.max_memory or 0) // MIB, "cpus": options.max_cpu}
     is_ours = not config.agents.programs and "image" not in config.docker.model_fields_set
-    if options.image or is_ours:
-        changes["docker"] = config.docker.model_copy(update={"image": options.image or image})
-    if skills:
-        folders = (skills, *config.skills.folders)
-        changes["skills"] = config.skills.model_copy(update={"folders": folders})
-    return config.model_copy(update=changes)
+    spec = AssistantSpec(
+        found.name,
+        options.image or (executor.image if is_ours else ""),
+        {name: value for name, value in limits.items() if value},
+    )
+    async with nullcontext(await manager()) if manager else open_manager(config) as chats:
+        session = await chats.session(chat, spec)
+        if found.skills:
+            folders = {"folders": (found.skills, *config.skills.folders)}
+            shown = config.skills.model_copy(update=folders)
+            session.skills.library = Library(shown, config.data_dir)
+        yield session, Memory(chats.ledger, chat)
 
 
 async def _write_usage(
@@ -136,39 +156,44 @@ async def _write_usage(
 
 @asynccontextmanager
 async def _way(
-    session: Session,
+    place: Session | ChatId,
     service: Connector,
     config: Config,
     opening: Callable[..., AbstractAsyncContextManager[Bridge]],
     tell: Tell,
 ) -> AsyncGenerator[Way]:
     """What one run finds inside: a door to its model, and one to its tools of the host."""
+    chat = place if isinstance(place, ChatId) else place.chat
 
     async def told(name: str, failed: bool, took_ms: float) -> None:
         await tell([HostTool(name, round(took_ms), failed)])
 
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(
-            open_gateway(service, chat=session.chat, limits=config.agents.run, egress=config.egress)
+            open_gateway(service, chat=chat, limits=config.agents.run, egress=config.egress)
         )
-        port = await stack.enter_async_context(session.door(gateway.serve))
-        bridge = await stack.enter_async_context(opening(of=str(session.chat), told=told))
-        tools = b""
-        if bridge.names:
-            # Another run of the chat may have the place.
-            place: int | str = config.bridge.path
-            try:
-                place = await stack.enter_async_context(session.door(bridge.handle, at=place))
-            except Busy:
-                place = f"{place}.{secrets.token_hex(4)}"
-                place = await stack.enter_async_context(session.door(bridge.handle, at=place))
-            server = {"command": "python3", "args": ["-I", "-S", RELAY, place]}
-            tools = json.dumps({"mcpServers": {"host": server}}).encode()
 
         def used() -> Usage:
             given, made = gateway.counts.input_tokens, gateway.counts.output_tokens
             return Usage(given, made, given + made)
 
-        yield Way(
-            f"http://127.0.0.1:{port}", gateway.token, service.model, tools, bridge.names, used
-        )
+        asking = partial(ask, gateway)
+        way = Way("", gateway.token, service.model, service.protocol, asking, usage=used)
+        if isinstance(place, ChatId):
+            yield way
+            return
+        port = await stack.enter_async_context(place.door(gateway.serve))
+        bridge = await stack.enter_async_context(opening(of=str(chat), told=told))
+        tools = b""
+        if bridge.names:
+            # Another run of the chat may have the place.
+            at: int | str = config.bridge.path
+            try:
+                at = await stack.enter_async_context(place.door(bridge.handle, at=at))
+            except Busy:
+                at = f"{at}.{secrets.token_hex(4)}"
+                at = await stack.enter_async_context(place.door(bridge.handle, at=at))
+            server = {"command": "python3", "args": ["-I", "-S", RELAY, at]}
+            tools = json.dumps({"mcpServers": {"host": server}}).encode()
+        url = f"http://127.0.0.1:{port}"
+        yield replace(way, url=url, tools=tools, tool_names=bridge.names)

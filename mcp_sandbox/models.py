@@ -93,6 +93,7 @@ class SandboxSpec:
 
     `mounts` always hold one for /workspace and one for /home/sandbox.
     `idle_s`: the runner ends itself after this long without connection and processes.
+    `image`, for backends that have some, is their own where it is empty.
     """
 
     mounts: tuple[Mount, ...]
@@ -101,6 +102,7 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     idle_s: float = 900.0
+    image: str = ""
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ class SessionStatus:
 
     state: "warm" has files and no sandbox. `busy` counts its calls under way in this server,
     `background` the processes that commands left running. `spec` is a digest of what its sandbox
-    was made from; it and `image` are empty where there is none.
+    was made from; it and `image` are empty where there is none. `assistant`: whose chat it is.
     """
 
     id: str
@@ -206,6 +208,7 @@ class SessionStatus:
     spec: str
     busy: int
     background: int
+    assistant: str = ""
 
 
 @dataclass(frozen=True)

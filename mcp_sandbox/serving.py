@@ -23,6 +23,7 @@ from mcp_sandbox.errors import ConfigError, Draining
 from mcp_sandbox.models import ChatId
 
 if TYPE_CHECKING:
+    from mcp_sandbox.agents.run import Agent
     from mcp_sandbox.daemon.daemon import Ending
     from mcp_sandbox.daemon.door import ChatGreeting, Connection
     from mcp_sandbox.daemon.tokens import Tokens
@@ -87,6 +88,16 @@ class _ChatServer:
 
         with connected_as(greeting.chat), self.folders.brought(greeting.chat, greeting.project):
             await serve_lines(server.core, connection, connection, leaving=self.ending.begun)
+
+    @asynccontextmanager
+    async def agent(self, **given: Any) -> "AsyncGenerator[Agent]":  # noqa: ANN401 - as open_agent
+        """Open an agent of one of the chats."""
+        await to_thread.run_sync(import_module, "mcp_sandbox.assisting")
+        from mcp_sandbox.assisting import open_agent
+
+        given |= {"config": self.config, "manager": self.manager.open}
+        async with open_agent(**given) as agent:
+            yield agent
 
     async def serve_http(self, listener: "Listener", tokens: "Tokens", anonymous: bool) -> None:
         """Serve HTTP clients until the daemon ends, and their calls for the time that is left."""
@@ -174,8 +185,8 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
                 open_manager, config, folders, for_many=True, skills=skills, count=metrics.count
             ),
         )
-        ending.let_go = manager.let_go
         server = _ChatServer(config, manager, folders, skills, metrics, ending)
+        ending.let_go = manager.let_go
         metrics.watch(server.figures)
         tasks.start_soon(server.built)
         tasks.start_soon(manager.open_early)
@@ -197,14 +208,18 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
             }
 
         with recent_log() as log:
-            from mcp_sandbox.daemon import chats, copying
+            from mcp_sandbox.daemon import agents, chats, copying
 
             people = chats.Chats(manager.open)
             control = Control(
                 ending,
                 log,
                 more={"status": status, **people.commands},
-                conversations={"shell": people.shell, "copy": partial(copying.copy, people)},
+                conversations={
+                    "shell": people.shell,
+                    "copy": partial(copying.copy, people),
+                    "agent": agents.Agents(server.agent).agent,
+                },
             )
             async with anyio.create_task_group() as doors:
                 if web is not None:

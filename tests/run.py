@@ -32,6 +32,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tally", type=Path, help="file for the tests of each outcome")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files without a test of this part unread: to collect all takes some seconds."""
+    is_whole_run = config.args_source is config.ArgsSource.TESTPATHS
+    if config.getoption("--part") != "alone" or collection_path.is_dir() or not is_whole_run:
+        return None
+    marking = (collection_path, collection_path.with_name("conftest.py"))
+    texts = [path.read_text() for path in marking if path.exists()]
+    return None if any("mark.alone" in text for text in texts) else True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part = config.getoption("--part")
     if part is None:

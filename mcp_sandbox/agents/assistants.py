@@ -7,6 +7,7 @@ NAME/assistant.yaml   what it is (or package.yao, the same as JSON with comments
      hooks.py         code of the operator's before and after a run
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -69,37 +70,18 @@ class Assistant:
     `hooks` are None where it has none.
     """
 
-    __slots__ = (
-        "connector",
-        "hooks",
-        "name",
-        "prompts",
-        "sandbox",
-        "servers",
-        "skills",
-        "taught",
-        "tools",
-    )
-
-    def __init__(self, name: str, folder: Path | None, written: _Written) -> None:
-        self.name = name
-        self.connector = written.connector
-        self.sandbox = written.sandbox
+    def __init__(self, name: str, folder: Path, written: _Written) -> None:
+        self.name, self.connector, self.sandbox = name, written.connector, written.sandbox
         self.tools = {each.server_id: each.tools for each in written.mcp.servers}
-        self.prompts: Sequence[Mapping[str, str]] = ()
-        self.servers: Mapping[str, BridgeServerConfig] = {}
-        self.skills: Path | None = None
-        self.taught: Sequence[str] = ()
-        self.hooks: Path | None = None
-        if folder:
-            if (prompts := folder / "prompts.yml").exists():
-                self.prompts = [each.model_dump() for each in _read(prompts, _Prompts).root]
-            files = sorted(folder.glob("mcps/*.y*ml"))
-            self.servers = {each.stem: _read(each, BridgeServerConfig) for each in files}
-            skills = sorted(folder.glob("skills/*/SKILL.md"))
-            self.skills = skills[0].parents[1] if skills else None
-            self.taught = [each.parent.name for each in skills]
-            self.hooks = hooks if (hooks := folder / "hooks.py").is_file() else None
+        prompts, hooks = folder / "prompts.yml", folder / "hooks.py"
+        told = _read(prompts, _Prompts).root if prompts.exists() else ()
+        self.prompts: Sequence[Mapping[str, str]] = [each.model_dump() for each in told]
+        files = sorted(folder.glob("mcps/*.y*ml"))
+        self.servers = {each.stem: _read(each, BridgeServerConfig) for each in files}
+        skills = sorted(folder.glob("skills/*/SKILL.md"))
+        self.skills = skills[0].parents[1] if skills else None
+        self.taught = [each.parent.name for each in skills]
+        self.hooks = hooks if hooks.is_file() else None
 
     def __reduce__(self) -> str:
         raise TypeError("an assistant may hold secrets: name it instead")
@@ -115,7 +97,7 @@ def assistant_of(folders: Sequence[Path], name: str, user: str) -> Assistant:
         ConfigError: a file of it cannot be used; the message names the line.
     """
     if not name:
-        return Assistant("", None, _Written(sandbox=SandboxOptions()))
+        return Assistant("", Path(os.devnull), _Written(sandbox=SandboxOptions()))
     for folder, file in _found(folders):
         if folder.name == name:
             written = _read(file, _Written)

@@ -1,14 +1,8 @@
 """Model services as they are configured, and their keys, which no repr, error or log line shows."""
 
-import errno
-import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
-
-from anyio import to_thread
 
 from mcp_sandbox.config import ConnectorConfig
 from mcp_sandbox.egress.secrets import Source
@@ -43,26 +37,15 @@ class Connector:
                 f"`key: 'command: PROGRAM ARGS'` to connectors.{self.name} of the configuration"
             )
         try:
-            if self.source.path:
-                await to_thread.run_sync(_check, self.source.path)
             return await self.source.value()
-        except (RefusedError, OSError) as exc:
-            why = exc.strerror if isinstance(exc, OSError) else exc
+        except RefusedError as exc:
             raise OperatorError(
-                f"the key of connectors.{self.name} cannot be had: {why}; correct it, or its place"
+                f"the key of connectors.{self.name} cannot be had: {exc}; correct it, or its place"
             ) from None
 
     def address(self, path: str) -> str:
         """Return where a request for /v1/… goes; some addresses have the version in them."""
         return self.url + (path.removeprefix("/v1") if self.protocol == "openai" else path)
-
-
-def _check(path: str) -> None:
-    """Make sure that a file is this user's alone. Raises OSError."""
-    found, place = Path(path).stat(), shlex.quote(path)
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        remedy = f"chown {os.geteuid()} {place} && chmod 600 {place}"
-        raise PermissionError(errno.EPERM, f"others can read or change it: run `{remedy}`")
 
 
 def connector_of(
@@ -91,7 +74,7 @@ def connector_of(
             f"connector {name} has no model {model[:80]!r}; it has {', '.join(models)}"
         )
     try:
-        source = Source(found.key) if found.key else None
+        source = Source(found.key, private=True) if found.key else None
     except ValueError as exc:
         raise ConfigError(f"connectors.{name}.key is not usable: {exc}") from None
     return Connector(

@@ -3,11 +3,13 @@
 Their values come from a program in the sandbox: one of another type than its field is a ValueError.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pydantic.dataclasses import dataclass
 
+SHOWN = 200
 MAX_LINE = 32 << 20
 """The longest line in bytes that is read: as much as a model service takes at once."""
 
@@ -105,6 +107,17 @@ class Completion:
 
 
 Event = Started | Text | ToolCall | ToolResult | HostTool | Notice | Progress | Unknown | Completion
+
+
+def understood(line: bytes, read: Callable[[Any], Iterable[Event]]) -> list[Event]:
+    """What a line of JSON means by `read`, which may fail in any way; else it is Unknown."""
+    kind = ""
+    try:
+        said = json.loads(line)
+        kind = "/".join(str(said[key])[:80] for key in ("type", "subtype") if key in said)
+        return list(read(said))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return [Unknown(kind, line[:SHOWN].decode("utf-8", "replace"))]
 
 
 class Lines:

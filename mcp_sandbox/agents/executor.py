@@ -1,12 +1,23 @@
 """What is to be known of an agent program to run it; `executors` has a file for each."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field
 
 from mcp_sandbox.agents.events import Event, Usage
 from mcp_sandbox.agents.messages import Conversation
-from mcp_sandbox.sessions.session import Session
+
+# What begins with a dash would be another option.
+Word = Annotated[str, Field(pattern=r"^[^-\x00][^\x00]*$")]
+Take = Callable[[bytes], Awaitable[None]]
+Ask = Callable[[str, bytes, Take], Awaitable[tuple[int, str]]]
+"""Takes METHOD PATH, the body, and what gets the answer's bytes; returns status and error."""
+
+
+async def _unanswered(_what: str, _body: bytes, _take: Take) -> tuple[int, str]:
+    return 404, "there is no service"
 
 
 @dataclass(frozen=True)
@@ -14,12 +25,14 @@ class Way:
     """What the host has opened for a run: the address inside of its model, and a key of this run.
 
     `tools`: the MCP configuration of tools of the host, if there are any, which are `tool_names`.
-    `usage` says what the model has counted by now.
+    `usage` says what the model has counted by now. `ask` is the way for this process itself.
     """
 
     url: str
     key: str = field(repr=False)
     model: str = ""
+    protocol: str = "anthropic"
+    ask: Ask = field(default=_unanswered, repr=False)
     tools: bytes = b""
     tool_names: Sequence[str] = ()
     usage: Callable[[], Usage] = Usage
@@ -30,14 +43,15 @@ class Run:
     """One request to an agent. `folder` is its own, inside, and gone with it.
 
     `resumed`: the id of the conversation to go on with, if any. `online`: there is a network.
+    `record`: where the program keeps that conversation; "" is one that has not begun.
     """
 
-    session: Session
     folder: str
     conversation: Conversation
     way: Way
     resumed: str = ""
     online: bool = False
+    record: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,21 +65,18 @@ class Program:
 
 
 class Executor(Protocol):
-    """Runs an agent program once. `image` has it; `protocol` is what it asks its model by."""
+    """Runs an agent program once. `image` has it; `protocols` are those it reaches its model by.
+
+    `prepare` is shell code that makes the sandbox ready, and prints the record of conversation $1.
+    """
 
     name: str
     image: str
-    protocol: str
+    protocols: Sequence[str]
+    prepare: str
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """Raises InvalidArgument: the program has no such arguments."""
-
-    async def prepare(self, run: Run) -> Iterable[Event]:
-        """Make the sandbox ready, and say what is to be told of that.
-
-        Raises Unsupported: the program is not there; the message says how to get it.
-        """
-        ...
 
     def command(self, run: Run) -> Program:
         """What to start, once the sandbox is ready."""

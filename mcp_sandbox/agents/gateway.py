@@ -113,7 +113,7 @@ class Gateway:
         self._places = anyio.Semaphore(_MOST_AT_ONCE)
         self._open = True
         self._served = ServerState()
-        self._http = bounded(self._answer, connections=_MOST_CONNECTIONS, request_s=request_s)
+        self._http = bounded(self.answer, connections=_MOST_CONNECTIONS, request_s=request_s)
         self._http.load()
 
     async def serve(self, stream: ByteStream) -> None:
@@ -143,7 +143,8 @@ class Gateway:
             await self._places.acquire()
         event(logger, "model", chat=str(self._chat), to=self._connector.name, **asdict(self.counts))
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, as an ASGI application does."""
         request = Request(scope, receive)
         try:
             await self._pass_on(request, send)
@@ -168,12 +169,9 @@ class Gateway:
                 raise Refusal(403, "the key cannot be had; a person must look") from exc
             self._spend(len(body))
             query = str(request.scope["query_string"], "ascii")
-            answering = self._client.stream(
-                request.method,
-                self._connector.address(path) + (f"?{query}" if query else ""),
-                headers=self._headers(request, key.decode("ascii")),
-                content=body or None,
-            )
+            place = self._connector.address(path) + (f"?{query}" if query else "")
+            headers = self._headers(request, key.decode("ascii"))
+            answering = self._client.stream(request.method, place, headers=headers, content=body)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_wait_gone, request.receive, tasks.cancel_scope)
                 await self._exchange(answering, Mask([key]), send)
@@ -237,7 +235,7 @@ class Gateway:
                     what = f"the service leads elsewhere: correct connectors.{name}.url"
                     raise Refusal(status, what)
                 headers = [
-                    (key.encode(), value.encode())
+                    (key.encode(), mask.text(value.encode()))
                     for key, value in response.headers.items()
                     if key in _COMING or key.startswith("anthropic-")
                 ]

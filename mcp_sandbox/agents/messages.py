@@ -71,10 +71,10 @@ class _Message(Given):
     role: Literal["system", "user", "assistant"]
     content: Annotated[tuple[_Part, ...], BeforeValidator(_parts), Field(min_length=1)]
 
-    def blocks(self, before: str = "") -> list[dict[str, Any]]:
+    def blocks(self) -> list[dict[str, Any]]:
         text = "\n".join(part.text for part in self.content if isinstance(part, _Text))
         images = [part.model_dump() for part in self.content if isinstance(part, _Image)]
-        return [{"type": "text", "text": before + text}, *images]
+        return [{"type": "text", "text": text}, *images]
 
 
 class _Messages(Given):
@@ -83,11 +83,24 @@ class _Messages(Given):
 
 @dataclass(frozen=True)
 class Conversation:
-    """Instructions, and the turns before the prompt and the prompt as blocks of text and images."""
+    """Instructions, and turns of one text and its images; the user's last one is the prompt."""
 
     system: str
-    history: Sequence[Mapping[str, Any]]
-    prompt: Sequence[Mapping[str, Any]]
+    turns: Sequence[Mapping[str, Any]]
+
+    @property
+    def prompt(self) -> Sequence[Mapping[str, Any]]:
+        blocks: Sequence[Mapping[str, Any]] = self.turns[-1]["content"]
+        return blocks
+
+    @property
+    def history(self) -> Sequence[Mapping[str, Any]]:
+        """The turns before the prompt, as blocks that tell who spoke."""
+        told = [{"type": "text", "text": "## Conversation History:"}]
+        for each in self.turns[:-1]:
+            text, *images = each["content"]
+            told += [{"type": "text", "text": f"[{each['role']}]: {text['text']}"}, *images]
+        return told if told[1:] else ()
 
 
 def conversation_of(messages: Sequence[Mapping[str, Any]]) -> Conversation:
@@ -99,18 +112,15 @@ def conversation_of(messages: Sequence[Mapping[str, Any]]) -> Conversation:
     """
     given = _Messages.read({"messages": messages}, "the request").messages
     system = [block for each in given if each.role == "system" for block in each.blocks()]
-    turns = [each for each in given if each.role != "system"]
-    if not turns or turns[-1].role != "user":
+    turns = [{"role": each.role, "content": each.blocks()} for each in given]
+    turns = [each for each in turns if each["role"] != "system"]
+    if not turns or turns[-1]["role"] != "user":
         raise InvalidArgument("there is no request: the last message must be one of the user")
     if any(block["type"] != "text" for block in system):
         raise InvalidArgument("a system message takes text alone: give the user's the image")
-    history = [block for each in turns[:-1] for block in each.blocks(f"[{each.role}]: ")]
-    if history:
-        history.insert(0, {"type": "text", "text": "## Conversation History:"})
-    prompt = turns[-1].blocks()
-    if (size := len(json.dumps([system, history, prompt]))) > MOST_BYTES:
+    if (size := len(json.dumps([system, turns]))) > MOST_BYTES:
         raise TooLarge(
             f"the messages have {size:,} bytes, and {MOST_BYTES:,} can be sent: put what is long "
             "into files of the workspace"
         )
-    return Conversation("\n\n".join(block["text"] for block in system), history, prompt)
+    return Conversation("\n\n".join(block["text"] for block in system), turns)

@@ -15,7 +15,7 @@ MOST_BODY = 32 << 20
 # While a body is read all other chats wait; texts in it take no time, unlike numbers and lists.
 _MOST_QUOTES, _MOST_BESIDE = 200_000, 1 << 20
 # Tools that the program inside runs itself, and content that is in the request itself.
-_OWN_TOOLS = (None, "custom", "function", "local_shell")
+_OWN_TOOLS = (None, "custom", "function", "local_shell", "namespace")
 _OWN_SOURCES = ("base64", "text", "content")
 # Within a text the quotes are escaped: what a model writes of such figures is not taken for them.
 _USED = re.compile(
@@ -84,7 +84,7 @@ def _blocks(content: object) -> Iterator[dict[str, Any]]:
     parts: list[Any] = [*content] if isinstance(content, list) else [content]
     for block in filter(None, map(_object, parts)):
         yield block
-        for name in ("content", "output", "source"):
+        for name in ("content", "output", "source", "tools"):
             yield from _blocks(block.get(name))
 
 
@@ -128,9 +128,9 @@ class Usage:
         self._counts.received += len(data)
         self._events += data.count(b"data:")
         data = self._tail + data
-        for found in _USED.finditer(data):
-            name = _SAME.get(found[1], found[1])
-            self._raise_to(name, int(found[2]))
+        # The search stops at each quote, of which a text in JSON has many.
+        for found in _USED.finditer(data) if b"_tokens" in data else ():
+            self._raise_to(_SAME.get(found[1], found[1]), int(found[2]))
         self._tail = data[-_LONGEST_USED:]
 
     def cut(self) -> None:

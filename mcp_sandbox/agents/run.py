@@ -4,8 +4,9 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
+from pathlib import Path
 from typing import Any, Self
 from uuid import NAMESPACE_OID, uuid5
 
@@ -19,7 +20,6 @@ from mcp_sandbox.agents.events import (
     Lines,
     Notice,
     Progress,
-    Started,
     Text,
     Usage,
 )
@@ -30,13 +30,15 @@ from mcp_sandbox.errors import (
     Busy,
     CallerError,
     Draining,
+    InvalidArgument,
     NotPermitted,
     OperatorError,
     SandboxError,
     SandboxGone,
     TooLarge,
+    Unsupported,
 )
-from mcp_sandbox.models import ExecResult
+from mcp_sandbox.models import ChatId, ExecResult
 from mcp_sandbox.runtime.channel import own_tasks
 from mcp_sandbox.sessions.session import Session
 
@@ -46,20 +48,7 @@ _LATE_S, _TIDY_S = 5.0, 5.0
 _AT_ONCE = 16 << 10
 # In bytes, entries and characters; the last of what a program says of its end.
 _MOST_OUTPUT, _MOST_NAMES, _MOST_TEXT, _SHOWN_CHARS = 256 << 20, 10_000, 1 << 20, 2000
-
-
-# Whether the service takes the key; it need not have a list of models.
-_ASK_MODELS = """
-import sys, urllib.error, urllib.request
-asked = urllib.request.Request(sys.argv[1] + "/v1/models", headers={
-    "x-api-key": sys.argv[2], "anthropic-version": "2023-06-01"})
-try:
-    status = urllib.request.urlopen(asked, timeout=30).status
-except urllib.error.HTTPError as exc:
-    status = exc.code
-print("answers", status)
-sys.exit(status in (401, 403) or status >= 500)
-"""
+_ANEW = "no record of an earlier conversation is left: it begins anew"
 Tell = Callable[[list[Event]], Awaitable[None]]
 
 
@@ -79,14 +68,11 @@ class Manner:
 
 
 class Agent:
-    """Does what it is asked in one chat's computer; any number of runs at once.
-
-    Its methods raise what those of a session raise.
-    """
+    """Does what it is asked in a chat's computer, at once too; raises what a session raises."""
 
     def __init__(
         self,
-        session: Session,
+        place: Session | ChatId,
         executor: Callable[[], Executor],
         way: Callable[[Tell], AbstractAsyncContextManager[Way]],
         *,
@@ -96,17 +82,24 @@ class Agent:
     ) -> None:
         """Each run has an `executor` and a `way` of its own, which may tell events of the run.
 
-        The agents of a chat are told apart by their names. `online`: the sandbox has a network.
+        `place` is the chat alone where there is no sandbox; `online` is one that has a network.
+        The agents of a chat are told apart by their names.
         """
-        self.session = session
-        self._executor = executor
-        self._way = way
-        self._timeout_s = timeout_s
+        self._session = None if isinstance(place, ChatId) else place
+        self._chat = place if isinstance(place, ChatId) else place.chat
+        self._executor, self._way = executor, way
+        self._timeout_s, self._online = timeout_s, online
         self._manner = manner or Manner()
-        self._id = str(uuid5(NAMESPACE_OID, f"mcp-sandbox {session.chat} {self._manner.name}"))
-        self._online = online
+        self._id = str(uuid5(NAMESPACE_OID, f"mcp-sandbox {self._chat} {self._manner.name}"))
         self._tasks: TaskGroup | None = None
         self._runs = set[_Listener]()
+
+    @property
+    def session(self) -> Session:
+        """The chat's. Raises Unsupported: the agent has no sandbox."""
+        if not self._session:
+            raise Unsupported("the agent has no sandbox: add `sandbox: {}` to its assistant")
+        return self._session
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Self]:
@@ -152,6 +145,8 @@ class Agent:
         executor = self._executor()
         if self._tasks is None:
             raise Draining("the agent is closed: open it again")
+        if resume and not self._session:
+            raise InvalidArgument("without a sandbox nothing is resumed: give the earlier messages")
         if resume and any(each.resumed for each in self._runs):
             raise Busy("the conversation is in use by another run: wait for its end")
         run = _Listener(executor, self._id if resume else "")
@@ -173,30 +168,32 @@ class Agent:
 
         Raises as `stream`, and OperatorError: the service does not answer, or not with this key.
         """
-        executor, asking = self._executor(), conversation_of([{"role": "user", "content": "-"}])
+        executor, version = self._executor(), "none"
 
-        async def tell(_: list[Event]) -> None:
-            """Nothing happens yet."""
+        async def leave(_: object) -> None:
+            """Nothing is told yet."""
 
-        async with self._way(tell) as way:
-            await executor.prepare(Run(self.session, "/tmp", asking, way))  # noqa: S108 - inside
-            version = await self.exec([executor.name, "--version"])
-            ask = ["python3", "-c", _ASK_MODELS, way.url, way.key]
-            models = await self.session.exec(ask, timeout_s=60)
-        if not models.success:
-            said = (models.stdout or models.stderr).strip()[-_SHOWN_CHARS:]
-            raise OperatorError(f"the model service {said}: correct its url or key in connectors")
+        async with self._way(leave) as way:
+            if self._session:
+                await _ready(executor, self._session)
+                version = await self.exec([executor.name, "--version"])
+            # The service need not have a list of models.
+            status, error = await way.ask("GET /v1/models", b"", leave)
+        if status in (401, 403) or status >= 500:
+            why = f"the model service answers {status}: {error}"
+            raise OperatorError(f"{why}: correct its url or key in connectors")
         tools = ", ".join(way.tool_names) or "none"
-        return {"program": version.strip(), "model": models.stdout.strip(), "tools": tools}
+        return {"program": version.strip(), "model": f"answers {status}", "tools": tools}
 
     async def _run(self, run: "_Listener", messages: Messages) -> None:
         hooks, memory = self._manner.hooks, self._manner.memory
         options = {"assistant": self._manner.name, "resume": bool(run.resumed)}
-        made = not self.session.has_sandbox
+        made = self._session is not None and not self._session.has_sandbox
         try:
             with run.telling, run.scope:
                 known = await memory.load() if memory else {}
-                context = Context(self.session.chat, run.progress, Computer(self), deepcopy(known))
+                computer = Computer(self) if self._session else None
+                context = Context(self._chat, run.progress, computer, deepcopy(known))
                 messages = await hooks.before(context, messages, options)
                 conversation = conversation_of([*self._manner.prompts, *messages])
                 completion = await self._completion(run, conversation)
@@ -220,29 +217,33 @@ class Agent:
         began_s = anyio.current_time()
         ended = "timeout: its time was over"
         try:
-            with anyio.move_on_after(self._timeout_s + _LATE_S):
-                if not self.session.has_sandbox:
+            with anyio.move_on_after(self._timeout_s + (_LATE_S if self._session else 0)):
+                if self._session and not self._session.has_sandbox:
                     await run.progress("Creating the sandbox")
                     await self.session.exec(["true"])
-                    await run.progress("Sandbox ready")
-                    await run.progress("")
+                    await run.tell([Progress("Sandbox ready"), Progress("")])
                 for name in self._manner.skills:
                     await self.session.skills.activate(name, by_user=True)
                 async with self._way(run.tell) as way:
                     run.usage = way.usage
                     ended = await self._start(run, way, conversation)
+                    await run.take(b"\n")
         except SandboxGone as exc:
             ended = f"sandbox: {exc}"
         return run.completion(ended, round((anyio.current_time() - began_s) * 1000))
 
     async def _start(self, listener: "_Listener", way: Way, conversation: Conversation) -> str:
         """How the program ended, in words; nothing of it is left."""
+        if not self._session:
+            program = listener.executor.command(Run("", conversation, way))
+            status, error = await way.ask(" ".join(program.argv), program.stdin, listener.take)
+            why = "broke off its answer" if status == 200 else f"answers {status}: {error}"
+            return f"api_error: the model service {why}"
         until_s = anyio.current_time() + self._timeout_s
-        folder, gone = f"/tmp/mcp-sandbox-run-{secrets.token_hex(8)}", False  # noqa: S108 - inside
-        resumed, online = listener.resumed, self._online
-        run = Run(self.session, folder, conversation, way, resumed, online=online)
+        folder = f"/tmp/mcp-sandbox-run-{secrets.token_hex(8)}"  # noqa: S108 - inside
         try:
-            program = await _prepared(listener, run)
+            run = Run(folder, conversation, way, listener.resumed, online=self._online)
+            program = await _prepared(listener, run, self._session)
             result = await self.session.exec(
                 program.argv,
                 env=program.env,
@@ -250,14 +251,10 @@ class Agent:
                 timeout_s=max(0.1, until_s - anyio.current_time()),
                 take=listener.take,
             )
-            await listener.take(b"\n")
             return _how_ended(result)
-        except SandboxGone:
-            gone = True
-            raise
         finally:
             with anyio.move_on_after(_TIDY_S, shield=True), suppress(SandboxError):
-                if not gone:
+                if self._session.has_sandbox:
                     await self.session.exec(["rm", "-rf", folder])
 
     async def read_file(self, path: str) -> bytes:
@@ -274,18 +271,12 @@ class Agent:
         if listing.truncated:
             raise TooLarge(f"{path} has {listing.total:,} entries, over {_MOST_NAMES:,}")
         return [
-            FileInfo(
-                each.path.rpartition("/")[2], each.size, each.kind == "directory", each.modified
-            )
+            FileInfo(Path(each.path).name, each.size, each.kind == "directory", each.modified)
             for each in listing.entries
         ]
 
     async def exec(self, command: Sequence[str]) -> str:
-        """Run a program in the workspace and return what it prints.
-
-        Raises:
-            CommandFailed: with its exit code and output.
-        """
+        """Run a program and return what it prints; CommandFailed has its exit code and output."""
         return (await self._output(command)).decode("utf-8", "replace")
 
     async def _output(self, command: Sequence[str]) -> bytes:
@@ -312,7 +303,6 @@ class _Listener:
         self._lines, self._dropped = Lines(), 0
         self._last: Completion | None = None
         self._text = StringIO()
-        self._session_id = ""
 
     async def stop(self) -> None:
         """End the run; returns when nothing of it is left."""
@@ -325,7 +315,6 @@ class _Listener:
             await self.telling.send(events)
 
     async def progress(self, text: str) -> None:
-        """Tell how far it is, in place of what was told before; "" is the end."""
         await self.tell([Progress(text)])
 
     async def take(self, data: bytes) -> None:
@@ -343,33 +332,47 @@ class _Listener:
             if isinstance(event, Completion):
                 self._last = event
                 continue
-            if isinstance(event, Started):
-                self._session_id = event.session_id
-            elif isinstance(event, Text) and self._text.tell() < _MOST_TEXT:
+            if isinstance(event, Text) and self._text.tell() < _MOST_TEXT:
                 self._text.write(event.text[:_MOST_TEXT])
             yield event
 
     def completion(self, ended: str, duration_ms: int) -> Completion:
         """The program's own, or what there was when it `ended` without one."""
-        return self._last or Completion(
-            self._text.getvalue(),
-            is_error=True,
-            reason=ended,
-            usage=self.usage(),
-            duration_ms=duration_ms,
-            session_id=self._session_id,
+        last = self._last or Completion("", is_error=True, reason=ended, duration_ms=duration_ms)
+        return replace(
+            last,
+            content=last.content or self._text.getvalue(),
+            usage=last.usage if last.usage.total else self.usage(),
+            duration_ms=last.duration_ms or duration_ms,
         )
 
 
-async def _prepared(listener: _Listener, run: Run) -> Program:
+async def _ready(executor: Executor, session: Session, resumed: str = "") -> str:
+    """Make the sandbox ready for the program; the record of the conversation, if there is one."""
+    name, image = executor.name, executor.image
+    script = f"command -v {name} >/dev/null || exit 127\n{executor.prepare}"
+    result = await session.exec(["/bin/sh", "-c", script, "sh", resumed], timeout_s=60)
+    if result.success:
+        return result.stdout.strip()
+    why = result.stderr.strip() or f"sh ended with {result.exit_code}"
+    if result.exit_code == 127:
+        build = f"`mcp-sandbox images build {name}` makes {image} for docker.image, or "
+        why = f"there is no program {name} in the sandbox: {build if image else ''}"
+        why += f"set agents.programs to a folder that has bin/{name}"
+    raise Unsupported(why)
+
+
+async def _prepared(listener: _Listener, run: Run, session: Session) -> Program:
     """What is to be started; its files are there."""
     try:
-        await run.session.exec(["mkdir", "-m", "700", run.folder], check=True)
-        await listener.tell([*await listener.executor.prepare(run)])
+        await session.exec(["mkdir", "-m", "700", run.folder], check=True)
+        run = replace(run, record=await _ready(listener.executor, session, run.resumed))
+        if run.resumed and not run.record:
+            await listener.tell([Notice(_ANEW)])
         program = listener.executor.command(run)
         for name, data in program.files.items():
             if data:
-                await run.session.write_file(f"{run.folder}/{name}", data)
+                await session.write_file(f"{run.folder}/{name}", data)
     except CallerError as exc:
         exc.args = (f"failed to prepare environment: {exc}", *exc.args[1:])
         raise
@@ -378,13 +381,12 @@ async def _prepared(listener: _Listener, run: Run) -> Program:
 
 def _how_ended(result: ExecResult) -> str:
     """Why there is no result, with the last words of the program."""
+    why = f"exit: it ended with exit code {result.exit_code} and without a result"
     if result.timed_out:
         why = "timeout: its time was over"
     elif result.out_of_memory:
         why = "memory: no memory was left"
     elif result.killed_because or result.signal:
         why = f"killed: {result.killed_because or f'by {result.signal}'}"
-    else:
-        why = f"exit: it ended with exit code {result.exit_code} and without a result"
     said = result.stderr.strip()[-_SHOWN_CHARS:]
     return f"{why}; it said: {said}" if said else why

@@ -62,8 +62,8 @@ class Backend(Protocol):
             ImageMissing: the sandbox image is absent or outdated.
         """
 
-    async def origin(self) -> str:
-        """What sandboxes are made from now, beside their spec; raises OperatorError if none can."""
+    async def origin(self, image: str = "") -> str:
+        """What sandboxes of this `image` are made from now; raises OperatorError if none can."""
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Make and start a sandbox; returns once its runner accepts connections.

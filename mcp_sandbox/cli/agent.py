@@ -2,25 +2,29 @@
 
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
-import anyio
 import typer
 
+from mcp_sandbox import __version__
 from mcp_sandbox.cli.options import (
     AsJson,
-    BackendOption,
     ConfigFile,
-    Data,
+    Socket,
     flag,
     given,
     lifetime,
     load,
     printable,
+    socket_path,
     tell,
 )
+from mcp_sandbox.connect.command import reach
+from mcp_sandbox.connect.place import Place, Unavailable
+from mcp_sandbox.daemon.client import JsonObject, ask
+from mcp_sandbox.errors import NoDaemon
 
 group = typer.Typer(no_args_is_help=True, help="Let a coding agent work in a chat's computer.")
 Connector = Annotated[str, given("-c", "CONNECTOR[/MODEL]", "Its model service.")]
@@ -38,30 +42,20 @@ def run(
         float | None, given("--timeout", "TIME", "The run is ended after this.", parser=lifetime)
     ] = None,
     as_json: AsJson = False,
-    config: ConfigFile = None,
-    data: Data = None,
-    backend: BackendOption = None,
+    socket: Socket = None,
 ) -> None:
     """Let an agent do what the prompt says. Exit code 0 done, 1 failed, 124 its time was over."""
-    from mcp_sandbox.assisting import open_agent
-
     text, code = sys.stdin.read() if prompt == "-" else prompt, 1
-    settings = load(config, data, backend).config
 
-    async def work() -> None:
+    def show(told: JsonObject) -> None:
         nonlocal code
-        opening = open_agent(
-            assistant, chat, connector=connector, timeout_s=timeout_s, config=settings
-        )
-        async with opening as agent:
-            async for event in agent.stream([{"role": "user", "content": text}], resume=resume):
-                told = {"type": type(event).__name__, **asdict(event)}
-                if told["type"] == "Completion":
-                    late = told["reason"].startswith("timeout:")
-                    code = _TIME_OVER if late else int(told["is_error"])
-                print(json.dumps(told), flush=True) if as_json else _show(told)
+        if told["type"] == "Completion":
+            late = told["reason"].startswith("timeout:")
+            code = _TIME_OVER if late else int(told["is_error"])
+        print(json.dumps(told), flush=True) if as_json else _show(told)
 
-    _until_signal(work)
+    how = {"assistant": assistant, "connector": connector, "chat": chat, "resume": resume}
+    _talk(socket, show, text, {**how, "timeout_s": timeout_s})
     raise typer.Exit(code)
 
 
@@ -79,33 +73,33 @@ def check(
     assistant: Annotated[str, typer.Argument(metavar="[ASSISTANT]")] = "",
     connector: Connector = "",
     as_json: AsJson = False,
-    config: ConfigFile = None,
-    data: Data = None,
-    backend: BackendOption = None,
+    socket: Socket = None,
 ) -> None:
     """Try whether an agent has all that it needs: program, model service, tools of the host."""
-    from mcp_sandbox.assisting import open_agent
-
-    settings, found = load(config, data, backend).config, dict[str, str]()
-
-    async def work() -> None:
-        async with open_agent(assistant, "check", connector=connector, config=settings) as agent:
-            found.update(await agent.check())
-
-    _until_signal(work)
+    how = {"assistant": assistant, "connector": connector, "chat": "check", "check": True}
+    found = _talk(socket, _show, "", how)
     lines = (f"{name:<10} {printable(each)}" for name, each in found.items())
     tell(found, "\n".join(lines), as_json=as_json)
 
 
-def _until_signal(work: Callable[[], Awaitable[None]]) -> None:
-    from mcp_sandbox.app import on_signals
-
-    async def bounded() -> None:
-        async with anyio.create_task_group() as tasks, on_signals(tasks.cancel_scope.cancel):
-            await work()
-            tasks.cancel_scope.cancel()
-
-    anyio.run(bounded)
+def _talk(
+    path: Path | None, show: Callable[[JsonObject], None], prompt: str, how: JsonObject
+) -> JsonObject:
+    """Return what the daemon, which is started if need be, says in the end."""
+    place = Place({"socket": str(socket_path(path))}, __version__)
+    data = prompt.encode(errors="replace")
+    try:
+        reach(place).close()
+        how = {**how, "size": len(data)}
+        return ask(Path(place.socket), "agent", on_event=show, data=data, **how)
+    except Unavailable as exc:
+        raise NoDaemon(str(exc)) from exc
+    except NoDaemon as exc:
+        raise NoDaemon(
+            "the daemon ended, and the run with it; `--resume` goes on with its conversation"
+        ) from exc
+    except KeyboardInterrupt:
+        raise typer.Exit(1) from None
 
 
 def _show(told: Mapping[str, Any]) -> None:

@@ -159,10 +159,11 @@ def ls(
             _since(row["last_used"]),
             str(row["busy"] or ""),
             str(row["background"] or ""),
+            row["assistant"],
         )
         for row in chats
     )
-    columns = ("chat", "state", "size", "backend", "last used", "calls", "background")
+    columns = ("chat", "state", "size", "backend", "last used", "calls", "background", "assistant")
     tell(chats, table(*columns, rows=rows) if chats else "no chats yet", as_json=as_json)
 
 

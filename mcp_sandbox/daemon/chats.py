@@ -138,6 +138,7 @@ def _row(status: SessionStatus) -> dict[str, Any]:
         "image": status.image,
         "busy": status.busy,
         "background": status.background,
+        "assistant": status.assistant,
     }
 
 

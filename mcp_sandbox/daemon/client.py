@@ -15,7 +15,8 @@ from mcp_sandbox.errors import NoDaemon, OperatorError
 
 JsonObject = Mapping[str, Any]
 
-_MAX_LINE = 16 << 20
+# The longest event of an agent, of 32 MiB, has three bytes here for one there at the most.
+_MAX_LINE = 128 << 20
 
 
 class Conversation:
@@ -36,8 +37,9 @@ class Conversation:
             OperatorError: it is the word that the command failed.
             NoDaemon: the daemon hung up.
         """
-        while (end := self.rest.find(b"\n")) < 0:
-            data = b""
+        seen = 0
+        while (end := self.rest.find(b"\n", seen)) < 0:
+            seen, data = len(self.rest), b""
             with suppress(ConnectionError):
                 data = self.connection.recv(64 << 10)
             if not data or len(self.rest) > _MAX_LINE:
@@ -98,15 +100,27 @@ def ask(
     command: str,
     *,
     on_event: Callable[[JsonObject], None] = lambda _event: None,
+    data: bytes = b"",
     **arguments: object,
 ) -> JsonObject:
-    """Return the result of a command; `on_event` gets what comes before it.
+    """Return the result of a command, which `data` follow; `on_event` gets what comes before it.
 
-    Raises as `conversation`, and OperatorError when the command failed.
+    Raises as `conversation`, and OperatorError when the command failed. An interrupt is raised when
+    the command has ended.
     """
     with conversation(path, command, arguments) as talk:
-        while "result" not in (message := talk.receive()):
-            on_event(message["event"])
+        try:
+            # One that is refused already is met when we read.
+            with suppress(ConnectionError):
+                talk.connection.sendall(data)
+            while "result" not in (message := talk.receive()):
+                on_event(message["event"])
+        except KeyboardInterrupt:
+            with suppress(OperatorError, OSError):
+                talk.connection.shutdown(socket.SHUT_WR)
+                while True:
+                    talk.receive()
+            raise
         result: JsonObject = message["result"]
         return result
 

@@ -3,8 +3,8 @@
 import logging
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
@@ -102,6 +102,22 @@ def recent_log() -> Generator[RecentLog]:
         logging.getLogger().removeHandler(kept)
 
 
+@asynccontextmanager
+async def while_connected(connection: Connection) -> AsyncGenerator[None]:
+    """Cancel the block when the client hangs up; what it says meanwhile is left out."""
+
+    async def watch() -> None:
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while True:
+                await connection.receive()
+        tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        yield
+        tasks.cancel_scope.cancel()
+
+
 @dataclass(frozen=True)
 class Control:
     """Does one command a connection: `logs`, `shutdown`, `hand-over`, and those in `more`."""
@@ -119,17 +135,8 @@ class Control:
             except SandboxError as exc:
                 await connection.tell({"error": str(exc)})
             return
-
-        async def cancel_when_gone() -> None:
-            with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                while True:
-                    await connection.receive()
-            tasks.cancel_scope.cancel()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(cancel_when_gone)
+        async with while_connected(connection):
             await connection.tell(await self._do(said, connection))
-            tasks.cancel_scope.cancel()
 
     async def _do(self, said: ControlGreeting, connection: Connection) -> JsonObject:
         if said.command == "logs":

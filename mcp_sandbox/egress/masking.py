@@ -13,13 +13,10 @@ FILLER = b"*"
 
 _Span = tuple[int, int]
 _TO_URL = bytes.maketrans(b"+/", b"-_")
-# Percent-encoding and JSON: escapes of printable ASCII by its number or itself, also one that is
-# cut off at the end. The last is for what follows a backslash that belongs to no escape.
-_ESCAPES = (
-    re.compile(rb"%(?:([2-7][\dA-Fa-f])|()[2-7]?\Z)"),
-    re.compile(rb'\\(?:u00([2-7][\dA-Fa-f])|(["\\/])|(?:u(?:0(?:0[2-7]?)?)?)?\Z)'),
-    re.compile(rb'\\(?:u00([2-7][\dA-Fa-f])|(["/])|(?:u(?:0(?:0[2-7]?)?)?)?\Z)'),
-)
+# Escapes of printable ASCII by number or, in JSON, by itself, and such as the end has cut off.
+_PERCENT = re.compile(rb"%(?:([2-7][\dA-Fa-f])|()[2-7]?\Z)")
+_JSON = rb"\\(?:u00([2-7][\dA-Fa-f])|([%b])|(?:u(?:0(?:0[2-7]?)?)?)?\Z)"
+_CUT_OFF = re.compile(rb"\\(?:u(?:0(?:0[2-7]?)?)?)?\Z")
 
 
 class Mask:
@@ -27,6 +24,12 @@ class Mask:
 
     def __init__(self, values: Iterable[bytes]) -> None:
         self._forms = sorted({form for value in values for form in _forms(value)})
+        # JSON in JSON is full of escapes: only those are undone that a value may need.
+        marks = b"/" + bytes({*b'"\\'} & {*b"".join(self._forms)})
+        self._hints = [rb"\u00", *(b"\\%c" % mark for mark in marks)]
+        # One more for what follows a backslash that belongs to no escape.
+        kinds = {marks, marks.replace(b"\\", b"")}
+        self._json = [re.compile(_JSON % re.escape(kind)) for kind in kinds]
         self._kept = b""
         self._covered = 0  # So much of what is kept belongs to a value that began before it.
 
@@ -47,7 +50,10 @@ class Mask:
     def _look(self, data: bytes) -> tuple[list[_Span], int]:
         """Return where values are, and where the first begins of which more may come."""
         spans, begun = self._search(data)
-        for escapes in _ESCAPES:
+        hinted = any(hint in data for hint in self._hints)
+        if not hinted and (cut := _CUT_OFF.search(data[-5:])):
+            begun = min(begun, self._search(data[: -len(cut[0])])[1])
+        for escapes in (_PERCENT, *(self._json if hinted else ())):
             if escapes.search(data):
                 plain, place = escapes.sub(_meant, data), _places(escapes, data)
                 found, first = self._search(plain)

@@ -15,6 +15,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from subprocess import DEVNULL
 
 import anyio
@@ -52,12 +53,13 @@ class SecretState:
 class Source:
     """Where a value comes from: `file:PATH`, or `command: PROGRAM ARGS`, which no shell reads.
 
-    `path` is that of the file, or empty. Raises ValueError: the command cannot be split.
+    A file that is `private` must be this user's alone. Raises ValueError: the command cannot be
+    split.
     """
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, *, private: bool = False) -> None:
         kind, _, place = where.partition(":")
-        self.path = place if kind == "file" else ""
+        self._path, self._private = place if kind == "file" else "", private
         self._command = shlex.split(place) if kind == "command" else []
         self.known = b""  # The last value that it has given.
         self.problem = ""  # Why it gave none when it was asked last.
@@ -87,7 +89,8 @@ class Source:
                 if self._command:
                     said = await _output(self._command)
                 else:
-                    said = await to_thread.run_sync(_contents, self.path, abandon_on_cancel=True)
+                    read = partial(_contents, self._path, private=self._private)
+                    said = await to_thread.run_sync(read, abandon_on_cancel=True)
         except TimeoutError:
             return f"its source did not answer within {SOURCE_S:g} s"
         except OSError as exc:
@@ -215,9 +218,13 @@ def _decoded(text: bytes) -> tuple[bytes, bytes]:
     return b"", text
 
 
-def _contents(path: str) -> bytes:
+def _contents(path: str, *, private: bool) -> bytes:
     """Return the beginning of a file, longer than a value may be; a pipe is not waited for."""
     with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
+        found, place = os.fstat(file.fileno()), shlex.quote(path)
+        if private and (found.st_uid != os.geteuid() or found.st_mode & 0o077):
+            remedy = f"chown {os.geteuid()} {place} && chmod 600 {place}"
+            raise PermissionError(errno.EPERM, f"others can read or change it: run `{remedy}`")
         return file.read(LONGEST + 2) or b""
 
 

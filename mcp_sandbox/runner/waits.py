@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.command import Command
     from mcp_sandbox.runner.connection import Reply
 
-_LIVE_WINDOW = 256 * 1024
+_LIVE_WINDOW = 512 * 1024  # Two pieces: one is read while the other is on its way.
 _MOST_UNTIL = 200 * 4
 
 

@@ -8,47 +8,36 @@ hostile: what comes is bounded and checked against the tool's schema before anyt
 import json
 import logging
 import os
+import pkgutil
 import signal
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import anyio
 from anyio import to_thread
-from anyio.abc import ByteReceiveStream, ByteSendStream, ByteStream, Process
+from anyio.abc import ByteReceiveStream, ByteSendStream, ByteStream, ObjectStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from jsonschema import SchemaError, ValidationError
 from jsonschema.validators import validator_for
-from mcp import Client, MCPError
+from mcp import Client, MCPError, types
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
-from mcp.server import MCPServer, Server
+from mcp.server import Server
 from mcp.server.context import ServerRequestContext
-from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.server.mcpserver.tools import Tool as FunctionTool
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.shared.message import SessionMessage
-from mcp.types import (
-    INTERNAL_ERROR,
-    CallToolRequestParams,
-    CallToolResult,
-    ErrorData,
-    JSONRPCError,
-    ListToolsResult,
-    PaginatedRequestParams,
-    TextContent,
-    Tool,
-    jsonrpc_message_adapter,
-)
+from mcp.types import CallToolRequestParams, CallToolResult, ListToolsResult, TextContent, Tool
 from referencing import Registry
 
-from mcp_sandbox.config import BridgeConfig, BridgeProcessConfig, BridgeServerConfig
+from mcp_sandbox.config import BridgeConfig, BridgeServerConfig
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.server.errors import sole_error
 from mcp_sandbox.server.text import clip, show_name
@@ -62,8 +51,8 @@ HOST = "host"
 MOST_REQUEST, MOST_REPLY = 1 << 20, 4 << 20
 _AT_ONCE, _WAITING, _PER_S, _CONNECTIONS = 4, 32, 20, 8
 _CALL_S, _END_S = 60.0, 2.0
+_FAILURES = (MCPError, OSError, ValueError, anyio.ClosedResourceError, UnexpectedToolError)
 
-Call = Callable[[dict[str, Any]], Awaitable[CallToolResult]]
 Told = Callable[[str, bool, float], Awaitable[None]]
 """Told the name of a tool that has been called, whether it failed, and ms."""
 
@@ -71,7 +60,7 @@ Told = Callable[[str, bool, float], Awaitable[None]]
 @dataclass(frozen=True)
 class _HostTool:
     shown: Tool
-    call: Call
+    call: Callable[[dict[str, Any]], Awaitable[CallToolResult]]
     limit_s: float = _CALL_S
 
 
@@ -81,26 +70,18 @@ class Bridge:
     def __init__(self, tools: Sequence[_HostTool], of: str, told: Told) -> None:
         self._tools = {each.shown.name: each for each in tools}
         self.names = [*self._tools]
-        self._of = of
-        self._told = told
+        self._of, self._told = of, told
+        self._connections = anyio.Semaphore(_CONNECTIONS)
         self._room = anyio.CapacityLimiter(_AT_ONCE)
         self._latest = deque[float](maxlen=_PER_S)
-        self._connections = 0
         self._core = Server[Any]("host", on_list_tools=self._list, on_call_tool=self._answer)
 
     async def handle(self, stream: ByteStream) -> None:
         """Serve one connection from inside until it ends."""
-        if self._connections >= _CONNECTIONS:
-            return
-        self._connections += 1
-        try:
+        async with self._connections:
             await serve_lines(self._core, stream, stream, most_bytes=MOST_REQUEST)
-        finally:
-            self._connections -= 1
 
-    async def _list(
-        self, _: ServerRequestContext[Any], __: PaginatedRequestParams | None
-    ) -> ListToolsResult:
+    async def _list(self, _: ServerRequestContext[Any], __: object) -> ListToolsResult:
         return ListToolsResult(tools=[each.shown for each in self._tools.values()])
 
     async def _answer(
@@ -122,28 +103,30 @@ class Bridge:
         if (tool := self._tools.get(name)) is None:
             known = ", ".join(self._tools) or "none"
             raise ToolError(f"There is no tool {clip(show_name(name), 60)!r}: there are {known}.")
-        _check(arguments, tool.shown.input_schema)
+        schema = tool.shown.input_schema
+        try:
+            # Without a registry it would fetch what a schema refers to.
+            validator_for(schema)(schema, registry=Registry()).validate(arguments)
+        except ValidationError as exc:
+            raise ToolError(f"{exc.json_path}: {clip(exc.message, 300)}") from exc
         if self._room.statistics().tasks_waiting >= _WAITING:
             raise ToolError(f"{_WAITING} calls are waiting already: wait for their answers.")
         async with self._room:
-            await self._pace()
+            if len(self._latest) == _PER_S:
+                await anyio.sleep_until(self._latest[0] + 1)
+            self._latest.append(anyio.current_time())
             try:
                 with anyio.fail_after(tool.limit_s):
                     result = await tool.call(arguments)
             except TimeoutError:
                 raise ToolError(f"{name} did not answer within {tool.limit_s:g} s.") from None
-            except (MCPError, OSError, ValueError, anyio.ClosedResourceError) as exc:
+            except _FAILURES as exc:
                 # Its words are the host's, and may say more than the sandbox should know.
-                logger.warning("the host's tool %s failed: %s", name, exc)
+                logger.warning("the host's tool %s failed: %r", name, exc.__cause__ or exc)
                 raise ToolError(f"{name} failed; the host's log says why.") from exc
         if (size := len(result.model_dump_json())) > MOST_REPLY:
             raise ToolError(f"The answer has {size:,} bytes; at most {MOST_REPLY:,} can pass.")
         return result
-
-    async def _pace(self) -> None:
-        if len(self._latest) == _PER_S:
-            await anyio.sleep_until(self._latest[0] + 1)
-        self._latest.append(anyio.current_time())
 
 
 @asynccontextmanager
@@ -163,87 +146,69 @@ async def open_bridge(
     # Clients are task groups, one in the other.
     with sole_error():
         async with AsyncExitStack() as stack:
-            tools = await _tools_of(stack, _local(functions))
-            own = [_imported(each) for each in settings.python] if HOST in wanted else []
-            at_host = [*await _tools_of(stack, _local(own)), *_programs(settings.processes)]
+            tools = [*map(_function, functions)]
             for name, asked in wanted.items():
                 if name == HOST:
-                    tools += _chosen(at_host, HOST, asked)
+                    offered = await to_thread.run_sync(_own, settings)
                 elif name in settings.servers:
-                    client = await _remote(stack, settings.servers[name])
-                    tools += _chosen(await _tools_of(stack, client, name), name, asked)
+                    offered = await _served(stack, name, settings.servers[name])
                 else:
                     known = ", ".join([HOST, *settings.servers])
                     raise OperatorError(f"no tools of {name} can be offered: bridge knows {known}")
+                if missing := sorted({*asked} - offered.keys()):
+                    known = ", ".join(offered) or "none"
+                    raise OperatorError(f"{name} has no tool {', '.join(missing)}: it has {known}")
+                tools += [offered[each] for each in asked]
             yield Bridge(tools, of, told)
 
 
-def _local(functions: Sequence[Callable[..., Any]]) -> Client | None:
-    tools = [FunctionTool.from_function(each, structured_output=False) for each in functions]
-    return Client(MCPServer("host", tools=tools, log_level="WARNING")) if tools else None
+def _function(function: Callable[..., Any]) -> _HostTool:
+    tool = FunctionTool.from_function(function, structured_output=False)
+    shown = Tool(name=tool.name, description=tool.description, input_schema=tool.parameters)
+    return _HostTool(shown, partial(tool.run, context=Context(), convert_result=True))
 
 
-async def _remote(stack: AsyncExitStack, settings: BridgeServerConfig) -> Client:
-    if settings.url:
-        # It reads the authorities of this machine.
-        http = await to_thread.run_sync(create_mcp_http_client)
-        await stack.enter_async_context(http)
-        place: Any = streamable_http_client(settings.url, http_client=http)
-    else:
-        place = _started(settings.command, settings.env)
-    return Client(place, read_timeout_seconds=_CALL_S)
+def _own(settings: BridgeConfig) -> dict[str, _HostTool]:
+    """Functions and programs of the configuration. Blocks."""
+    tools = list[_HostTool]()
+    for name in settings.python:
+        try:
+            tools.append(_function(pkgutil.resolve_name(name)))
+        except (ImportError, AttributeError, ValueError) as exc:
+            raise OperatorError(f"bridge.python: {name} cannot be imported: {exc}") from exc
+    for name, each in settings.processes.items():
+        shown = Tool(name=name, description=each.about, input_schema={"type": "object"})
+        tools.append(_HostTool(shown, partial(_said_by, each.command), each.timeout))
+    return {each.shown.name: each for each in tools}
 
 
-def _imported(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    try:
-        found: Callable[..., Any] = getattr(import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as exc:
-        raise OperatorError(f"bridge.python: {name} cannot be imported: {exc}") from exc
-    return found
-
-
-async def _tools_of(
-    stack: AsyncExitStack, client: Client | None, server: str = ""
-) -> list[_HostTool]:
+async def _served(
+    stack: AsyncExitStack, server: str, settings: BridgeServerConfig
+) -> dict[str, _HostTool]:
     """The tools of an MCP server, which runs as long as the stack."""
-    if client is None:
-        return []
     try:
-        await stack.enter_async_context(client)
+        if settings.url:
+            # It reads the authorities of this machine.
+            http = await to_thread.run_sync(create_mcp_http_client)
+            await stack.enter_async_context(http)
+            place: Any = streamable_http_client(settings.url, http_client=http)
+        else:
+            running = _process(settings.command, settings.env, _END_S)
+            _, stdin, stdout = await stack.enter_async_context(running)
+            place = nullcontext([_Messages(stdin, stdout)] * 2)
+        client = await stack.enter_async_context(Client(place, read_timeout_seconds=_CALL_S))
         found = (await client.list_tools()).tools
         for each in found:
             validator_for(each.input_schema).check_schema(each.input_schema)
     except (MCPError, OSError, SchemaError, ExceptionGroup) as exc:
         raise OperatorError(f"bridge.servers.{server} cannot be used: {exc}") from exc
-    return [
-        _HostTool(
-            each.model_copy(update={"name": f"{server}__{each.name}" if server else each.name}),
+    return {
+        each.name: _HostTool(
+            each.model_copy(update={"name": f"{server}__{each.name}"}),
             partial(client.call_tool, each.name),
         )
         for each in found
-    ]
-
-
-def _programs(settings: Mapping[str, BridgeProcessConfig]) -> list[_HostTool]:
-    return [
-        _HostTool(
-            Tool(name=name, description=each.about, input_schema={"type": "object"}),
-            partial(_said_by, each.command),
-            each.timeout,
-        )
-        for name, each in settings.items()
-    ]
-
-
-def _chosen(tools: Sequence[_HostTool], server: str, asked: Collection[str]) -> list[_HostTool]:
-    """Those that are asked for by the names that their server gives them."""
-    known = {each.shown.name.removeprefix(f"{server}__"): each for each in tools}
-    if missing := sorted({*asked} - known.keys()):
-        raise OperatorError(
-            f"{server} has no tool {', '.join(missing)}: it has {', '.join(known) or 'none'}"
-        )
-    return [known[each] for each in asked]
+    }
 
 
 async def _said_by(command: Sequence[str], arguments: dict[str, Any]) -> CallToolResult:
@@ -259,80 +224,61 @@ async def _said_by(command: Sequence[str], arguments: dict[str, Any]) -> CallToo
                 raise ValueError(f"it writes more than {MOST_REPLY:,} bytes")
         if code := await process.wait():
             raise ValueError(f"it ended with {code}")
-    text = TextContent(type="text", text=json.dumps(json.loads(said), ensure_ascii=False))
-    return CallToolResult(content=[text])
+    text = json.dumps(json.loads(said), ensure_ascii=False)
+    return CallToolResult(content=[TextContent(text=text)])
 
 
 @asynccontextmanager
 async def _process(
-    command: Sequence[str], env: Mapping[str, str]
+    command: Sequence[str], env: Mapping[str, str], grace_s: float = 0
 ) -> AsyncGenerator[tuple[Process, ByteSendStream, ByteReceiveStream]]:
     """Run a program beside the block, with stderr in our log; its tree ends with the block."""
     process = await anyio.open_process(
         command, stderr=sys.stderr, env=get_default_environment() | {**env}, start_new_session=True
     )
-    stdin, stdout = process.stdin, process.stdout
-    assert stdin  # noqa: S101 - both are pipes
-    assert stdout  # noqa: S101
     try:
-        yield process, stdin, stdout
+        assert process.stdin  # noqa: S101 - both are pipes
+        assert process.stdout  # noqa: S101
+        yield process, process.stdin, process.stdout
+        await process.stdin.aclose()
+        with anyio.move_on_after(grace_s):
+            await process.wait()
     finally:
+        # Also what the program has left behind.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         with anyio.CancelScope(shield=True):
-            await stdin.aclose()
-            with anyio.move_on_after(_END_S):
-                await process.wait()
-            # Also what the program has left behind.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
             await process.aclose()
 
 
-@asynccontextmanager
-async def _started(command: Sequence[str], env: Mapping[str, str]) -> AsyncGenerator[Any]:
-    """The messages of an MCP server that speaks on stdin and stdout; no line is kept that is long.
+class _Messages(ObjectStream[Any]):
+    """What an MCP server hears and says; a line that is too long is an error of its call.
 
-    The transport of the SDK reads a line of any length.
+    The SDK's `stdio_client` keeps a line of any length, and leaves running what a server has left.
     """
-    async with _process(command, env) as (_, stdin, stdout):
-        to_us, from_server = anyio.create_memory_object_stream[SessionMessage | Exception]()
-        to_server, from_us = anyio.create_memory_object_stream[SessionMessage]()
-        with to_us, from_server, to_server, from_us:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_read, BufferedByteReceiveStream(stdout), to_us)
-                tasks.start_soon(_write, from_us, stdin)
-                yield from_server, to_server
-                tasks.cancel_scope.cancel()
 
+    def __init__(self, stdin: ByteSendStream, stdout: ByteReceiveStream) -> None:
+        self._stdin, self._lines = stdin, BufferedByteReceiveStream(stdout)
 
-async def _read(
-    lines: BufferedByteReceiveStream, to_us: MemoryObjectSendStream[SessionMessage | Exception]
-) -> None:
-    with to_us:
-        while (line := await next_line(lines, MOST_REPLY)) is not None:
-            if isinstance(line, Overlong):
-                problem = ErrorData(code=INTERNAL_ERROR, message=f"it has {line.size:,} bytes")
-                asked = find_request_id(line.head)
-                error = JSONRPCError(jsonrpc="2.0", id=asked, error=problem)
-                await to_us.send(SessionMessage(error))
-                continue
-            try:
-                message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-            except ValueError as exc:
-                await to_us.send(exc)
-            else:
-                await to_us.send(SessionMessage(message))
+    async def send(self, item: SessionMessage) -> None:
+        said = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+        await self._stdin.send(said.encode() + b"\n")
 
+    async def receive(self) -> SessionMessage | Exception:
+        line = await next_line(self._lines, MOST_REPLY)
+        if line is None:
+            raise anyio.EndOfStream
+        if isinstance(line, Overlong):
+            code, what = types.INTERNAL_ERROR, f"it says {line.size:,} bytes in one line"
+            error = types.ErrorData(code=code, message=what)
+            asked = find_request_id(line.head)
+            return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=asked, error=error))
+        try:
+            return SessionMessage(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
+        except ValueError as exc:
+            return exc
 
-async def _write(from_us: MemoryObjectReceiveStream[SessionMessage], lines: ByteSendStream) -> None:
-    with from_us, suppress(anyio.BrokenResourceError):
-        async for each in from_us:
-            said = each.message.model_dump_json(by_alias=True, exclude_unset=True)
-            await lines.send(said.encode() + b"\n")
+    async def send_eof(self) -> None:
+        await self._stdin.aclose()
 
-
-def _check(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
-    try:
-        # Without a registry it would fetch what a schema refers to.
-        validator_for(schema)(schema, registry=Registry()).validate(arguments)
-    except ValidationError as exc:
-        raise ToolError(f"{exc.json_path}: {clip(exc.message, 300)}") from exc
+    aclose = send_eof

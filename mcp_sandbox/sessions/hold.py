@@ -221,6 +221,11 @@ class Hold:
                 f"this is a new one on the same files.{ended_with(held.runtime.background)}"
             )
 
+    def look_again(self) -> None:
+        """What its sandbox should be made from has changed."""
+        if self._held:
+            self._held.suits = False
+
     async def _renew(self, held: Held) -> None:
         """Replace it if it was made with other settings, or shows another folder."""
         project = self._rooms.projects.folder(self.chat)

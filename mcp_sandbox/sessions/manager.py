@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
@@ -17,7 +18,7 @@ from mcp_sandbox.sessions.cleaning import Cleaning, GcReport, Reaper
 from mcp_sandbox.sessions.gate import Gate
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.previews import Previews
-from mcp_sandbox.sessions.records import ChatRecord, Ledger
+from mcp_sandbox.sessions.records import AssistantSpec, ChatRecord, Ledger, assistant_of
 from mcp_sandbox.sessions.rooms import Rooms, Use
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SPEC, of_chats
@@ -168,9 +169,18 @@ class SessionManager:
         """The records of the chats."""
         return self._rooms.ledger
 
-    async def session(self, chat: ChatId) -> Session:
-        """The chat's session; its sandbox is made at the first call that needs it."""
+    async def session(self, chat: ChatId, assistant: AssistantSpec | None = None) -> Session:
+        """The chat's session; its sandbox is made at the first call that needs it.
+
+        From now on it is, in every server, as the `assistant` says; one that is used stays.
+        """
         hold = self._hold(chat)
+        if assistant is not None:
+            # What cannot be made is not kept, or the chat's other clients had nothing.
+            await self._rooms.backend.origin(assistant.image)
+            kept, now_s = asdict(assistant), self.ledger.clock().wall_s
+            await self.ledger.records.keep(chat, "assistant", lambda _: kept, now_s)
+            hold.look_again()
         skills = ChatSkills(chat, self._skills, hold.pinning, self._gate)
         return Session(hold, self._gate, skills, Previews(chat, self._gate, self._rooms))
 
@@ -213,6 +223,7 @@ class SessionManager:
             spec=sandbox.labels.get(SPEC, "") if sandbox else "",
             busy=use.calls,
             background=use.background,
+            assistant=assistant_of(record).name,
         )
 
     async def size(self, chat: ChatId) -> int | None:

@@ -44,6 +44,18 @@ _LONG_S = 240.0
 
 
 @dataclass(frozen=True)
+class AssistantSpec:
+    """What the assistant of a chat says of its sandbox; what is empty is as for any chat."""
+
+    name: str = ""
+    image: str = ""
+    limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+USUAL = AssistantSpec()
+
+
+@dataclass(frozen=True)
 class ChatRecord:
     """One chat. Times are seconds since the epoch; `spec` is the digest of the sandbox's making.
 
@@ -59,6 +71,11 @@ class ChatRecord:
     image: str | None = None
     spec: str = ""
     further: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def assistant_of(record: ChatRecord | None) -> AssistantSpec:
+    """What is kept of the chat's assistant."""
+    return AssistantSpec(**record.further.get("assistant", {})) if record else USUAL
 
 
 class ChatRecords:

@@ -4,13 +4,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from mcp_sandbox.backends.base import Backend
 from mcp_sandbox.config import CallsConfig, SessionsConfig, WorkspaceConfig
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import ChatId, Limits, Mount, Network, SandboxInfo, SandboxSpec
+from mcp_sandbox.sessions.records import USUAL, AssistantSpec
 from mcp_sandbox.workspace.directory import ChatDirectories
 
 # Labels: the digest of what a sandbox was made from, and when, in seconds since the machine was.
@@ -48,6 +49,7 @@ class SessionSettings:
         labels: Mapping[str, str],
         origin: str,
         further: tuple[Mount, ...] = (),
+        assistant: AssistantSpec = USUAL,
     ) -> SandboxSpec:
         """What to ask a backend for, which makes it from `origin`; `further` mounts are the chat's.
 
@@ -64,9 +66,10 @@ class SessionSettings:
         )
         own = {directories.workspace: "workspace", directories.home: "home"}
         own |= {mount.source: mount.target for mount in directories.skills}
+        limits = replace(self.limits, **assistant.limits)
         shape = {
             "origin": origin,
-            "limits": asdict(self.limits),
+            "limits": asdict(limits),
             "network": self.network,
             "env": dict(self.env),
             "mounts": [[_shown(each.source, own), each.target, each.read_only] for each in mounts],
@@ -75,7 +78,8 @@ class SessionSettings:
         labels = {**labels, SPEC: digest}
         # Backends know two; what is allowed leaves by doors.
         network: Network = "open" if self.network == "open" else "none"
-        return SandboxSpec(mounts, self.limits, network, self.env, labels, self.sessions.orphaned)
+        idle_s, image = self.sessions.orphaned, assistant.image
+        return SandboxSpec(mounts, limits, network, self.env, labels, idle_s, image)
 
 
 def chat_of(labels: Mapping[str, str]) -> ChatId | None:

@@ -123,7 +123,7 @@ class ChatSkills:
         self._pinning = pinning
         self._gate = gate
         self._skills = skills
-        self._library = skills.library
+        self.library = skills.library
 
     async def list(
         self, query: str | None = None, cursor: str | None = None, limit: int = 50
@@ -134,7 +134,7 @@ class ChatSkills:
 
         Raises InvalidArgument: the cursor is not one of this listing.
         """
-        catalogue = await self._library.catalogue(self._chat, max_age_s=_LISTED_S)
+        catalogue = await self.library.catalogue(self._chat, max_age_s=_LISTED_S)
         offered = _for_models(catalogue)
         if query and query.strip():
             user = self._chat.user
@@ -166,7 +166,7 @@ class ChatSkills:
         arguments = {"name": name, "refresh": refresh}
         # With a sandbox the chat has its files, which those of a warm one may become.
         async with self._gate.enter(Action(self._chat, "skill_activate", arguments)) as entered:
-            activation = await self._pinning.activate(skill, self._library, refresh=refresh)
+            activation = await self._pinning.activate(skill, self.library, refresh=refresh)
             activation = await self._checked(activation, entered)
         repeated = not refresh and learned.told.get(skill.uri) == activation.digest
         path, tools = activation.path_in_sandbox, skill.front.allowed_tools
@@ -178,7 +178,7 @@ class ChatSkills:
         """With what its scripts use, and what of that the sandbox lacks."""
 
         async def read(file: SkillFile) -> bytes:
-            data = await self._library.read(activation.skill, file.path)
+            data = await self.library.read(activation.skill, file.path)
             if digest_of(data) == file.digest:
                 return data
             pinned = await self._pinning.file(activation.skill, file.path)
@@ -204,8 +204,8 @@ class ChatSkills:
         if pinned:
             contents, data = pinned
         else:
-            data = await self._library.read(skill, path)
-            contents = await self._library.contents(skill)
+            data = await self.library.read(skill, path)
+            contents = await self.library.contents(skill)
         known = next((file for file in contents.files if file.path == path), None)
         if known is None:
             raise UnknownSkill(f"{name} has no file {path!r}: skill_activate lists its files")
@@ -226,7 +226,7 @@ class ChatSkills:
         return taken
 
     async def _found(self, name: str, *, by_user: bool = False) -> Skill:
-        catalogue = await self._library.catalogue(self._chat)
+        catalogue = await self.library.catalogue(self._chat)
         skill = catalogue.find(name)
         known = by_user or skill.uri in self._skills.learned(self._chat).active
         if not (known or skill.front.model_invocable):

@@ -25,7 +25,7 @@ from mcp_sandbox.models import ChatId, SandboxId, SandboxInfo, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Refusal, Runtime
 from mcp_sandbox.sessions.news import ended_with
-from mcp_sandbox.sessions.records import ChatRecord
+from mcp_sandbox.sessions.records import ChatRecord, assistant_of
 from mcp_sandbox.sessions.rooms import Held, Rooms, cause
 from mcp_sandbox.sessions.settings import SPEC, STARTED, chat_of, of_chats, started_s
 from mcp_sandbox.sessions.warm import connect
@@ -83,11 +83,11 @@ class Ways:
         is_new = not lived and not await rooms.workspaces.exist(self._chat)
         self._settle(record, is_new=is_new)
         shown = await rooms.projects.show(self._chat)
-        may_adopt = is_new and not shown.mounts
+        may_adopt = is_new and not shown.mounts and not record
         opened = await rooms.pool.adopt(self._chat) if rooms.pool and may_adopt else None
         news = ""
         if opened is None:
-            wanted = await self._wanted(shown)
+            wanted = await self._wanted(shown, record)
             # A sandbox of a chat that never had one need not be looked for.
             opened, news = (None, "") if is_new else await self._find(wanted, record)
             with rooms.pool.foreground() if rooms.pool else nullcontext():
@@ -98,7 +98,7 @@ class Ways:
         """Refuse a backend that the chat must not move to, and tell of a binding that was lost."""
         here = self._rooms.backend.name
         lived = record.backend if record else None
-        if record and lived is None and here == "unsafe-local":
+        if record and lived is None and here == "unsafe-local" and not is_new:
             raise BackendUnavailable(
                 f"the record of chat {self._chat} was lost, and whether it was isolated: open it "
                 "once with `--backend docker` or `--backend bubblewrap`, then move it here"
@@ -191,16 +191,18 @@ class Ways:
 
     async def renew(self, held: Held) -> str | None:
         """End an open sandbox if it is not as it should be now; what to tell, None if it stays."""
-        wanted = await self._wanted(await self._rooms.projects.show(self._chat))
+        record = await self._rooms.records.get(self._chat)
+        wanted = await self._wanted(await self._rooms.projects.show(self._chat), record)
         held.shown = wanted.shown
         return await self._replace(held.sandbox, held.runtime, wanted)
 
-    async def _wanted(self, shown: Shown) -> Wanted:
+    async def _wanted(self, shown: Shown, record: ChatRecord | None) -> Wanted:
+        assistant = assistant_of(record)
+        origin = await self._rooms.backend.origin(assistant.image)
         directories = await self._rooms.workspaces.open(self._chat)
         now_s = self._rooms.ledger.clock().steady_s
         labels = {"user": self._chat.user, "chat": self._chat.chat, STARTED: f"{now_s:.0f}"}
-        origin = await self._rooms.backend.origin()
-        spec = self._rooms.settings.spec(directories, labels, origin, shown.mounts)
+        spec = self._rooms.settings.spec(directories, labels, origin, shown.mounts, assistant)
         return Wanted(spec, directories, shown)
 
     async def _replace(self, sandbox: Sandbox, runtime: Runtime, wanted: Wanted) -> str | None:
@@ -239,7 +241,7 @@ class Ways:
                 ending = await sandbox.ending(within_s=_DYING_S)
             finally:
                 await rooms.backend.destroy(sandbox.id)
-            why = cause(ending, rooms.settings.limits) if ending else str(exc)
+            why = cause(ending, wanted.spec.limits) if ending else str(exc)
             raise SandboxGone(f"the sandbox ended as soon as it was started: {why}") from exc
         except BaseException:
             await rooms.backend.destroy(sandbox.id)
@@ -281,7 +283,9 @@ class Ways:
         """
         try:
             ending = await held.sandbox.ending(within_s=_DYING_S)
-            died_of = cause(ending, self._rooms.settings.limits) if ending else ""
+            assistant = assistant_of(await self._rooms.records.look(self._chat))
+            limits = replace(self._rooms.settings.limits, **assistant.limits)
+            died_of = cause(ending, limits) if ending else ""
         except OperatorError as exc:
             died_of = f"where it ran nobody answers ({exc})"
         await held.runtime.aclose()

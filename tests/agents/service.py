@@ -1,24 +1,30 @@
 """A model service on loopback that a test scripts byte by byte, and a program's way to it."""
 
 import json
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx2
-from anyio.abc import SocketAttribute, SocketStream
+import trustme
+from anyio.abc import ByteStream, SocketAttribute, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
+from anyio.streams.tls import TLSStream
 
 from mcp_sandbox.agents.connectors import connector_of
 from mcp_sandbox.agents.gateway import Gateway, open_gateway
-from mcp_sandbox.config import ConnectorConfig, RunConfig
+from mcp_sandbox.config import ConnectorConfig, EgressConfig, RunConfig
 from mcp_sandbox.models import ChatId
+from tests.streams import everything
 
 KEY = "sk-marked-key-of-the-operator"
 CHAT = ChatId("alice", "one")
+OPENAI: dict[str, Any] = {"protocol": "openai"}
 MESSAGE = {"model": "big", "max_tokens": 100, "messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -35,7 +41,7 @@ class Heard:
         return json.loads(self.raw)
 
 
-Answer = Callable[[SocketStream], Awaitable[None]]
+Answer = Callable[[Any], Awaitable[None]]
 
 
 @dataclass
@@ -48,7 +54,7 @@ class Service:
     asked: anyio.Event = field(default_factory=anyio.Event)
     gone: anyio.Event = field(default_factory=anyio.Event)
 
-    async def serve(self, stream: SocketStream) -> None:
+    async def serve(self, stream: ByteStream) -> None:
         try:
             async with stream:
                 requests = BufferedByteReceiveStream(stream)
@@ -80,6 +86,11 @@ def saying(body: bytes, status: str = "200 OK", **headers: str) -> Answer:
         await stream.send(f"HTTP/1.1 {status}\r\n{lines}\r\n".encode() + body)
 
     return answer
+
+
+async def hanging(stream: ByteStream) -> None:
+    """Answer nothing until the client has gone."""
+    await everything(stream)
 
 
 STREAM_HEAD = (
@@ -127,23 +138,27 @@ class Inside:
         return "\r\n".join([*fields, "", ""]).encode()
 
 
-async def everything(stream: SocketStream) -> bytes:
-    data = b""
-    try:
-        async for piece in stream:
-            data += piece
-    except anyio.BrokenResourceError:
-        pass
-    return data
-
-
 @asynccontextmanager
-async def a_service() -> AsyncGenerator[Service]:
+async def a_service(authority: trustme.CA | None = None) -> AsyncGenerator[Service]:
+    """A service; by HTTPS, as localhost, if an authority vouches for it."""
     service = Service()
     async with anyio.create_task_group() as tasks:
-        service.url = f"http://127.0.0.1:{await listen(tasks, service.serve)}"
+        serve: Callable[[Any], Awaitable[None]] = service.serve
+        if authority:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            authority.issue_cert("localhost").configure_cert(context)
+            serve = partial(_over_tls, context, service)
+        port = await listen(tasks, serve)
+        service.url = f"https://localhost:{port}" if authority else f"http://127.0.0.1:{port}"
         yield service
         tasks.cancel_scope.cancel()
+
+
+async def _over_tls(context: ssl.SSLContext, service: Service, stream: SocketStream) -> None:
+    async with stream:
+        with suppress(OSError, anyio.BrokenResourceError, anyio.EndOfStream):
+            wrap = TLSStream.wrap(stream, ssl_context=context, standard_compatible=False)
+            await service.serve(await wrap)
 
 
 async def listen(tasks: anyio.abc.TaskGroup, serve: Callable[[Any], Awaitable[None]]) -> int:
@@ -166,6 +181,7 @@ async def a_run(
     chat: ChatId = CHAT,
     limits: RunConfig | None = None,
     silent_s: float = 30,
+    egress: EgressConfig | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Inside]:
     """A gateway to the service, at a port that stands for a door."""
@@ -178,7 +194,9 @@ async def a_run(
     connector = connector_of({"one": ConnectorConfig.model_validate(given)})
     limits = limits or RunConfig()
     async with anyio.create_task_group() as tasks:
-        async with open_gateway(connector, chat=chat, limits=limits, silent_s=silent_s) as gateway:
+        async with open_gateway(
+            connector, chat=chat, limits=limits, egress=egress, silent_s=silent_s
+        ) as gateway:
 
             async def serve(stream: SocketStream) -> None:
                 async with stream:

@@ -234,3 +234,7 @@ def test_commands_are_found_by_name_alone() -> None:
         executor_of("")
     with pytest.raises(InvalidArgument, match="unknown command type: emacs: choose one of claude"):
         executor_of("emacs")
+    with pytest.raises(
+        InvalidArgument, match=r"cursor is not run here: .*key would have to be inside"
+    ):
+        executor_of("cursor")

@@ -123,7 +123,7 @@ async def test_a_file_of_another_user_is_refused_with_the_remedy(tmp_path: Path)
     ("key", "words"),
     [
         ("", r"connector one has no key: add `key: file:PATH`"),
-        ("file:/nowhere/key", r"connectors.one cannot be had: No such file"),
+        ("file:/nowhere/key", r"cannot be had: its source cannot be used: No such file"),
         ("command: false", "cannot be had: its source cannot be used"),
         ("command: echo short", "cannot be had: its value has 5 bytes"),
     ],

@@ -7,10 +7,12 @@ from tempfile import TemporaryDirectory
 
 import anyio
 import pytest
+from anyio.abc import SocketStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.agents.service import MESSAGE, Inside, a_run, a_service, chunk, everything, saying
+from tests.agents.service import MESSAGE, Inside, a_run, a_service, chunk, saying
+from tests.streams import everything
 
 BODY = json.dumps(MESSAGE).encode()
 SIZE = f"Content-Length: {len(BODY)}"
@@ -98,12 +100,20 @@ async def test_a_body_without_end_is_refused_while_it_comes(tmp_path: Path) -> N
     piece = b"10000\r\n" + b" " * 65536 + b"\r\n"
     async with a_service() as service, a_run(tmp_path, service) as run:
         sent = 0
-        async with await run.connect() as stream:
+
+        async def send(stream: SocketStream) -> None:
+            nonlocal sent
             await stream.send(run.head("POST /v1/messages", "Transfer-Encoding: chunked"))
-            with anyio.fail_after(20), suppress(anyio.BrokenResourceError):
+            with suppress(anyio.BrokenResourceError):
                 while sent < 1 << 30:
                     await stream.send(piece)
                     sent += 65536
+
+        with anyio.fail_after(20):
+            async with await run.connect() as stream, anyio.create_task_group() as tasks:
+                tasks.start_soon(send, stream)
+                assert (await everything(stream)).startswith(b"HTTP/1.1 413 ")
+                tasks.cancel_scope.cancel()
         assert sent < 100 << 20
         assert not service.heard
         await lives(run)

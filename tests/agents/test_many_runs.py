@@ -1,26 +1,51 @@
 """Eight chats have their agents work at once, and are struck at random: no run hears of another."""
 
 import random
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
 
 import anyio
 import pytest
+from anyio.abc import ByteStream
 
 from mcp_sandbox.agents.events import Completion, Event, Progress, Text
+from mcp_sandbox.agents.executor import Way
+from mcp_sandbox.agents.executors.claude import Claude
+from mcp_sandbox.agents.run import Agent, Tell
 from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.session import Session
-from tests.agents.test_run import asked, assert_nothing_is_left, prepared, working
-from tests.e2e.attacks import on_bubblewrap
+from tests.agents.test_run import asked, assert_nothing_is_left, prepared
+from tests.e2e.attacks import on_docker_if_whole
 
-CHATS, ROUNDS, WORDS = 8, 5, 40
+CHATS, WORDS = 8, 40
+# It says what it is told at its way out.
+CODE = (
+    "import socket; port = int(os.environ['ANTHROPIC_BASE_URL'].rpartition(':')[2]);"
+    "mark = socket.create_connection(('127.0.0.1', port)).makefile().read();"
+    f"[talk(mark) for _ in range({WORDS})]; "
+)
+LISTENERS = "awk '$4 == \"0A\"' /proc/net/tcp"
+
+
+@asynccontextmanager
+async def way_out(session: Session, mark: str, _tell: Tell) -> AsyncGenerator[Way]:
+    async def answer(stream: ByteStream) -> None:
+        async with stream:
+            await stream.send(mark.encode())
+
+    async with session.door(answer) as port:
+        yield Way(f"http://127.0.0.1:{port}", "token", "test-model")
 
 
 async def struck(session: Session, mark: str, blow: str) -> tuple[list[Event], bool]:
     """The events of a run that is struck in its midst, and whether it was cancelled."""
-    code = f"[talk('{mark}') for _ in range({WORDS})]; " + ("time.sleep(99)" if blow else "end()")
+    code = CODE + ("time.sleep(99)" if blow else "end()")
     events: list[Event] = []
-    async with working(session) as agent:
+    way = partial(way_out, session, mark)
+    async with Agent(session, partial(Claude, {}), way, timeout_s=60).opened() as agent:
         with anyio.CancelScope() as scope:
             async for event in agent.stream(asked(code)):
                 if isinstance(event, Progress):
@@ -35,8 +60,8 @@ async def struck(session: Session, mark: str, blow: str) -> tuple[list[Event], b
     return events, scope.cancelled_caught
 
 
-async def work(session: Session, blows: random.Random) -> None:
-    for number in range(ROUNDS):
+async def work(session: Session, blows: random.Random, rounds: int) -> None:
+    for number in range(rounds):
         mark = f"{session.chat.chat}-{number}"
         blow = blows.choice(["", "", "cancel", "kill", "reset"])
         events, cancelled = await struck(session, mark, blow)
@@ -48,12 +73,16 @@ async def work(session: Session, blows: random.Random) -> None:
             assert last.is_error == bool(blow)
             assert last.content == (mark * WORDS if blow else "done")
     await assert_nothing_is_left(session)
+    assert (await session.exec(LISTENERS)).stdout == ""
 
 
-@on_bubblewrap
+@on_docker_if_whole
 @pytest.mark.slow
-@pytest.mark.timeout(180)
-async def test_runs_at_once_are_apart_and_leave_nothing(config: Config) -> None:
+@pytest.mark.timeout(300)
+async def test_runs_at_once_are_apart_and_leave_nothing(
+    config: Config, request: pytest.FixtureRequest
+) -> None:
+    rounds = 20 if request.config.getoption("--whole") else 5
     async with open_manager(config) as manager:
         sessions = [await manager.session(ChatId("tester", f"many-{n}")) for n in range(CHATS)]
         async with anyio.create_task_group() as tasks:
@@ -61,4 +90,4 @@ async def test_runs_at_once_are_apart_and_leave_nothing(config: Config) -> None:
                 tasks.start_soon(prepared, session)
         async with anyio.create_task_group() as tasks:
             for seed, session in enumerate(sessions):
-                tasks.start_soon(work, session, random.Random(seed))
+                tasks.start_soon(work, session, random.Random(seed), rounds)

@@ -42,7 +42,7 @@ def test_the_last_message_is_the_prompt_and_the_earlier_ones_are_told_by_role() 
 
 def test_one_message_has_no_history() -> None:
     talk = conversation_of([said("user", "go")])
-    assert (talk.system, talk.history) == ("", [])
+    assert (talk.system, [*talk.history]) == ("", [])
 
 
 def test_images_stay_with_the_turn_that_they_belong_to() -> None:

@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
-from mcp_sandbox import open_agent
+from mcp_sandbox import open_agent, open_session
 from mcp_sandbox.config import AgentsConfig, Config, ConnectorConfig
 from mcp_sandbox.errors import ImageMissing, InvalidArgument
+from tests.conftest import configured
 
 SERVICES = {
     "near": ConnectorConfig(url="http://127.0.0.1:9"),
@@ -18,11 +20,15 @@ SERVICES = {
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"command": "emacs"}, "unknown command type: emacs: choose one of claude"),
+        ({"command": "emacs"}, "unknown command type: emacs: choose one of claude, codex, direct"),
         ({"connector": "far"}, "no connector 'far'; there are near, other"),
         ({}, "no connector is named"),
         ({"connector": "near", "arguments": {"turns": 1}}, "turns: Extra .* There are: max_turns"),
-        ({"connector": "other"}, "protocol anthropic, and connector other openai"),
+        (
+            {"connector": "near", "command": "codex"},
+            "codex speaks the protocol openai, and connector near anthropic: name another",
+        ),
+        ({"connector": "near", "command": "cursor"}, "its key would have to be inside"),
     ],
 )
 async def test_what_is_not_there_is_named_with_what_is(
@@ -44,15 +50,35 @@ async def test_the_configured_program_is_taken_where_none_is_named(tmp_path: Pat
 
 
 @pytest.mark.docker
-async def test_an_image_that_has_the_program_is_taken_where_none_is_named(tmp_path: Path) -> None:
-    key = tmp_path / "key"
+async def test_the_image_of_an_assistant_is_that_of_its_chat_for_every_server(
+    tmp_path: Path,
+) -> None:
+    key, written = tmp_path / "key", tmp_path / "assistants" / "coder" / "assistant.yaml"
     key.write_text("sk-of-no-service")
     key.chmod(0o600)
-    near = SERVICES["near"].model_copy(update={"key": f"file:{key}"})
-    config = Config(data_dir=tmp_path, backend="docker", connectors={"near": near})
-    async with open_agent(connector="near", config=config) as agent:
-        try:
-            taken = (await agent.session.info()).image
-        except ImageMissing as exc:
-            taken = str(exc)
-    assert "mcp-sandbox/claude:latest" in str(taken)
+    written.parent.mkdir(parents=True)
+    tagged, usual = "mcp-sandbox/of-a-test:latest", configured("docker", tmp_path).docker
+    written.write_text(f"sandbox: {{image: {tagged!r}, max_memory: 512m}}")
+    config = Config(
+        data_dir=tmp_path / "data",
+        backend="docker",
+        agents=AgentsConfig(folders=(tmp_path / "assistants",)),
+        connectors={"near": SERVICES["near"].model_copy(update={"key": f"file:{key}"})},
+    )
+    # Where no image is configured it is one that has the program; what is not there is not kept.
+    for assistant, image in (("", "mcp-sandbox/claude"), ("coder", "of-a-test")):
+        with pytest.raises(ImageMissing, match=f"{image}.* mcp-sandbox images build"):
+            async with open_agent(assistant, config=config):
+                pass
+    config = config.model_copy(update={"docker": usual})
+    async with open_session(config=config) as session:
+        assert (await session.info()).image == usual.image
+    await anyio.run_process(["docker", "tag", usual.image, tagged])
+    try:
+        async with open_agent("coder", config=config) as agent:
+            assert (await agent.session.info()).image == tagged
+            async with open_session(config=config) as session:
+                found = await session.info()
+                assert (found.image, found.limits["memory"][:8]) == (tagged, "512 MiB,")
+    finally:
+        await anyio.run_process(["docker", "rmi", "--no-prune", tagged])

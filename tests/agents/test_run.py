@@ -9,23 +9,28 @@ import re
 import resource
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from anyio import to_thread
 
 from mcp_sandbox.agents.events import Completion, Event, Notice, Started, Text, Unknown
 from mcp_sandbox.agents.executor import Way
 from mcp_sandbox.agents.executors.claude import Claude
 from mcp_sandbox.agents.run import Agent, Tell
 from mcp_sandbox.app import open_manager
+from mcp_sandbox.config import LimitsConfig
 from mcp_sandbox.errors import Busy, CommandFailed, Draining, InvalidArgument, Unsupported
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.conftest import configured
 from tests.e2e.attacks import on_the_host_kernel
+from tests.e2e.endurance.places import Place
 
 pytestmark = on_the_host_kernel
 PROGRAM = """#!/usr/bin/env python3
@@ -56,10 +61,14 @@ def asked(code: str, *before: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-async def manager(
-    backend_name: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[SessionManager]:
-    async with open_manager(configured(backend_name, tmp_path_factory.mktemp("data"))) as opened:
+def data(backend_name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp(backend_name)
+
+
+@pytest.fixture(scope="module")
+async def manager(backend_name: str, data: Path) -> AsyncGenerator[SessionManager]:
+    limits = {"limits": LimitsConfig(memory=400 << 20)}
+    async with open_manager(configured(backend_name, data).model_copy(update=limits)) as opened:
         yield opened
 
 
@@ -119,9 +128,9 @@ async def test_what_happens_is_told_in_its_order_and_the_result_comes_last(
             False,
             3,
         )
-        assert await agent.execute(asked("end('again')")) == Completion(
-            "again", usage=completion.usage, turns=1
-        )
+        again = await agent.execute(asked("end('again')"))
+        assert 0 < again.duration_ms < 20_000
+        assert replace(again, duration_ms=0) == Completion("again", usage=completion.usage, turns=1)
     await assert_nothing_is_left(session)
 
 
@@ -306,19 +315,33 @@ async def test_skills_are_linked_where_nothing_of_the_users_stands(session: Sess
         assert [each.name for each in await agent.list_dir(".claude/skills")] == ["mine"]
 
 
+@pytest.mark.parametrize("killed", [False, True])
 async def test_a_sandbox_that_dies_under_a_run_is_told_and_the_next_has_its_files(
-    session: Session,
+    session: Session, data: Path, backend_name: str, killed: bool
 ) -> None:
+    place = Place(data, backend_name, set())
     async with working(session) as agent:
         completion = Completion("")
         async for event in agent.stream(asked(f"open('kept', 'w').write('1'); {ENDLESS}")):
-            if isinstance(event, Unknown):
+            if isinstance(event, Unknown) and killed:
+                assert await to_thread.run_sync(place.kill_runner, "agents")
+            elif isinstance(event, Unknown):
                 await session.reset()
             elif isinstance(event, Completion):
                 completion = event
         assert completion.is_error
         assert completion.reason.startswith("sandbox: ")
         assert (await agent.execute(asked("end(open('kept').read())"))).content == "1"
+
+
+async def test_a_run_that_takes_all_memory_says_so_and_the_next_has_its_own(
+    session: Session,
+) -> None:
+    async with working(session) as agent:
+        _, completion = await all_of(agent.stream(asked("talk('so far'); bytearray(1 << 30)")))
+        assert (completion.is_error, completion.content) == (True, "so far")
+        assert re.search("memory: no memory was left|MemoryError", completion.reason)
+        assert (await agent.execute(asked("end()"))).content == "done"
 
 
 async def test_its_files_and_programs_are_those_of_the_workspace(session: Session) -> None:
@@ -348,6 +371,26 @@ async def test_a_line_without_an_end_is_left_out_in_little_memory(session: Sessi
     assert [type(event) for event in events] == [Notice]
     assert completion.content == "done"
     assert grown_kib < 100 << 10
+
+
+@pytest.mark.timeout(400)
+async def test_many_small_lines_come_in_their_order_and_little_memory(
+    session: Session, request: pytest.FixtureRequest
+) -> None:
+    lines = 2_000_000 if request.config.getoption("--whole") else 20_000
+    line = '{"type": "stream_event", "event": {"delta": {"text": "%d"}}}'
+    code, count = f"for n in range({lines}): print({line!r} % n)\nend()", 0
+    async with working(session, timeout_s=300) as agent:
+        await agent.execute(asked("end()"))
+        before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        async for event in agent.stream(asked(code)):
+            if isinstance(event, Text):
+                assert event.text == str(count)
+                count += 1
+        grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+    assert isinstance(event, Completion)
+    assert (count, event.content) == (lines, "done")
+    assert grown_kib < 20 << 10
 
 
 async def test_long_lines_come_whole_to_a_listener_that_is_slow(session: Session) -> None:

@@ -257,7 +257,6 @@ def history(image: str) -> str:
 
 @pytest.mark.docker
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.timeout(300)
 async def test_image_builds_without_a_trace_of_the_machine_it_was_built_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -107,6 +107,10 @@ ONCE = {
     "test_cells_compute_what_one_python_computes",
     "test_any_text_is_a_cell",
     "test_a_shell_is_like_one_bash_that_lives",
+    "test_only_its_own_notebook_suffers",
+    "test_one_that_hangs_is_given_up_and_replaced",
+    "test_background_work_that_had_ended_is_not_mourned",
+    "test_one_of_other_settings_that_hangs_is_replaced",
 }
 # gVisor's kernel is a program of the host: these keep every core busy, also while it is removed.
 BUSY_UNDER_GVISOR = {

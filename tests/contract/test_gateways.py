@@ -20,10 +20,10 @@ from tests.agents.service import (
     Service,
     a_service,
     chunk,
-    everything,
     saying,
     told,
 )
+from tests.streams import everything
 
 # What it asks, by its first argument; it prints what it gets.
 PROGRAM = """
@@ -132,6 +132,7 @@ async def test_a_token_is_of_use_in_its_own_run_alone(
             assert (await run.program("hello", other.gateway.token)).startswith("401 ")
             assert (await other.program("hello")).startswith("200 ")
         assert await other.program("refused") == "ConnectionRefusedError\n"
+        assert (await run.program("hello", other.gateway.token)).startswith("401 ")
         assert (await run.program("hello")).startswith("200 ")
     assert len(service.heard) == 2
 

@@ -38,8 +38,8 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    async def origin(self) -> str:
-        return await self.inner.origin() + self.changed
+    async def origin(self, image: str = "") -> str:
+        return await self.inner.origin(image) + self.changed
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         self.tried.append(anyio.current_time())

@@ -215,7 +215,7 @@ async def ended(
     beside: int = 0,
 ) -> Done:
     """How a command line of ours ended."""
-    said = {"stdout": b"", "stderr": b""}
+    said = {"stdout": bytearray(), "stderr": bytearray()}
     with anyio.fail_after(50):
         async with forked.start(arguments, env=env, cwd=cwd, stdin=stdin, beside=beside) as program:
             async with anyio.create_task_group() as tasks:

@@ -81,7 +81,14 @@ def _text(result: dict[str, Any]) -> str:
 @contextmanager
 def serving(script: Script) -> Generator[str]:
     """Serve the script; yields the address."""
-    server = _Server(("127.0.0.1", 0), _Answer)
+    with serve(script, _Answer) as address:
+        yield address
+
+
+@contextmanager
+def serve(script: object, answer: type[BaseHTTPRequestHandler]) -> Generator[str]:
+    """Have requests answered, by a handler that finds the script at its server."""
+    server = _Server(("127.0.0.1", 0), answer)
     server.script = script
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -94,7 +101,7 @@ def serving(script: Script) -> Generator[str]:
 
 
 class _Server(ThreadingHTTPServer):
-    script: Script
+    script: object
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -102,7 +109,7 @@ class _Answer(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_POST(self) -> None:
-        script = cast("_Server", self.server).script
+        script = cast("Script", cast("_Server", self.server).script)
         body = self.rfile.read(int(self.headers["content-length"]))
         request = json.loads(body)
         script.asked.append((dict(self.headers), body.decode()))

@@ -19,9 +19,11 @@ PACKAGES: Mapping[str, str] = {
     "vite": "vite@6.4.6",
     # The version that the image has.
     "claude": f"@anthropic-ai/claude-code@{_PINNED['@anthropic-ai/claude-code-linux-ARCH']}",
+    "ccr": f"@musistudio/claude-code-router@{_PINNED['@musistudio/claude-code-router']}",
+    "codex": "@openai/codex@0.169.0",
 }
 # Half a gigabyte: nobody should get it by running all tests.
-ON_REQUEST = frozenset({"claude"})
+ON_REQUEST = frozenset({"claude", "codex"})
 _INSTALL_S = 280
 
 

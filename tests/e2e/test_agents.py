@@ -3,13 +3,12 @@
 import json
 import os
 import re
-import sys
+import shutil
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 import yaml
 
@@ -27,7 +26,8 @@ from mcp_sandbox.agents.run import Agent
 from mcp_sandbox.assisting import open_agent
 from mcp_sandbox.config import AgentsConfig, Config, ConnectorConfig
 from mcp_sandbox.errors import OperatorError
-from tests.e2e import npm
+from tests.daemon.running import Done, command, place
+from tests.e2e import npm, openai_api
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER
 from tests.e2e.messages_api import Fault, Script, serving
 
@@ -163,6 +163,36 @@ async def test_the_model_and_the_turns_that_were_asked_for_are_used(
     assert '"model": "v3"' in script.told
 
 
+@everywhere
+async def test_a_service_of_the_other_protocol_is_asked_by_way_of_the_router(
+    config: Config, npm_cache: Path
+) -> None:
+    router = openai_api.Script(CALLS, "All done.")
+    package = npm.installed("ccr", npm_cache).parent / "@musistudio" / "claude-code-router"
+    programs = config.agents.programs
+    assert programs
+    shutil.copytree(package / "dist", programs / "ccr", dirs_exist_ok=True)
+    with suppress(FileExistsError):
+        (programs / "bin" / "ccr").symlink_to("../ccr/cli.js")
+    with openai_api.serving(router) as address:
+        service = config.connectors["scripted"].model_copy(
+            update={"url": address, "protocol": "openai", "model": "m1"}
+        )
+        other = config.model_copy(update={"connectors": {"other": service}})
+        async with opened(other) as agent:
+            events = await answers(agent, "Make a note.")
+            left = await agent.session.exec("pgrep -f 'ccr|cli.js'; ls -d /tmp/mcp-sandbox-run-*")
+    assert [type(event) for event in events] == [
+        *(Started, ToolCall, ToolResult, ToolCall, ToolResult, Text, Completion)
+    ]
+    last = events[-1]
+    assert isinstance(last, Completion)
+    assert (last.content, last.reason, last.usage.total) == ("All done.", "", 24)
+    assert left.stdout == ""
+    assert {head["authorization"] for head, _ in router.asked} == {f"Bearer {KEY}"}
+    assert {body["model"] for _, body in router.asked} == {"m1"}
+
+
 @pytest.mark.parametrize("backend_name", [BUBBLEWRAP], indirect=True)
 async def test_a_key_that_is_not_there_is_an_error_before_anything_runs(config: Config) -> None:
     nowhere = {"scripted": ConnectorConfig(url="http://127.0.0.1:9", key="")}
@@ -185,11 +215,10 @@ async def test_people_hand_a_request_to_an_agent_on_the_command_line(
         "connectors": {"scripted": {"url": service.url, "key": service.key}},
     }
     file.write_text(yaml.safe_dump(written))
-    where = (*(sys.executable, "-m", "mcp_sandbox", "agent"), "--config", str(file))
+    where = place(tmp_path, more={"MCP_SANDBOX_CONFIG": str(file)})
 
-    async def people(job: str, *given: str) -> tuple[int, str, str]:
-        done = await anyio.run_process([*where[:4], job, *given, *where[4:]], check=False)
-        return done.returncode, done.stdout.decode(), done.stderr.decode()
+    async def people(job: str, *given: str) -> Done:
+        return await command(where, f"agent {job}", *given)
 
     code, said, told = await people("run", "Make a note.")
     assert (code, said) == (0, "All done.\n"), told
@@ -203,4 +232,5 @@ async def test_people_hand_a_request_to_an_agent_on_the_command_line(
     assert "there is no assistant 'nobody'" in told
     code, said, told = await people("check")
     assert code == 0, told
+    assert (await command(where, "shutdown")).code == 0
     assert re.search(r"program +2\.1\..*\nmodel +answers \d+\ntools +none", said)

@@ -13,7 +13,8 @@ import trustme
 from anyio.abc import SocketStream
 from anyio.streams.tls import TLSStream
 
-from tests.egress.world import CHAT, HOST, World, a_world, everything, head
+from tests.egress.world import CHAT, HOST, World, a_world, head
+from tests.streams import everything
 
 VALUE = "s3cret-value-0123456789"
 

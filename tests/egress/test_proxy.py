@@ -13,7 +13,8 @@ from cryptography import x509
 
 from mcp_sandbox.egress import proxy
 from mcp_sandbox.egress.rules import Rule
-from tests.egress.world import AUTHORITY, HOST, World, a_world, everything, granted, head
+from tests.egress.world import AUTHORITY, HOST, World, a_world, granted, head
+from tests.streams import everything
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import Target
 from tests.egress.examples import some_or
 from tests.egress.test_targets import REFUSED_HOSTS, REFUSED_PORTS
-from tests.egress.world import CHAT, HOST, World, a_world, everything
+from tests.egress.world import CHAT, HOST, World, a_world
+from tests.streams import everything
 
 
 class Inside(ByteStream):

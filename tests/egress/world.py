@@ -21,6 +21,7 @@ from mcp_sandbox.egress.rules import Rule, Rules, rule_of, rules_of
 from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import RefusedError
 from mcp_sandbox.models import ChatId
+from tests.streams import everything
 
 CHAT = ChatId("local", "one")
 HOST = "host.internal"
@@ -112,16 +113,6 @@ class World:
 
 
 AUTHORITY = trustme.CA()
-
-
-async def everything(stream: Any) -> bytes:
-    data = b""
-    try:
-        async for piece in stream:
-            data += piece
-    except anyio.BrokenResourceError:
-        pass
-    return data
 
 
 async def head(stream: Any) -> bytes:

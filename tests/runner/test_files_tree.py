@@ -134,7 +134,10 @@ def test_the_workspace_and_what_holds_it_cannot_be_deleted_or_moved(
 
 
 @pytest.mark.slow
-def test_a_tree_that_others_keep_changing_is_deleted_or_said_to_be_busy(workspace: Path) -> None:
+def test_a_tree_that_others_keep_changing_is_deleted_or_said_to_be_busy(
+    workspace: Path, request: pytest.FixtureRequest
+) -> None:
+    rounds = 20 if request.config.getoption("--whole") else 6
     outside = workspace.parent / "home"
     (outside / "kept").touch()
     stop = threading.Event()
@@ -155,7 +158,7 @@ def test_a_tree_that_others_keep_changing_is_deleted_or_said_to_be_busy(workspac
     (workspace / "tree").mkdir()
     thread.start()
     try:
-        for _ in range(20):
+        for _ in range(rounds):
             (workspace / "tree").mkdir(exist_ok=True)
             delete_whatever_happens()
     finally:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -216,15 +217,25 @@ async def test_more_data_than_there_is_credit_for_is_refused(runner: Runner) -> 
 async def test_calls_beyond_the_limit_are_told_that_it_is_busy(runner: Runner) -> None:
     stream, decoder, seal = await greeted(runner)
     async with stream:
-        for number in range(protocol.MAX_CALLS + 1):
-            call = {"t": "call", "id": number, "op": "run", "args": {"argv": ["sleep", "60"]}}
-            await stream.send(protocol.encode(call, b"", seal))
+
+        async def ends(*kinds: str) -> list[dict[str, Any]]:
+            """The first frames of these kinds."""
+            while True:
+                came = [header for header, _ in decoder.feed(await stream.receive())]
+                if found := [header for header in came if header["t"] in kinds]:
+                    return found
+
+        async def call(number: int, op: str, **args: object) -> None:
+            frame = {"t": "call", "id": number, "op": op, "args": args, "release": op == "run"}
+            await stream.send(protocol.encode(frame, b"", seal))
+
         with anyio.fail_after(30):
-            failed: list[str] = []
-            while not failed:
-                for header, _ in decoder.feed(await stream.receive()):
-                    failed += [header["code"]] if header["t"] == "fail" else []
-    assert failed == ["busy"]
+            await call(0, "run", argv=["sleep", "60"])
+            (begun,) = await ends("done")
+            for number in range(1, protocol.MAX_CALLS + 2):
+                await call(number, "wait", process=begun["result"]["process"])
+            (failed,) = await ends("fail", "done")
+    assert (failed["id"], failed["code"]) == (protocol.MAX_CALLS + 1, "busy")
     assert await works(runner)
 
 

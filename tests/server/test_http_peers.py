@@ -12,7 +12,7 @@ from anyio.abc import SocketStream
 
 from tests.server.web import Web, http_client, initialize, served
 
-DROPPED = 10_000
+DROPPED, DROPPED_WHOLE = 1_000, 10_000
 
 
 async def hung_up(stream: SocketStream) -> bytes:
@@ -121,13 +121,16 @@ async def test_calls_are_not_dropped_for_newer_peers(data_root: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_many_connections_opened_and_dropped_leave_nothing(data_root: Path) -> None:
+async def test_many_connections_opened_and_dropped_leave_nothing(
+    data_root: Path, request: pytest.FixtureRequest
+) -> None:
+    dropped = DROPPED_WHOLE if request.config.getoption("--whole") else DROPPED
     async with served(data_root, anonymous=True, connections=64) as web:
         assert await is_well(web)
         before = open_files()
 
         def connect_and_drop() -> None:
-            for number in range(DROPPED):
+            for number in range(dropped):
                 with socket.create_connection(("127.0.0.1", web.port)) as peer:
                     if number % 3 == 0:
                         peer.sendall(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n")

@@ -4,9 +4,15 @@ from collections.abc import Mapping
 
 from mcp_sandbox.agents.executor import Executor
 from mcp_sandbox.agents.executors.claude import Claude
+from mcp_sandbox.agents.executors.codex import Codex
+from mcp_sandbox.agents.executors.direct import Direct
 from mcp_sandbox.errors import InvalidArgument
 
-EXECUTORS: Mapping[str, type[Executor]] = {Claude.name: Claude}
+EXECUTORS: Mapping[str, type[Executor]] = {each.name: each for each in (Claude, Codex, Direct)}
+_REFUSED = {
+    "cursor": "its agent is in no package registry, and takes its model from no other address: "
+    "its key would have to be inside"
+}
 
 
 def executor_of(command: str) -> type[Executor]:
@@ -18,4 +24,6 @@ def executor_of(command: str) -> type[Executor]:
     if command in EXECUTORS:
         return EXECUTORS[command]
     why = f"unknown command type: {command[:40]}" if command else "options cannot be empty"
+    if command in _REFUSED:
+        why = f"{command} is not run here: {_REFUSED[command]}"
     raise InvalidArgument(f"{why}: choose one of {', '.join(EXECUTORS)}")

@@ -1,36 +1,46 @@
 """The Claude command line, as of version 2.1.328."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from pydantic import Field
 
 from mcp_sandbox.agents import events as told
-from mcp_sandbox.agents.executor import Program, Run
+from mcp_sandbox.agents.executor import Program, Run, Way, Word
 from mcp_sandbox.agents.messages import Given
-from mcp_sandbox.errors import Unsupported
+from mcp_sandbox.errors import InvalidArgument
 
-_QUIET = ("DISABLE_TELEMETRY", "DISABLE_ERROR_REPORTING", "DISABLE_AUTOUPDATER")
 _ENVIRONMENT = {
-    **dict.fromkeys((*_QUIET, "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"), "1"),
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    **dict.fromkeys(("DISABLE_TELEMETRY", "DISABLE_ERROR_REPORTING", "DISABLE_AUTOUPDATER"), "1"),
     # Tools of the host are there from the first request on, and have more time than the host gives.
     "ENABLE_TOOL_SEARCH": "false",
     "MCP_CONNECTION_NONBLOCKING": "0",
     "MCP_TOOL_TIMEOUT": "90000",
 }
-# Another run may make the link at the same time. Prints the record of the conversation $1, if any.
+# Another run may make the link at the same time.
 _PREPARE = """
-command -v claude >/dev/null || exit 127
 if [ -d /opt/skills ] && ! [ -e .claude/skills -o -L .claude/skills ]; then
   mkdir -p .claude && ln -sT /opt/skills .claude/skills || [ -e .claude/skills ] || exit
 fi
 [ -z "$1" ] || find ~/.claude/projects -mindepth 2 -maxdepth 2 -name "$1.jsonl" 2>/dev/null
 exit 0
 """
-_SHOWN_BYTES = 200
-# What begins with a dash would be another option.
-_Word = Annotated[str, Field(pattern=r"^[^-\x00][^\x00]*$")]
+# The router, which asks a service of the other protocol, has the run's folder for its home.
+_ROUTER = ".claude-code-router/config.json"
+_ROUTED = """
+command -v ccr >/dev/null || { echo "no program ccr, which openai connectors need" >&2; exit 127; }
+port=$1; shift
+HOME=$0 ccr start </dev/null >"$0/router.log" 2>&1 &
+trap "kill -9 $!; wait $!" EXIT
+until python3 -ISc "import socket; socket.create_connection(('127.0.0.1', $port))" 2>/dev/null; do
+  kill -0 $! || { cat "$0/router.log" >&2; exit 1; }
+  sleep 0.1
+done
+"$@"
+"""
 
 
 class _Arguments(Given):
@@ -38,9 +48,9 @@ class _Arguments(Given):
     permission_mode: Literal[
         "acceptEdits", "auto", "bypassPermissions", "manual", "dontAsk", "plan"
     ] = "bypassPermissions"
-    allowed_tools: tuple[_Word, ...] = ()
-    disallowed_tools: tuple[_Word, ...] = ()
-    model: _Word | None = None
+    allowed_tools: tuple[Word, ...] = ()
+    disallowed_tools: tuple[Word, ...] = ()
+    model: Word | None = None
     max_budget_usd: float = Field(default=0, ge=0, allow_inf_nan=False)
 
 
@@ -52,46 +62,31 @@ class Claude:
 
     name = "claude"
     image = "mcp-sandbox/claude:latest"
-    protocol = "anthropic"
+    protocols: Sequence[str] = ("anthropic", "openai")
+    prepare = _PREPARE
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._given = _Arguments.read(arguments, "the arguments of claude")
-        self._has_record = False
         # So many characters of the text that is being said were told already.
         self._told = 0
 
-    async def prepare(self, run: Run) -> Iterable[told.Event]:
-        script = ["/bin/sh", "-c", _PREPARE, "sh", run.resumed]
-        result = await run.session.exec(script, timeout_s=60)
-        if result.exit_code == 127:
-            raise Unsupported(
-                "there is no program claude in the sandbox: with docker, build an image that has "
-                f"it (`mcp-sandbox images build claude`) and set docker.image to {self.image}; "
-                "else set agents.programs to a folder that has bin/claude"
-            )
-        if not result.success:
-            raise Unsupported(result.stderr.strip() or f"sh ended with {result.exit_code}")
-        self._has_record = bool(result.stdout)
-        if run.resumed and not self._has_record:
-            return [told.Notice("no record of an earlier conversation is left: it begins anew")]
-        return ()
-
     def command(self, run: Run) -> Program:
         talk, given = run.conversation, self._given
+        model = given.model or run.way.model
         # Both are the model service's, which would be a network.
         offline = () if run.online else ("WebSearch", "WebFetch")
         options: dict[str, tuple[object, ...]] = {
             "--input-format": ("stream-json",),
             "--output-format": ("stream-json",),
             "--permission-mode": (given.permission_mode,),
-            "--resume" if self._has_record else "--session-id": (run.resumed,),
+            "--resume" if run.record else "--session-id": (run.resumed,),
             "--system-prompt-file": (talk.system and f"{run.folder}/system.md",),
             # Else a conversation that goes on keeps its first instructions.
             "--system-prompt-snapshot": ("off",),
             "--mcp-config": (run.way.tools and f"{run.folder}/mcp.json",),
             "--max-turns": (given.max_turns,),
             "--max-budget-usd": (given.max_budget_usd,),
-            "--model": (given.model or run.way.model,),
+            "--model": (model,),
             "--allowed-tools": given.allowed_tools,
             "--disallowed-tools": (*given.disallowed_tools, *offline),
         }
@@ -99,24 +94,24 @@ class Claude:
         words += ["--strict-mcp-config"] if run.way.tools else []
         for option, values in options.items():
             words += [option, *map(str, values)] if any(values) else []
-        content = [*(() if self._has_record else talk.history), *talk.prompt]
+        content = [*(() if run.record else talk.history), *talk.prompt]
         said = {"type": "user", "message": {"role": "user", "content": content}}
+        url, files = run.way.url, {"system.md": talk.system.encode(), "mcp.json": run.way.tools}
+        if run.way.protocol == "openai":
+            if not model:
+                raise InvalidArgument("the router has to be told a model: add it to the connector")
+            port = 20_000 + secrets.randbelow(10_000)
+            url, files[_ROUTER] = f"http://127.0.0.1:{port}", _router(run.way, port, model)
+            words = ["/bin/sh", "-c", _ROUTED, run.folder, str(port), *words]
         return Program(
             words,
-            {**_ENVIRONMENT, "ANTHROPIC_BASE_URL": run.way.url, "ANTHROPIC_API_KEY": run.way.key},
+            {**_ENVIRONMENT, "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": run.way.key},
             json.dumps(said).encode() + b"\n",
-            {"system.md": talk.system.encode(), "mcp.json": run.way.tools},
+            files,
         )
 
     def events(self, line: bytes) -> Iterable[told.Event]:
-        kind = ""
-        try:
-            said = json.loads(line)
-            kind = "/".join(str(said[key])[:80] for key in ("type", "subtype") if key in said)
-            return list(self._events(said))
-        # In whatever way it is not as it should be.
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            return [told.Unknown(kind, line[:_SHOWN_BYTES].decode("utf-8", "replace"))]
+        return told.understood(line, self._events)
 
     def _events(self, said: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stranger
         match said:
@@ -161,7 +156,17 @@ class Claude:
                     content = "\n".join(part.get("text", f"[{part['type']}]") for part in content)
                 yield told.ToolResult(call, content, bool(block.get("is_error")))
             case _:
-                yield told.Unknown(str(block["type"])[:80], json.dumps(block)[:_SHOWN_BYTES])
+                yield told.Unknown(str(block["type"])[:80], json.dumps(block)[: told.SHOWN])
+
+
+def _router(way: Way, port: int, model: str) -> bytes:
+    """What the router is to know: one service, whatever model it is asked for."""
+    place = {"name": "host", "api_base_url": f"{way.url}/v1/chat/completions"}
+    service = {**place, "api_key": way.key, "models": [model]}
+    ours = {"PORT": port, "APIKEY": way.key, "LOG": False, "NON_INTERACTIVE_MODE": True}
+    return json.dumps(
+        {**ours, "Providers": [service], "Router": {"default": f"host,{model}"}}
+    ).encode()
 
 
 def _beside(said: dict[str, Any]) -> bool:

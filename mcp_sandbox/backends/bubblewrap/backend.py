@@ -137,7 +137,7 @@ class BubblewrapBackend:
         works = f"{host.program.version} works with {host.python}; control groups bound {bounded}"
         return works if self._walls else f"{works}; NO isolation: code runs on this host"
 
-    async def origin(self) -> str:
+    async def origin(self, image: str = "") -> str:  # noqa: ARG002 - it has none
         host = await to_thread.run_sync(self._look)
         return f"{host.runner.name} {host.program.version}"
 

@@ -26,6 +26,7 @@ from mcp_sandbox.backends.docker.exec_stream import open_exec
 from mcp_sandbox.backends.docker.images import run_once, somewhere
 from mcp_sandbox.backends.docker.spec import (
     APP,
+    IMAGE_LABEL,
     INSTANCE_LABEL,
     LABEL_PREFIX,
     PYTHON,
@@ -99,7 +100,7 @@ class DockerBackend:
         self._instance = instance_of(data_root)
         self.connection = client.connection_of(config)
         self._starts = CapacityLimiter(_STARTS_AT_ONCE)
-        self._image: tuple[float, client.Image] | None = None
+        self._images: dict[str, tuple[float, client.Image]] = {}
         self._swept = False
 
     async def aclose(self) -> None:
@@ -119,16 +120,16 @@ class DockerBackend:
         runtime = self._config.runtime or info.get("DefaultRuntime", "default runtime")
         return f"Docker {info.get('ServerVersion')} with {runtime} runs {self._config.image}"
 
-    async def origin(self) -> str:
+    async def origin(self, image: str = "") -> str:
         runtime = self._config.runtime or (await self.connection.info()).get("DefaultRuntime", "")
-        return f"{(await self._current_image()).id} {runtime}"
+        return f"{(await self._current_image(image)).id} {runtime}"
 
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
         sandbox_id = new_id()
         try:
             info = await self.connection.info()
             refuse_unusable(info)
-            image, shared = await self._current_image(), await self._shares_sockets()
+            image, shared = await self._current_image(spec.image), await self._shares_sockets()
             # The token goes by a file where that is seen, and nothing steers Python.
             by_file = shared and not is_steered([*spec.env, *image.env])
 
@@ -146,7 +147,7 @@ class DockerBackend:
                 socket_directory=self._records.socket_directory(sandbox_id) if shared else None,
                 network="none" if spec.network == "none" else sandbox_id,
             )
-            facts = facts_of(self._config.image, await self._start(spec, place), info)
+            facts = self._facts(await self._start(spec, place), info)
         except BaseException:
             await self.destroy(sandbox_id)
             raise
@@ -160,7 +161,7 @@ class DockerBackend:
             await self.connection.call(client.switch, sandbox_id, paused=False)
         elif status != "running":
             raise gone(sandbox_id)
-        facts = facts_of(self._config.image, inspected, await self.connection.info())
+        facts = self._facts(inspected, await self.connection.info())
         labels = record.labels or _labels(inspected["Config"])
         return DockerSandbox(sandbox_id, token, facts, labels, self)
 
@@ -231,17 +232,21 @@ class DockerBackend:
             _refuse(await to_thread.run_sync(first_process_problems, inspected))
         return inspected
 
-    async def _current_image(self) -> client.Image:
-        now = anyio.current_time()
-        if self._image is None or now - self._image[0] > _IMAGE_FRESH_S:
-            image = await self.connection.call(client.find_image, self._config.image)
+    def _facts(self, inspected: dict[str, Any], info: dict[str, Any]) -> SandboxFacts:
+        own = inspected["Config"]["Labels"].get(IMAGE_LABEL)
+        return facts_of(own or self._config.image, inspected, info)
+
+    async def _current_image(self, name: str = "") -> client.Image:
+        name, now = name or self._config.image, anyio.current_time()
+        looked_at, image = self._images.get(name, (0.0, None))
+        if image is None or now - looked_at > _IMAGE_FRESH_S:
+            image = await self.connection.call(client.find_image, name)
             if image.labels.get(RUNNER_LABEL) != await to_thread.run_sync(runner_digest):
                 raise ImageMissing(
-                    f"the image {self._config.image} holds another version of the runner; "
-                    f"{build_again(self._config.image)}"
+                    f"the image {name} holds another version of the runner; {build_again(name)}"
                 )
-            self._image = (now, image)
-        return self._image[1]
+            self._images[name] = (now, image)
+        return image
 
     async def _wait_until_it_listens(self, sandbox_id: SandboxId) -> None:
         with anyio.move_on_after(_START_S):

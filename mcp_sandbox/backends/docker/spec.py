@@ -69,6 +69,7 @@ sendmmsg sendmsg sendto setsockopt shutdown
 APP = "mcp-sandbox"
 INSTANCE_LABEL = "mcp-sandbox.instance"
 LABEL_PREFIX = "mcp-sandbox.label."
+IMAGE_LABEL = "mcp-sandbox.image"
 RUNNER_LABEL = "mcp-sandbox.runner"
 PYTHON = "/usr/bin/python3"
 RUNNER = f"{OURS}/{MAIN}"
@@ -164,6 +165,7 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
             **{LABEL_PREFIX + name: value for name, value in spec.labels.items()},
             "app": APP,
             INSTANCE_LABEL: place.instance,
+            IMAGE_LABEL: spec.image,
         },
         "HostConfig": _host_config(spec, place),
     }

@@ -1,0 +1,105 @@
+"""The Codex command line, as of version 0.169; its model service speaks the Responses API."""
+
+import json
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mcp_sandbox.agents import events as told
+from mcp_sandbox.agents.executor import Program, Run, Word
+from mcp_sandbox.agents.messages import Given
+
+# A conversation that may be resumed has a home of its own, where it is the last one.
+_START = '[ -z "$0" ] || export CODEX_HOME=~/.codex/agents/"$0"; exec codex exec "$@"'
+_SETTINGS: dict[str, object] = {
+    "model_provider": "host",
+    "model_providers.host.name": "host",
+    "model_providers.host.env_key": "OPENAI_API_KEY",
+    "model_providers.host.wire_api": "responses",
+    # It is the model service's, which would be a network.
+    "web_search": "disabled",
+    "features.multi_agent": False,
+    "analytics.enabled": False,
+    "check_for_update_on_startup": False,
+}
+_TOOLS = ("command_execution", "mcp_tool_call", "file_change")
+
+
+class _Arguments(Given):
+    model: Word | None = None
+
+
+class Codex:
+    """Runs Codex with no sandbox of its own. Of its usage, the host's count is the run's alone."""
+
+    name = "codex"
+    image = ""
+    protocols: Sequence[str] = ("openai",)
+    prepare = """
+[ -n "$1" ] || exit 0
+mkdir -p ~/.codex/agents/"$1" && find ~/.codex/agents/"$1" -path '*/sessions/*.jsonl'
+"""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._given = _Arguments.read(arguments, "the arguments of codex")
+        self._last = self._thread = ""
+
+    def command(self, run: Run) -> Program:
+        talk, settings = run.conversation, _SETTINGS.copy()
+        said = [*(() if run.record else talk.history), *talk.prompt]
+        images = [b64decode(each["source"]["data"]) for each in said if each["type"] == "image"]
+        files = {str(number): image for number, image in enumerate(images)}
+        settings["model_providers.host.base_url"] = f"{run.way.url}/v1"
+        if model := self._given.model or run.way.model:
+            settings["model"] = model
+        if talk.system:
+            settings["model_instructions_file"] = f"{run.folder}/system.md"
+        if run.way.tools:
+            server = json.loads(run.way.tools)["mcpServers"]["host"]
+            settings |= {f"mcp_servers.host.{key}": value for key, value in server.items()}
+        words = ["--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+        words += [] if run.resumed else ["--ephemeral"]
+        words += [f"--config={key}={json.dumps(value)}" for key, value in settings.items()]
+        words += [f"--image={run.folder}/{name}" for name in files]
+        words += ["resume", "--last", "-"] if run.record else ["-"]
+        return Program(
+            ["/bin/sh", "-c", _START, run.resumed, *words],
+            {"OPENAI_API_KEY": run.way.key},
+            "\n\n".join(block["text"] for block in said if block["type"] == "text").encode(),
+            {"system.md": talk.system.encode(), **files},
+        )
+
+    def events(self, line: bytes) -> Iterable[told.Event]:
+        return told.understood(line, self._events)
+
+    def _events(self, said: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stranger
+        match said:
+            case {"type": "thread.started", "thread_id": thread}:
+                yield told.Started(thread)
+                self._thread = thread
+            case {"type": "item.completed", "item": {"type": "agent_message", "text": text}}:
+                yield told.Text(text)
+                self._last = text
+            case {"type": "item.started", "item": {"id": call, "type": kind}} if kind in _TOOLS:
+                item = said["item"]
+                known = {key: item[key] for key in ("command", "changes") if key in item}
+                yield told.ToolCall(call, item.get("tool", kind), item.get("arguments", known))
+            case {"type": "item.completed", "item": {"type": kind}} if kind in _TOOLS:
+                yield _result(said["item"])
+            case {"type": "error", "message": why} | {"item": {"type": "error", "message": why}}:
+                yield told.Notice(why)
+            case {"type": "turn.completed"}:
+                yield told.Completion(self._last, turns=1, session_id=self._thread)
+            case {"type": "turn.failed", "error": {"message": why}}:
+                yield told.Completion(self._last, is_error=True, reason=f"api_error: {why}")
+            case {"type": "turn.started"} | {"item": {"type": "reasoning" | "todo_list"}}:
+                pass
+            case _:
+                raise ValueError("of an unknown type")
+
+
+def _result(item: dict[str, Any]) -> told.ToolResult:
+    parts = (item.get("result") or {}).get("content", ())
+    text = "\n".join(part.get("text", f"[{part['type']}]") for part in parts)
+    text = text or item.get("aggregated_output") or (item.get("error") or {}).get("message", "")
+    return told.ToolResult(item["id"], text, item["status"] == "failed")

@@ -1,0 +1,118 @@
+"""No program and no sandbox: one call of the model service, told as it comes."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import anyio
+from pydantic import Field
+from starlette.types import Message
+
+from mcp_sandbox.agents import events as told
+from mcp_sandbox.agents.executor import Program, Run, Take
+from mcp_sandbox.agents.gateway import Gateway
+from mcp_sandbox.agents.messages import Given
+
+_WHOLE = ("end_turn", "stop_sequence", "stop")
+_SHOWN_BYTES = 2000
+
+
+class _Arguments(Given):
+    model: str | None = None
+    # The Messages API has no default of its own.
+    max_tokens: int = Field(default=8192, ge=1)
+
+
+class Direct:
+    """Asks the model once. The argv of its Program is a method and path, its stdin the body."""
+
+    name = "direct"
+    image = ""
+    protocols: Sequence[str] = ("anthropic", "openai")
+    prepare = ""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._given = _Arguments.read(arguments, "the arguments of direct")
+
+    def command(self, run: Run) -> Program:
+        system, model = run.conversation.system, self._given.model or run.way.model
+        openai, limit = run.way.protocol == "openai", self._given.max_tokens
+        turns = [
+            {**turn, "content": [*_blocks(turn["content"], openai=openai)]}
+            for turn in run.conversation.turns
+        ]
+        body: dict[str, Any] = {"model": model, "stream": True, "messages": turns}
+        if not openai:
+            body |= {"max_tokens": limit} | ({"system": system} if system else {})
+        elif system:
+            body["messages"] = [{"role": "system", "content": system}, *turns]
+        path = "/v1/chat/completions" if openai else "/v1/messages"
+        return Program(["POST", path], {}, json.dumps(body).encode(), {})
+
+    def events(self, line: bytes) -> Iterable[told.Event]:
+        kind, _, data = line.partition(b":")
+        if kind != b"data" or data.strip() == b"[DONE]":
+            return ()
+        return told.understood(data, _events)
+
+
+def _blocks(content: Sequence[Mapping[str, Any]], *, openai: bool) -> Iterator[Mapping[str, Any]]:
+    for block in content:
+        if openai and block["type"] == "image":
+            source = block["source"]
+            url = f"data:{source['media_type']};base64,{source['data']}"
+            yield {"type": "image_url", "image_url": {"url": url}}
+        # Services refuse an empty one.
+        elif block.get("text") != "":
+            yield block
+
+
+def _events(said: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stranger
+    match said:
+        case {"error": {"message": why}}:
+            yield told.Completion("", is_error=True, reason=f"api_error: {why}", turns=1)
+        case {"type": "content_block_delta", "delta": {"text": text}}:
+            yield told.Text(text, partial=True)
+        case {"type": "message_delta", "delta": {"stop_reason": word}}:
+            yield _end(word)
+        case {"choices": [{"delta": delta, **choice}, *_]}:
+            if text := delta.get("content"):
+                yield told.Text(text, partial=True)
+            if word := choice.get("finish_reason"):
+                yield _end(word)
+        case {"type": _} | {"choices": []}:
+            pass
+        case _:
+            raise ValueError("of an unknown type")
+
+
+def _end(word: object) -> told.Completion:
+    """What was said before is its content."""
+    why = "" if word in _WHOLE else f"{word}: the model ended its answer early"
+    return told.Completion("", is_error=bool(why), reason=why, turns=1)
+
+
+async def ask(gateway: Gateway, what: str, body: bytes, take: Take) -> tuple[int, str]:
+    """Ask as a program inside would, by the run's token: judged, counted and bounded likewise."""
+    method, path = what.split()
+    key = (b"x-api-key", gateway.token.encode())
+    request = {"type": "http", "method": method, "raw_path": path.encode(), "query_string": b""}
+    said: list[Message] = [{"type": "http.request", "body": body}]
+    status, error = 0, b""
+
+    async def receive() -> Message:
+        if not said:
+            await anyio.sleep_forever()
+        return said.pop()
+
+    async def send(message: Message) -> None:
+        nonlocal status, error
+        status, data = message.get("status", status), message.get("body", b"")
+        if status == 200:
+            await take(data)
+        else:
+            error = (error + data)[:_SHOWN_BYTES]
+
+    headers = [key, (b"anthropic-version", b"2023-06-01")]
+    await gateway.answer({**request, "headers": headers}, receive, send)
+    return status, error.decode("utf-8", "replace")
