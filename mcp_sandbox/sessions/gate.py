@@ -5,8 +5,8 @@ What the active skills leave -> no call while the server ends -> a place among t
 """
 
 import shlex
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import anyio
@@ -114,7 +114,7 @@ class Gate:
             SandboxGone: it died; the message says of what.
         """
         hold = self._hold_of(action.chat)
-        with self.passed(action) as record:
+        async with self.passed(action) as record:
             endless, keeps = action.what in _ENDLESS, action.what == "door"
             async with hold.open_sandbox(endless=endless, keeps=keeps) as held:
                 entered = Entered(held, held.runtime, record, action.leave)
@@ -142,8 +142,8 @@ class Gate:
                         finally:
                             hold.meter.note_change(grew=entered.grew)
 
-    @contextmanager
-    def passed(self, action: Action) -> Generator[CallRecord]:
+    @asynccontextmanager
+    async def passed(self, action: Action) -> AsyncGenerator[CallRecord]:
         """The same for what needs no open sandbox."""
         with recorded(action.what, self._count) as record:
             record.chat, record.backend = action.chat, self._hold_of(action.chat).backend

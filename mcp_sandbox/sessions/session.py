@@ -315,7 +315,8 @@ class Session:
 
     async def reset(self, *, keep_files: bool = True) -> str:
         """A new sandbox; without `keep_files` also an empty workspace. Says what was done."""
-        with self._gate.passed(Action(self.chat, "sandbox_reset", {"keep_files": keep_files})):
+        given = {"keep_files": keep_files}
+        async with self._gate.passed(Action(self.chat, "sandbox_reset", given)):
             await self._hold.end("keep" if keep_files else "discard")
         if keep_files:
             return "The sandbox was replaced; files in /workspace and the home are kept."
