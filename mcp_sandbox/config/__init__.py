@@ -25,6 +25,7 @@ from mcp_sandbox.config.models import Duration as Duration
 from mcp_sandbox.config.models import EgressConfig as EgressConfig
 from mcp_sandbox.config.models import HttpConfig as HttpConfig
 from mcp_sandbox.config.models import LimitsConfig as LimitsConfig
+from mcp_sandbox.config.models import PolicyConfig as PolicyConfig
 from mcp_sandbox.config.models import PoolConfig as PoolConfig
 from mcp_sandbox.config.models import ProjectConfig as ProjectConfig
 from mcp_sandbox.config.models import RunConfig as RunConfig

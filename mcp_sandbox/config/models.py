@@ -382,6 +382,18 @@ class PreviewsConfig(Section):
     enabled: bool = setting(True, "let agents open previews")
 
 
+class PolicyConfig(Section):
+    """What may be run, and about what a person is asked."""
+
+    profile: Literal["auto", "isolated", "strict", "off"] = setting(
+        "auto",
+        "isolated = refuse what destroys a chat's files, ask before something leaves; strict = ask "
+        "before all that is risky; off = grade and record only; auto = strict on unsafe-local, "
+        "else isolated",
+    )
+    rules: tuple[AbsolutePath, ...] = setting((), "files of further rules, which make stricter")
+
+
 class ServeConfig(Section):
     """The daemon, `mcp-sandbox serve`."""
 
@@ -456,6 +468,7 @@ class Config(Section):
     calls: CallsConfig = CallsConfig()
     output: OutputConfig = OutputConfig()
     previews: PreviewsConfig = PreviewsConfig()
+    policy: PolicyConfig = PolicyConfig()
     connectors: dict[Annotated[str, Field(pattern=r"^[\w.-]+$")], ConnectorConfig] = Field(
         default_factory=dict[str, ConnectorConfig],
         description="model services of agents: "
