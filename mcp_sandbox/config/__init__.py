@@ -14,6 +14,7 @@ from mcp_sandbox.config.environment import search_path as search_path
 from mcp_sandbox.config.environment import server_variables as server_variables
 from mcp_sandbox.config.models import AgentsConfig as AgentsConfig
 from mcp_sandbox.config.models import AllowConfig as AllowConfig
+from mcp_sandbox.config.models import AuditConfig as AuditConfig
 from mcp_sandbox.config.models import BridgeConfig as BridgeConfig
 from mcp_sandbox.config.models import BridgeProcessConfig as BridgeProcessConfig
 from mcp_sandbox.config.models import BridgeServerConfig as BridgeServerConfig

@@ -394,6 +394,22 @@ class PolicyConfig(Section):
     rules: tuple[AbsolutePath, ...] = setting((), "files of further rules, which make stricter")
 
 
+class AuditConfig(Section):
+    """The record of what ran, which shows whether it was changed."""
+
+    enabled: bool = setting(True, "record calls, refusals, grants and what leaves sandboxes")
+    sync: Literal["batch", "each"] = setting(
+        "batch", "when a line is on the disk: batch = within 100 ms, each = before its call runs"
+    )
+    on_error: Literal["stop", "go_on"] = setting(
+        "stop", "what cannot be recorded: stop = does not run, go_on = runs, with a warning"
+    )
+    keep: Duration = setting(90 * 86_400.0, "whole files are removed after this")
+    max_file: Size = setting(
+        64 * MIB, "a file that is larger is followed by a new one", ge=64 * KIB
+    )
+
+
 class ServeConfig(Section):
     """The daemon, `mcp-sandbox serve`."""
 
@@ -469,6 +485,7 @@ class Config(Section):
     output: OutputConfig = OutputConfig()
     previews: PreviewsConfig = PreviewsConfig()
     policy: PolicyConfig = PolicyConfig()
+    audit: AuditConfig = AuditConfig()
     connectors: dict[Annotated[str, Field(pattern=r"^[\w.-]+$")], ConnectorConfig] = Field(
         default_factory=dict[str, ConnectorConfig],
         description="model services of agents: "
