@@ -1,5 +1,6 @@
 """The MCP server: its face to clients and the tools it offers."""
 
+import os
 from collections.abc import Callable, Coroutine, Mapping
 from importlib import import_module
 from typing import Any, get_type_hints
@@ -9,6 +10,7 @@ from mcp.server import MCPServer, Server
 from mcp.server.context import HandlerResult
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.request_state import RequestStateSecurity
 from mcp.types import CallToolResult, Icon, InputRequiredResult, NotificationParams
 
 from mcp_sandbox import __version__
@@ -16,7 +18,7 @@ from mcp_sandbox.config import CallsConfig, HttpConfig
 from mcp_sandbox.models import Network, ProjectAccess
 from mcp_sandbox.server.errors import protocol_errors
 from mcp_sandbox.server.flow import UserSessions
-from mcp_sandbox.server.identity import SessionFor
+from mcp_sandbox.server.identity import SessionFor, chat_bound
 from mcp_sandbox.server.skills.changes import SkillChanges, with_tasks
 from mcp_sandbox.server.skills.disclosure import Disclosure
 from mcp_sandbox.server.skills.prompts import SkillPrompts
@@ -158,6 +160,10 @@ def build_server(  # noqa: PLR0913 - what the composition root knows
         extensions=[resources] if resources else [],
         middleware=[Disclosure(skills)] if skills else [],
         lifespan=with_tasks,
+        # A key of this process: what it has asked ends with it.
+        request_state_security=RequestStateSecurity(
+            keys=[os.urandom(32)], bind_principal=chat_bound
+        ),
     )
     if skills and resources:
         server.offer_skills(skills, resources, session_for)

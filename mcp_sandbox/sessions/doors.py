@@ -74,12 +74,13 @@ class Place:
 class Egress:
     """The way out of the sandboxes of one manager; all have the `mount`.
 
-    `counts` has its connections by verdict.
+    `counts` has its connections by verdict. `mask` hides the values of secrets in a text.
     """
 
     def __init__(self, proxy: Proxy, ledger: Ledger) -> None:
         self.counts = Counter[str]()
         self.mount = Mount(proxy.authority.bundle, _CERTIFICATES, read_only=True)
+        self.mask = proxy.secrets.masked
         self._proxy, self._rules = proxy, proxy.rules
         self._records, self._clock = ledger.records, ledger.clock
         self._places: dict[ChatId, dict[Target | None, Place]] = {}

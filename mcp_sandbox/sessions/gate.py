@@ -1,19 +1,25 @@
 """The one way into a sandbox, for an agent's call, a person's shell and a program alike.
 
-What the active skills leave -> no call while the server ends -> a place among the open sandboxes
--> room on the disk -> the call. How it ended is recorded once, for the log, figures and spans.
+What the active skills leave -> what the policy lets run, or a person -> no call while the server
+ends -> a place among the open sandboxes -> room on the disk -> the call. How it ended is recorded
+once, for the log, figures and spans.
 """
 
+import hashlib
+import json
+import re
 import shlex
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 
-from mcp_sandbox.errors import Draining, SandboxError
-from mcp_sandbox.models import ChatId
+from mcp_sandbox.errors import Draining, NotPermitted, SandboxError
+from mcp_sandbox.models import ChatId, Network
+from mcp_sandbox.policy import Assessment, Match, Profile, Rules, assess_aside, decide
 from mcp_sandbox.runtime.runtime import Runtime
+from mcp_sandbox.sessions.approvals import Approval, Approvals
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.rooms import Held
 from mcp_sandbox.telemetry.calls import CallRecord, Count, recorded
@@ -31,6 +37,11 @@ _ACCESS = {
 }
 # They take as long as a person likes.
 _ENDLESS = ("shell", "preview", "door")
+_LANGUAGE_OF = {"bash": "shell"}
+_MOST_TARGET, _MOST_PART = 200, 400
+_STDIN = "END_OF_STDIN"
+# A password or token in an address.
+_IN_ADDRESS = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,8 @@ class Action:
     """What is wanted of a chat's sandbox: `what` is the name of a tool, or "shell".
 
     `arguments` are as the caller gave them; `size` is how many bytes are to be written. Cancelling
-    `leave` has the call answered before its end, if that can be.
+    `leave` has the call answered before its end, if that can be. `judged`: the policy decides
+    about it, as about all that agents do; what a program of the user does is the user's.
     """
 
     chat: ChatId
@@ -46,6 +58,7 @@ class Action:
     arguments: Mapping[str, object] = field(default_factory=dict[str, object])
     size: int = 0
     leave: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    judged: bool = False
 
 
 @dataclass
@@ -71,15 +84,93 @@ class Entered:
         return self.leave
 
 
+@dataclass(frozen=True)
+class Judge:
+    """Decides by the policy about what is to be run, and has a person asked where that says so.
+
+    `mask` hides the values of secrets in what the person sees.
+    """
+
+    rules: Rules
+    profile: Profile
+    network: Network
+    approvals: Approvals
+    mask: Callable[[str], str] = str
+
+    async def check(
+        self, action: Action, tool: str, given: Mapping[str, object], record: CallRecord
+    ) -> None:
+        """Return if it may run; `record` gets the grade and what was decided.
+
+        Raises:
+            NotPermitted: it may not, or a person has said no.
+            ConsentNeeded: a person has to be asked.
+            Busy: one is being asked about another call.
+        """
+        if tool == "network_access":
+            hosts = [str(each) for each in _listed(given.get("hosts"))]
+            way = "Reach and write to" if given.get("write") else "Read from"
+            effect = f"{way} {', '.join(hosts)}?"
+            about = tuple(f"{tool} {host}" for host in hosts)
+            question = self._question(action, about, effect, str(given.get("reason", "")))
+        else:
+            code, language = _code(tool, given)
+            if not language:
+                return
+            found = await assess_aside(code, language, given, self.rules)
+            decided = decide(found, self.profile, self.network, language)
+            _note(record, found, decided.verdict, decided.match)
+            if decided.verdict == "deny":
+                raise NotPermitted(f"this was refused, and nothing was run: {decided.sentence}")
+            if decided.verdict == "allow":
+                return
+            asking = self._asking(found, language) or [_unnamed(found)]
+            about = tuple(f"{each.rule} {each.target}".strip()[:_MOST_TARGET] for each in asking)
+            effect, part = _effect(asking), _part(code, asking[0].target)
+            question = self._question(action, about, effect, part)
+        record.decision = "ask"
+        await self.approvals.check(action.chat, question)
+        record.decision = "granted"
+
+    def _asking(self, found: Assessment, language: str) -> list[Match]:
+        """Those matches about which a person would be asked if there were no other."""
+
+        def asks(match: Match) -> bool:
+            level = match.level
+            high = level in ("high", "critical")
+            alone = replace(found, level=level, requires_confirmation=high, patterns=(match,))
+            return decide(alone, self.profile, self.network, language).verdict == "ask"
+
+        return [each for each in found.patterns if asks(each)]
+
+    def _question(self, action: Action, about: tuple[str, ...], effect: str, part: str) -> Approval:
+        """What a person is asked; the same for the same call."""
+        given = {name: each for name, each in action.arguments.items() if each is not None}
+        written = json.dumps([action.what, given], sort_keys=True, default=str)
+        digest = hashlib.sha256(written.encode("utf-8", "surrogatepass")).hexdigest()
+        text = "\n".join(f"{name}: {each}" for name, each in given.items())
+        effect, part, text = map(self._shown, (effect, part, text))
+        return Approval(action.what, about, digest, effect, part, text)
+
+    def _shown(self, text: str) -> str:
+        whole = text.encode("utf-8", "backslashreplace").decode()
+        return self.mask(_IN_ADDRESS.sub("***", whole))
+
+
 class Gate:
     """Lets calls in to the sandboxes of one manager, until it is closed."""
 
     def __init__(
-        self, hold_of: Callable[[ChatId], Hold], narrow: Narrowed, count: Count | None = None
+        self,
+        hold_of: Callable[[ChatId], Hold],
+        narrow: Narrowed,
+        judge: Judge,
+        count: Count | None = None,
     ) -> None:
         """`narrow` raises for what a chat's skills leave out; `count` gets every call's record."""
         self._hold_of = hold_of
         self._narrow = narrow
+        self._judge = judge
         self._count = count
         self._calls = 0
         self._ended = anyio.Event()
@@ -108,7 +199,8 @@ class Gate:
         """The chat's sandbox for one call, opened if need be.
 
         Raises:
-            NotPermitted: the active skills leave no such call.
+            NotPermitted: the active skills leave no such call, or the policy refuses it.
+            ConsentNeeded, Busy: it waits for a person's word, or another call does.
             OperatorError: no sandbox can be made, or the server ends.
             WorkspaceFull, StorageUnavailable: there is no room for what is to be written.
             SandboxGone: it died; the message says of what.
@@ -157,7 +249,8 @@ class Gate:
             if isinstance(command, list | tuple):
                 given = {**given, "command": shlex.join(map(str, command))}
             self._narrow(action.chat, tool, given)
-            # Whether it may be done is to be decided here, when there is something that decides.
+            if action.judged:
+                await self._judge.check(action, tool, given, record)
             if self._closed:
                 raise Draining(self._closed)
             self._calls += 1
@@ -168,3 +261,49 @@ class Gate:
                 self._leaves.discard(action.leave)
                 self._calls -= 1
                 self._ended.set()
+
+
+def _code(tool: str, given: Mapping[str, object]) -> tuple[str, str]:
+    """What a call runs, and in which language; nothing, if it runs nothing."""
+    if tool == "run_code":
+        language = str(given.get("language"))
+        return str(given.get("code")), _LANGUAGE_OF.get(language, language)
+    if tool != "exec":
+        return "", ""
+    command, stdin = str(given.get("command")), given.get("stdin")
+    if isinstance(stdin, bytes):
+        stdin = stdin.decode("utf-8", "replace")
+    # A program that reads code there gets it as from a here-document.
+    return f"{command} <<'\0'\n{stdin}\n\0\n" if stdin else command, "shell"
+
+
+def _note(record: CallRecord, found: Assessment, decision: str, match: Match | None) -> None:
+    record.level, record.decision = found.level, decision
+    record.rule = match.rule if match else None
+    record.patterns = [
+        {"rule": each.rule, "level": each.level, "reason": each.reason} for each in found.patterns
+    ]
+
+
+def _unnamed(found: Assessment) -> Match:
+    """What asks where no rule does, such as code that is too long to be read."""
+    return Match("unread", found.level, frozenset(), found.reason)
+
+
+def _effect(asking: list[Match]) -> str:
+    """What a call does, as a question; the target, which tells calls apart, comes early."""
+    first, more = asking[0], len(asking) - 1
+    target = f": {first.target[:_MOST_TARGET]}" if first.target else ""
+    others = f", and {more} more" if more else ""
+    return f"{first.reason[:1].upper()}{first.reason[1:]}{target}{others}?"
+
+
+def _part(code: str, target: str) -> str:
+    """The line of a piece of code that has the target in it, or the first one."""
+    lines = [line.strip() for line in code.splitlines() if line.strip()]
+    with_target = (line for line in lines if target and target in line)
+    return next(with_target, lines[0] if lines else "")[:_MOST_PART]
+
+
+def _listed(value: object) -> list[object]:
+    return list(value) if isinstance(value, list | tuple) else []

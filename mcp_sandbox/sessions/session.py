@@ -79,9 +79,19 @@ class Session:
     files), OperatorError (no sandbox can be made) and CallerError (the call cannot be done).
     """
 
-    def __init__(self, hold: Hold, gate: Gate, skills: ChatSkills, previews: Previews) -> None:
+    def __init__(
+        self,
+        hold: Hold,
+        gate: Gate,
+        skills: ChatSkills,
+        previews: Previews,
+        *,
+        judged: bool = False,
+    ) -> None:
+        """`judged`: the policy decides about what is run."""
         self._hold = hold
         self._gate = gate
+        self._judged = judged
         # Its text is said with the next result.
         self.tell_news = hold.tell_agent
         self.chat: ChatId = hold.chat
@@ -92,7 +102,7 @@ class Session:
     @property
     def processes(self) -> Processes:
         """What outlives its call. Made anew: kept here it would keep the session, and its hold."""
-        return Processes(self.chat, self._gate, self.exec)
+        return Processes(self.chat, self._gate, self.exec, judged=self._judged)
 
     @property
     def is_open(self) -> bool:
@@ -331,7 +341,7 @@ class Session:
         self, what: str, size: int = 0, leave: CancelScope | None = None, /, **arguments: object
     ) -> AbstractAsyncContextManager[Entered]:
         leave = leave or CancelScope()
-        return self._gate.enter(Action(self.chat, what, arguments, size, leave))
+        return self._gate.enter(Action(self.chat, what, arguments, size, leave, self._judged))
 
 
 async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
