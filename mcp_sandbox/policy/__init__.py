@@ -8,6 +8,8 @@ knows neither chats nor how a person is asked.
 from mcp_sandbox.policy.assess import Assessment as Assessment
 from mcp_sandbox.policy.assess import assess as assess
 from mcp_sandbox.policy.assess import assess_aside as assess_aside
+from mcp_sandbox.policy.assess import failures as failures
+from mcp_sandbox.policy.assess import load_rules as load_rules
 from mcp_sandbox.policy.routing import Decision as Decision
 from mcp_sandbox.policy.routing import Profile as Profile
 from mcp_sandbox.policy.routing import decide as decide
@@ -16,4 +18,3 @@ from mcp_sandbox.policy.routing import risk_level as risk_level
 from mcp_sandbox.policy.rules import Level as Level
 from mcp_sandbox.policy.rules import Match as Match
 from mcp_sandbox.policy.rules import Rules as Rules
-from mcp_sandbox.policy.rules import load_rules as load_rules

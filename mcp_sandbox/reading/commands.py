@@ -16,14 +16,16 @@ DYNAMIC = "\0"
 WRAPPERS = {
     "sudo": 0, "env": 0, "nohup": 0, "exec": 0, "command": 0, "builtin": 0, "time": 0, "nice": 0,
     "xargs": 0, "timeout": 1, "stdbuf": 0, "setsid": 0, "watch": 0, "doas": 0, "ionice": 0,
-    "then": 0, "do": 0, "else": 0,
+    "then": 0, "do": 0, "else": 0, "busybox": 0, "toybox": 0, "chroot": 1, "flock": 1, "chrt": 1,
+    "taskset": 1, "fakeroot": 0, "unshare": 0, "strace": 0, "parallel": 0, "pkexec": 0,
 }  # fmt: skip
 # Options of the wrappers that take the next word.
 _TAKES_WORD = {
     "sudo": {"-u", "-g", "-C", "-D", "-h", "-p"}, "env": {"-u", "-C", "--unset", "--chdir"},
     "nice": {"-n"}, "timeout": {"-s", "-k", "--signal", "--kill-after"}, "watch": {"-n"},
     "xargs": {"-n", "-I", "-P", "-L", "-d", "-E", "-s", "-a"}, "stdbuf": {"-i", "-o", "-e"},
-    "ionice": {"-c", "-n", "-p"},
+    "ionice": {"-c", "-n", "-p"}, "exec": {"-a"}, "time": {"-f", "-o"}, "strace": {"-o", "-e"},
+    "flock": {"-w", "-E"}, "parallel": {"-j"}, "doas": {"-u", "-C"},
 }  # fmt: skip
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 

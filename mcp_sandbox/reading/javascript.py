@@ -29,6 +29,12 @@ def read_tokens(text: str) -> Tokens:
     return [each for each in found if each[0] in ("string", "name", "other")]
 
 
+def fields(literal: str) -> str:
+    """The code that a template puts in, one field a line."""
+    found = _FIELD.finditer(literal) if literal[:1] == "`" else ()
+    return "\n".join(each[0][2:-1] for each in found)
+
+
 def value(literal: str) -> str:
     """What is between the quotes; what a template puts in is DYNAMIC."""
     inner = literal[1:].removesuffix(literal[0])

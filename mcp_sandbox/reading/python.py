@@ -10,7 +10,7 @@ from mcp_sandbox.reading.commands import DYNAMIC, names
 
 Kind = Literal["name", "string", "other"]
 
-_MOST_TOKENS = 20_000
+_MOST_TOKENS = 70_000
 _TOKEN = re.compile(
     r"""
     (?P<blank>(?:[ \t\f]|\\\r?\n)+|\#[^\n]*+)
@@ -32,10 +32,14 @@ _COMPOUND = names("if elif else try except finally for while with def class asyn
 
 
 class Token(NamedTuple):
-    """A piece of a statement; of a string `text` is what is between its quotes."""
+    """A piece of a statement.
+
+    Of a string `text` is what is between its quotes, and `code` what an f-string puts in.
+    """
 
     kind: Kind
     text: str
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class _Lines:
             self._begins = False
             token = Token("name" if kind == "name" else "other", piece)
             if kind == "string":
-                token = Token("string", _value(piece))
+                token = _string(piece)
             else:
                 self._depth += (piece in _OPENING) - (piece in _CLOSING and self._depth > 0)
             if len(self._tokens) < _MOST_TOKENS:
@@ -99,10 +103,12 @@ class _Lines:
         self._indent, self._begins, self._follows, self._depth = 0, True, False, 0
 
 
-def _value(literal: str) -> str:
-    """What is between the quotes; what an f-string puts in is DYNAMIC."""
+def _string(literal: str) -> Token:
     body = literal.lstrip(string.ascii_letters)
     head = literal[: len(literal) - len(body)].lower()
     quote = body[:3] if body[:3] in ('"""', "'''") else body[:1]
     inner = body[len(quote) :].removesuffix(quote)
-    return _FIELD.sub(DYNAMIC, inner) if "f" in head or "t" in head else inner
+    if "f" not in head and "t" not in head:
+        return Token("string", inner)
+    fields = (found[0][1:-1] for found in _FIELD.finditer(inner))
+    return Token("string", _FIELD.sub(DYNAMIC, inner), "\n".join(fields))

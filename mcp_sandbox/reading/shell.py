@@ -5,6 +5,7 @@ substitutions, subshells and functions are among the others, in the order of the
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mcp_sandbox.reading.commands import DYNAMIC
@@ -13,12 +14,22 @@ _DEEPEST = 30
 _PLAIN = re.compile(r"[^\s\\'\"`$;&|<>(){}#]+")
 _IN_QUOTES = re.compile(r'[^"$`\\]+')
 _IN_BACKTICKS = re.compile(r"[^`\\]*(?:\\.[^`\\]*)*`?", re.DOTALL)
+_ESCAPED = re.compile(r"'((?:[^'\\]++|\\.)*+)'?", re.DOTALL)
+_ESCAPE = re.compile(
+    r"\\(?:x([\da-fA-F]{1,2})|u([\da-fA-F]{1,4})|U([\da-fA-F]{1,8})|([0-7]{1,3})|(.))", re.DOTALL
+)
+_LETTERS = dict(zip("abeEfnrtv", "\a\b\x1b\x1b\f\n\r\t\v", strict=True))
+_DESCRIPTOR = re.compile(r"\d*-?")
+_COPROCESS = re.compile(r"\s++[A-Za-z_]\w*+(?=\s+[{(])")
+_LONGEST_VALUE = 200
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=")
 _REDIRECTION = re.compile(r"&>>|&>|<<<|<<-|<<|<>|<&|>>|>\||>&|<|>")
 _SEPARATOR = re.compile(r";;&|;;|;&|&&|\|\||\|&|;|&|\|")
 # Words that stand before a command, and words that end a block.
-_BEFORE = frozenset({"if", "then", "elif", "else", "while", "until", "do", "time", "{", "!"})
+_BEFORE = frozenset(
+    {"if", "then", "elif", "else", "while", "until", "do", "time", "coproc", "{", "!"}
+)
 _AFTER = frozenset({"fi", "done", "esac", "}"})
 _CLOSERS = frozenset({"fi", "done", "esac", "}", "else", "elif"})
 _DECLARES = frozenset({"export", "local", "declare", "readonly", "typeset"})
@@ -28,7 +39,8 @@ _DECLARES = frozenset({"export", "local", "declare", "readonly", "typeset"})
 class Command:
     """A simple command; `joined` is what stands before it.
 
-    `closed` says that a block ended before it, `negated` that a `!` stands before it.
+    `closed` says that a block ended before it, `negated` that a `!` stands before it. The `inner`
+    commands before it in the script stand in its words; `writes` are its redirections.
     """
 
     words: tuple[str, ...]
@@ -36,14 +48,19 @@ class Command:
     negated: bool = False
     closed: bool = False
     heredoc: str = ""
+    inner: int = 0
+    writes: tuple[str, ...] = ()
 
 
 @dataclass
 class Script:
-    """What was read of a script; `cut`: it goes deeper or on longer than is looked at."""
+    """What was read of a script; `cut`: it goes deeper or on longer than is looked at.
+
+    `functions` have the number of commands before their body.
+    """
 
     commands: list[Command] = field(default_factory=list[Command])
-    functions: set[str] = field(default_factory=set[str])
+    functions: dict[str, int] = field(default_factory=dict[str, int])
     set_variables: set[str] = field(default_factory=set[str])
     read_variables: set[str] = field(default_factory=set[str])
     writes: list[str] = field(default_factory=list[str])
@@ -60,6 +77,9 @@ class State:
     closed: bool = False
     cases: int = 0
     in_pattern: bool = False
+    began: int = 0
+    writes: list[str] = field(default_factory=list[str])
+    given: str = ""
 
 
 @dataclass
@@ -73,16 +93,20 @@ class Document:
     command: Command | None = None
 
 
-def read_script(text: str) -> Script:
-    """The commands of a script, of its substitutions too."""
-    reader = _Reader(text)
+def read_script(text: str, values: Mapping[str, str] | None = None) -> Script:
+    """The commands of a script, of its substitutions too.
+
+    With `values` of variables these, and those that it assigns, are known, and not DYNAMIC.
+    """
+    reader = _Reader(text, None if values is None else dict(values))
     reader.commands("", 0)
     return reader.script
 
 
 class _Reader:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, values: dict[str, str] | None) -> None:
         self.script = Script()
+        self._values = values
         self._text = text
         self._at = 0
         self._documents: list[Document] = []
@@ -92,7 +116,7 @@ class _Reader:
         if depth >= _DEEPEST:
             self.script.cut = True
             return
-        state = State()
+        state = State(began=len(self.script.commands))
         while self._at < len(self._text):
             char = self._text[self._at]
             if char == closing and not (char == ")" and state.in_pattern):
@@ -136,7 +160,7 @@ class _Reader:
             self._array(state, depth)
         elif state.words and self._text.startswith(")", self._at):
             self._at += 1
-            self.script.functions.add(state.words[-1])
+            self.script.functions[state.words[-1]] = len(self.script.commands)
             state.words.clear()
         elif self._text.startswith("(", self._at) and state.words in ([], ["for"]):
             self._arithmetic(depth)
@@ -201,23 +225,33 @@ class _Reader:
             return
         words = state.words
         if not words and word in _BEFORE | _AFTER:
+            if word == "coproc" and (name := _COPROCESS.match(self._text, self._at)):
+                self._at = name.end()
             state.negated = word == "!" or (state.negated and word not in _AFTER)
             state.closed = state.closed or word in _CLOSERS
             state.cases -= word == "esac" and state.cases > 0
         elif words and words[0] == "function" and len(words) == 1:
-            self.script.functions.add(word)
+            self.script.functions[word] = len(self.script.commands)
             words.clear()
         elif words and words[0] == "case" and word == "in":
             words.clear()
             state.cases, state.in_pattern = state.cases + 1, True
         elif len(words) < 500:
             words.append(word)
+        else:
+            self.script.cut = True
 
     def _end(self, state: State, mark: str) -> None:
+        writes, given, began = tuple(state.writes), state.given, state.began
+        state.writes, state.given = [], ""
+        inner = len(self.script.commands) - began
         if not state.words:
+            state.began += inner
             return
-        command = Command(tuple(state.words), state.joined, state.negated, state.closed)
+        words = tuple(state.words)
+        command = Command(words, state.joined, state.negated, state.closed, given, inner, writes)
         self._keep(command)
+        state.began = len(self.script.commands)
         for document in self._documents:
             document.command = document.command or command
         state.negated = state.closed = False
@@ -228,11 +262,14 @@ class _Reader:
         first, script = command.words[0], self.script
         self._assigned(command.words)
         if first in ("for", "select", "read", "mapfile", "readarray", "getopts"):
-            script.set_variables |= {w for w in command.words[1:] if _VARIABLE.fullmatch(w)}
+            names = {word for word in command.words[1:] if _VARIABLE.fullmatch(word)}
+            script.set_variables |= names
+            for name in names:
+                self._assign(name, "")
         if first in ("for", "select", "case", "function"):
             return
         if first == "alias":
-            script.functions.update(word.partition("=")[0] for word in command.words[1:])
+            script.functions.update((word.partition("=")[0], -1) for word in command.words[1:])
         if len(script.commands) < 5_000:
             script.commands.append(command)
         else:
@@ -243,10 +280,20 @@ class _Reader:
         for word in words:
             if found := _ASSIGNED.match(word):
                 self.script.set_variables.add(found[1])
+                self._assign(found[1], word[len(found[1]) :])
             elif declares and _VARIABLE.fullmatch(word) and words[0] != "export":
                 self.script.set_variables.add(word)
             elif not declares:
                 return
+
+    def _assign(self, name: str, assigned: str) -> None:
+        if self._values is None:
+            return
+        known = assigned[:1] == "=" and 1 < len(assigned) <= _LONGEST_VALUE
+        if known and DYNAMIC not in assigned and len(self._values) < 500:
+            self._values[name] = assigned[1:]
+        else:
+            self._values.pop(name, None)
 
     def _redirect(self, mark: str, state: State, depth: int) -> None:
         # A number that touches the mark is no word of the command.
@@ -261,8 +308,11 @@ class _Reader:
         if mark in ("<<", "<<-") and len(self._documents) < 20:
             literal = any(char in "'\"\\" for char in self._text[began : self._at])
             self._documents.append(Document(word, mark == "<<-", literal, depth))
-        elif ">" in mark and mark != ">&" and word:
+        elif mark == "<<<":
+            state.given = word
+        elif ">" in mark and word and not (mark == ">&" and _DESCRIPTOR.fullmatch(word)):
             self.script.writes.append(word)
+            state.writes.append(word)
 
     def _read_documents(self) -> None:
         documents, self._documents = self._documents, []
@@ -283,7 +333,7 @@ class _Reader:
                 self._within(': "' + text.replace('"', " "), document.depth)
 
     def _within(self, text: str, depth: int) -> None:
-        reader = _Reader(text)
+        reader = _Reader(text, self._values)
         reader.script = self.script
         reader.commands("", depth + 1)
 
@@ -336,7 +386,10 @@ class _Reader:
             if char == '"':
                 self._at += 1
                 break
-            if char in "$`\\":
+            if self._text.startswith(("$'", '$"'), self._at):
+                parts.append(char)
+                self._at += 1
+            elif char in "$`\\":
                 parts.append(self._piece(char, depth))
             else:
                 found = _IN_QUOTES.match(self._text, self._at)
@@ -357,30 +410,37 @@ class _Reader:
             self.commands(")", depth + 1)
         elif text.startswith("${", at):
             self._at += 2
-            self._parameter(depth + 1)
-        elif text.startswith("$'", at):
+            return self._parameter(depth + 1)
+        elif text.startswith('$"', at):
             self._at += 1
-            return self._piece("'", depth)
+            return self._quoted(depth)
+        elif found := _ESCAPED.match(text, at + 1):
+            self._at = found.end()
+            return _ESCAPE.sub(_character, found[1])
         elif found := _VARIABLE.match(text, at + 1):
             self.script.read_variables.add(found[0])
             self._at = found.end()
+            return (self._values or {}).get(found[0], DYNAMIC)
         else:
             self._at += 1 + (text[at + 1 : at + 2] in tuple("@*#?!$-0123456789"))
         return DYNAMIC
 
-    def _parameter(self, depth: int) -> None:
+    def _parameter(self, depth: int) -> str:
         """Behind `${`: read on to its `}`."""
+        name = ""
         while self._text.startswith(("!", "#"), self._at):
             self._at += 1
         if found := _VARIABLE.match(self._text, self._at):
             self.script.read_variables.add(found[0])
-            self._at = found.end()
+            plain, self._at = self._text[self._at - 1] == "{", found.end()
+            name = found[0] if plain and self._text.startswith("}", self._at) else ""
         while self._at < len(self._text):
             char = self._text[self._at]
             if char == "}":
                 self._at += 1
-                return
+                break
             self._piece(char, depth)
+        return (self._values or {}).get(name, DYNAMIC)
 
     def _backticks(self, depth: int) -> str:
         self._at += 1
@@ -389,3 +449,12 @@ class _Reader:
         self._at += len(inner)
         self._within(inner.removesuffix("`").replace("\\`", "`"), depth)
         return DYNAMIC
+
+
+def _character(found: re.Match[str]) -> str:
+    """What an escape within `$'…'` stands for."""
+    *numbers, octal, letter = found.groups()
+    if letter:
+        return _LETTERS.get(letter, letter)
+    code = int(octal, 8) if octal else int(next(filter(None, numbers)), 16)
+    return chr(code) if code <= 0x10FFFF else ""

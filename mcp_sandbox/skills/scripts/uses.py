@@ -37,9 +37,7 @@ _BUILTINS = names(
     "printf pushd pwd read readarray readonly return select set shift shopt source suspend test "
     "then time times trap true type typeset ulimit umask unalias unset until wait while"
 )
-_NEEDED_THEMSELVES = frozenset(
-    {"sudo", "env", "nohup", "nice", "xargs", "timeout", "stdbuf", "setsid", "watch", "doas"}
-)
+_OF_THE_SHELL = names("exec command builtin time then do else")
 _PYTHONS = re.compile(r"python(?:[23](?:\.\d+)?)?")
 _MODULE = re.compile(r"[A-Za-z_][\w.]*")
 _INSTALLS = {
@@ -156,7 +154,7 @@ def read_command(words: Sequence[str], uses: Uses, weight: Weight = "always") ->
             return
         if name == "command" and rest[1:2] and rest[1][:2] in ("-v", "-V"):
             return
-        if name in _NEEDED_THEMSELVES:
+        if name not in _OF_THE_SHELL:
             uses.need("command", name, weight)
         rest = behind(name, rest[1:])
 
