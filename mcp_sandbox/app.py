@@ -33,6 +33,7 @@ from mcp_sandbox.models import PROGRAMS, BackendName, ChatId, Mount
 from mcp_sandbox.telemetry import logs
 
 if TYPE_CHECKING:
+    from mcp_sandbox.audit import Audit
     from mcp_sandbox.egress.rules import Rules as Hosts
     from mcp_sandbox.policy import Rules
     from mcp_sandbox.server.server import SandboxServer
@@ -117,6 +118,7 @@ async def open_manager(
         OperatorError: no backend works here, or the data root cannot be used.
     """
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.manager")
+    from mcp_sandbox.audit import open_audit
     from mcp_sandbox.policy import profile_of
     from mcp_sandbox.sessions.approvals import Approvals
     from mcp_sandbox.sessions.gate import Judge
@@ -129,7 +131,12 @@ async def open_manager(
     from mcp_sandbox.workspace.projects import ClientFolders, Projects
 
     ledger = Ledger(ChatRecords(config.data_dir), clock or system_clock)
-    async with choose_backend(config) as (backend, why), _open_egress(config, ledger) as egress:
+    folder = config.data_dir / "sandbox" / "audit"
+    async with (
+        choose_backend(config) as (backend, why),
+        open_audit(folder, config.audit) as audit,
+        _open_egress(config, ledger, audit) as egress,
+    ):
         logger.info("backend %s: %s", backend.name, why)
         programs = await to_thread.run_sync(programs_of, config)
         data_dir, owner = config.data_dir, sandbox_user()
@@ -143,6 +150,7 @@ async def open_manager(
             Workspaces(data_dir, owner=owner, settings=space, skills=shown),
             Projects(config.project, data_dir, owner=owner, folders=folders or ClientFolders()),
             ledger,
+            audit,
             SessionSettings(
                 limits=config.limits.values(),
                 network=config.network,
@@ -224,7 +232,9 @@ def programs_of(config: Config) -> tuple[Mount, ...]:
 
 
 @asynccontextmanager
-async def _open_egress(config: Config, ledger: "Ledger") -> "AsyncGenerator[Egress | None]":
+async def _open_egress(
+    config: Config, ledger: "Ledger", audit: "Audit"
+) -> "AsyncGenerator[Egress | None]":
     rules = await to_thread.run_sync(way_out, config)
     if rules is None:
         if config.secrets:
@@ -241,8 +251,9 @@ async def _open_egress(config: Config, ledger: "Ledger") -> "AsyncGenerator[Egre
     authority = await Authority.open(folder, settings.ca_bundle)
     secrets = Secrets(config.secrets, authority.seed)
     proxy = Proxy(rules, authority, secrets, upstream=settings.upstream_proxy)
+    audit.mask = secrets.masked
     with logs.masked(secrets.masked):
-        yield Egress(proxy, ledger)
+        yield Egress(proxy, ledger, audit)
 
 
 def open_skills(config: Config) -> "Skills":

@@ -41,10 +41,10 @@ class Audit:
     `mask` hides secrets in text that is to be recorded.
     """
 
-    def __init__(self, folder: Path, settings: AuditConfig, tasks: TaskGroup) -> None:
+    def __init__(self, folder: Path, settings: AuditConfig) -> None:
         self.enabled = settings.enabled
         self.mask: Callable[[str], str] = str
-        self._folder, self._settings, self._tasks = folder, settings, tasks
+        self._folder, self._settings = folder, settings
         self._writer = Writer(folder, settings.max_file)
         # Lines that have to wait take no thread that others need.
         self._limiter = CapacityLimiter(1)
@@ -54,18 +54,20 @@ class Audit:
         self._syncing = CancelScope(shield=True)
         self._times, self._kinds = Counter[_Noted](), Counter[tuple[str, ChatId]]()
 
-    async def write(self, kind: str, **fields: object) -> None:
-        """Append a line. Fields that are None are left out.
+    async def write(self, kind: str, **fields: object) -> int:
+        """Append a line and return its number, or 0. Fields that are None are left out.
 
         Raises:
             StorageUnavailable: it cannot be recorded, and nothing may run that is not.
         """
+        number = 0
         if not self.enabled:
-            return
+            return number
         try:
-            if not self._writer.append(kind, fields, wait=False):
+            number = self._writer.append(kind, fields, wait=False)
+            if not number:
                 append = partial(self._writer.append, kind, fields, wait=True)
-                await to_thread.run_sync(append, limiter=self._limiter)
+                number = await to_thread.run_sync(append, limiter=self._limiter)
             self._dirty.set()
             if self._settings.sync == "each":
                 now = self._round
@@ -77,6 +79,7 @@ class Audit:
             self._failing = False
         except OSError as exc:
             self._failed(exc)
+        return number
 
     def _failed(self, exc: OSError) -> None:
         said = f"the audit in {self._folder} cannot be written: {exc.strerror}"
@@ -118,8 +121,9 @@ class Audit:
             if times := self._times.pop(noted):
                 await self.write(noted[0], **_told(noted), times=times)
 
-    async def begin(self) -> None:
+    async def begin(self, tasks: TaskGroup) -> None:
         """Write the first line, and look after the files until `end`."""
+        self._tasks = tasks
         if self.enabled:
             self._tasks.start_soon(self._keep_synced)
             await self.write("server", what="started", pid=os.getpid())
@@ -184,9 +188,9 @@ async def open_audit(folder: Path, settings: AuditConfig) -> AsyncGenerator[Audi
     """
     try:
         async with anyio.create_task_group() as tasks:
-            audit = Audit(folder, settings, tasks)
+            audit = Audit(folder, settings)
             try:
-                await audit.begin()
+                await audit.begin(tasks)
                 yield audit
             finally:
                 await audit.end()

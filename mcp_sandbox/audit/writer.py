@@ -53,24 +53,24 @@ class Writer:
                 os.close(descriptor)
         self._file = self._lock = -1
 
-    def append(self, kind: str, fields: Fields, *, wait: bool) -> bool:
-        """Write one line; without `wait` only if that takes microseconds, else return False."""
+    def append(self, kind: str, fields: Fields, *, wait: bool) -> int:
+        """Write one line and return its number; without `wait` 0 if it takes more than a moment."""
         if not self._busy.acquire(blocking=wait):
-            return False
+            return 0
         try:
             if not (wait or self._is_current()) or not self._take_lock(wait=wait):
-                return False
+                return 0
             try:
                 if wait and not self._is_current():
                     self._find_end()
                 if not self._is_current():
-                    return False
+                    return 0
                 self._put(kind, fields)
+                return self.head.n
             finally:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
         finally:
             self._busy.release()
-        return True
 
     def remove_old(self, keep_s: float) -> None:
         """Remove the first files, as far as their last lines are older than that."""

@@ -131,6 +131,8 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
         assert self.session_for  # noqa: S101
         session = await self.session_for(context)
         record.chat, record.backend = session.chat, session.backend
+        if client := context.session.client_params:
+            record.client = clip(f"{client.client_info.name} {client.client_info.version}", 80)
         result = await consented(partial(self.fn, session, **checked), context)
         if isinstance(result, InputRequiredResult):
             record.asked = True

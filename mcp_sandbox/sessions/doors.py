@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 from anyio.abc import ByteStream
 
+from mcp_sandbox.audit import Audit
 from mcp_sandbox.egress.addresses import HERE
 from mcp_sandbox.egress.proxy import Connection, Proxy
 from mcp_sandbox.egress.rules import PORTS, Rule, rule_of
@@ -77,8 +78,10 @@ class Egress:
     `counts` has its connections by verdict. `mask` hides the values of secrets in a text.
     """
 
-    def __init__(self, proxy: Proxy, ledger: Ledger) -> None:
+    def __init__(self, proxy: Proxy, ledger: Ledger, audit: Audit) -> None:
         self.counts = Counter[str]()
+        self._audit = audit
+        proxy.secrets.used = self._used
         self.mount = Mount(proxy.authority.bundle, _CERTIFICATES, read_only=True)
         self.mask = proxy.secrets.masked
         self._proxy, self._rules = proxy, proxy.rules
@@ -247,12 +250,17 @@ class Egress:
         if isinstance(verdict, RefusedError):
             word, place.why = verdict.verdict, str(verdict)
             place.refused, place.untold = place.refused + 1, place.untold + 1
+            if word != "failed":
+                self._audit.note("egress", chat, target=str(target or "?"), why=place.why)
         else:
             rule, place.allowed = verdict.source, place.allowed + 1
         self.counts[word] += 1
         to = vars(target) if target else {}
         sizes = {"sent": sent, "received": received, "duration_ms": round(duration_ms, 1)}
         event(logger, "connection", chat=str(chat), **to, verdict=word, rule=rule, **sizes)
+
+    def _used(self, chat: ChatId, name: str, target: Target) -> None:
+        self._audit.note("secret", chat, name=name, target=str(target))
 
 
 class Doors:

@@ -15,12 +15,14 @@ from dataclasses import dataclass, field, replace
 
 import anyio
 
+from mcp_sandbox.audit import Audit
 from mcp_sandbox.errors import Draining, NotPermitted, SandboxError
 from mcp_sandbox.models import ChatId, Network
 from mcp_sandbox.policy import Assessment, Match, Profile, Rules, assess_aside, decide
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.approvals import Approval, Approvals
 from mcp_sandbox.sessions.hold import Hold
+from mcp_sandbox.sessions.recording import recorded_call, refused
 from mcp_sandbox.sessions.rooms import Held
 from mcp_sandbox.telemetry.calls import CallRecord, Count, recorded
 
@@ -165,12 +167,14 @@ class Gate:
         hold_of: Callable[[ChatId], Hold],
         narrow: Narrowed,
         judge: Judge,
+        audit: Audit,
         count: Count | None = None,
     ) -> None:
         """`narrow` raises for what a chat's skills leave out; `count` gets every call's record."""
         self._hold_of = hold_of
         self._narrow = narrow
         self._judge = judge
+        self._audit = audit
         self._count = count
         self._calls = 0
         self._ended = anyio.Event()
@@ -209,6 +213,7 @@ class Gate:
         async with self.passed(action) as record:
             endless, keeps = action.what in _ENDLESS, action.what == "door"
             async with hold.open_sandbox(endless=endless, keeps=keeps) as held:
+                record.sandbox = held.sandbox.id
                 entered = Entered(held, held.runtime, record, action.leave)
                 match _ACCESS.get(action.what, "read"):
                     case "read":
@@ -248,15 +253,20 @@ class Gate:
             command = given.get("command")
             if isinstance(command, list | tuple):
                 given = {**given, "command": shlex.join(map(str, command))}
-            self._narrow(action.chat, tool, given)
-            if action.judged:
-                await self._judge.check(action, tool, given, record)
+            try:
+                self._narrow(action.chat, tool, given)
+                if action.judged:
+                    await self._judge.check(action, tool, given, record)
+            except NotPermitted as exc:
+                await refused(self._audit, action.arguments, record, exc)
+                raise
             if self._closed:
                 raise Draining(self._closed)
             self._calls += 1
             self._leaves.add(action.leave)
             try:
-                yield record
+                async with recorded_call(self._audit, action.arguments, record):
+                    yield record
             finally:
                 self._leaves.discard(action.leave)
                 self._calls -= 1

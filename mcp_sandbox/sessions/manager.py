@@ -67,7 +67,7 @@ class SessionManager:
         self._reaper = Reaper(self._open_holds, self._cleaning, rooms.settings)
         self._judge = judge
         self.approvals = judge.approvals
-        self._gate = Gate(self._hold, skills.check_call, judge, count)
+        self._gate = Gate(self._hold, skills.check_call, judge, rooms.audit, count)
         self._handing_over = self._entered = False
         self._tasks = anyio.create_task_group()
         self._closed = anyio.Event()

@@ -349,6 +349,8 @@ async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
     held, full = entered.held, entered.full
     entered.grew = result.changed_files != ()
     entered.record.exit_code = result.exit_code
+    entered.record.output_bytes = result.stdout_bytes + result.stderr_bytes
+    entered.record.changed = result.changed_files or None
     if (kept := result.output_file) and not result.running:
         look = entered.runtime.bounded(entered.stop, may_grow=False)
         result = replace(result, trouble_lines=await _troubles(look, kept))

@@ -31,17 +31,21 @@ _OUTCOMES: tuple[tuple[type[Exception], str], ...] = (
 class CallRecord:
     """One call: what is known of it, and when it has ended how it did.
 
-    `what` is the name of a tool, or "shell"; `call` is the id of the client's request. `level` is
-    the grade of what it runs, `decision` what follows: allow, deny, ask or, after that, granted;
-    by the `rule` of that id. `patterns` has every rule that matched. `asked`: its client was asked,
-    and repeats it with the answer.
+    `what` is the name of a tool, or "shell"; `call` is the id of the client's request, `client` its
+    name. `level` is the grade of what it runs, `decision` what follows: allow, deny, ask or, after
+    that, granted; by the `rule` of that id. `patterns` has every rule that matched. `asked`: its
+    client was asked, and repeats it with the answer. `changed` are the paths of changed files.
     """
 
     what: str
     call: str | None = None
+    client: str | None = None
     chat: ChatId | None = None
     backend: BackendName | None = None
+    sandbox: str | None = None
     exit_code: int | None = None
+    output_bytes: int | None = None
+    changed: Sequence[str] | None = None
     level: str | None = None
     decision: str | None = None
     rule: str | None = None
