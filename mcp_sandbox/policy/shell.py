@@ -99,7 +99,7 @@ class _Reader:
             "program": (program,),
             "subcommand": [" ".join(words[:count]) for count in (1, 2, 3)],
             "flags": [word for word in given if word.startswith("-")],
-            "argument": [*words, *full],
+            "argument": [*words, *full, " ".join(words)],
             "writes": copies,
         }
         yield Fact("shell", " ".join(words[1:] or words), values)
