@@ -20,11 +20,11 @@ _MOST_ARGUMENTS = 60
 def read_python(text: str) -> Iterator[Fact | Code]:
     """Yield what Python code does, as far as its text tells."""
     read = [statement.tokens for statement in statements(text)]
+    imports = [tokens for tokens in read if tokens[0].text in ("import", "from")]
     known: dict[str, str] = {}
-    for tokens in read:
-        if tokens[0].text in ("import", "from"):
-            for module in _imported(tokens, known):
-                yield Fact("python", module, {"import": (module,)})
+    for tokens in imports:
+        for module in _imported(tokens, known):
+            yield Fact("python", module, {"import": (module,)})
     for tokens in read:
         if tokens[0].text not in ("import", "from"):
             yield from _uses(tokens, known)
@@ -39,109 +39,83 @@ def _imported(tokens: Sequence[Token], known: dict[str, str]) -> Iterator[str]:
         yield package
     for each in text.strip("()").split(","):
         module, _, name = (part.strip() for part in each.partition(" as "))
-        full = f"{package}.{module}" if package else module
-        if full and not package:
-            yield full
-        if module == "*":
-            known["*"] = f"{package}."
+        if package:
+            known[name or module] = f"{package}." if module == "*" else f"{package}.{module}"
         elif module:
-            own = name or (module if package else module.split(".")[0])
-            known[own] = full if name or package else own
+            yield module
+            known[name or module.split(".")[0]] = module if name else module.split(".")[0]
 
 
 def _uses(tokens: Sequence[Token], known: dict[str, str]) -> Iterator[Fact | Code]:
     at = 0
     while at < len(tokens):
-        token = tokens[at]
+        token, began, at = tokens[at], at, at + 1
         if token.code:
             yield Code("python", token.code)
         if token.kind != "name" or token.text in _KEYWORDS:
-            at += 1
             continue
-        began, at = at, _end(tokens, at)
-        name = "".join(each.text for each in tokens[began:at])
+        while _text(tokens, at) == "." and at + 1 < len(tokens) and tokens[at + 1].kind == "name":
+            at += 2
         before, after = _text(tokens, began - 1), _text(tokens, at)
         if before in ("def", "class") or (after == "=" and _text(tokens, at + 1) != "="):
             continue
-        if before == ".":
-            name = f"().{name}"
-        names = {_known(name, known), known.get("*", "") + name}
-        for each in names if "*" in known else {_known(name, known)}:
-            yield from _use(each, tokens, at)
+        name = "".join(each.text for each in tokens[began:at])
+        full = f"().{name}" if before == "." else _full(name, known)
+        yield from _use(full, tokens, at, known)
+        if "*" in known:
+            yield from _use(known["*"] + name, tokens, at, known)
         if began == 2 and at == len(tokens) and tokens[1].text == "=":
-            known[tokens[0].text] = _known(name, known)
+            known[tokens[0].text] = full
+
+
+def _full(name: str, known: dict[str, str]) -> str:
+    first, dot, rest = name.partition(".")
+    return f"{known.get(first, first)}{dot}{rest}".removeprefix("builtins.")
 
 
 def _text(tokens: Sequence[Token], at: int) -> str:
     return tokens[at].text if 0 <= at < len(tokens) and tokens[at].kind != "string" else ""
 
 
-def _end(tokens: Sequence[Token], at: int) -> int:
-    """Where the chain of names ends that begins at a name."""
-    at += 1
-    while _text(tokens, at) == "." and at + 1 < len(tokens) and tokens[at + 1].kind == "name":
-        at += 2
-    return at
-
-
-def _known(name: str, known: dict[str, str]) -> str:
-    first, dot, rest = name.partition(".")
-    return f"{known.get(first, first)}{dot}{rest}".removeprefix("builtins.")
-
-
-def _use(name: str, tokens: Sequence[Token], at: int) -> Iterator[Fact | Code]:
+def _use(
+    name: str, tokens: Sequence[Token], at: int, known: dict[str, str]
+) -> Iterator[Fact | Code]:
     if _text(tokens, at) != "(":
         yield Fact("python", name, {"name": (name,)})
         return
     given = _arguments(tokens, at + 1)
-    texts = [each[0].text for each in given if len(each) == 1 and each[0].kind == "string"]
-    if name.rsplit(".", 1)[-1] == "open":
-        texts = [_mode(name, given)]
-    values = {"name": (name,), "call": (name,), "literal": texts or ("",)}
-    yield Fact("python", name, values)
-    last = name.rsplit(".", 1)[-1]
-    if name == "getattr" and texts and len(given) > 1:
-        first = "".join(token.text for token in given[0])
-        yield Fact("python", name, {"name": (f"{first}.{texts[0]}".removeprefix("builtins."),)})
+    texts = [_literal(argument) for argument in given]
+    literals = [f"{number}={text}" for number, text in enumerate(texts)] + texts
+    yield Fact("python", name, {"name": (name,), "call": (name,), "literal": literals})
+    if name == "getattr" and len(texts) > 1:
+        module = _text(given[0], 0)
+        yield Fact("python", name, {"name": (_full(f"{module}.{texts[1]}", known),)})
     elif name in ("exec", "eval") and texts:
         yield Code("python", texts[0])
-    elif last in _RUNS and given:
-        words = [each[0].text for each in _list(given[0])]
-        yield Code("shell", shlex.join(words) if words else texts[0] if texts else "")
+    elif name.rsplit(".", 1)[-1] in _RUNS and texts:
+        listed = _text(given[0], 0) in ("[", "(")
+        words = [_literal(each) for each in _arguments(given[0], 1)] if listed else []
+        yield Code("shell", shlex.join(words) if listed else texts[0])
 
 
 def _arguments(tokens: Sequence[Token], at: int) -> list[list[Token]]:
-    """The tokens of each argument of a call, up to so many of them."""
-    found: list[list[Token]] = [[]]
-    depth = 0
+    """The tokens of each argument of a call, or of each element of a list."""
+    found, depth = list[list[Token]]([[]]), 0
     for token in tokens[at : at + _MOST_ARGUMENTS]:
-        other = token.kind == "other"
-        if other and depth == 0 and token.text in ")]}":
+        mark = token.text if token.kind == "other" else ""
+        depth += (mark in ("(", "[", "{")) - (mark in (")", "]", "}"))
+        if depth < 0:
             break
-        if other and depth == 0 and token.text == ",":
+        if mark == "," and depth == 0:
             found.append([])
-            continue
-        depth += other and token.text in "([{"
-        depth -= other and token.text in ")]}"
-        found[-1].append(token)
+        else:
+            found[-1].append(token)
     return [each for each in found if each]
 
 
-def _list(tokens: Sequence[Token]) -> list[list[Token]]:
-    """The elements of a list or tuple, each that is no literal as DYNAMIC."""
-    if tokens[0].kind != "other" or tokens[0].text not in "[(":
-        return []
-    unknown = [Token("string", DYNAMIC)]
-    elements = _arguments(tokens, 1)
-    return [e if len(e) == 1 and e[0].kind == "string" else unknown for e in elements]
-
-
-def _mode(name: str, given: list[list[Token]]) -> str:
-    """How a call of `open` opens: its mode, `r` without one, DYNAMIC where it is computed."""
-    plain = name in ("open", "io.open", "codecs.open", "gzip.open", "bz2.open", "lzma.open")
-    for at, argument in enumerate(given):
-        named = _text(argument, 0) == "mode" and _text(argument, 1) == "="
-        if named or (at == int(plain) and _text(argument, 1) != "="):
-            value = argument[-1] if named or len(argument) == 1 else None
-            return value.text if value and value.kind == "string" else DYNAMIC
-    return "r"
+def _literal(argument: Sequence[Token]) -> str:
+    """The text of a literal, after the name of its parameter if it has one; else DYNAMIC."""
+    named = _text(argument, 1) == "="
+    name, value = (f"{argument[0].text}=", argument[2:]) if named else ("", argument)
+    known = len(value) == 1 and value[0].kind == "string"
+    return name + (value[0].text if known else DYNAMIC)

@@ -1,4 +1,4 @@
-"""What follows from a grade: which kind of sandbox fits, and whether it may run. Pure."""
+"""What follows from a grade: which kind of sandbox fits, and whether the code may run. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -31,11 +31,9 @@ def suggest(level: Level, language: str, content: str) -> Suggested:
     """Return the kind of sandbox that fits: any, isolated, one with a browser, or none."""
     if language == "shell" and level == "critical":
         return "refuse"
-    if language == "browser":
-        return "browser"
-    if LEVELS[level] < LEVELS["medium"]:
+    if LEVELS[level] < LEVELS["medium"] and language != "browser":
         return "any"
-    return "browser" if _BROWSER.search(content) else "isolated"
+    return "browser" if language == "browser" or _BROWSER.search(content) else "isolated"
 
 
 def decide(found: "Assessment", profile: Profile, network: Network, language: str) -> Decision:
@@ -44,14 +42,13 @@ def decide(found: "Assessment", profile: Profile, network: Network, language: st
         return Decision("allow")
     worst = next(iter(found.patterns), None)
     if destroys := _tagged(found, "destroys"):
-        return Decision("deny", f"{destroys.reason}; {_KEPT}", destroys)
+        return Decision("deny", f"{destroys}; {_KEPT}", destroys)
     strict = profile == "strict"
     if strict and found.level == "critical" and language in ("shell", "bash"):
-        return Decision("deny", f"{found.reason}; {_INSTEAD}", worst)
+        return Decision("deny", f"{worst}; {_INSTEAD}", worst)
     leaves = _tagged(found, "leaves")
     if (leaves and (strict or network == "open")) or (strict and found.requires_confirmation):
-        asks = leaves or worst
-        return Decision("ask", asks.reason if asks else found.reason, asks)
+        return Decision("ask", str(leaves or worst), leaves or worst)
     return Decision("allow", match=worst)
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -16,12 +17,9 @@ LEVELS: Mapping[Level, int] = {"safe": 0, "low": 1, "medium": 2, "high": 3, "cri
 _SHIPPED = Path(__file__).with_name("default.yaml")
 _LANGUAGES = ("shell", "python", "javascript", "browser")
 _TAGS = frozenset({"destroys", "leaves"})
-# The kinds of conditions, in the order in which they are tried.
 _KINDS = ("piped from", "program", "subcommand", "flags", "argument", "writes", "import", "call",
           "name", "literal")  # fmt: skip
 _KEYS = {*_KINDS, "id", "language", "level", "tags", "reason", "match", "not_match", "replaces"}
-# What they find is what the call is about.
-_TARGETS = frozenset({"argument", "writes", "literal"})
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,9 @@ class Match:
     reason: str
     target: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.target}" if self.target else self.reason
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -74,19 +75,29 @@ class Rule:
         """Return the match with a fact of the rule's language, if it is one."""
         target = fact.target
         for kind, pattern in self.conditions:
-            found = next(
-                (text for text in fact.values.get(kind, ()) if pattern.fullmatch(text)), None
-            )
-            if found is None:
+            for text in fact.values.get(kind, ()):
+                if pattern.fullmatch(text):
+                    break
+            else:
                 return None
-            target = found if kind in _TARGETS else target
+            if kind in ("argument", "writes", "literal"):
+                target = text
+            elif kind == "subcommand":
+                target = target.removeprefix(text).strip()
         shown = "".join(c if c.isprintable() else "…" for c in target[:200])
-        reason = self.reason.replace("{target}", shown)
-        return Match(self.id, self.level, self.tags, reason, shown)
+        return Match(self.id, self.level, self.tags, self.reason, shown)
 
 
-Rules = Mapping[str, Rule]
-"""The rules in force, by their id."""
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """The rules in force, by their id."""
+
+    by_id: Mapping[str, Rule]
+
+    @cached_property
+    def by_language(self) -> Mapping[str, Sequence[Rule]]:
+        every = self.by_id.values()
+        return {each: [rule for rule in every if rule.language == each] for each in _LANGUAGES}
 
 
 def read_rules(files: Sequence[Path] = ()) -> Rules:
@@ -98,16 +109,15 @@ def read_rules(files: Sequence[Path] = ()) -> Rules:
     rules: dict[str, Rule] = {}
     for file in (_SHIPPED, *files):
         for rule in _read(file):
-            if rule.replaces:
-                if rules.pop(rule.replaces, None) is None:
-                    raise ConfigError(f"{rule.at} replaces {rule.replaces}, which is no rule")
-            elif file != _SHIPPED and LEVELS[rule.level] < LEVELS["medium"]:
+            if rule.replaces and rules.pop(rule.replaces, None) is None:
+                raise ConfigError(f"{rule.at} replaces {rule.replaces}, which is no rule: mend it")
+            if file != _SHIPPED and not rule.replaces and LEVELS[rule.level] < LEVELS["medium"]:
                 wrong = f"{rule.at} is {rule.level}, but a further rule can only make stricter"
                 raise ConfigError(f"{wrong}: make it medium, or name the rule that it `replaces`")
             if rule.id in rules:
                 raise ConfigError(f"{rule.at} has the id of another rule: take another one")
             rules[rule.id] = rule
-    return rules
+    return Rules(rules)
 
 
 def _read(file: Path) -> Iterator[Rule]:
@@ -120,31 +130,33 @@ def _read(file: Path) -> Iterator[Rule]:
             yield _rule(loader.construct_object(each, deep=True), at)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as exc:
         why = f"{exc} is missing" if isinstance(exc, KeyError) else exc
-        raise ConfigError(f"{at}: not a rule: {why}; correct it") from exc
+        raise ConfigError(f"{at}: not a list of rules: {why}; correct it") from exc
 
 
 def _rule(given: Mapping[str, object], at: str) -> Rule:
     if unknown := sorted(map(str, given.keys() - _KEYS)):
         raise ValueError(f"it has the unknown key {unknown[0]!r}")
-    texts = {kind: str(given[kind]) for kind in _KINDS if kind in given}
     level = next((level for level in LEVELS if level == given["level"]), None)
     language, tags = str(given["language"]), frozenset(_list(given, "tags"))
     if level is None or language not in _LANGUAGES or not tags <= _TAGS:
         raise ValueError("its level, language or tags are none that there are")
-    conditions: list[tuple[str, re.Pattern[str]]] = []
-    for kind, text in texts.items():
-        try:
-            conditions.append((kind, re.compile(text, re.DOTALL)))
-        except re.error as exc:
-            raise ValueError(f"{kind} {text!r} is no regular expression: {exc}") from exc
+    texts = [(kind, str(given[kind])) for kind in _KINDS if kind in given]
+    conditions = tuple((kind, _pattern(kind, text)) for kind, text in texts)
     match = _list(given, "match")
     if not conditions or not match:
         raise ValueError("it needs a condition, and an example to match")
     return Rule(
-        str(given["id"]), language, level, tags, str(given["reason"]),
-        match, _list(given, "not_match"), str(given.get("replaces", "")), tuple(conditions),
+        str(given["id"]), language, level, tags, str(given["reason"]), match,
+        _list(given, "not_match"), str(given.get("replaces", "")), conditions,
         f"{at}: rule {given['id']}",
     )  # fmt: skip
+
+
+def _pattern(kind: str, text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text, re.DOTALL)
+    except re.error as exc:
+        raise ValueError(f"{kind} {text!r} is no regular expression: {exc}") from exc
 
 
 def _list(given: Mapping[str, object], key: str) -> tuple[str, ...]:

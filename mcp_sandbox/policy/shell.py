@@ -102,7 +102,7 @@ class _Reader:
             "argument": [*words, *full, " ".join(words)],
             "writes": copies,
         }
-        yield Fact("shell", " ".join(words[1:] or words), values)
+        yield Fact("shell", " ".join(words), values)
         self._remember(program, words)
         texts, sources = self._given(program, given, words)
         yield from texts
