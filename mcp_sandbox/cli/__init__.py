@@ -12,7 +12,18 @@ from typing import Annotated
 import typer
 
 from mcp_sandbox import __version__
-from mcp_sandbox.cli import agent, copy, daemon, egress, local, secrets, setting_up, shell, skills
+from mcp_sandbox.cli import (
+    agent,
+    copy,
+    daemon,
+    egress,
+    local,
+    policy,
+    secrets,
+    setting_up,
+    shell,
+    skills,
+)
 from mcp_sandbox.cli.options import printable
 from mcp_sandbox.errors import NoDaemon, SandboxError
 
@@ -49,6 +60,7 @@ cli.add_typer(skills.group, name="skills")
 cli.add_typer(agent.group, name="agent")
 cli.add_typer(egress.group, name="egress")
 cli.add_typer(secrets.group, name="secrets")
+cli.add_typer(policy.group, name="policy")
 cli.add_typer(setting_up.tokens, name="token")
 
 

@@ -24,7 +24,7 @@ _LONG = 4096
 _GIVEN: Mapping[str, object] = MappingProxyType({})
 _NONE = frozenset[str]()
 _UNREAD = Match("unread", "high", _NONE, "only the first 64 KiB were read")
-_NESTED = Match("unread", "high", _NONE, "code within code goes deeper than is read")
+_NESTED = Match("unread", "high", _NONE, "it goes on longer or deeper than is read")
 _UNKNOWN = Match("unknown-language", "high", _NONE, "code in this language is not read")
 _OTHER = Match("other-program", "medium", _NONE, "not all that it runs is known to be harmless")
 
@@ -117,12 +117,15 @@ def _matches(
         yield _UNKNOWN
         return
     left, inside = 2 * _READ, [(facts, 0)]
+    seen = set[object]()
     while inside:
         facts, depth = inside.pop()
         for fact in facts:
             if isinstance(fact, Fact):
-                yield from _applied(fact, rules)
-            elif depth == _DEEPEST or left < len(fact.text):
+                key = (fact.language, *fact.values.items())
+                yield from () if key in seen else _applied(fact, rules)
+                seen.add(key)
+            elif depth == _DEEPEST or left < len(fact.text) or not fact.language:
                 yield _NESTED
             else:
                 left -= len(fact.text)

@@ -18,7 +18,8 @@ def read_javascript(text: str) -> Iterator[Fact | Code]:
     while at < len(tokens):
         (kind, piece), began, at = tokens[at], at, at + 1
         if kind == "string":
-            yield Code("javascript", fields(piece))
+            if code := fields(piece):
+                yield Code("javascript", code)
             if _text(tokens, began - 1) in ("from", "import"):
                 yield _import(value(piece))
         if kind != "name":

@@ -14,7 +14,7 @@ _KEYWORDS = names(
 )
 _RUNS = names("system popen getoutput getstatusoutput create_subprocess_shell run call "
               "check_call check_output Popen create_subprocess_exec")  # fmt: skip
-_MOST_ARGUMENTS = 60
+_MOST_ARGUMENTS = 40
 
 
 def read_python(text: str) -> Iterator[Fact | Code]:
@@ -85,7 +85,7 @@ def _use(
         return
     given = _arguments(tokens, at + 1)
     texts = [_literal(argument) for argument in given]
-    literals = [f"{number}={text}" for number, text in enumerate(texts)] + texts
+    literals = (*texts, *(f"{number}={text}" for number, text in enumerate(texts)))
     yield Fact("python", name, {"name": (name,), "call": (name,), "literal": literals})
     if name == "getattr" and len(texts) > 1:
         module = _text(given[0], 0)

@@ -44,7 +44,7 @@ def read_commands(text: str, cwd: str = "") -> Iterator[Fact | Code]:
     script = read_script(text, _VALUES)
     yield from _Reader(script, cwd).read()
     if script.cut:
-        yield Fact("shell", "", {"program": (DYNAMIC,)})
+        yield Code("", "")  # What was not read.
 
 
 class _Reader:
@@ -94,12 +94,12 @@ class _Reader:
     def _program(self, program: str, given: list[str], path: str) -> Iterator[Fact | Code]:
         words = _arguments(program, given)
         full = [self._full(word.removeprefix("of=")) for word in words]
-        copies = [each for each in full if program in _COPIES and each.startswith("/dev/")]
+        copies = tuple(each for each in full if program in _COPIES and each.startswith("/dev/"))
         values = {
             "program": (program,),
-            "subcommand": [" ".join(words[:count]) for count in (1, 2, 3)],
-            "flags": [word for word in given if word.startswith("-")],
-            "argument": [*words, *full, " ".join(words)],
+            "subcommand": tuple(" ".join(words[:count]) for count in (1, 2, 3)),
+            "flags": tuple(word for word in given if word.startswith("-")),
+            "argument": (*words, *full, " ".join(words)),
             "writes": copies,
         }
         yield Fact("shell", " ".join(words), values)
