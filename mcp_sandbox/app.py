@@ -173,8 +173,8 @@ async def open_manager(
             await to_thread.run_sync(rules_of, config),
             profile_of(config.policy.profile, backend.name),
             config.network,
-            Approvals(ledger, config.sessions.lifetime),
-            mask=egress.mask if egress else str,
+            Approvals(ledger, audit, config.sessions.lifetime),
+            audit.mask,
         )
         async with SessionManager(rooms, skills, judge, count=count, pool=pool) as manager:
             yield manager

@@ -14,6 +14,7 @@ import typer
 from mcp_sandbox import __version__
 from mcp_sandbox.cli import (
     agent,
+    approvals,
     copy,
     daemon,
     egress,
@@ -58,6 +59,7 @@ cli.add_typer(setting_up.init, name="init")
 cli.add_typer(setting_up.images, name="images")
 cli.add_typer(skills.group, name="skills")
 cli.add_typer(agent.group, name="agent")
+cli.add_typer(approvals.group, name="approvals")
 cli.add_typer(egress.group, name="egress")
 cli.add_typer(secrets.group, name="secrets")
 cli.add_typer(policy.group, name="policy")

@@ -98,7 +98,11 @@ async def _ask(approval: Approval, request: Request) -> _Answered | InputRequire
 
 
 def _words(approval: Approval) -> str:
-    """The effect and its target, the part that has it, and where all of it is to be seen."""
+    """The effect and its target, the part that has it, and where all of it is to be seen.
+
+    Of a long effect, such as many hosts, more is worth knowing than the part.
+    """
+    effect = show_name(approval.effect)
+    more = f"  {effect[WIDTH:]}" if len(effect) > WIDTH else f"  {show_name(approval.part)}"
     whole = f"All of it: mcp-sandbox approvals show {approval.id}"
-    lines = (approval.effect, f"  {approval.part}", whole)
-    return "\n".join(clip(show_name(line), WIDTH - 1) for line in lines)
+    return "\n".join((effect[:WIDTH], clip(more, WIDTH - 1), whole))

@@ -28,6 +28,7 @@ from mcp_sandbox.server.text import clip, show_name
 from mcp_sandbox.server.tool import TOOLS, offered
 from mcp_sandbox.server.tools.code import code_tools
 from mcp_sandbox.server.tools.files import FILE_TOOLS
+from mcp_sandbox.server.tools.network import NETWORK_TOOLS
 from mcp_sandbox.server.tools.processes import process_tools
 from mcp_sandbox.server.tools.sandbox import SANDBOX_TOOLS
 from mcp_sandbox.server.tools.skills import SKILL_TOOLS
@@ -60,7 +61,8 @@ _UNSAFE = (
 )
 _NETWORK = {
     "none": "It has no network: nothing can be downloaded.",
-    "allowlist": "It reaches allowed hosts alone, by a proxy; sandbox_info names them.",
+    "allowlist": "It reaches allowed hosts alone, by a proxy; sandbox_info names them, and "
+    "network_access asks the user for more.",
     "open": "It can reach the network: packages can be installed.",
 }
 _BEGUN = "notifications/initialized"
@@ -144,6 +146,7 @@ def build_server(  # noqa: PLR0913 - what the composition root knows
         *process_tools(calls),
         *FILE_TOOLS,
         *SANDBOX_TOOLS,
+        *(NETWORK_TOOLS if network == "allowlist" else ()),
         *(SKILL_TOOLS if skills else ()),
     ]
     ours = {"session_for": session_for, "count": count}

@@ -59,6 +59,7 @@ _KINDS = {
     "integer": "a whole number",
     "number": "a number",
     "boolean": "true or false",
+    "array": "a list of texts",
     "object": "an object with text values",
     "null": "null",
 }
@@ -282,6 +283,8 @@ def _bounds(schema: Schema) -> str:
     if "maxLength" in schema:
         low = "1 to" if schema.get("minLength") else "at most"
         return f" of {low} {schema['maxLength']:,} characters"
+    if "maxItems" in schema:
+        return f" with {schema['minItems']:,} to {schema['maxItems']:,} of them"
     if "maximum" in schema:
         return f" from {schema['minimum']:,} to {schema['maximum']:,.15g}"
     return f" of at least {schema['minimum']:,}" if "minimum" in schema else ""

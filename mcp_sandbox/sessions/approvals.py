@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from mcp_sandbox.audit import Audit
 from mcp_sandbox.errors import (
     Ambiguous,
     Busy,
@@ -23,6 +24,9 @@ from mcp_sandbox.sessions.records import Ledger
 
 Word = Literal["once", "chat", "no"]
 """Yes to this very call, yes to its like in this chat, no to its like for a while."""
+
+USER = "the user"
+"""Who answers by the client of a chat."""
 
 _NOTED = "approvals"  # What a chat's record calls them.
 _OPEN_S, _NO_S, _ASKING_S = 3600.0, 600.0, 60.0
@@ -60,9 +64,9 @@ class Approval:
 class Approvals:
     """Those of all chats of a data root. `lifetime_s`: how long a yes for a chat lasts."""
 
-    def __init__(self, ledger: Ledger, lifetime_s: float) -> None:
+    def __init__(self, ledger: Ledger, audit: Audit, lifetime_s: float) -> None:
         self._records, self._clock = ledger.records, ledger.clock
-        self._lifetime_s = lifetime_s
+        self._audit, self._lifetime_s = audit, lifetime_s
         # Which call a chat's user is being asked about, by its digest, and until when.
         self._asking: dict[ChatId, tuple[str, float]] = {}
 
@@ -110,7 +114,7 @@ class Approvals:
             )
 
     async def answer(self, chat: ChatId, approval_id: str, word: Word, by: str) -> Approval:
-        """Note a person's word on an open question.
+        """Note a person's word on an open question, given by their client if that is `by` whom.
 
         Raises:
             NotFound: it is not open any more.
@@ -128,6 +132,9 @@ class Approvals:
             return [found if found and each.id == found.id else each for each in noted]
 
         await self._change(chat, answered)
+        kind = "answer" if by == USER else "approval"
+        told = {"id": approval_id, "word": word, "by": by, "about": found and [*found.about]}
+        await self._audit.write(kind, user=chat.user, chat=chat.chat, **told)
         if found is None:
             raise NotFound(_unknown(approval_id))
         return found
@@ -214,7 +221,7 @@ class Question:
 
     async def answer(self, word: Word) -> None:
         """Note what they have said to their client."""
-        await self.approvals.answer(self.chat, self.approval.id, word, "the user")
+        await self.approvals.answer(self.chat, self.approval.id, word, USER)
 
 
 def _same(noted: Sequence[Approval], call: Approval) -> Approval | None:

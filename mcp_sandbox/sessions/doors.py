@@ -20,7 +20,14 @@ from mcp_sandbox.egress.addresses import HERE
 from mcp_sandbox.egress.proxy import Connection, Proxy
 from mcp_sandbox.egress.rules import PORTS, Rule, rule_of
 from mcp_sandbox.egress.targets import RefusedError, Target, target_of
-from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, StorageUnavailable
+from mcp_sandbox.errors import (
+    Busy,
+    InvalidArgument,
+    NotFound,
+    NotPermitted,
+    SandboxError,
+    StorageUnavailable,
+)
 from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.runtime.doors import PORT, Handler
 from mcp_sandbox.sessions.doorway import Doorway
@@ -75,7 +82,7 @@ class Place:
 class Egress:
     """The way out of the sandboxes of one manager; all have the `mount`.
 
-    `counts` has its connections by verdict. `mask` hides the values of secrets in a text.
+    `counts` has its connections by verdict.
     """
 
     def __init__(self, proxy: Proxy, ledger: Ledger, audit: Audit) -> None:
@@ -83,7 +90,6 @@ class Egress:
         self._audit = audit
         proxy.secrets.used = self._used
         self.mount = Mount(proxy.authority.bundle, _CERTIFICATES, read_only=True)
-        self.mask = proxy.secrets.masked
         self._proxy, self._rules = proxy, proxy.rules
         self._records, self._clock = ledger.records, ledger.clock
         self._places: dict[ChatId, dict[Target | None, Place]] = {}
@@ -127,6 +133,27 @@ class Egress:
     async def _granted(self, chat: ChatId) -> Sequence[Rule]:
         return [grant.rule for grant in await self.grants(chat)]
 
+    async def lacking(self, chat: ChatId, hosts: Sequence[str], *, read: bool) -> list[str]:
+        """Those hosts that a chat may not reach yet to `read`, or to write too.
+
+        Raises:
+            NotPermitted: no grant could help.
+            InvalidArgument: it is no single public host.
+        """
+        grants, lacking = await self._granted(chat), dict[str, None]()
+        for text in hosts:
+            wanted = rule_of(text)
+            if wanted.host == HERE or wanted.host.startswith("*"):
+                raise InvalidArgument(f"{text!r}: name single hosts, and public ones")
+            for target in (Target(wanted.host, port) for port in wanted.ports):
+                rule, why = self._rules.judge(target, [wanted])
+                if rule is None:
+                    raise NotPermitted(f"{target} stays refused, whatever the user says: {why}")
+                rule, _ = self._rules.judge(target, grants)
+                if rule is None or (rule.read and not read):
+                    lacking[str(wanted)] = None
+        return [*lacking]
+
     async def allow(self, chat: ChatId, host: str, *, read: bool, by: str, for_s: float) -> Grant:
         """Allow HOST[:PORT] from the next connection on; an earlier grant of it ends.
 
@@ -139,6 +166,8 @@ class Egress:
                 f"{HERE} is this machine itself: only a rule of egress.allow with private: true "
                 "and a port reaches it"
             )
+        told = {"host": str(grant.rule), "by": by, "until_s": grant.until_s}
+        await self._audit.write("grant", user=chat.user, chat=chat.chat, **told)
         await self._replace(chat, grant.rule, grant)
         return grant
 
@@ -213,7 +242,7 @@ class Egress:
                 # What no grant helps is not worth a person's time.
                 if self._rules.judge(target, [rule_of(host)])[0]:
                     way = f"mcp-sandbox egress allow {_name(chat)} {host}"
-                    said += f". The user can allow it for this chat: {way}"
+                    said += f". network_access asks the user for it, who can also type: {way}"
         return said
 
     def forget(self, chat: ChatId) -> None:

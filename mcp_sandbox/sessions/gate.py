@@ -9,9 +9,10 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import anyio
 
@@ -106,57 +107,54 @@ class Judge:
 
         Raises:
             NotPermitted: it may not, or a person has said no.
-            ConsentNeeded: a person has to be asked.
-            Busy: one is being asked about another call.
+            ConsentNeeded, Busy: a person has to be asked, or is being asked about another call.
         """
         if tool == "network_access":
-            hosts = [str(each) for each in _listed(given.get("hosts"))]
-            way = "Reach and write to" if given.get("write") else "Read from"
-            effect = f"{way} {', '.join(hosts)}?"
-            about = tuple(f"{tool} {host}" for host in hosts)
-            question = self._question(action, about, effect, str(given.get("reason", "")))
+            hosts = cast("Sequence[str]", given["hosts"])
+            way = "Reach, and write to," if given["write"] else "Read from"
+            asked = [f"{tool} {host}" for host in hosts]
+            effect, part = f"{way} {', '.join(hosts)}?", f"for: {given['reason']}"
         else:
             code, language = _code(tool, given)
             if not language:
                 return
             found = await assess_aside(code, language, given, self.rules)
             decided = decide(found, self.profile, self.network, language)
-            _note(record, found, decided.verdict, decided.match)
+            record.level, record.decision = found.level, decided.verdict
+            record.rule = decided.match.rule if decided.match else None
+            record.patterns = [
+                {"rule": each.rule, "level": each.level, "reason": each.reason}
+                for each in found.patterns
+            ]
             if decided.verdict == "deny":
                 raise NotPermitted(f"this was refused, and nothing was run: {decided.sentence}")
             if decided.verdict == "allow":
                 return
-            asking = self._asking(found, language) or [_unnamed(found)]
-            about = tuple(f"{each.rule} {each.target}".strip()[:_MOST_TARGET] for each in asking)
-            effect, part = _effect(asking), _part(code, asking[0].target)
-            question = self._question(action, about, effect, part)
+            alone = (replace(found, level=each.level, patterns=(each,)) for each in found.patterns)
+            # Without the others, which may have been allowed to the chat.
+            asks = [each.patterns[0] for each in alone if self._asks(each, language)]
+            asked = [f"{each.rule} {each.target}"[:_MOST_TARGET] for each in asks] or [found.reason]
+            effect, part = _effect(decided.sentence, len(asked)), _part(code, asks)
         record.decision = "ask"
-        await self.approvals.check(action.chat, question)
+        await self.approvals.check(action.chat, self._question(action, asked, effect, part))
         record.decision = "granted"
 
-    def _asking(self, found: Assessment, language: str) -> list[Match]:
-        """Those matches about which a person would be asked if there were no other."""
+    def _asks(self, found: Assessment, language: str) -> bool:
+        found = replace(found, requires_confirmation=found.level in ("high", "critical"))
+        return decide(found, self.profile, self.network, language).verdict == "ask"
 
-        def asks(match: Match) -> bool:
-            level = match.level
-            high = level in ("high", "critical")
-            alone = replace(found, level=level, requires_confirmation=high, patterns=(match,))
-            return decide(alone, self.profile, self.network, language).verdict == "ask"
-
-        return [each for each in found.patterns if asks(each)]
-
-    def _question(self, action: Action, about: tuple[str, ...], effect: str, part: str) -> Approval:
+    def _question(self, action: Action, about: Sequence[str], effect: str, part: str) -> Approval:
         """What a person is asked; the same for the same call."""
         given = {name: each for name, each in action.arguments.items() if each is not None}
         written = json.dumps([action.what, given], sort_keys=True, default=str)
-        digest = hashlib.sha256(written.encode("utf-8", "surrogatepass")).hexdigest()
+        digest = hashlib.sha256(written.encode()).hexdigest()
         text = "\n".join(f"{name}: {each}" for name, each in given.items())
-        effect, part, text = map(self._shown, (effect, part, text))
+        effect, part, text, *about = map(self._shown, (effect, part, text, *about))
         return Approval(action.what, about, digest, effect, part, text)
 
     def _shown(self, text: str) -> str:
-        whole = text.encode("utf-8", "backslashreplace").decode()
-        return self.mask(_IN_ADDRESS.sub("***", whole))
+        text = text.encode("utf-8", "backslashreplace").decode()
+        return self.mask(_IN_ADDRESS.sub("***", text))
 
 
 class Gate:
@@ -284,36 +282,18 @@ def _code(tool: str, given: Mapping[str, object]) -> tuple[str, str]:
     if isinstance(stdin, bytes):
         stdin = stdin.decode("utf-8", "replace")
     # A program that reads code there gets it as from a here-document.
-    return f"{command} <<'\0'\n{stdin}\n\0\n" if stdin else command, "shell"
+    return f"{command} <<'{_STDIN}'\n{stdin}\n{_STDIN}\n" if stdin else command, "shell"
 
 
-def _note(record: CallRecord, found: Assessment, decision: str, match: Match | None) -> None:
-    record.level, record.decision = found.level, decision
-    record.rule = match.rule if match else None
-    record.patterns = [
-        {"rule": each.rule, "level": each.level, "reason": each.reason} for each in found.patterns
-    ]
+def _effect(reason: str, asked: int) -> str:
+    """What a call does, as a question."""
+    more = f", and {asked - 1} more" if asked > 1 else ""
+    return f"{reason[:1].upper()}{reason[1:]}{more}?"
 
 
-def _unnamed(found: Assessment) -> Match:
-    """What asks where no rule does, such as code that is too long to be read."""
-    return Match("unread", found.level, frozenset(), found.reason)
-
-
-def _effect(asking: list[Match]) -> str:
-    """What a call does, as a question; the target, which tells calls apart, comes early."""
-    first, more = asking[0], len(asking) - 1
-    target = f": {first.target[:_MOST_TARGET]}" if first.target else ""
-    others = f", and {more} more" if more else ""
-    return f"{first.reason[:1].upper()}{first.reason[1:]}{target}{others}?"
-
-
-def _part(code: str, target: str) -> str:
-    """The line of a piece of code that has the target in it, or the first one."""
-    lines = [line.strip() for line in code.splitlines() if line.strip()]
-    with_target = (line for line in lines if target and target in line)
-    return next(with_target, lines[0] if lines else "")[:_MOST_PART]
-
-
-def _listed(value: object) -> list[object]:
-    return list(value) if isinstance(value, list | tuple) else []
+def _part(code: str, asks: Sequence[Match]) -> str:
+    """The line of a piece of code in which the first target is, or its first one."""
+    lines = [line.strip() for line in code.splitlines() if line.strip()] or [""]
+    targets = [each.target.split()[0] for each in asks[:1] if each.target.strip()]
+    found = (line for line in lines if targets and targets[0] in line)
+    return next(found, lines[0])[:_MOST_PART]

@@ -7,7 +7,7 @@ from typing import Any
 
 from anyio import CancelScope
 
-from mcp_sandbox.errors import CommandFailed, InvalidArgument, SandboxError
+from mcp_sandbox.errors import CommandFailed, InvalidArgument, SandboxError, Unsupported
 from mcp_sandbox.models import (
     TROUBLE,
     BackendName,
@@ -29,6 +29,7 @@ from mcp_sandbox.models import (
 from mcp_sandbox.runner.protocol import VERSION
 from mcp_sandbox.runtime.doors import Handler
 from mcp_sandbox.runtime.runtime import NAME, OnOutput, Runtime, Show
+from mcp_sandbox.sessions.approvals import USER
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.previews import Previews
@@ -336,6 +337,29 @@ class Session:
             "can restore the old files for 24 hours, or until the next such reset. The home "
             "directory is kept."
         )
+
+    async def network_access(
+        self, hosts: Sequence[str], reason: str, *, write: bool = False
+    ) -> str:
+        """Let the chat reach public hosts, only to read unless it may `write`; says which.
+
+        Raises:
+            ConsentNeeded, NotPermitted: as for a command about which a person is asked.
+            Unsupported: this server has no allowed hosts.
+        """
+        if (egress := self._hold.egress) is None:
+            raise Unsupported("this server has no allowed hosts that could be added to")
+        lacking = await egress.lacking(self.chat, hosts, read=not write)
+        if not lacking:
+            return f"{', '.join(hosts)}: allowed already; connect again"
+        given = {"hosts": lacking, "reason": reason, "write": write}
+        wanted = Action(self.chat, "network_access", given, judged=self._judged)
+        async with self._gate.passed(wanted):
+            for host in lacking:
+                for_s = self._hold.lifetime_s
+                await egress.allow(self.chat, host, read=not write, by=USER, for_s=for_s)
+        how = "to read and write" if write else "to read"
+        return f"the user allows {', '.join(lacking)} {how}: connect again"
 
     def _enter(
         self, what: str, size: int = 0, leave: CancelScope | None = None, /, **arguments: object
