@@ -19,6 +19,7 @@ from benchmarks import (
     doors,
     memory,
     notebooks,
+    policy,
     previews,
     processes,
     relays,
@@ -45,6 +46,7 @@ ROWS = (
     *doors.ROWS,
     *memory.ROWS,
     *skills.ROWS,
+    *policy.ROWS,
     *crowd.ROWS,
     *notebooks.ROWS,
 )

@@ -74,6 +74,6 @@ def try_examples(
 ) -> None:
     """Try the examples of every rule: the shipped ones, the operator's, and those of FILE."""
     rules = read_rules([*load(config).config.policy.rules, *([file] if file else ())])
-    wrong = list(failures(rules, rules.by_id))
-    print(*wrong, f"{len(rules.by_id)} rules, {len(wrong)} wrong examples", sep="\n")
+    wrong = list(failures(rules))
+    print(*wrong, f"{sum(map(len, rules.values()))} rules, {len(wrong)} wrong examples", sep="\n")
     raise typer.Exit(1 if wrong else 0)

@@ -1,8 +1,9 @@
 """Grades code by its text. Pure, but for the shipped rules, which are read once."""
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
@@ -78,19 +79,20 @@ def load_rules(files: Sequence[Path] = ()) -> Rules:
         ConfigError: a file is wrong, or an example of it; the message names file, line and reason.
     """
     rules = read_rules(files) if files else _shipped()
-    if wrong := next(failures(rules, rules.by_id.keys() - _shipped().by_id.keys()), None):
+    if wrong := next(failures(rules, _shipped()), None):
         raise ConfigError(f"{wrong}: correct the rule or the example")
     return rules
 
 
-def failures(rules: Rules, ids: Iterable[str]) -> Iterator[str]:
-    """Yield a sentence for each example of the rules `ids` that is not as its rule has it."""
-    for rule in (rules.by_id[each] for each in ids):
-        for example in (*rule.match, *rule.not_match):
+def failures(rules: Rules, tried: Rules | None = None) -> Iterator[str]:
+    """Yield a sentence for each example that is not as its rule has it; not for rules `tried`."""
+    for rule in chain(*rules.values()):
+        if tried and rule in tried[rule.language]:
+            continue
+        for example, wanted in rule.examples:
             found = _matches(example, rule.language, _GIVEN, rules)
-            applies = any(match.rule == rule.id for match in found)
-            if applies != (example in rule.match):
-                word = "matches, which it must not" if applies else "does not match"
+            if any(match.rule == rule.id for match in found) != wanted:
+                word = "does not match" if wanted else "matches, which it must not"
                 yield f"{rule.at}: the example {example!r} {word}"
 
 
@@ -133,7 +135,7 @@ def _matches(
 
 
 def _applied(fact: Fact, rules: Rules) -> Iterator[Match]:
-    found = [rule.applied(fact) for rule in rules.by_language[fact.language]]
+    found = [rule.applied(fact) for rule in rules[fact.language]]
     yield from filter(None, found)
     if fact.values.get("program") and not any(found):
         yield _OTHER

@@ -1,5 +1,6 @@
 """What Python code imports, names and calls, by whatever name. Pure."""
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 
@@ -12,8 +13,10 @@ _KEYWORDS = names(
     "global if import in is lambda nonlocal not or pass raise return try while with yield "
     "True False None match case self"
 )
-_RUNS = names("system popen getoutput getstatusoutput create_subprocess_shell run call "
-              "check_call check_output Popen create_subprocess_exec")  # fmt: skip
+_RUNS = re.compile(
+    r"(os|posix|subprocess|asyncio|anyio|pty)\.(system|popen|getoutput|getstatusoutput|run\w*|call|"
+    r"check_\w+|Popen|create_subprocess_\w+|spawn|open_process)"
+)
 _MOST_ARGUMENTS = 40
 
 
@@ -65,7 +68,7 @@ def _uses(tokens: Sequence[Token], known: dict[str, str]) -> Iterator[Fact | Cod
         if "*" in known:
             yield from _use(known["*"] + name, tokens, at, known)
         if began == 2 and at == len(tokens) and tokens[1].text == "=":
-            known[tokens[0].text] = full
+            known[tokens[0].text] = full[:200]
 
 
 def _full(name: str, known: dict[str, str]) -> str:
@@ -92,10 +95,11 @@ def _use(
         yield Fact("python", name, {"name": (_full(f"{module}.{texts[1]}", known),)})
     elif name in ("exec", "eval") and texts:
         yield Code("python", texts[0])
-    elif name.rsplit(".", 1)[-1] in _RUNS and texts:
+    elif texts and _RUNS.fullmatch(name):
         listed = _text(given[0], 0) in ("[", "(")
         words = [_literal(each) for each in _arguments(given[0], 1)] if listed else []
-        yield Code("shell", shlex.join(words) if listed else texts[0])
+        if listed or texts[0] != DYNAMIC:
+            yield Code("shell", shlex.join(words) if listed else texts[0])
 
 
 def _arguments(tokens: Sequence[Token], at: int) -> list[list[Token]]:

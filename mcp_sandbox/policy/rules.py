@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -57,7 +56,7 @@ class Match:
 class Rule:
     """It applies to a fact that fulfils all `conditions`: by kind, for the whole of a text.
 
-    `match` and `not_match` are examples; `at` says where the rule stands.
+    `examples` say whether it applies to them; `at` says where the rule stands.
     """
 
     id: str
@@ -65,10 +64,9 @@ class Rule:
     level: Level
     tags: frozenset[str]
     reason: str
-    match: tuple[str, ...]
-    not_match: tuple[str, ...]
-    replaces: str
     conditions: tuple[tuple[str, re.Pattern[str]], ...]
+    examples: tuple[tuple[str, bool], ...]
+    replaces: str
     at: str
 
     def applied(self, fact: Fact) -> Match | None:
@@ -88,16 +86,8 @@ class Rule:
         return Match(self.id, self.level, self.tags, self.reason, shown)
 
 
-@dataclass(frozen=True, eq=False)
-class Rules:
-    """The rules in force, by their id."""
-
-    by_id: Mapping[str, Rule]
-
-    @cached_property
-    def by_language(self) -> Mapping[str, Sequence[Rule]]:
-        every = self.by_id.values()
-        return {each: [rule for rule in every if rule.language == each] for each in _LANGUAGES}
+Rules = Mapping[str, Sequence[Rule]]
+"""The rules in force, by language."""
 
 
 def read_rules(files: Sequence[Path] = ()) -> Rules:
@@ -117,7 +107,7 @@ def read_rules(files: Sequence[Path] = ()) -> Rules:
             if rule.id in rules:
                 raise ConfigError(f"{rule.at} has the id of another rule: take another one")
             rules[rule.id] = rule
-    return Rules(rules)
+    return {each: [r for r in rules.values() if r.language == each] for each in _LANGUAGES}
 
 
 def _read(file: Path) -> Iterator[Rule]:
@@ -128,39 +118,33 @@ def _read(file: Path) -> Iterator[Rule]:
         for each in node.value if node else ():
             at = f"{file}:{each.start_mark.line + 1}"
             yield _rule(loader.construct_object(each, deep=True), at)
+    except re.error as exc:
+        raise ConfigError(f"{at}: no regular expression: {exc.pattern!r}: {exc}; mend it") from exc
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as exc:
         why = f"{exc} is missing" if isinstance(exc, KeyError) else exc
         raise ConfigError(f"{at}: not a list of rules: {why}; correct it") from exc
 
 
 def _rule(given: Mapping[str, object], at: str) -> Rule:
-    if unknown := sorted(map(str, given.keys() - _KEYS)):
-        raise ValueError(f"it has the unknown key {unknown[0]!r}")
+    if wrong := [*(given.keys() - _KEYS), *({"id", "reason"} - given.keys())]:
+        raise ValueError(f"the key {wrong[0]!r} is unknown or missing")
     level = next((level for level in LEVELS if level == given["level"]), None)
     language, tags = str(given["language"]), frozenset(_list(given, "tags"))
     if level is None or language not in _LANGUAGES or not tags <= _TAGS:
         raise ValueError("its level, language or tags are none that there are")
-    texts = [(kind, str(given[kind])) for kind in _KINDS if kind in given]
-    conditions = tuple((kind, _pattern(kind, text)) for kind, text in texts)
-    match = _list(given, "match")
-    if not conditions or not match:
+    known = [kind for kind in _KINDS if kind in given]
+    conditions = tuple((kind, re.compile(str(given[kind]), re.DOTALL)) for kind in known)
+    good, bad = _list(given, "match"), _list(given, "not_match")
+    if not conditions or not good:
         raise ValueError("it needs a condition, and an example to match")
-    return Rule(
-        str(given["id"]), language, level, tags, str(given["reason"]), match,
-        _list(given, "not_match"), str(given.get("replaces", "")), conditions,
-        f"{at}: rule {given['id']}",
-    )  # fmt: skip
+    examples = (*((each, True) for each in good), *((each, False) for each in bad))
+    name, reason, replaces = (str(given.get(key, "")) for key in ("id", "reason", "replaces"))
+    at = f"{at}: rule {name}"
+    return Rule(name, language, level, tags, reason, conditions, examples, replaces, at)
 
 
-def _pattern(kind: str, text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text, re.DOTALL)
-    except re.error as exc:
-        raise ValueError(f"{kind} {text!r} is no regular expression: {exc}") from exc
-
-
-def _list(given: Mapping[str, object], key: str) -> tuple[str, ...]:
+def _list(given: Mapping[str, object], key: str) -> list[str]:
     found = given.get(key, [])
     if not isinstance(found, list):
         raise TypeError(f"{key} is no list")
-    return tuple(str(each) for each in found)
+    return [str(each) for each in found]

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from mcp_sandbox.policy.rules import Code, Fact
 from mcp_sandbox.reading.commands import DYNAMIC, WRAPPERS, behind, names, without_assignments
-from mcp_sandbox.reading.shell import Command, Script, read_script
+from mcp_sandbox.reading.shell import Script, read_script
 
 # The home is where `~` leads, whatever it is; words are split at blanks.
 _VALUES = {"HOME": "~", "IFS": " "}
@@ -19,11 +19,10 @@ _NODE = ("javascript", re.compile(r"-p?e|-p|--eval|--print|eval"))
 _NOTHING = re.compile(r"(?!)")
 _UNREAD = ("", re.compile(r"-\w*[eErR]"))
 _READERS: Mapping[str, tuple[str, re.Pattern[str]]] = {
-    **dict.fromkeys(("sh", "bash", "dash", "zsh", "ksh", "ash", "fish"), _SHELL),
-    **dict.fromkeys(("su", "runuser"), _SHELL),
-    **dict.fromkeys(("python", "pypy"), _PYTHON),
-    **dict.fromkeys(("node", "nodejs", "bun", "deno"), _NODE),
-    **dict.fromkeys(("perl", "ruby", "php", "lua", "Rscript"), _UNREAD),
+    **dict.fromkeys(names("sh bash dash zsh ksh ash fish su runuser"), _SHELL),
+    **dict.fromkeys(names("python pypy"), _PYTHON),
+    **dict.fromkeys(names("node nodejs bun deno"), _NODE),
+    **dict.fromkeys(names("perl ruby php lua Rscript"), _UNREAD),
 }
 _VERSION = re.compile(r"(python|pypy|perl|ruby|php|lua)[\d.]+")
 _FETCHES = names("curl wget aria2c http https xh fetch")
@@ -66,16 +65,12 @@ class _Reader:
             self._makers.append(self._piped)
             self._texts.append("")
             yield from self._command(list(command.words))
-            yield from self._bomb(at, command)
+            # A function that begins by calling itself, into a pipe or the background.
+            joined = [after.joined for after in self._script.commands[at + 1 : at + 2]]
+            if self._script.functions.get(command.words[0]) == at and joined in (["|"], ["&"]):
+                yield Fact("shell", command.words[0], {"program": ("fork-bomb",)})
         for path in self._script.writes:
             yield Fact("shell", path, {"writes": (self._full(path),)})
-
-    def _bomb(self, at: int, command: Command) -> Iterator[Fact]:
-        """Tell of a function that begins by calling itself, into a pipe or the background."""
-        after = self._script.commands[at + 1 : at + 2]
-        itself = self._script.functions.get(command.words[0]) == at
-        if itself and after and after[0].joined in ("|", "&"):
-            yield Fact("shell", command.words[0], {"program": ("fork-bomb",)})
 
     def _command(self, words: list[str], depth: int = 0) -> Iterator[Fact | Code]:
         words = without_assignments(words)
@@ -94,33 +89,30 @@ class _Reader:
     def _program(self, program: str, given: list[str], path: str) -> Iterator[Fact | Code]:
         words = _arguments(program, given)
         full = [self._full(word.removeprefix("of=")) for word in words]
-        copies = tuple(each for each in full if program in _COPIES and each.startswith("/dev/"))
         values = {
             "program": (program,),
             "subcommand": tuple(" ".join(words[:count]) for count in (1, 2, 3)),
             "flags": tuple(word for word in given if word.startswith("-")),
             "argument": (*words, *full, " ".join(words)),
-            "writes": copies,
+            "writes": tuple(each for each in full if program in _COPIES and each[:5] == "/dev/"),
         }
         yield Fact("shell", " ".join(words), values)
-        self._remember(program, words)
+        self._remember(program, given, words)
         texts, sources = self._given(program, given, words)
         yield from texts
-        if self._full(path) in self._fetched or (
-            program in _READERS and self._fetched & {*full[:1]}
-        ):
+        if self._fetched & {self._full(path), *full[: program in _READERS]}:
             sources = ("curl",)
         if sources:
             yield Fact("shell", " ".join(sources), {"piped from": sources})
 
-    def _remember(self, program: str, words: Sequence[str]) -> None:
+    def _remember(self, program: str, given: Sequence[str], words: Sequence[str]) -> None:
         """Note where it changes to, what it prints, and what it fetches."""
         command = self._script.commands[len(self._texts) - 1]
-        self._makers[-1] = (*self._makers[-1], program)
+        self._makers[-1] = (*self._makers[-1], *self._inside[-20:], program)
         if program in ("cd", "pushd"):
             self._cwd = self._full((*words, "~")[0])
         elif program in ("echo", "printf"):
-            self._texts[-1] = " ".join(words).replace("\\n", "\n")
+            self._texts[-1] = " ".join(given).lstrip("-enE ").replace("\\n", "\n")
         elif program == "cat":
             self._texts[-1] = self._text
         elif program in _FETCHES:
@@ -130,8 +122,8 @@ class _Reader:
     def _given(self, program: str, given: list[str], words: list[str]) -> _Given:
         """The code that a program is given, and by what that is made which is not known."""
         if program in ("eval", "trap", "alias"):
-            lines = {"eval": [" ".join(words)], "trap": words[:1]}.get(program, words)
-            lines = [line.partition("=")[2] if program == "alias" else line for line in lines]
+            aliases = [word.partition("=")[2] for word in words]
+            lines = {"eval": [" ".join(given)], "trap": words[:1]}.get(program, aliases)
             return [Code("shell", line) for line in lines], self._unknown(*lines)
         language, option = _READERS.get(program, ("", _NOTHING))
         for word, after in pairwise(given):
@@ -142,7 +134,8 @@ class _Reader:
             return [], self._inside
         if not reads or (words and words[0] != "-" and "-s" not in given):
             return [], ()
-        return ([Code(language, self._text)], ()) if self._text and language else ([], self._piped)
+        known = [Code(language, self._text)] if language and self._text else []
+        return known, () if known and DYNAMIC not in self._text else self._piped
 
     def _unknown(self, *texts: str) -> tuple[str, ...]:
         return self._inside if any(DYNAMIC in text for text in texts) else ()

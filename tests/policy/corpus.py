@@ -41,7 +41,7 @@ def read(name: str) -> list[Line]:
 
 
 def accuracy(lines: list[Line]) -> Accuracy:
-    levels: dict[str, int] = {**LEVELS}
+    levels = {str(level): rank for level, rank in LEVELS.items()}
     high = levels["high"]
     pairs = [(levels[line.level], levels[line.graded]) for line in lines]
     both = sum(wanted >= high and graded >= high for wanted, graded in pairs)

@@ -22,7 +22,7 @@ PARTS = {
 UNITS = {
     "bash": ["$(", "a=(", "{ ", "`", "$'", '"$', "<<E ", "rm x;", "f(){ ", "a=$a$a;", "sudo ", "((",
              "x|", "case x in ", "coproc ", "\\", "eval '", "echo $(echo "],
-    "python": ["(", '"""', "f'{", "import os;", "x.", "a=b;", "os.system(", "getattr(", "\\\n",
+    "python": ["(", '"""', "f'{", "import os;", "x.", "a=a.b;", "os.system(", "getattr(", "\\\n",
                "eval('", "from a import b\n", "print(x)\n"],
     "javascript": ["(", "`${", "require(", "x.", "eval;", "/*", "//", "'", "[/", "/a", "{a:"],
 }  # fmt: skip
