@@ -13,6 +13,8 @@ from mcp_sandbox.errors import ConfigError
 Level = Literal["safe", "low", "medium", "high", "critical"]
 LEVELS: Mapping[Level, int] = {"safe": 0, "low": 1, "medium": 2, "high": 3, "critical": 4}
 
+# Ten times as fast, where it is built in.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SHIPPED = Path(__file__).with_name("default.yaml")
 _LANGUAGES = ("shell", "python", "javascript", "browser")
 _TAGS = frozenset({"destroys", "leaves"})
@@ -113,7 +115,7 @@ def read_rules(files: Sequence[Path] = ()) -> Rules:
 def _read(file: Path) -> Iterator[Rule]:
     at = str(file)
     try:
-        loader = yaml.CSafeLoader(file.read_bytes())
+        loader = _LOADER(file.read_bytes())
         node = loader.get_single_node()
         for each in node.value if node else ():
             at = f"{file}:{each.start_mark.line + 1}"
