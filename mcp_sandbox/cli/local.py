@@ -172,7 +172,7 @@ def show_config(
 
 def doctor(as_json: AsJson = False, data: Data = None, config: ConfigFile = None) -> None:
     """Check this machine, and run print(6*7) in a sandbox of each usable backend."""
-    from mcp_sandbox.doctor import examine, render
+    from mcp_sandbox.doctor.machine import examine, render
 
     report = anyio.run(examine, load(config, data).config)
     if as_json:
