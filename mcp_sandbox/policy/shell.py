@@ -49,7 +49,7 @@ def read_commands(text: str, cwd: str = "") -> Iterator[Fact | Code]:
 class _Reader:
     def __init__(self, script: Script, cwd: str) -> None:
         self._script = script
-        self._cwd = cwd
+        self._cwds = [cwd]  # Of each subshell: the folder that it is in.
         self._makers: list[tuple[str, ...]] = []  # Of each command: what made its output.
         self._texts: list[str] = []  # The output itself, where it is known.
         self._fetched: set[str] = set()
@@ -57,6 +57,8 @@ class _Reader:
     def read(self) -> Iterator[Fact | Code]:
         """Yield the facts of each command in turn."""
         for at, command in enumerate(self._script.commands):
+            outer = self._cwds[: command.depth + 1]
+            self._cwds = outer + outer[-1:] * (command.depth + 1 - len(outer))
             source = at - command.inner - 1
             piped = command.joined in ("|", "|&") and source >= 0
             self._inside = tuple(m for each in self._makers[source + 1 : at] for m in each)
@@ -110,7 +112,7 @@ class _Reader:
         command = self._script.commands[len(self._texts) - 1]
         self._makers[-1] = (*self._makers[-1], *self._inside[-20:], program)
         if program in ("cd", "pushd"):
-            self._cwd = self._full((*words, "~")[0])
+            self._cwds[-1] = self._full((*words, "~")[0])
         elif program in ("echo", "printf"):
             self._texts[-1] = " ".join(given).lstrip("-enE ").replace("\\n", "\n")
         elif program == "cat":
@@ -143,7 +145,7 @@ class _Reader:
     def _full(self, path: str) -> str:
         """The path from the root or the home on, if it is known where it begins."""
         if path[:1] not in ("/", "~"):
-            path = posixpath.join(self._cwd, path)
+            path = posixpath.join(self._cwds[-1], path)
         return re.sub("^//+", "/", posixpath.normpath(path))
 
 

@@ -40,7 +40,8 @@ class Command:
     """A simple command; `joined` is what stands before it.
 
     `closed` says that a block ended before it, `negated` that a `!` stands before it. The `inner`
-    commands before it in the script stand in its words; `writes` are its redirections.
+    commands before it stand in its words, `writes` are its redirections, and `depth` is how many
+    subshells it is in.
     """
 
     words: tuple[str, ...]
@@ -50,6 +51,7 @@ class Command:
     heredoc: str = ""
     inner: int = 0
     writes: tuple[str, ...] = ()
+    depth: int = 0
 
 
 @dataclass
@@ -78,6 +80,7 @@ class State:
     cases: int = 0
     in_pattern: bool = False
     began: int = 0
+    depth: int = 0
     writes: list[str] = field(default_factory=list[str])
     given: str = ""
 
@@ -116,7 +119,7 @@ class _Reader:
         if depth >= _DEEPEST:
             self.script.cut = True
             return
-        state = State(began=len(self.script.commands))
+        state = State(began=len(self.script.commands), depth=depth)
         while self._at < len(self._text):
             char = self._text[self._at]
             if char == closing and not (char == ")" and state.in_pattern):
@@ -250,6 +253,7 @@ class _Reader:
             return
         words = tuple(state.words)
         command = Command(words, state.joined, state.negated, state.closed, given, inner, writes)
+        command.depth = state.depth
         self._keep(command)
         state.began = len(self.script.commands)
         for document in self._documents:
