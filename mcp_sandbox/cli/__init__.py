@@ -15,6 +15,7 @@ from mcp_sandbox import __version__
 from mcp_sandbox.cli import (
     agent,
     approvals,
+    audit,
     copy,
     daemon,
     egress,
@@ -63,6 +64,7 @@ cli.add_typer(approvals.group, name="approvals")
 cli.add_typer(egress.group, name="egress")
 cli.add_typer(secrets.group, name="secrets")
 cli.add_typer(policy.group, name="policy")
+cli.add_typer(audit.group, name="audit")
 cli.add_typer(setting_up.tokens, name="token")
 
 
