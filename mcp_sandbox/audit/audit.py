@@ -12,6 +12,7 @@ import anyio
 from anyio import CancelScope, CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
 
+from mcp_sandbox.audit.chain import Fields
 from mcp_sandbox.audit.writer import Writer
 from mcp_sandbox.config import AuditConfig
 from mcp_sandbox.errors import StorageUnavailable
@@ -60,19 +61,17 @@ class Audit:
         Raises:
             StorageUnavailable: it cannot be recorded, and nothing may run that is not.
         """
-        number = 0
         if not self.enabled:
-            return number
+            return 0
+        number = 0
         try:
             number = self._writer.append(kind, fields, wait=False)
-            if not number:
-                append = partial(self._writer.append, kind, fields, wait=True)
-                number = await to_thread.run_sync(append, limiter=self._limiter)
             self._dirty.set()
-            if self._settings.sync == "each":
-                now = self._round
-                await now.done.wait()
-                self._problem = now.problem
+            if not number or self._settings.sync == "each":
+                # A cancelled call has its lines, too.
+                with CancelScope(shield=True):
+                    number = number or await self._append(kind, fields)
+                    await self._synced()
             if problem := self._problem:
                 self._problem = None
                 raise problem
@@ -80,6 +79,18 @@ class Audit:
         except OSError as exc:
             self._failed(exc)
         return number
+
+    async def _append(self, kind: str, fields: Fields) -> int:
+        append = partial(self._writer.append, kind, fields, wait=True)
+        number = await to_thread.run_sync(append, limiter=self._limiter)
+        self._dirty.set()
+        return number
+
+    async def _synced(self) -> None:
+        if self._settings.sync == "each":
+            now = self._round
+            await now.done.wait()
+            self._problem = now.problem
 
     def _failed(self, exc: OSError) -> None:
         said = f"the audit in {self._folder} cannot be written: {exc.strerror}"
@@ -102,24 +113,25 @@ class Audit:
         noted: _Noted = kind, chat, tuple(fields.items())
         if noted not in self._times and self._kinds[kind, chat] >= _MOST_NOTED:
             noted = kind, chat, ()
-        if noted in self._times:
-            self._times[noted] += 1
-        else:
-            self._times[noted] = 0
+        if noted not in self._times:
             self._kinds[kind, chat] += 1
-            self._tasks.start_soon(self._note, *noted)
+            self._tasks.start_soon(self._note, noted)
+        self._times[noted] += 1
 
-    async def _note(self, *noted: *_Noted) -> None:
-        with suppress(StorageUnavailable):
-            await self.write(noted[0], **_told(noted))
+    async def _note(self, noted: _Noted) -> None:
+        await self._write_noted(noted)
         await anyio.sleep(_MINUTE_S)
+        await self._write_noted(noted)
+        del self._times[noted]
         self._kinds[noted[:2]] -= 1
-        await self._count(noted)
 
-    async def _count(self, noted: _Noted) -> None:
-        with suppress(StorageUnavailable):
-            if times := self._times.pop(noted):
-                await self.write(noted[0], **_told(noted), times=times)
+    async def _write_noted(self, noted: _Noted) -> None:
+        times, self._times[noted] = self._times[noted], 0
+        if times:
+            kind, chat, fields = noted
+            told = {"user": chat.user, "chat": chat.chat, **dict(fields)}
+            with suppress(StorageUnavailable):
+                await self.write(kind, **told, times=times if times > 1 else None)
 
     async def begin(self, tasks: TaskGroup) -> None:
         """Write the first line, and look after the files until `end`."""
@@ -135,13 +147,13 @@ class Audit:
             return
         with CancelScope(shield=True):
             for noted in [*self._times]:
-                await self._count(noted)
+                await self._write_noted(noted)
             with suppress(StorageUnavailable):
                 await self.write("server", what="ended", pid=os.getpid())
             self._syncing.cancel()
             await self._sync(self._round)
             self._tell_head()
-            self._writer.close()
+            await to_thread.run_sync(self._writer.close, limiter=self._limiter)
 
     async def _keep_synced(self) -> None:
         with self._syncing:
@@ -174,11 +186,6 @@ class Audit:
         event(logger, "audit", head=str(self._writer.head))
 
 
-def _told(noted: _Noted) -> dict[str, str]:
-    _, chat, fields = noted
-    return {"user": chat.user, "chat": chat.chat, **dict(fields)}
-
-
 @asynccontextmanager
 async def open_audit(folder: Path, settings: AuditConfig) -> AsyncGenerator[Audit]:
     """Open the audit in a folder, which is made if need be.
@@ -193,8 +200,8 @@ async def open_audit(folder: Path, settings: AuditConfig) -> AsyncGenerator[Audi
                 await audit.begin(tasks)
                 yield audit
             finally:
-                await audit.end()
                 tasks.cancel_scope.cancel()
+                await audit.end()
     except BaseExceptionGroup as group:
         # The tasks raise nothing: it is the block's own.
         error = group.exceptions[0]

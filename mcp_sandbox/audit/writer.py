@@ -58,7 +58,7 @@ class Writer:
         if not self._busy.acquire(blocking=wait):
             return 0
         try:
-            if not (wait or self._is_current()) or not self._take_lock(wait=wait):
+            if not (wait or self._file >= 0) or not self._take_lock(wait=wait):
                 return 0
             try:
                 if wait and not self._is_current():

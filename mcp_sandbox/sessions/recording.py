@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 
 import anyio
-from anyio import CancelScope, to_thread
+from anyio import to_thread
 
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.errors import ConsentNeeded, NotPermitted, StorageUnavailable
@@ -72,11 +72,13 @@ async def recorded_call(
     except BaseException as exc:
         cancelled = isinstance(exc, anyio.get_cancelled_exc_class())
         # Why it failed goes before that its end cannot be recorded.
-        with CancelScope(shield=True), suppress(StorageUnavailable):
+        with suppress(StorageUnavailable):
             await end("cancelled" if cancelled else type(exc).__name__)
         raise
-    with CancelScope(shield=True):
+    try:
         await end("ok")
+    except StorageUnavailable as exc:
+        raise StorageUnavailable(f"the call has run, but {exc}") from exc
 
 
 async def _told(audit: Audit, arguments: Arguments, record: CallRecord) -> dict[str, object]:
