@@ -62,9 +62,12 @@ class Grant:
     until_s: float
 
     @cached_property
+    def until(self) -> str:
+        return datetime.fromtimestamp(self.until_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+    @cached_property
     def rule(self) -> Rule:
-        until = datetime.fromtimestamp(self.until_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        return rule_of(self.host, read=self.read, source=f"grant of {self.by} until {until}")
+        return rule_of(self.host, read=self.read, source=f"grant of {self.by} until {self.until}")
 
 
 @dataclass
@@ -168,6 +171,8 @@ class Egress:
             )
         told = {"host": str(grant.rule), "by": by, "until_s": grant.until_s}
         await self._audit.write("grant", user=chat.user, chat=chat.chat, **told)
+        told = {"host": str(grant.rule), "read": read, "by": by, "until": grant.until}
+        await self._audit.write("grant", user=chat.user, chat=chat.chat, **told)
         await self._replace(chat, grant.rule, grant)
         return grant
 
@@ -183,6 +188,8 @@ class Egress:
                 f"chat {chat} has no grant of {rule}: `mcp-sandbox egress list {_name(chat)}` "
                 "shows what it has; what the configuration allows ends by egress.deny there"
             )
+        told = {"host": str(rule), "what": "taken back"}
+        await self._audit.write("grant", user=chat.user, chat=chat.chat, **told)
 
     async def _replace(self, chat: ChatId, rule: Rule, *new: Grant) -> bool:
         """Note `new` for what the chat has of the same hosts and ports; whether it had any."""
