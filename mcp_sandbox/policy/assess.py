@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby, islice
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,7 +19,7 @@ from mcp_sandbox.policy.shell import read_commands
 _READERS = {"shell": read_commands, "python": read_python, "javascript": read_javascript}
 _READ = 65_536
 _DEEPEST = 8
-_MOST_PATTERNS = 50
+_MOST_OF_A_RULE = 20
 # Above it grading can take more than a few milliseconds.
 _LONG = 4096
 _GIVEN: Mapping[str, object] = MappingProxyType({})
@@ -51,7 +51,8 @@ def assess(
     """
     language = "shell" if language == "bash" else language
     matches = set(_matches(content, language, params, rules or _shipped()))
-    worst = sorted(matches, key=lambda match: (-LEVELS[match.level], match.rule, match.target))
+    worst = sorted(matches, key=lambda m: (-LEVELS[m.level], not m.tags, m.rule, m.target))
+    rules_apart = groupby(worst, key=lambda match: match.rule)
     level: Level = worst[0].level if worst else "low" if language == "browser" else "safe"
     return Assessment(
         level=level,
@@ -59,7 +60,8 @@ def assess(
         requires_confirmation=LEVELS[level] >= LEVELS["high"],
         requires_isolation=LEVELS[level] >= LEVELS["medium"] or language == "browser",
         suggested=suggest(level, language, content),
-        patterns=tuple(worst[:_MOST_PATTERNS]),
+        # However much there is of one rule, no other is left out.
+        patterns=tuple(match for _, same in rules_apart for match in islice(same, _MOST_OF_A_RULE)),
     )
 
 

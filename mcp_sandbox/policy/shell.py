@@ -98,7 +98,7 @@ class _Reader:
             "argument": (*words, *full, " ".join(words)),
             "writes": tuple(each for each in full if program in _COPIES and each[:5] == "/dev/"),
         }
-        yield Fact("shell", " ".join(words), values)
+        yield Fact("shell", " ".join(given), values)
         self._remember(program, given, words)
         texts, sources = self._given(program, given, words)
         yield from texts

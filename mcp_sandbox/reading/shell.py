@@ -15,10 +15,8 @@ _PLAIN = re.compile(r"[^\s\\'\"`$;&|<>(){}#]+")
 _IN_QUOTES = re.compile(r'[^"$`\\]+')
 _IN_BACKTICKS = re.compile(r"[^`\\]*(?:\\.[^`\\]*)*`?", re.DOTALL)
 _ESCAPED = re.compile(r"'((?:[^'\\]++|\\.)*+)'?", re.DOTALL)
-_ESCAPE = re.compile(
-    r"\\(?:x([\da-fA-F]{1,2})|u([\da-fA-F]{1,4})|U([\da-fA-F]{1,8})|([0-7]{1,3})|(.))", re.DOTALL
-)
-_LETTERS = dict(zip("abeEfnrtv", "\a\b\x1b\x1b\f\n\r\t\v", strict=True))
+# Escapes that Python does not know, or warns of.
+_NO_ESCAPE = re.compile(r"(\\\\)|\\([^abfnrtvxuU0-7\\'\"]|[4-7][0-7]{2})", re.DOTALL)
 _DESCRIPTOR = re.compile(r"\d*-?")
 _COPROCESS = re.compile(r"\s++[A-Za-z_]\w*+(?=\s+[{(])")
 _LONGEST_VALUE = 200
@@ -420,7 +418,9 @@ class _Reader:
             return self._quoted(depth)
         elif found := _ESCAPED.match(text, at + 1):
             self._at = found.end()
-            return _ESCAPE.sub(_character, found[1])
+            inner = _NO_ESCAPE.sub(lambda each: each[1] or each[2], found[1])
+            coded = inner.encode("latin-1", "backslashreplace")
+            return coded.decode("unicode_escape", "replace").replace("\ufffd", DYNAMIC)
         elif found := _VARIABLE.match(text, at + 1):
             self.script.read_variables.add(found[0])
             self._at = found.end()
@@ -453,12 +453,3 @@ class _Reader:
         self._at += len(inner)
         self._within(inner.removesuffix("`").replace("\\`", "`"), depth)
         return DYNAMIC
-
-
-def _character(found: re.Match[str]) -> str:
-    """What an escape within `$'…'` stands for."""
-    *numbers, octal, letter = found.groups()
-    if letter:
-        return _LETTERS.get(letter, letter)
-    code = int(octal, 8) if octal else int(next(filter(None, numbers)), 16)
-    return chr(code) if code <= 0x10FFFF else ""

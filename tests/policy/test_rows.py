@@ -31,7 +31,7 @@ def test_t04_an_assessment_tells_level_reason_place_and_what_matched() -> None:
     assert (found.level, found.reason) == ("critical", "it removes everything")
     assert found.suggested in get_args(Suggested)
     rules = [(each.rule, each.target) for each in found.patterns]
-    assert rules == [("rm-all", "~"), ("rm", "x"), ("rm", "~"), ("harmless", "")]
+    assert rules == [("rm-all", "~"), ("rm", "-rf ~"), ("rm", "x"), ("harmless", "")]
 
 
 @pytest.mark.parametrize("language", ["ruby", "", "SHELL"])
@@ -180,6 +180,15 @@ def test_critical_python_is_asked_about_under_strict_and_never_denied_for_its_le
     found = assess("eval(x)", "python")
     assert decide(found, "strict", "none", "python").verdict == "ask"
     assert decide(found, "isolated", "none", "python").verdict == "allow"
+
+
+def test_many_matches_of_other_rules_hide_none_that_decides() -> None:
+    padding = "".join(f"chmod {n} f{n}; echo > /dev/x{n}; " for n in range(200))
+    destroys = assess(f"{padding} rm -rf /", "bash")
+    assert decide(destroys, "isolated", "none", "bash").verdict == "deny"
+    leaves = assess(f"{padding} git push", "bash")
+    assert decide(leaves, "isolated", "open", "bash").verdict == "ask"
+    assert len(leaves.patterns) < 100
 
 
 def test_auto_is_strict_where_nothing_isolates() -> None:
