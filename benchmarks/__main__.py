@@ -13,6 +13,7 @@ from rich.console import Console
 
 from benchmarks import (
     agent,
+    audit,
     client,
     commands,
     crowd,
@@ -47,6 +48,7 @@ ROWS = (
     *memory.ROWS,
     *skills.ROWS,
     *policy.ROWS,
+    *audit.ROWS,
     *crowd.ROWS,
     *notebooks.ROWS,
 )
