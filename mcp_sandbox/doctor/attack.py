@@ -143,7 +143,7 @@ def _own(config: Config, folder: Path) -> Config:
 
 
 def set_out(folder: Path, stack: ExitStack, config: Config) -> dict[str, Any]:
-    """Put canaries on this machine while the stack is open; what attempts are to know of them."""
+    """Put canaries on this machine until the stack is closed; return what attempts are told."""
     names = ("mark", "variable", "value", "hidden", "beside", "process")
     at: dict[str, Any] = {name: token_hex(8) for name in names}
     at |= {"canary": str(folder / at["mark"]), "secret": "".join(config.secrets)}
@@ -153,8 +153,9 @@ def set_out(folder: Path, stack: ExitStack, config: Config) -> dict[str, Any]:
     # What keeps code away is to be the wall, and no permission.
     folder.chmod(0o755)
     stack.enter_context(having_variable("ATTACK_CANARY", at["variable"]))
-    sleep = subprocess.Popen([sys.executable, "-c", _SLEEP, at["process"]])  # noqa: S603 - ours
-    stack.callback(stack.enter_context(sleep).kill)
+    sleep = [sys.executable, "-c", _SLEEP, at["process"]]
+    process = subprocess.Popen(sleep, start_new_session=True)  # noqa: S603 - ours
+    stack.callback(stack.enter_context(process).kill)
     tcp = stack.enter_context(socket.create_server(("0.0.0.0", 0)))  # noqa: S104 - a canary
     at["unix"] = str(folder / "unix")
     for address in (at["unix"], f"\0{at['mark']}"):
@@ -163,12 +164,8 @@ def set_out(folder: Path, stack: ExitStack, config: Config) -> dict[str, Any]:
         server.listen()
     (folder / "unix").chmod(0o777)
     at |= {"port": tcp.getsockname()[1], "addresses": _addresses()}
-    hosts = ("127.0.0.1", "host.internal", *at["addresses"])
-    at["targets"] = [
-        "169.254.169.254:80",
-        "a.test:443",
-        *(f"{each}:{at['port']}" for each in hosts),
-    ]
+    hosts = ("127.0.0.1", "host.internal", "a.test", "169.254.169.254", *at["addresses"])
+    at["targets"] = [f"{each}:{at['port']}" for each in hosts]
     chat = folder / "data" / "sandbox" / "workspace" / _OTHER.user / f"chat-{_OTHER.chat}"
     return {**at, **asdict(config.limits.values()), "other": str(chat / at["mark"])}
 
