@@ -83,7 +83,7 @@ async def consented(
 
 async def _ask(approval: Approval, request: Request) -> _Answered | InputRequiredResult:
     """What the user says; a client that cannot ask, or says what was not offered, says nothing."""
-    form = _FormForChat if approval.only_chat else _Form
+    form = _FormForChat if approval.what == "network_access" else _Form
 
     async def question() -> Elicit[Any]:
         return Elicit(_words(approval), form)

@@ -1,7 +1,7 @@
 """What persons allow and refuse of the calls that a policy asks them about.
 
 Kept with a chat's record, as the grants of hosts are, where nothing inside a sandbox reaches it. A
-question is noted before it is asked, so that whoever is at the machine can answer it too.
+question is noted before it is asked, so that a person at the machine can answer it too.
 """
 
 import math
@@ -12,19 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from mcp_sandbox.audit import Audit
-from mcp_sandbox.errors import (
-    Ambiguous,
-    Busy,
-    ConsentNeeded,
-    NotFound,
-    NotPermitted,
-)
+from mcp_sandbox.errors import Busy, ConsentNeeded, NotFound, NotPermitted
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.records import Ledger
 
 Word = Literal["once", "chat", "no"]
 """Yes to this very call, yes to its like in this chat, no to its like for a while."""
-
 USER = "the user"
 """Who answers by the client of a chat."""
 
@@ -55,18 +48,13 @@ class Approval:
     by: str = ""
     until_s: float = 0.0
 
-    @property
-    def only_chat(self) -> bool:
-        """Whether a yes lasts as long as the chat's own grants do."""
-        return self.what == "network_access"
-
 
 class Approvals:
     """Those of all chats of a data root. `lifetime_s`: how long a yes for a chat lasts."""
 
     def __init__(self, ledger: Ledger, audit: Audit, lifetime_s: float) -> None:
-        self._records, self._clock = ledger.records, ledger.clock
-        self._audit, self._lifetime_s = audit, lifetime_s
+        self._records, self._clock, self._audit = ledger.records, ledger.clock, audit
+        self._lasts_s: Mapping[Word, float] = {"once": _OPEN_S, "chat": lifetime_s, "no": _NO_S}
         # Which call a chat's user is being asked about, by its digest, and until when.
         self._asking: dict[ChatId, tuple[str, float]] = {}
 
@@ -78,7 +66,7 @@ class Approvals:
             NotPermitted: one has said no, not long ago.
             Busy: one is being asked about another call.
         """
-        noted, about = await self._noted(chat), set(call.about)
+        noted, about = self._current(await self._records.kept(chat, _NOTED)), set(call.about)
         if about <= {key for each in noted if each.state == "chat" for key in each.about}:
             return
         if any(each.state == "no" and about & {*each.about} for each in noted):
@@ -87,84 +75,73 @@ class Approvals:
                 "asked again for ten minutes. Do not look for another way to the same effect: ask "
                 "them in the conversation what to do instead."
             )
-        self._check_turn(chat, call)
-        same = _same(noted, call)
-        if same is None or same.state == "once":
-            same = await self._note(chat, call)
-        if same.state != "once":
-            raise ConsentNeeded(_pending(same), Question(self, chat, same))
+        self.turn(chat, call)
+        found = _same(noted, call)
+        if found is None or found.state == "once":
+            found = await self._note(chat, call)
+        if found.state != "once":
+            raise ConsentNeeded(
+                f"this needs the user's consent, and nobody has answered: {found.effect} Nothing "
+                f"was run. Tell the user that `mcp-sandbox approvals allow {found.id}`, typed by "
+                "them on the machine of this server within an hour, allows it; then make exactly "
+                "the same call again. Until then go on with what does not need it.",
+                Question(self, chat, found),
+            )
 
-    def turn(self, chat: ChatId, call: Approval, for_s: float) -> None:
-        """Have a chat's user asked about this call alone for so long.
+    def turn(self, chat: ChatId, call: Approval, for_s: float | None = None) -> None:
+        """Have a chat's user asked about this call alone for so long; None: only look.
 
         Raises:
             Busy: they are being asked about another one.
         """
-        self._check_turn(chat, call)
-        self._asking.pop(chat, None)
-        if for_s:
-            self._asking[chat] = call.digest, self._clock().steady_s + for_s
-
-    def _check_turn(self, chat: ChatId, call: Approval) -> None:
-        digest, until_s = self._asking.get(chat, ("", 0.0))
-        if digest != call.digest and self._clock().steady_s < until_s:
+        now_s, (digest, until_s) = self._clock().steady_s, self._asking.get(chat, ("", 0.0))
+        if digest != call.digest and now_s < until_s:
             raise Busy(
                 "nothing was run: this needs the user's consent, and they are just being asked "
                 "about another call of this chat. Call again when that one is answered."
             )
+        if for_s is not None:
+            self._asking.pop(chat, None)
+        if for_s:
+            self._asking[chat] = call.digest, now_s + for_s
 
     async def answer(self, chat: ChatId, approval_id: str, word: Word, by: str) -> Approval:
-        """Note a person's word on an open question, given by their client if that is `by` whom.
+        """Note a person's word on an open question, given to their client if that is `by` USER.
 
         Raises:
             NotFound: it is not open any more.
         """
         found: Approval | None = None
-        lasts_s = {"once": _OPEN_S, "chat": self._lifetime_s, "no": _NO_S}[word]
 
         def answered(noted: Sequence[Approval]) -> Sequence[Approval]:
             nonlocal found
-            for each in noted:
-                if each.id == approval_id and each.state in ("open", "once"):
-                    state: Word = "once" if word == "chat" and each.only_chat else word
-                    until_s = self._clock().wall_s + lasts_s
-                    found = replace(each, state=state, by=by, until_s=until_s)
-            return [found if found and each.id == found.id else each for each in noted]
+            same = [each for each in noted if each.id == approval_id and each.state != "no"]
+            for each in same:
+                # Hosts have grants of their own.
+                state: Word = "once" if (word, each.what) == ("chat", "network_access") else word
+                until_s = self._clock().wall_s + self._lasts_s[word]
+                found = replace(each, state=state, by=by, until_s=until_s)
+            return [*(each for each in noted if each not in same), *([found] if found else [])]
 
         await self._change(chat, answered)
-        kind = "answer" if by == USER else "approval"
-        told = {"id": approval_id, "word": word, "by": by, "about": found and [*found.about]}
-        await self._audit.write(kind, user=chat.user, chat=chat.chat, **told)
         if found is None:
             raise NotFound(_unknown(approval_id))
+        kind, told = "answer" if by == USER else "approval", {"id": approval_id, "word": word}
+        about = [*found.about]
+        await self._audit.write(kind, user=chat.user, chat=chat.chat, by=by, about=about, **told)
         return found
 
     async def find(self, approval_id: str) -> tuple[ChatId, Approval]:
-        """Return what has this id, in whichever chat.
-
-        Raises:
-            NotFound, Ambiguous: none has it, or two have.
-        """
-        wanted = approval_id.upper()
-        found = [each for each in await self.list() if each[1].id == wanted]
-        if not found:
+        """Return what alone has this id, in whichever chat; NotFound, if nothing has."""
+        found = [each for each in await self.list() if each[1].id == approval_id.upper()]
+        if len(found) != 1:
             raise NotFound(_unknown(approval_id))
-        if len(found) > 1:
-            chats = " and ".join(str(chat) for chat, _ in found)
-            raise Ambiguous(f"{wanted} is of {chats}: have one of the calls made again")
         return found[0]
 
     async def list(self) -> Sequence[tuple[ChatId, Approval]]:
         """What is open or was answered and has not ended, of all chats."""
-        records = await self._records.list()
-        return [
-            (record.chat, each)
-            for record in records
-            for each in self._current(record.further.get(_NOTED))
-        ]
-
-    async def _noted(self, chat: ChatId) -> Sequence[Approval]:
-        return self._current(await self._records.kept(chat, _NOTED))
+        noted = [(each.chat, each.further.get(_NOTED)) for each in await self._records.list()]
+        return [(chat, each) for chat, found in noted for each in self._current(found)]
 
     def _current(self, noted: Any) -> Sequence[Approval]:  # noqa: ANN401 - JSON of any version
         # What only a newer version understands does not count.
@@ -175,21 +152,18 @@ class Approvals:
 
     async def _note(self, chat: ChatId, call: Approval) -> Approval:
         """Note the question, or use up the yes that there is by now."""
-        result = call
+        until_s = self._clock().wall_s + _OPEN_S
+        new_id = "".join(secrets.choice(_LETTERS) for _ in range(4))
+        result = replace(call, id=new_id, text=call.text[:_MOST_TEXT], until_s=until_s)
 
         def asked(noted: Sequence[Approval]) -> Sequence[Approval]:
             nonlocal result
-            same = _same(noted, call)
-            if same and same.state == "once":
+            if same := _same(noted, call):
                 result = same
-                return [each for each in noted if each is not same]
-            until_s = self._clock().wall_s + _OPEN_S
-            result = same or replace(
-                call, id=_new_id(), text=call.text[:_MOST_TEXT], until_s=until_s
-            )
-            opened = [each for each in noted if each.state == "open" and each is not same]
+                return [each for each in noted if each is not same or same.state == "open"]
+            opened = [each for each in noted if each.state == "open"]
             dropped = opened[: max(0, len(opened) + 1 - _MOST_OPEN)]
-            return [*(each for each in noted if each not in (same, *dropped)), result]
+            return [*(each for each in noted if each not in dropped), result]
 
         await self._change(chat, asked)
         return result
@@ -227,19 +201,6 @@ class Question:
 def _same(noted: Sequence[Approval], call: Approval) -> Approval | None:
     found = (each for each in noted if each.digest == call.digest)
     return next((each for each in found if each.state in ("open", "once")), None)
-
-
-def _new_id() -> str:
-    return "".join(secrets.choice(_LETTERS) for _ in range(4))
-
-
-def _pending(call: Approval) -> str:
-    return (
-        f"this needs the user's consent, and nobody has answered: {call.effect} Nothing was run. "
-        f"Tell the user that `mcp-sandbox approvals allow {call.id}`, typed by them on the machine "
-        "of this server within an hour, allows it; then make exactly the same call again. Until "
-        "then go on with what does not need it."
-    )
 
 
 def _unknown(approval_id: str) -> str:

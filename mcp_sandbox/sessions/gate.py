@@ -41,7 +41,7 @@ _ACCESS = {
 # They take as long as a person likes.
 _ENDLESS = ("shell", "preview", "door")
 _LANGUAGE_OF = {"bash": "shell"}
-_MOST_TARGET, _MOST_PART = 200, 400
+_MOST_TARGET, _MOST_PART, _MOST_TEXT, _MOST_PATTERNS = 200, 400, 20_000, 50
 _STDIN = "END_OF_STDIN"
 # A password or token in an address.
 _IN_ADDRESS = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
@@ -123,8 +123,8 @@ class Judge:
             record.level, record.decision = found.level, decided.verdict
             record.rule = decided.match.rule if decided.match else None
             record.patterns = [
-                {"rule": each.rule, "level": each.level, "reason": each.reason}
-                for each in found.patterns
+                {"rule": each.rule, "level": each.level, "reason": str(each)}
+                for each in found.patterns[:_MOST_PATTERNS]
             ]
             if decided.verdict == "deny":
                 raise NotPermitted(f"this was refused, and nothing was run: {decided.sentence}")
@@ -148,7 +148,10 @@ class Judge:
         given = {name: each for name, each in action.arguments.items() if each is not None}
         written = json.dumps([action.what, given], sort_keys=True, default=str)
         digest = hashlib.sha256(written.encode()).hexdigest()
-        text = "\n".join(f"{name}: {each}" for name, each in given.items())
+        # More than is kept of it: of a secret that is cut, what is left would not be found.
+        text = "\n".join(f"{name}: {str(each)[:_MOST_TEXT]}" for name, each in given.items())
+        # A word about so much can only be for this very call.
+        about = about if len(about) <= _MOST_PATTERNS else [digest]
         effect, part, text, *about = map(self._shown, (effect, part, text, *about))
         return Approval(action.what, about, digest, effect, part, text)
 

@@ -131,8 +131,9 @@ async def test_only_what_a_rule_allows_leaves(config: Config, tmp_path: Path) ->
         assert not refused.success
         news = "\n".join(await session.take_news())
         assert (
-            "network: refused later.example.com:443, 2 times: no rule allows it. The user can "
-            "allow it for this chat: mcp-sandbox egress allow allowed later.example.com" in news
+            "network: refused later.example.com:443, 2 times: no rule allows it. "
+            "network_access asks the user for it, who can also type: "
+            "mcp-sandbox egress allow allowed later.example.com" in news
         )
         assert f"{HERE}:{servers.other}" in news
         assert len(servers.heads) == 1
