@@ -28,14 +28,6 @@ _MINUTE_S, _MOST_NOTED = 60.0, 30
 _Noted = tuple[str, ChatId, tuple[tuple[str, str], ...]]
 
 
-class _Round:
-    """The lines that one fdatasync is for."""
-
-    def __init__(self) -> None:
-        self.done = anyio.Event()
-        self.problem: OSError | None = None
-
-
 class Audit:
     """Records the events of one server, in the block of `open_audit`.
 
@@ -49,7 +41,8 @@ class Audit:
         self._writer = Writer(folder, settings.max_file)
         # Lines that have to wait take no thread that others need.
         self._limiter = CapacityLimiter(1)
-        self._round, self._dirty = _Round(), anyio.Event()
+        self._dirty, self._synced = anyio.Event(), anyio.Event()
+        # Why the last fdatasync failed, until one succeeds.
         self._problem: OSError | None = None
         self._failing = False
         self._syncing = CancelScope(shield=True)
@@ -63,36 +56,28 @@ class Audit:
         """
         if not self.enabled:
             return 0
-        number = 0
         try:
             number = self._writer.append(kind, fields, wait=False)
-            self._dirty.set()
             if not number or self._settings.sync == "each":
-                # A cancelled call has its lines, too.
+                # A call that is cancelled has its lines, too.
                 with CancelScope(shield=True):
                     number = number or await self._append(kind, fields)
-                    await self._synced()
-            if problem := self._problem:
-                self._problem = None
-                raise problem
-            self._failing = False
+                    if self._settings.sync == "each":
+                        self._dirty.set()
+                        await self._synced.wait()
         except OSError as exc:
-            self._failed(exc)
+            return self._failed(exc)
+        self._dirty.set()
+        if self._problem:
+            return self._failed(self._problem)
+        self._failing = False
         return number
 
     async def _append(self, kind: str, fields: Fields) -> int:
         append = partial(self._writer.append, kind, fields, wait=True)
-        number = await to_thread.run_sync(append, limiter=self._limiter)
-        self._dirty.set()
-        return number
+        return await to_thread.run_sync(append, limiter=self._limiter)
 
-    async def _synced(self) -> None:
-        if self._settings.sync == "each":
-            now = self._round
-            await now.done.wait()
-            self._problem = now.problem
-
-    def _failed(self, exc: OSError) -> None:
+    def _failed(self, exc: OSError) -> int:
         said = f"the audit in {self._folder} cannot be written: {exc.strerror}"
         if self._settings.on_error == "stop":
             raise StorageUnavailable(
@@ -102,6 +87,7 @@ class Audit:
         if not self._failing:
             logger.warning("%s; what runs meanwhile is not recorded", said)
         self._failing = True
+        return 0
 
     def note(self, kind: str, chat: ChatId, **fields: str) -> None:
         """Record soon what programs inside can repeat: once a minute, and then how often.
@@ -151,7 +137,7 @@ class Audit:
             with suppress(StorageUnavailable):
                 await self.write("server", what="ended", pid=os.getpid())
             self._syncing.cancel()
-            await self._sync(self._round)
+            await self._sync()
             self._tell_head()
             await to_thread.run_sync(self._writer.close, limiter=self._limiter)
 
@@ -161,16 +147,16 @@ class Audit:
                 await self._dirty.wait()
                 if self._settings.sync == "batch":
                     await anyio.sleep(_BATCH_S)
-                self._dirty, self._round, now = anyio.Event(), _Round(), self._round
-                await self._sync(now)
+                await self._sync()
 
-    async def _sync(self, now: _Round) -> None:
+    async def _sync(self) -> None:
+        waiting, self._dirty, self._synced = self._synced, anyio.Event(), anyio.Event()
         try:
             await to_thread.run_sync(self._writer.sync)
+            self._problem = None
         except OSError as exc:
-            now.problem = self._problem = exc
-        finally:
-            now.done.set()
+            self._problem = exc
+        waiting.set()
 
     async def _look_after(self) -> None:
         while True:

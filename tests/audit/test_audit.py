@@ -146,6 +146,22 @@ async def test_a_torn_last_line_is_set_aside_and_reported(
     assert "damaged" in caplog.text
 
 
+async def test_what_lies_in_the_place_of_a_file_is_set_aside_and_the_lines_are_missed(
+    folder: Path,
+) -> None:
+    async with open_audit(folder, settings()) as audit:
+        await audit.write("begun")
+        (folder / "audit.jsonl").rename(folder / "gone")
+        (folder / "audit.jsonl").mkdir()
+        (folder / "audit.lock").unlink()
+    async with open_audit(folder, settings()) as audit:
+        (folder / "audit.jsonl").unlink()
+        os.mkfifo(folder / "audit.jsonl")
+        await audit.write("begun")
+    assert len(list(folder.glob("audit.jsonl.damaged-*"))) == 2
+    assert "is missing" in (await problems(folder))[0]
+
+
 async def test_lines_that_are_taken_away_while_a_server_runs_are_missed(folder: Path) -> None:
     path = folder / "audit.jsonl"
     async with open_audit(folder, settings()) as audit:
