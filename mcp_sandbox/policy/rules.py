@@ -20,6 +20,7 @@ _LANGUAGES = ("shell", "python", "javascript", "browser")
 _TAGS = frozenset({"destroys", "leaves"})
 _KINDS = ("piped from", "program", "subcommand", "flags", "argument", "writes", "import", "call",
           "name", "literal")  # fmt: skip
+_WANTED = "write a list of rules with id, language, level, reason, match and a condition each"
 _KEYS = {*_KINDS, "id", "language", "level", "tags", "reason", "match", "not_match", "replaces"}
 
 
@@ -124,7 +125,7 @@ def _read(file: Path) -> Iterator[Rule]:
         raise ConfigError(f"{at}: no regular expression: {exc.pattern!r}: {exc}; mend it") from exc
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as exc:
         why = f"{exc} is missing" if isinstance(exc, KeyError) else exc
-        raise ConfigError(f"{at}: not a list of rules: {why}; correct it") from exc
+        raise ConfigError(f"{at}: no rule: {why}; {_WANTED}") from exc
 
 
 def _rule(given: Mapping[str, object], at: str) -> Rule:
