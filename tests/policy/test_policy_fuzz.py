@@ -70,11 +70,15 @@ def seconds(run: Callable[[], object]) -> float:
     return min(taken)
 
 
-def times(language: str, unit: str, size: int) -> tuple[float, float]:
-    """The seconds for half of the text, and for all of it."""
+def is_linear(language: str, unit: str, size: int, most_s: float) -> bool:
+    """Whether all of a text takes hardly more than twice as long as half of it, once in three."""
     text = (unit * size)[:size]
-    half = seconds(lambda: assess(text[: size // 2], language))
-    return half, seconds(lambda: assess(text, language))
+    for _ in range(3):
+        half = seconds(lambda: assess(text[: size // 2], language))
+        whole = seconds(lambda: assess(text, language))
+        if whole <= min(most_s, 2.5 * half + 0.01):
+            return True
+    return False
 
 
 REPEATED = [(language, unit) for language, units in UNITS.items() for unit in units]
@@ -83,17 +87,14 @@ REPEATED = [(language, unit) for language, units in UNITS.items() for unit in un
 @pytest.mark.alone
 @pytest.mark.parametrize(("language", "unit"), REPEATED)
 def test_twice_the_text_takes_hardly_more_than_twice_as_long(language: str, unit: str) -> None:
-    half, whole = times(language, unit, 8_192)
-    assert whole <= 2.5 * half + 0.01
+    assert is_linear(language, unit, 8_192, 0.1)
 
 
 @pytest.mark.alone
 @pytest.mark.whole
 @pytest.mark.parametrize(("language", "unit"), REPEATED)
 def test_all_that_is_read_is_graded_in_a_quarter_of_a_second(language: str, unit: str) -> None:
-    half, whole = times(language, unit, 65_536)
-    assert whole <= 0.25
-    assert whole <= 2.5 * half + 0.02
+    assert is_linear(language, unit, 65_536, 0.25)
 
 
 @pytest.mark.parametrize("code", ["\ud800rm", "ls\0rm", "\ufeffls", "ls\r\nrm x\r\n", "(" * 50_000])
