@@ -122,7 +122,7 @@ async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
 def _result(name: str, verdict: str, evidence: str, gaps: Mapping[str, str]) -> Result:
     group, _, attempt = name.partition(": ")
     if verdict == "BROKEN" and (known := gaps.get(name) or gaps.get(group)):
-        verdict, evidence = "n/a", f"{known}: {evidence}"
+        verdict, evidence = "n/a", known if "not so" in evidence else f"{known}: {evidence}"
     return Result(group, attempt, verdict, evidence)
 
 
@@ -203,8 +203,10 @@ async def _attempts(
 
 def _judged(attempt: str, ended: ExecResult | None) -> tuple[str, str]:
     """The verdict on an attempt that said nothing, by how the program ended, or the sandbox."""
+    if attempt == MEMORY and (ended is None or ended.out_of_memory or ended.signal):
+        return "held", "the kernel ended the program"
     if ended is None:
-        return ("held" if attempt == MEMORY else "BROKEN"), "the sandbox ended"
+        return "BROKEN", "the sandbox ended"
     if attempt == TIME and ended.timed_out:
         return "held", f"killed after {ended.duration_ms / 1000:.1f} s"
     said = (ended.stderr.strip() or f"{ended.signal or ended.exit_code}").splitlines()[-1]
