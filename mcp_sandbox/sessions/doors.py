@@ -169,8 +169,6 @@ class Egress:
                 f"{HERE} is this machine itself: only a rule of egress.allow with private: true "
                 "and a port reaches it"
             )
-        told = {"host": str(grant.rule), "by": by, "until_s": grant.until_s}
-        await self._audit.write("grant", user=chat.user, chat=chat.chat, **told)
         told = {"host": str(grant.rule), "read": read, "by": by, "until": grant.until}
         await self._audit.write("grant", user=chat.user, chat=chat.chat, **told)
         await self._replace(chat, grant.rule, grant)
