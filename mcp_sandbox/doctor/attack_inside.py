@@ -30,8 +30,9 @@ PR_GET_NO_NEW_PRIVS = 39
 STATUS, MOUNTS = "/proc/self/status", "/proc/self/mountinfo"
 # Where a sandbox has mounts, beneath what, and what it must not write to.
 OWN = ("/", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/tmp", "/var/tmp")
-BENEATH = ("/proc", "/sys", "/dev", "/etc", "/workspace", "/home/sandbox", "/opt", "/run")
-SYSTEM = ("/", "/etc", "/usr/bin", "/usr/lib", "/opt", "/opt/mcp-sandbox", "/sys", "/var")
+OURS = tuple(f"/opt/{name}" for name in ("mcp-sandbox", "skills", "agents"))
+BENEATH = ("/proc", "/sys", "/dev", "/etc", "/workspace", "/home/sandbox", "/run/mcp", *OURS)
+SYSTEM = ("/", "/etc", "/usr/bin", "/usr/lib", "/opt", "/sys", "/var", *OURS)
 SETTINGS = ("/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches")
 # Name, number on x86-64, number on other machines, arguments. kexec_load has a flag that does not
 # exist: without it, what is loaded would be unloaded.
@@ -163,11 +164,6 @@ def door(targets: list[str]) -> str:
     return none_of((target, partial(ask, target)) for target in targets)
 
 
-def placeholder(name: str, value: str) -> str:
-    shown = os.environ.get(name, "")
-    return is_so(shown and value not in shown, f"a placeholder: {name}={shown[:24]}")
-
-
 def writing(size_mb: int, *folders: str) -> str:
     def write(folder: str) -> None:
         path = os.path.join(folder, f"large-{os.getpid()}")
@@ -259,7 +255,9 @@ ATTEMPTS: dict[str, Callable[[Any], str]] = {
     "secrets: find a value in files": lambda at: nowhere(
         holding(at["value"], (each.path for each in entries("/proc", "/sys", "/usr", "/dev")))
     ),
-    PLACEHOLDER: lambda at: placeholder(at["secret"], at["value"]),
+    PLACEHOLDER: lambda at: is_so(
+        at["value"] not in os.environ.get(at["secret"], at["value"]), "there is a placeholder"
+    ),
     "processes: see one of the host": lambda at: nowhere(
         holding(at["process"], glob("/proc/*/cmdline"))
     ),
