@@ -1,17 +1,16 @@
 """What the audit gets of a call: before it runs, and before its answer is sent."""
 
 import json
-import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from hashlib import sha256
+from time import perf_counter
 
 import anyio
 from anyio import to_thread
 
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.errors import ConsentNeeded, NotPermitted, StorageUnavailable
-from mcp_sandbox.models import ChatId
 from mcp_sandbox.telemetry.calls import CallRecord
 
 Arguments = Mapping[str, object]
@@ -36,14 +35,14 @@ async def refused(
     kind = "asked" if isinstance(why, ConsentNeeded) else "refused"
     if audit.enabled:
         told = await _told(audit, arguments, record)
-        await audit.write(kind, **told, why=audit.mask(str(why)[:_SHOWN]))
+        await audit.write(kind, **_whose(record), **told, why=audit.mask(str(why)[:_SHOWN]))
 
 
 @asynccontextmanager
 async def recorded_call(
     audit: Audit, arguments: Arguments, record: CallRecord
 ) -> AsyncGenerator[None]:
-    """Record a call that runs in the block. It has `of`, the number of its first line, in its last.
+    """Record a call that runs in the block. Its last line has `of`, the number of its first.
 
     Raises:
         StorageUnavailable: it cannot be recorded, so it must not run or not be answered.
@@ -51,47 +50,38 @@ async def recorded_call(
     if not audit.enabled:
         yield
         return
-    told = await _told(audit, arguments, record)
-    number, began = await audit.write("begun", **told), time.perf_counter()
-
-    async def end(outcome: str) -> None:
-        await audit.write(
-            "ended",
-            of=number,
-            **{name: told[name] for name in ("user", "chat", "tool")},
-            sandbox=record.sandbox,
-            outcome=outcome,
-            exit=record.exit_code,
-            ms=round(1000 * (time.perf_counter() - began), 1),
-            bytes=record.output_bytes,
-            changed=record.changed,
-        )
-
+    told, whose = await _told(audit, arguments, record), _whose(record)
+    number, began_s, outcome = await audit.write("begun", **whose, **told), perf_counter(), "ok"
     try:
         yield
     except BaseException as exc:
         cancelled = isinstance(exc, anyio.get_cancelled_exc_class())
-        # Why it failed goes before that its end cannot be recorded.
-        with suppress(StorageUnavailable):
-            await end("cancelled" if cancelled else type(exc).__name__)
+        outcome = "cancelled" if cancelled else type(exc).__name__
         raise
-    try:
-        await end("ok")
-    except StorageUnavailable as exc:
-        raise StorageUnavailable(f"the call has run, but {exc}") from exc
+    finally:
+        ended = {"exit": record.exit_code, "bytes": record.output_bytes, "changed": record.changed}
+        ms = round(1000 * (perf_counter() - began_s), 1)
+        ended |= {"sandbox": record.sandbox, "outcome": outcome}
+        try:
+            await audit.write("ended", of=number, **whose, **ended, ms=ms)
+        except StorageUnavailable as exc:
+            # Why a call has failed goes before that its end cannot be recorded.
+            if outcome == "ok":
+                raise StorageUnavailable(f"the call has run, but {exc}") from exc
+
+
+def _whose(record: CallRecord) -> dict[str, object]:
+    chat = record.chat
+    return {"user": chat and chat.user, "chat": chat and chat.chat, "tool": record.what}
 
 
 async def _told(audit: Audit, arguments: Arguments, record: CallRecord) -> dict[str, object]:
-    chat = record.chat or ChatId("unknown", "unknown")
     given = {name: value for name, value in arguments.items() if value is not None}
     large = sum(len(each) for each in given.values() if isinstance(each, str | bytes)) > _LARGE
     digested = to_thread.run_sync(_digested, given) if large else None
     text, digest = await digested if digested else _digested(given)
     return {
-        "user": chat.user,
-        "chat": chat.chat,
         "client": record.client,
-        "tool": record.what,
         "digest": digest,
         "arguments": audit.mask(text)[:_SHOWN],
         "level": record.level,
