@@ -7,7 +7,6 @@ once, for the log, figures and spans.
 
 import hashlib
 import json
-import re
 import shlex
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -23,7 +22,7 @@ from mcp_sandbox.policy import Assessment, Match, Profile, Rules, assess_aside, 
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.approvals import Approval, Approvals
 from mcp_sandbox.sessions.hold import Hold
-from mcp_sandbox.sessions.recording import recorded_call, refused
+from mcp_sandbox.sessions.recording import IN_ADDRESS, recorded_call, refused
 from mcp_sandbox.sessions.rooms import Held
 from mcp_sandbox.telemetry.calls import CallRecord, Count, recorded
 
@@ -43,8 +42,6 @@ _ENDLESS = ("shell", "preview", "door")
 _LANGUAGE_OF = {"bash": "shell"}
 _MOST_TARGET, _MOST_PART, _MOST_TEXT, _MOST_PATTERNS = 200, 400, 20_000, 50
 _STDIN = "END_OF_STDIN"
-# A password or token in an address.
-_IN_ADDRESS = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
 
 
 @dataclass(frozen=True)
@@ -157,7 +154,7 @@ class Judge:
 
     def _shown(self, text: str) -> str:
         text = text.encode("utf-8", "backslashreplace").decode()
-        return self.mask(_IN_ADDRESS.sub("***", text))
+        return self.mask(IN_ADDRESS.sub("***", text))
 
 
 class Gate:

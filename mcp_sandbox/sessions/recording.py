@@ -1,6 +1,7 @@
 """What the audit gets of a call: before it runs, and before its answer is sent."""
 
 import json
+import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -14,6 +15,8 @@ from mcp_sandbox.errors import ConsentNeeded, NotPermitted, StorageUnavailable
 from mcp_sandbox.telemetry.calls import CallRecord
 
 Arguments = Mapping[str, object]
+# A password or token in an address.
+IN_ADDRESS = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
 
 # Of the arguments this many characters are shown. A secret that is cut there cannot be found in
 # less than this many, the longest one as percent-encoding.
@@ -83,7 +86,7 @@ async def _told(audit: Audit, arguments: Arguments, record: CallRecord) -> dict[
     return {
         "client": record.client,
         "digest": digest,
-        "arguments": audit.mask(text)[:_SHOWN],
+        "arguments": audit.mask(IN_ADDRESS.sub("***", text))[:_SHOWN],
         "level": record.level,
         "decision": record.decision,
         "rule": record.rule,
