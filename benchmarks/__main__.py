@@ -14,12 +14,14 @@ from rich.console import Console
 from benchmarks import (
     agent,
     agents,
+    audit,
     client,
     commands,
     crowd,
     doors,
     memory,
     notebooks,
+    policy,
     previews,
     processes,
     relays,
@@ -47,6 +49,8 @@ ROWS = (
     *doors.ROWS,
     *memory.ROWS,
     *skills.ROWS,
+    *policy.ROWS,
+    *audit.ROWS,
     *crowd.ROWS,
     *notebooks.ROWS,
 )

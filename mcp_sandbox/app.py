@@ -33,7 +33,9 @@ from mcp_sandbox.models import PROGRAMS, BackendName, ChatId, Mount
 from mcp_sandbox.telemetry import logs
 
 if TYPE_CHECKING:
-    from mcp_sandbox.egress.rules import Rules
+    from mcp_sandbox.audit import Audit
+    from mcp_sandbox.egress.rules import Rules as Hosts
+    from mcp_sandbox.policy import Rules
     from mcp_sandbox.server.server import SandboxServer
     from mcp_sandbox.sessions.doors import Egress
     from mcp_sandbox.sessions.manager import SessionManager
@@ -116,6 +118,10 @@ async def open_manager(
         OperatorError: no backend works here, or the data root cannot be used.
     """
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.manager")
+    from mcp_sandbox.audit import open_audit
+    from mcp_sandbox.policy import profile_of
+    from mcp_sandbox.sessions.approvals import Approvals
+    from mcp_sandbox.sessions.gate import Judge
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.records import ChatRecords, Ledger, system_clock
     from mcp_sandbox.sessions.rooms import Rooms
@@ -125,7 +131,12 @@ async def open_manager(
     from mcp_sandbox.workspace.projects import ClientFolders, Projects
 
     ledger = Ledger(ChatRecords(config.data_dir), clock or system_clock)
-    async with choose_backend(config) as (backend, why), _open_egress(config, ledger) as egress:
+    folder = config.data_dir / "sandbox" / "audit"
+    async with (
+        choose_backend(config) as (backend, why),
+        open_audit(folder, config.audit) as audit,
+        _open_egress(config, ledger, audit) as egress,
+    ):
         logger.info("backend %s: %s", backend.name, why)
         programs = await to_thread.run_sync(programs_of, config)
         data_dir, owner = config.data_dir, sandbox_user()
@@ -139,6 +150,7 @@ async def open_manager(
             Workspaces(data_dir, owner=owner, settings=space, skills=shown),
             Projects(config.project, data_dir, owner=owner, folders=folders or ClientFolders()),
             ledger,
+            audit,
             SessionSettings(
                 limits=config.limits.values(),
                 network=config.network,
@@ -157,11 +169,18 @@ async def open_manager(
             egress=egress,
         )
         skills = skills or open_skills(config)
-        async with SessionManager(rooms, skills, count=count, pool=pool) as manager:
+        judge = Judge(
+            await to_thread.run_sync(rules_of, config),
+            profile_of(config.policy.profile, backend.name),
+            config.network,
+            Approvals(ledger, audit, config.sessions.lifetime),
+            audit.mask,
+        )
+        async with SessionManager(rooms, skills, judge, count=count, pool=pool) as manager:
             yield manager
 
 
-def way_out(config: Config) -> "Rules | None":
+def way_out(config: Config) -> "Hosts | None":
     """Return the rules of allowed hosts, where the network is theirs. Blocks on the disk.
 
     Raises:
@@ -183,6 +202,17 @@ def way_out(config: Config) -> "Rules | None":
     return rules_of(config.egress)
 
 
+def rules_of(config: Config) -> "Rules":
+    """Return the rules by which calls are graded. Blocks on the disk.
+
+    Raises:
+        ConfigError: a file of the operator's cannot be used.
+    """
+    from mcp_sandbox.policy import load_rules
+
+    return load_rules(config.policy.rules)
+
+
 def programs_of(config: Config) -> tuple[Mount, ...]:
     """Return the mount of the programs for agents, if the operator has some. Blocks on the disk.
 
@@ -202,7 +232,9 @@ def programs_of(config: Config) -> tuple[Mount, ...]:
 
 
 @asynccontextmanager
-async def _open_egress(config: Config, ledger: "Ledger") -> "AsyncGenerator[Egress | None]":
+async def _open_egress(
+    config: Config, ledger: "Ledger", audit: "Audit"
+) -> "AsyncGenerator[Egress | None]":
     rules = await to_thread.run_sync(way_out, config)
     if rules is None:
         if config.secrets:
@@ -219,8 +251,9 @@ async def _open_egress(config: Config, ledger: "Ledger") -> "AsyncGenerator[Egre
     authority = await Authority.open(folder, settings.ca_bundle)
     secrets = Secrets(config.secrets, authority.seed)
     proxy = Proxy(rules, authority, secrets, upstream=settings.upstream_proxy)
+    audit.mask = secrets.masked
     with logs.masked(secrets.masked):
-        yield Egress(proxy, ledger)
+        yield Egress(proxy, ledger, audit)
 
 
 def open_skills(config: Config) -> "Skills":
@@ -331,7 +364,8 @@ class LateManager:
             logger.warning("no sandbox can be made now: %s", exc)
 
     async def session(self, chat: ChatId) -> "Session":
-        return await (await self.open()).session(chat)
+        """Return the session of an agent's calls."""
+        return await (await self.open()).session(chat, judged=True)
 
     async def _hold_open(self, *, task_status: "TaskStatus[SessionManager]") -> None:
         async with self.opening() as manager:
@@ -357,11 +391,13 @@ async def serve_stdio(config: Config, chat: ChatId, project: Path | None = None)
 
 @asynccontextmanager
 async def open_session(
-    chat: str = "demo", *, user: str = "local", config: Config | None = None
+    chat: str = "demo", *, user: str = "local", config: Config | None = None, judged: bool = False
 ) -> AsyncGenerator["Session"]:
     """Open the computer of a chat; its files stay, its sandbox ends with the block.
 
     Without `config` the configuration file and the environment count, as on the command line.
+    `judged`: the policy decides about what is run, as for an agent: where a person has to be asked
+    the call raises ConsentNeeded, and is right once it was allowed by `mcp-sandbox approvals`.
 
     Raises:
         InvalidArgument: the chat or the user is not a usable id.
@@ -371,4 +407,4 @@ async def open_session(
     if config is None:
         config = (await to_thread.run_sync(load_config)).config
     async with open_manager(config) as manager:
-        yield await manager.session(chat_id)
+        yield await manager.session(chat_id, judged=judged)

@@ -43,6 +43,14 @@ class NotPermitted(CallerError):
     """The sandbox user may not do this."""
 
 
+class ConsentNeeded(NotPermitted):
+    """Only with a person's consent; `question` is a Question."""
+
+    def __init__(self, message: str, question: Any) -> None:  # noqa: ANN401 - values are above us
+        super().__init__(message)
+        self.question = question
+
+
 class TooLarge(CallerError):
     """Over a size limit of this call."""
 

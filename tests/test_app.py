@@ -113,6 +113,6 @@ async def test_a_manager_that_is_cancelled_as_it_opens_is_left_again(data_root: 
             with anyio.CancelScope() as cancelled:
                 cancelled.cancel()
                 rooms = replace(opened._rooms, pool=None)
-                async with SessionManager(rooms, opened._skills):
+                async with SessionManager(rooms, opened._skills, opened._judge):
                     await anyio.sleep_forever()
     assert cancelled.cancelled_caught

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from mcp_sandbox.config import Config, DockerConfig, SkillsConfig, WorkspaceConfig
-from mcp_sandbox.doctor import (
+from mcp_sandbox.doctor.machine import (
     Check,
     Report,
     examine,

@@ -12,7 +12,20 @@ from typing import Annotated
 import typer
 
 from mcp_sandbox import __version__
-from mcp_sandbox.cli import agent, copy, daemon, egress, local, secrets, setting_up, shell, skills
+from mcp_sandbox.cli import (
+    agent,
+    approvals,
+    audit,
+    copy,
+    daemon,
+    egress,
+    local,
+    policy,
+    secrets,
+    setting_up,
+    shell,
+    skills,
+)
 from mcp_sandbox.cli.options import printable
 from mcp_sandbox.errors import NoDaemon, SandboxError
 
@@ -47,8 +60,11 @@ cli.add_typer(setting_up.init, name="init")
 cli.add_typer(setting_up.images, name="images")
 cli.add_typer(skills.group, name="skills")
 cli.add_typer(agent.group, name="agent")
+cli.add_typer(approvals.group, name="approvals")
 cli.add_typer(egress.group, name="egress")
 cli.add_typer(secrets.group, name="secrets")
+cli.add_typer(policy.group, name="policy")
+cli.add_typer(audit.group, name="audit")
 cli.add_typer(setting_up.tokens, name="token")
 
 

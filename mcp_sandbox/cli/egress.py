@@ -1,7 +1,5 @@
 """`egress`: what leaves sandboxes, and what a person allows to one chat."""
 
-import os
-import pwd
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -11,6 +9,8 @@ from mcp_sandbox.cli.daemon import Chat, answer
 from mcp_sandbox.cli.options import (
     AsJson,
     Socket,
+    Yes,
+    by_person,
     console,
     flag,
     given,
@@ -53,11 +53,11 @@ def allow(
     for_s: Annotated[
         float, given("--for", "TIME", "For how long.", parser=lifetime, show_default="1d")
     ] = _DAY_S,
+    yes: Yes = False,
     socket: Socket = None,
 ) -> None:
     """Allow a chat a public host, from its next connection on."""
-    by = pwd.getpwuid(os.geteuid()).pw_name
-    arguments = {"chat": chat, "host": host, "read": read, "by": by, "for_s": for_s}
+    arguments = {"chat": chat, "host": host, "read": read, "by": by_person(yes), "for_s": for_s}
     done = answer(socket, "egress", {"do": "allow", **arguments})
     print(f"{done['chat']}: {done['rule']} is allowed until {utc(done['until_s'])}")
 

@@ -4,10 +4,11 @@ import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import anyio
 import typer
+from rich.console import Console
 
 from mcp_sandbox import __version__
 from mcp_sandbox.cli.options import (
@@ -26,6 +27,7 @@ from mcp_sandbox.cli.options import (
     tell,
     tell_differences,
 )
+from mcp_sandbox.config import Config
 from mcp_sandbox.connect.command import run
 from mcp_sandbox.connect.place import Place
 from mcp_sandbox.telemetry import logs
@@ -96,6 +98,7 @@ def serve(
     logs.configure(loaded.config.serve.log_format)
     app.way_out(loaded.config)
     app.programs_of(loaded.config)
+    app.rules_of(loaded.config)
     work = partial(serving.serve, anonymous_http=allow_anonymous_loopback)
     anyio.run(work, loaded, socket_path(socket, data))
 
@@ -116,7 +119,7 @@ def stdio(
     config: ConfigFile = None,
 ) -> None:
     """Serve one chat to an MCP client on stdin and stdout."""
-    from mcp_sandbox.app import programs_of, serve_stdio, way_out
+    from mcp_sandbox.app import programs_of, rules_of, serve_stdio, way_out
 
     served = chat_id(user, chat)
     loaded = load(config, data, backend, _flags(log_format, project_dir, skills))
@@ -124,6 +127,7 @@ def stdio(
         logs.configure(loaded.config.serve.log_format)
     way_out(loaded.config)
     programs_of(loaded.config)
+    rules_of(loaded.config)
     anyio.run(serve_stdio, loaded.config, served, (project or Path()).absolute())
 
 
@@ -168,9 +172,24 @@ def show_config(
     tell(found, table("setting", *names, rows=shown), as_json=as_json)
 
 
-def doctor(as_json: AsJson = False, data: Data = None, config: ConfigFile = None) -> None:
+def doctor(
+    *,
+    attack: Annotated[
+        bool, flag("Try to get out of a sandbox, in some 40 ways; fails if one works.", "--attack")
+    ] = False,
+    as_json: AsJson = False,
+    data: Data = None,
+    backend: Annotated[
+        str | None, given("--backend", "NAME", "With --attack: the backend to attack.")
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
     """Check this machine, and run print(6*7) in a sandbox of each usable backend."""
-    from mcp_sandbox.doctor import examine, render
+    if attack:
+        _attack(load(config, data, backend).config, as_json=as_json)
+    if backend:
+        raise typer.BadParameter("--backend belongs to --attack: without it, each one is tried")
+    from mcp_sandbox.doctor.machine import examine, render
 
     report = anyio.run(examine, load(config, data).config)
     if as_json:
@@ -179,6 +198,18 @@ def doctor(as_json: AsJson = False, data: Data = None, config: ConfigFile = None
         render(report, console())
     tell_differences(data, config)
     raise typer.Exit(0 if report.usable else 1)
+
+
+def _attack(config: Config, *, as_json: bool) -> NoReturn:
+    from mcp_sandbox.doctor.attack import attack, render
+
+    with Console(stderr=True).status("two sandboxes are started") as status:
+        found = anyio.run(attack, config, status.update)
+    if as_json:
+        print(json.dumps(asdict(found)))
+    else:
+        render(found, console())
+    raise typer.Exit(1 if found.count("BROKEN") else 0)
 
 
 def demo(data: Data = None, backend: BackendOption = None, config: ConfigFile = None) -> None:

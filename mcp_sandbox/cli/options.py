@@ -1,6 +1,8 @@
 """What several commands share: options, the configuration behind them, where results are shown."""
 
 import json
+import os
+import pwd
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -120,6 +122,14 @@ def agreed(yes: bool, question: str, nothing: str) -> None:
         print(file=sys.stderr)  # The question is still on its line.
     print(nothing, file=sys.stderr)
     raise typer.Exit(1)
+
+
+def by_person(yes: bool) -> str:
+    """Return who types this, on a terminal or with `yes`; end where a program may."""
+    if not (yes or sys.stdin.isatty()):
+        print("this is for a person: type it on a terminal, or give --yes", file=sys.stderr)
+        raise typer.Exit(1)
+    return pwd.getpwuid(os.geteuid()).pw_name
 
 
 def lifetime(text: str) -> float:

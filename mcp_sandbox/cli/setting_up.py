@@ -40,6 +40,11 @@ init = typer.Typer(
 images = typer.Typer(help="Build, list and check sandbox images.", no_args_is_help=True)
 tokens = typer.Typer(help="Make, list and revoke the tokens of HTTP users.", no_args_is_help=True)
 
+_FORBID = (
+    "What needs your consent is asked of you. That it answers itself is forbidden by this line in "
+    '"permissions" of .claude/settings.json:\n  '
+    '"deny": ["Bash(mcp-sandbox approvals:*)", "Bash(mcp-sandbox egress allow:*)"]'
+)
 Undo = Annotated[bool, flag("Take back what this command wrote.", "--undo")]
 Print = Annotated[bool, flag("Only print what belongs into the file.", "--print")]
 Http = Annotated[str | None, given("--http", "URL", "Use a server at this address.")]
@@ -62,7 +67,8 @@ def init_claude(
     if for_user and http:
         raise typer.BadParameter("--http names one chat, so it belongs to a project, not to --user")
     target = files.claude_of_user() if for_user else files.of_project("claude", http)
-    _connect(target, yes=yes, undo=undo, only_print=only_print, check=not no_check)
+    how = {"yes": yes, "undo": undo, "only_print": only_print, "check": not no_check}
+    _connect(target, **how, hint=_FORBID)
 
 
 def _add(name: str, about: str, place: Callable[[str | None], Target]) -> None:
@@ -89,7 +95,9 @@ for _client, _called in (("cursor", "Cursor"), ("vscode", "Visual Studio Code"))
 _add("inspector", "Connect MCP Inspector: it gets a computer to look at.", files.inspector)
 
 
-def _connect(target: Target, *, yes: bool, undo: bool, only_print: bool, check: bool) -> None:
+def _connect(
+    target: Target, *, yes: bool, undo: bool, only_print: bool, check: bool, hint: str = ""
+) -> None:
     if only_print:
         print(json.dumps({target.section: {NAME: target.entry}}, indent=2))
         return
@@ -101,6 +109,8 @@ def _connect(target: Target, *, yes: bool, undo: bool, only_print: bool, check: 
     wanted.apply()
     if undo:
         return
+    if hint:
+        print(hint)
     if check:
         from mcp_sandbox.clients.check import first_call
 

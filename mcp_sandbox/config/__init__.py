@@ -14,6 +14,7 @@ from mcp_sandbox.config.environment import search_path as search_path
 from mcp_sandbox.config.environment import server_variables as server_variables
 from mcp_sandbox.config.models import AgentsConfig as AgentsConfig
 from mcp_sandbox.config.models import AllowConfig as AllowConfig
+from mcp_sandbox.config.models import AuditConfig as AuditConfig
 from mcp_sandbox.config.models import BridgeConfig as BridgeConfig
 from mcp_sandbox.config.models import BridgeProcessConfig as BridgeProcessConfig
 from mcp_sandbox.config.models import BridgeServerConfig as BridgeServerConfig
@@ -25,6 +26,7 @@ from mcp_sandbox.config.models import Duration as Duration
 from mcp_sandbox.config.models import EgressConfig as EgressConfig
 from mcp_sandbox.config.models import HttpConfig as HttpConfig
 from mcp_sandbox.config.models import LimitsConfig as LimitsConfig
+from mcp_sandbox.config.models import PolicyConfig as PolicyConfig
 from mcp_sandbox.config.models import PoolConfig as PoolConfig
 from mcp_sandbox.config.models import ProjectConfig as ProjectConfig
 from mcp_sandbox.config.models import RunConfig as RunConfig

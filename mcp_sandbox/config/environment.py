@@ -1,7 +1,8 @@
 """What is read from the process environment; but for the relay no other file looks there."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 # What the relay goes by, which may import nothing of ours, holds for all.
@@ -68,6 +69,16 @@ def own_folders() -> tuple[Path, ...]:
 def variable(name: str) -> str:
     """Return a variable by which another program goes, "" if it is not set."""
     return os.environ.get(name, "")
+
+
+@contextmanager
+def having_variable(name: str, value: str) -> Generator[None]:
+    """This process has one variable more in the block."""
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def default_socket(data: Path | None = None) -> Path:

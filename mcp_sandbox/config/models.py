@@ -382,6 +382,34 @@ class PreviewsConfig(Section):
     enabled: bool = setting(True, "let agents open previews")
 
 
+class PolicyConfig(Section):
+    """What may be run, and about what a person is asked."""
+
+    profile: Literal["auto", "isolated", "strict", "off"] = setting(
+        "auto",
+        "isolated = refuse what destroys a chat's files, ask before something leaves; strict = ask "
+        "before all that is risky; off = grade and record only; auto = strict on unsafe-local, "
+        "else isolated",
+    )
+    rules: tuple[AbsolutePath, ...] = setting((), "files of further rules, which make stricter")
+
+
+class AuditConfig(Section):
+    """The record of what ran, which shows whether it was changed."""
+
+    enabled: bool = setting(True, "record calls, refusals, grants and what leaves sandboxes")
+    sync: Literal["batch", "each"] = setting(
+        "batch", "when a line is on the disk: batch = within 100 ms, each = before its call runs"
+    )
+    on_error: Literal["stop", "go_on"] = setting(
+        "stop", "what cannot be recorded: stop = does not run, go_on = runs, with a warning"
+    )
+    keep: Duration = setting(90 * 86_400.0, "whole files are removed after this")
+    max_file: Size = setting(
+        64 * MIB, "a file that is larger is followed by a new one", ge=64 * KIB
+    )
+
+
 class ServeConfig(Section):
     """The daemon, `mcp-sandbox serve`."""
 
@@ -456,6 +484,8 @@ class Config(Section):
     calls: CallsConfig = CallsConfig()
     output: OutputConfig = OutputConfig()
     previews: PreviewsConfig = PreviewsConfig()
+    policy: PolicyConfig = PolicyConfig()
+    audit: AuditConfig = AuditConfig()
     connectors: dict[Annotated[str, Field(pattern=r"^[\w.-]+$")], ConnectorConfig] = Field(
         default_factory=dict[str, ConnectorConfig],
         description="model services of agents: "

@@ -39,6 +39,7 @@ class Chats:
             "remove": partial(self._change, "removed", SessionManager.remove),
             "collect": self._collect,
             "egress": self._egress,
+            "approvals": self._approvals,
         }
 
     async def _list(self, arguments: JsonObject) -> JsonObject:
@@ -86,6 +87,18 @@ class Chats:
         if do == "deny":
             await egress.deny(chat, host)
         return {"chat": str(chat), **await egress.told(chat)}
+
+    async def _approvals(self, arguments: JsonObject) -> JsonObject:
+        """What waits for a person: `do` is list, show or answer, with the `word` for one."""
+        approvals, do = (await self._manager()).approvals, arguments["do"]
+        if do == "list":
+            found = await approvals.list()
+            return {"approvals": [{**asdict(each), "chat": str(chat)} for chat, each in found]}
+        chat, approval = await approvals.find(str(arguments.get("id")))
+        if do == "answer":
+            word, by = arguments["word"], str(arguments.get("by"))
+            approval = await approvals.answer(chat, approval.id, word, by)
+        return {**asdict(approval), "chat": str(chat)}
 
     async def _found(self, arguments: JsonObject) -> tuple[SessionManager, ChatId]:
         manager = await self._manager()

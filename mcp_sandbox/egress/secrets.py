@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -143,6 +143,8 @@ class Secrets:
     def __init__(self, settings: Mapping[str, SecretConfig], seed: bytes) -> None:
         self._all = [BoundSecret(name, each) for name, each in settings.items()]
         self._seed = seed
+        # Told of every request that gets a value.
+        self.used: Callable[[ChatId, str, Target], object] = lambda *_used: None
 
     def placeholders(self, chat: ChatId) -> dict[str, str]:
         """Return the variables that a chat's calls get: its secrets' names and placeholders."""
@@ -181,6 +183,7 @@ class Secrets:
                         what = f"the secret {secret.name} cannot be had: {exc}"
                         how = "A person must look: mcp-sandbox secrets check"
                         raise RefusedError(f"{what}. {how}", "secret") from exc
+                    self.used(chat, secret.name, target)
                     filled[at] = name, scheme + base64.b64encode(plain) if scheme else plain
             if not (source.known or source.problem):
                 # An answer is masked, whether or not its request carries the value.

@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
+from mcp.server import ServerRequestContext
 from mcp.server.mcpserver import Context
 
 from mcp_sandbox.errors import InvalidArgument
@@ -72,6 +73,16 @@ def connected_as(chat: ChatId) -> Generator[None]:
 def chat_of_connection(_request: Request) -> ChatId:
     """The chat that `connected_as` names."""
     return _connected.get()
+
+
+def chat_bound(context: ServerRequestContext[Any, Any]) -> str | None:
+    """The chat of a request, to which the answers of its user are bound."""
+    http: Any = context.request
+    if not hasattr(http, "scope"):
+        chat = _connected.get(None)
+        return str(chat) if chat else None
+    caller: Caller = http.scope[CALLER]
+    return f"{caller.user} {caller.chat}"
 
 
 def sessions_by(chat_of: ChatOf, session_of: Callable[[ChatId], Awaitable[Session]]) -> SessionFor:

@@ -1,5 +1,6 @@
 """The MCP server: its face to clients and the tools it offers."""
 
+import os
 from collections.abc import Callable, Coroutine, Mapping
 from importlib import import_module
 from typing import Any, get_type_hints
@@ -9,6 +10,7 @@ from mcp.server import MCPServer, Server
 from mcp.server.context import HandlerResult
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.request_state import RequestStateSecurity
 from mcp.types import CallToolResult, Icon, InputRequiredResult, NotificationParams
 
 from mcp_sandbox import __version__
@@ -16,7 +18,7 @@ from mcp_sandbox.config import CallsConfig, HttpConfig
 from mcp_sandbox.models import Network, ProjectAccess
 from mcp_sandbox.server.errors import protocol_errors
 from mcp_sandbox.server.flow import UserSessions
-from mcp_sandbox.server.identity import SessionFor
+from mcp_sandbox.server.identity import SessionFor, chat_bound
 from mcp_sandbox.server.skills.changes import SkillChanges, with_tasks
 from mcp_sandbox.server.skills.disclosure import Disclosure
 from mcp_sandbox.server.skills.prompts import SkillPrompts
@@ -26,6 +28,7 @@ from mcp_sandbox.server.text import clip, show_name
 from mcp_sandbox.server.tool import TOOLS, offered
 from mcp_sandbox.server.tools.code import code_tools
 from mcp_sandbox.server.tools.files import FILE_TOOLS
+from mcp_sandbox.server.tools.network import NETWORK_TOOLS
 from mcp_sandbox.server.tools.processes import process_tools
 from mcp_sandbox.server.tools.sandbox import SANDBOX_TOOLS
 from mcp_sandbox.server.tools.skills import SKILL_TOOLS
@@ -58,7 +61,8 @@ _UNSAFE = (
 )
 _NETWORK = {
     "none": "It has no network: nothing can be downloaded.",
-    "allowlist": "It reaches allowed hosts alone, by a proxy; sandbox_info names them.",
+    "allowlist": "It reaches allowed hosts alone, by a proxy; sandbox_info names them, and "
+    "network_access asks the user for more.",
     "open": "It can reach the network: packages can be installed.",
 }
 _BEGUN = "notifications/initialized"
@@ -142,6 +146,7 @@ def build_server(  # noqa: PLR0913 - what the composition root knows
         *process_tools(calls),
         *FILE_TOOLS,
         *SANDBOX_TOOLS,
+        *(NETWORK_TOOLS if network == "allowlist" else ()),
         *(SKILL_TOOLS if skills else ()),
     ]
     ours = {"session_for": session_for, "count": count}
@@ -158,6 +163,10 @@ def build_server(  # noqa: PLR0913 - what the composition root knows
         extensions=[resources] if resources else [],
         middleware=[Disclosure(skills)] if skills else [],
         lifespan=with_tasks,
+        # A key of this process: what it has asked ends with it.
+        request_state_security=RequestStateSecurity(
+            keys=[os.urandom(32)], bind_principal=chat_bound
+        ),
     )
     if skills and resources:
         server.offer_skills(skills, resources, session_for)

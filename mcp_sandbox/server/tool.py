@@ -9,21 +9,23 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from anyio import CancelScope
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
-from mcp.types import CallToolResult, ToolAnnotations
+from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
 from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails, from_json
 
-from mcp_sandbox.errors import InvalidArgument
-from mcp_sandbox.server.errors import readable_errors, sole_error
+from mcp_sandbox.errors import InvalidArgument, NotPermitted
+from mcp_sandbox.server.consent import consented
+from mcp_sandbox.server.errors import readable_errors, sole_error, text_for_model
 from mcp_sandbox.server.identity import Request
-from mcp_sandbox.server.results import with_news
+from mcp_sandbox.server.results import RESULT_KEY, texts, with_news
 from mcp_sandbox.server.text import clip, show_name
-from mcp_sandbox.telemetry.calls import Count, recorded
+from mcp_sandbox.telemetry.calls import CallRecord, Count, recorded
 
 Schema = Mapping[str, Any]
 READS = ToolAnnotations(
@@ -57,6 +59,7 @@ _KINDS = {
     "integer": "a whole number",
     "number": "a number",
     "boolean": "true or false",
+    "array": "a list of texts",
     "object": "an object with text values",
     "null": "null",
 }
@@ -100,31 +103,63 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
 
     async def run(
         self, arguments: dict[str, Any], context: Request, convert_result: bool = False
-    ) -> CallToolResult:
-        model, properties = self.fn_metadata.arg_model, self.parameters["properties"]
+    ) -> CallToolResult | InputRequiredResult:
         counted = recorded(self.name, self.count, call=str(context.request_id))
-        with readable_errors(), counted as record, sole_error():
+        with readable_errors():
             try:
-                checked = model.model_validate(_meant(arguments, properties)).model_dump_one_level()
-            except ValidationError as exc:
-                raise InvalidArgument(_told(exc.errors(include_url=False), properties)) from exc
-            if self.context_kwarg is not None:
-                checked[self.context_kwarg] = context
-            assert self.session_for  # noqa: S101
-            session = await self.session_for(context)
-            record.chat, record.backend = session.chat, session.backend
-            result: CallToolResult = await self.fn(session, **checked)
-            if convert_result:
-                self.fn_metadata.convert_result(result)
-            # Clients show a model nothing but the structured part of a result that has one.
-            news = [] if result.structured_content else await session.take_news()
-            if patience(context).lost:
-                # Of an answer that comes too late they show nothing: it comes with the next one.
-                said = "\n".join(each.text for each in result.content if each.type == "text")
-                news.append(f"{self.name}, for which your client did not wait: {said[-_TOLD:]}")
-                while news:
-                    session.tell_news(news.pop(0))
-            return with_news(result, news)
+                with counted as record, sole_error():
+                    result = await self._answer(arguments, context, record)
+                    if convert_result:
+                        self.fn_metadata.convert_result(result)
+                    return result
+            except NotPermitted as exc:
+                if record.level is None:
+                    raise
+                # A program that reads results finds the refusal where it finds ends.
+                refused = texts([text_for_model(exc)], {"exit_code": -1, **_grade(record)})
+                return refused.model_copy(update={"is_error": True})
+
+    async def _answer(
+        self, arguments: dict[str, Any], context: Request, record: CallRecord
+    ) -> CallToolResult | InputRequiredResult:
+        model, properties = self.fn_metadata.arg_model, self.parameters["properties"]
+        try:
+            checked = model.model_validate(_meant(arguments, properties)).model_dump_one_level()
+        except ValidationError as exc:
+            raise InvalidArgument(_told(exc.errors(include_url=False), properties)) from exc
+        if self.context_kwarg is not None:
+            checked[self.context_kwarg] = context
+        assert self.session_for  # noqa: S101
+        session = await self.session_for(context)
+        record.chat, record.backend = session.chat, session.backend
+        if client := context.session.client_params:
+            record.client = clip(f"{client.client_info.name} {client.client_info.version}", 80)
+        result = await consented(partial(self.fn, session, **checked), context)
+        if isinstance(result, InputRequiredResult):
+            record.asked = True
+            return result
+        # Clients show a model nothing but the structured part of a result that has one.
+        news = [] if result.structured_content else await session.take_news()
+        if patience(context).lost:
+            # Of an answer that comes too late they show nothing: it comes with the next one.
+            said = "\n".join(each.text for each in result.content if each.type == "text")
+            news.append(f"{self.name}, for which your client did not wait: {said[-_TOLD:]}")
+            while news:
+                session.tell_news(news.pop(0))
+        return with_news(_graded(result, record), news)
+
+
+def _graded(result: CallToolResult, record: CallRecord) -> CallToolResult:
+    """The result, whose machine-readable form says how bad that was which has run, if it was."""
+    if record.level not in ("medium", "high", "critical"):
+        return result
+    meta = result.meta or {}
+    graded = {**meta.get(RESULT_KEY, {}), **_grade(record)}
+    return result.model_copy(update={"meta": {**meta, RESULT_KEY: graded}})
+
+
+def _grade(record: CallRecord) -> dict[str, Any]:
+    return {"level": record.level, "patterns": [*record.patterns]}
 
 
 def patience(request: Request) -> Patience:
@@ -248,6 +283,8 @@ def _bounds(schema: Schema) -> str:
     if "maxLength" in schema:
         low = "1 to" if schema.get("minLength") else "at most"
         return f" of {low} {schema['maxLength']:,} characters"
+    if "maxItems" in schema:
+        return f" with {schema['minItems']:,} to {schema['maxItems']:,} of them"
     if "maximum" in schema:
         return f" from {schema['minimum']:,} to {schema['maximum']:,.15g}"
     return f" of at least {schema['minimum']:,}" if "minimum" in schema else ""

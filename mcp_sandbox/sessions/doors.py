@@ -15,11 +15,19 @@ from typing import Any
 import anyio
 from anyio.abc import ByteStream
 
+from mcp_sandbox.audit import Audit
 from mcp_sandbox.egress.addresses import HERE
 from mcp_sandbox.egress.proxy import Connection, Proxy
 from mcp_sandbox.egress.rules import PORTS, Rule, rule_of
 from mcp_sandbox.egress.targets import RefusedError, Target, target_of
-from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, StorageUnavailable
+from mcp_sandbox.errors import (
+    Busy,
+    InvalidArgument,
+    NotFound,
+    NotPermitted,
+    SandboxError,
+    StorageUnavailable,
+)
 from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.runtime.doors import PORT, Handler
 from mcp_sandbox.sessions.doorway import Doorway
@@ -54,9 +62,12 @@ class Grant:
     until_s: float
 
     @cached_property
+    def until(self) -> str:
+        return datetime.fromtimestamp(self.until_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+    @cached_property
     def rule(self) -> Rule:
-        until = datetime.fromtimestamp(self.until_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        return rule_of(self.host, read=self.read, source=f"grant of {self.by} until {until}")
+        return rule_of(self.host, read=self.read, source=f"grant of {self.by} until {self.until}")
 
 
 @dataclass
@@ -77,8 +88,10 @@ class Egress:
     `counts` has its connections by verdict.
     """
 
-    def __init__(self, proxy: Proxy, ledger: Ledger) -> None:
+    def __init__(self, proxy: Proxy, ledger: Ledger, audit: Audit) -> None:
         self.counts = Counter[str]()
+        self._audit = audit
+        proxy.secrets.used = self._used
         self.mount = Mount(proxy.authority.bundle, _CERTIFICATES, read_only=True)
         self._proxy, self._rules = proxy, proxy.rules
         self._records, self._clock = ledger.records, ledger.clock
@@ -123,6 +136,27 @@ class Egress:
     async def _granted(self, chat: ChatId) -> Sequence[Rule]:
         return [grant.rule for grant in await self.grants(chat)]
 
+    async def lacking(self, chat: ChatId, hosts: Sequence[str], *, read: bool) -> list[str]:
+        """Those hosts that a chat may not reach yet to `read`, or to write too.
+
+        Raises:
+            NotPermitted: no grant could help.
+            InvalidArgument: it is no single public host.
+        """
+        grants, lacking = await self._granted(chat), dict[str, None]()
+        for text in hosts:
+            wanted = rule_of(text)
+            if wanted.host == HERE or wanted.host.startswith("*"):
+                raise InvalidArgument(f"{text!r}: name single hosts, and public ones")
+            for target in (Target(wanted.host, port) for port in wanted.ports):
+                rule, why = self._rules.judge(target, [wanted])
+                if rule is None:
+                    raise NotPermitted(f"{target} stays refused, whatever the user says: {why}")
+                rule, _ = self._rules.judge(target, grants)
+                if rule is None or (rule.read and not read):
+                    lacking[str(wanted)] = None
+        return [*lacking]
+
     async def allow(self, chat: ChatId, host: str, *, read: bool, by: str, for_s: float) -> Grant:
         """Allow HOST[:PORT] from the next connection on; an earlier grant of it ends.
 
@@ -135,6 +169,8 @@ class Egress:
                 f"{HERE} is this machine itself: only a rule of egress.allow with private: true "
                 "and a port reaches it"
             )
+        told = {"host": str(grant.rule), "read": read, "by": by, "until": grant.until}
+        await self._audit.write("grant", user=chat.user, chat=chat.chat, **told)
         await self._replace(chat, grant.rule, grant)
         return grant
 
@@ -150,6 +186,8 @@ class Egress:
                 f"chat {chat} has no grant of {rule}: `mcp-sandbox egress list {_name(chat)}` "
                 "shows what it has; what the configuration allows ends by egress.deny there"
             )
+        told = {"host": str(rule), "what": "taken back"}
+        await self._audit.write("grant", user=chat.user, chat=chat.chat, **told)
 
     async def _replace(self, chat: ChatId, rule: Rule, *new: Grant) -> bool:
         """Note `new` for what the chat has of the same hosts and ports; whether it had any."""
@@ -209,7 +247,7 @@ class Egress:
                 # What no grant helps is not worth a person's time.
                 if self._rules.judge(target, [rule_of(host)])[0]:
                     way = f"mcp-sandbox egress allow {_name(chat)} {host}"
-                    said += f". The user can allow it for this chat: {way}"
+                    said += f". network_access asks the user for it, who can also type: {way}"
         return said
 
     def forget(self, chat: ChatId) -> None:
@@ -246,12 +284,17 @@ class Egress:
         if isinstance(verdict, RefusedError):
             word, place.why = verdict.verdict, str(verdict)
             place.refused, place.untold = place.refused + 1, place.untold + 1
+            if word != "failed":
+                self._audit.note("egress", chat, target=str(target or "?"), why=place.why)
         else:
             rule, place.allowed = verdict.source, place.allowed + 1
         self.counts[word] += 1
         to = vars(target) if target else {}
         sizes = {"sent": sent, "received": received, "duration_ms": round(duration_ms, 1)}
         event(logger, "connection", chat=str(chat), **to, verdict=word, rule=rule, **sizes)
+
+    def _used(self, chat: ChatId, name: str, target: Target) -> None:
+        self._audit.note("secret", chat, name=name, target=str(target))
 
 
 class Doors:

@@ -1,20 +1,28 @@
 """The one way into a sandbox, for an agent's call, a person's shell and a program alike.
 
-What the active skills leave -> no call while the server ends -> a place among the open sandboxes
--> room on the disk -> the call. How it ended is recorded once, for the log, figures and spans.
+What the active skills leave -> what the policy lets run, or a person -> no call while the server
+ends -> a place among the open sandboxes -> room on the disk -> the call. How it ended is recorded
+once, for the log, figures and spans.
 """
 
+import hashlib
+import json
 import shlex
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import anyio
 
-from mcp_sandbox.errors import Draining, SandboxError
-from mcp_sandbox.models import ChatId
+from mcp_sandbox.audit import Audit
+from mcp_sandbox.errors import Draining, NotPermitted, SandboxError
+from mcp_sandbox.models import ChatId, Network
+from mcp_sandbox.policy import Assessment, Match, Profile, Rules, assess_aside, decide
 from mcp_sandbox.runtime.runtime import Runtime
+from mcp_sandbox.sessions.approvals import Approval, Approvals
 from mcp_sandbox.sessions.hold import Hold
+from mcp_sandbox.sessions.recording import IN_ADDRESS, recorded_call, refused
 from mcp_sandbox.sessions.rooms import Held
 from mcp_sandbox.telemetry.calls import CallRecord, Count, recorded
 
@@ -31,6 +39,9 @@ _ACCESS = {
 }
 # They take as long as a person likes.
 _ENDLESS = ("shell", "preview", "door")
+_LANGUAGE_OF = {"bash": "shell"}
+_MOST_TARGET, _MOST_PART, _MOST_TEXT, _MOST_PATTERNS = 200, 400, 20_000, 50
+_STDIN = "END_OF_STDIN"
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,8 @@ class Action:
     """What is wanted of a chat's sandbox: `what` is the name of a tool, or "shell".
 
     `arguments` are as the caller gave them; `size` is how many bytes are to be written. Cancelling
-    `leave` has the call answered before its end, if that can be.
+    `leave` has the call answered before its end, if that can be. `judged`: the policy decides
+    about it, as about all that agents do; what a program of the user does is the user's.
     """
 
     chat: ChatId
@@ -46,6 +58,7 @@ class Action:
     arguments: Mapping[str, object] = field(default_factory=dict[str, object])
     size: int = 0
     leave: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    judged: bool = False
 
 
 @dataclass
@@ -71,15 +84,95 @@ class Entered:
         return self.leave
 
 
+@dataclass(frozen=True)
+class Judge:
+    """Decides by the policy about what is to be run, and has a person asked where that says so.
+
+    `mask` hides the values of secrets in what the person sees.
+    """
+
+    rules: Rules
+    profile: Profile
+    network: Network
+    approvals: Approvals
+    mask: Callable[[str], str] = str
+
+    async def check(
+        self, action: Action, tool: str, given: Mapping[str, object], record: CallRecord
+    ) -> None:
+        """Return if it may run; `record` gets the grade and what was decided.
+
+        Raises:
+            NotPermitted: it may not, or a person has said no.
+            ConsentNeeded, Busy: a person has to be asked, or is being asked about another call.
+        """
+        if tool == "network_access":
+            hosts = cast("Sequence[str]", given["hosts"])
+            way = "Reach, and write to," if given["write"] else "Read from"
+            asked = [f"{tool} {host}" for host in hosts]
+            effect, part = f"{way} {', '.join(hosts)}?", f"for: {given['reason']}"
+        else:
+            code, language = _code(tool, given)
+            if not language:
+                return
+            found = await assess_aside(code, language, given, self.rules)
+            decided = decide(found, self.profile, self.network, language)
+            record.level, record.decision = found.level, decided.verdict
+            record.rule = decided.match.rule if decided.match else None
+            record.patterns = [
+                {"rule": each.rule, "level": each.level, "reason": str(each)}
+                for each in found.patterns[:_MOST_PATTERNS]
+            ]
+            if decided.verdict == "deny":
+                raise NotPermitted(f"this was refused, and nothing was run: {decided.sentence}")
+            if decided.verdict == "allow":
+                return
+            alone = (replace(found, level=each.level, patterns=(each,)) for each in found.patterns)
+            # Without the others, which may have been allowed to the chat.
+            asks = [each.patterns[0] for each in alone if self._asks(each, language)]
+            asked = [f"{each.rule} {each.target}"[:_MOST_TARGET] for each in asks] or [found.reason]
+            effect, part = _effect(decided.sentence, len(asked)), _part(code, asks)
+        record.decision = "ask"
+        await self.approvals.check(action.chat, self._question(action, asked, effect, part))
+        record.decision = "granted"
+
+    def _asks(self, found: Assessment, language: str) -> bool:
+        found = replace(found, requires_confirmation=found.level in ("high", "critical"))
+        return decide(found, self.profile, self.network, language).verdict == "ask"
+
+    def _question(self, action: Action, about: Sequence[str], effect: str, part: str) -> Approval:
+        """What a person is asked; the same for the same call."""
+        given = {name: each for name, each in action.arguments.items() if each is not None}
+        written = json.dumps([action.what, given], sort_keys=True, default=str)
+        digest = hashlib.sha256(written.encode()).hexdigest()
+        # More than is kept of it: of a secret that is cut, what is left would not be found.
+        text = "\n".join(f"{name}: {str(each)[:_MOST_TEXT]}" for name, each in given.items())
+        # A word about so much can only be for this very call.
+        about = about if len(about) <= _MOST_PATTERNS else [digest]
+        effect, part, text, *about = map(self._shown, (effect, part, text, *about))
+        return Approval(action.what, about, digest, effect, part, text)
+
+    def _shown(self, text: str) -> str:
+        text = text.encode("utf-8", "backslashreplace").decode()
+        return self.mask(IN_ADDRESS.sub("***", text))
+
+
 class Gate:
     """Lets calls in to the sandboxes of one manager, until it is closed."""
 
     def __init__(
-        self, hold_of: Callable[[ChatId], Hold], narrow: Narrowed, count: Count | None = None
+        self,
+        hold_of: Callable[[ChatId], Hold],
+        narrow: Narrowed,
+        judge: Judge,
+        audit: Audit,
+        count: Count | None = None,
     ) -> None:
         """`narrow` raises for what a chat's skills leave out; `count` gets every call's record."""
         self._hold_of = hold_of
         self._narrow = narrow
+        self._judge = judge
+        self._audit = audit
         self._count = count
         self._calls = 0
         self._ended = anyio.Event()
@@ -108,15 +201,17 @@ class Gate:
         """The chat's sandbox for one call, opened if need be.
 
         Raises:
-            NotPermitted: the active skills leave no such call.
+            NotPermitted: the active skills leave no such call, or the policy refuses it.
+            ConsentNeeded, Busy: it waits for a person's word, or another call does.
             OperatorError: no sandbox can be made, or the server ends.
             WorkspaceFull, StorageUnavailable: there is no room for what is to be written.
             SandboxGone: it died; the message says of what.
         """
         hold = self._hold_of(action.chat)
-        with self.passed(action) as record:
+        async with self.passed(action) as record:
             endless, keeps = action.what in _ENDLESS, action.what == "door"
             async with hold.open_sandbox(endless=endless, keeps=keeps) as held:
+                record.sandbox = held.sandbox.id
                 entered = Entered(held, held.runtime, record, action.leave)
                 match _ACCESS.get(action.what, "read"):
                     case "read":
@@ -142,8 +237,8 @@ class Gate:
                         finally:
                             hold.meter.note_change(grew=entered.grew)
 
-    @contextmanager
-    def passed(self, action: Action) -> Generator[CallRecord]:
+    @asynccontextmanager
+    async def passed(self, action: Action) -> AsyncGenerator[CallRecord]:
         """The same for what needs no open sandbox."""
         with recorded(action.what, self._count) as record:
             record.chat, record.backend = action.chat, self._hold_of(action.chat).backend
@@ -156,15 +251,49 @@ class Gate:
             command = given.get("command")
             if isinstance(command, list | tuple):
                 given = {**given, "command": shlex.join(map(str, command))}
-            self._narrow(action.chat, tool, given)
-            # Whether it may be done is to be decided here, when there is something that decides.
+            try:
+                self._narrow(action.chat, tool, given)
+                if action.judged:
+                    await self._judge.check(action, tool, given, record)
+            except NotPermitted as exc:
+                await refused(self._audit, action.arguments, record, exc)
+                raise
             if self._closed:
                 raise Draining(self._closed)
             self._calls += 1
             self._leaves.add(action.leave)
             try:
-                yield record
+                async with recorded_call(self._audit, action.arguments, record):
+                    yield record
             finally:
                 self._leaves.discard(action.leave)
                 self._calls -= 1
                 self._ended.set()
+
+
+def _code(tool: str, given: Mapping[str, object]) -> tuple[str, str]:
+    """What a call runs, and in which language; nothing, if it runs nothing."""
+    if tool == "run_code":
+        language = str(given.get("language"))
+        return str(given.get("code")), _LANGUAGE_OF.get(language, language)
+    if tool != "exec":
+        return "", ""
+    command, stdin = str(given.get("command")), given.get("stdin")
+    if isinstance(stdin, bytes):
+        stdin = stdin.decode("utf-8", "replace")
+    # A program that reads code there gets it as from a here-document.
+    return f"{command} <<'{_STDIN}'\n{stdin}\n{_STDIN}\n" if stdin else command, "shell"
+
+
+def _effect(reason: str, asked: int) -> str:
+    """What a call does, as a question."""
+    more = f", and {asked - 1} more" if asked > 1 else ""
+    return f"{reason[:1].upper()}{reason[1:]}{more}?"
+
+
+def _part(code: str, asks: Sequence[Match]) -> str:
+    """The line of a piece of code in which the first target is, or its first one."""
+    lines = [line.strip() for line in code.splitlines() if line.strip()] or [""]
+    targets = [each.target.split()[0] for each in asks[:1] if each.target.strip()]
+    found = (line for line in lines if targets and targets[0] in line)
+    return next(found, lines[0])[:_MOST_PART]

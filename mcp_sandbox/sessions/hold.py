@@ -29,6 +29,7 @@ class Hold:
         self.meter = rooms.workspaces.meter(chat)
         self.pinning = Pinning(chat, rooms.workspaces)
         self.calls = rooms.settings.calls
+        self.lifetime_s = rooms.settings.sessions.lifetime
         self.tell_agent = partial(rooms.news.tell, chat)
         self.egress = rooms.egress
         self._rooms = rooms

@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable
 from mcp_sandbox.models import BackendName, ChatId, SandboxInfo, SessionStatus, Statistics
 from mcp_sandbox.sessions.cleaning import Cleaning, GcReport, Reaper
-from mcp_sandbox.sessions.gate import Gate
+from mcp_sandbox.sessions.gate import Gate, Judge
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.previews import Previews
 from mcp_sandbox.sessions.records import AssistantSpec, ChatRecord, Ledger, assistant_of
@@ -52,6 +52,7 @@ class SessionManager:
         self,
         rooms: Rooms,
         skills: Skills,
+        judge: Judge,
         *,
         count: Count | None = None,
         pool: PoolFolder | None = None,
@@ -65,7 +66,9 @@ class SessionManager:
         self.egress = rooms.egress
         self._cleaning = Cleaning(rooms, self._own_chats)
         self._reaper = Reaper(self._open_holds, self._cleaning, rooms.settings)
-        self._gate = Gate(self._hold, skills.check_call, count)
+        self._judge = judge
+        self.approvals = judge.approvals
+        self._gate = Gate(self._hold, skills.check_call, judge, rooms.audit, count)
         self._handing_over = self._entered = False
         self._tasks = anyio.create_task_group()
         self._closed = anyio.Event()
@@ -169,10 +172,13 @@ class SessionManager:
         """The records of the chats."""
         return self._rooms.ledger
 
-    async def session(self, chat: ChatId, assistant: AssistantSpec | None = None) -> Session:
+    async def session(
+        self, chat: ChatId, assistant: AssistantSpec | None = None, *, judged: bool = False
+    ) -> Session:
         """The chat's session; its sandbox is made at the first call that needs it.
 
         From now on it is, in every server, as the `assistant` says; one that is used stays.
+        `judged`: the policy decides about what is run, as about all that agents do.
         """
         hold = self._hold(chat)
         if assistant is not None:
@@ -182,7 +188,8 @@ class SessionManager:
             await self.ledger.records.keep(chat, "assistant", lambda _: kept, now_s)
             hold.look_again()
         skills = ChatSkills(chat, self._skills, hold.pinning, self._gate)
-        return Session(hold, self._gate, skills, Previews(chat, self._gate, self._rooms))
+        previews = Previews(chat, self._gate, self._rooms)
+        return Session(hold, self._gate, skills, previews, judged=judged)
 
     def _hold(self, chat: ChatId) -> Hold:
         if not self._entered:

@@ -19,9 +19,10 @@ _FIGURES_READ = 10
 class Processes:
     """Those of one chat, by the ids that results name. Errors are those of a session's calls."""
 
-    def __init__(self, chat: ChatId, gate: Gate, run: Run) -> None:
+    def __init__(self, chat: ChatId, gate: Gate, run: Run, *, judged: bool = False) -> None:
         """`run` is the session's `exec`."""
         self._chat = chat
+        self._judged = judged
         self._gate = gate
         self._run = run
 
@@ -89,7 +90,8 @@ class Processes:
     ) -> AbstractAsyncContextManager[Entered]:
         arguments = {"action": action, "id": name, **typed}
         leave = leave or CancelScope()
-        return self._gate.enter(Action(self._chat, "process", arguments, leave=leave))
+        wanted = Action(self._chat, "process", arguments, leave=leave, judged=self._judged)
+        return self._gate.enter(wanted)
 
 
 class Process:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.abc import TaskGroup
 
+from mcp_sandbox.audit import Audit
 from mcp_sandbox.backends.base import Backend, Sandbox
 from mcp_sandbox.config.units import MIB, show_size
 from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable, WorkspaceFull
@@ -66,6 +67,7 @@ class Rooms:
     workspaces: Workspaces
     projects: Projects
     ledger: Ledger
+    audit: Audit
     settings: SessionSettings
     news: News = field(default_factory=News)
     addresses: dict[tuple[ChatId, int], tuple[str, int]] = field(default_factory=dict)

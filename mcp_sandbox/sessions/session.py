@@ -7,7 +7,7 @@ from typing import Any
 
 from anyio import CancelScope
 
-from mcp_sandbox.errors import CommandFailed, InvalidArgument, SandboxError
+from mcp_sandbox.errors import CommandFailed, InvalidArgument, SandboxError, Unsupported
 from mcp_sandbox.models import (
     TROUBLE,
     BackendName,
@@ -29,6 +29,7 @@ from mcp_sandbox.models import (
 from mcp_sandbox.runner.protocol import VERSION
 from mcp_sandbox.runtime.doors import Handler
 from mcp_sandbox.runtime.runtime import NAME, OnOutput, Runtime, Show
+from mcp_sandbox.sessions.approvals import USER
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.previews import Previews
@@ -79,9 +80,19 @@ class Session:
     files), OperatorError (no sandbox can be made) and CallerError (the call cannot be done).
     """
 
-    def __init__(self, hold: Hold, gate: Gate, skills: ChatSkills, previews: Previews) -> None:
+    def __init__(
+        self,
+        hold: Hold,
+        gate: Gate,
+        skills: ChatSkills,
+        previews: Previews,
+        *,
+        judged: bool = False,
+    ) -> None:
+        """`judged`: the policy decides about what is run."""
         self._hold = hold
         self._gate = gate
+        self._judged = judged
         # Its text is said with the next result.
         self.tell_news = hold.tell_agent
         self.chat: ChatId = hold.chat
@@ -92,7 +103,7 @@ class Session:
     @property
     def processes(self) -> Processes:
         """What outlives its call. Made anew: kept here it would keep the session, and its hold."""
-        return Processes(self.chat, self._gate, self.exec)
+        return Processes(self.chat, self._gate, self.exec, judged=self._judged)
 
     @property
     def is_open(self) -> bool:
@@ -315,7 +326,8 @@ class Session:
 
     async def reset(self, *, keep_files: bool = True) -> str:
         """A new sandbox; without `keep_files` also an empty workspace. Says what was done."""
-        with self._gate.passed(Action(self.chat, "sandbox_reset", {"keep_files": keep_files})):
+        given = {"keep_files": keep_files}
+        async with self._gate.passed(Action(self.chat, "sandbox_reset", given)):
             await self._hold.end("keep" if keep_files else "discard")
         if keep_files:
             return "The sandbox was replaced; files in /workspace and the home are kept."
@@ -326,11 +338,34 @@ class Session:
             "directory is kept."
         )
 
+    async def network_access(
+        self, hosts: Sequence[str], reason: str, *, write: bool = False
+    ) -> str:
+        """Let the chat reach public hosts, only to read unless it may `write`; says which.
+
+        Raises:
+            ConsentNeeded, NotPermitted: as for a command about which a person is asked.
+            Unsupported: this server has no allowed hosts.
+        """
+        if (egress := self._hold.egress) is None:
+            raise Unsupported("this server has no allowed hosts that could be added to")
+        lacking = await egress.lacking(self.chat, hosts, read=not write)
+        if not lacking:
+            return f"{', '.join(hosts)}: allowed already; connect again"
+        given = {"hosts": lacking, "reason": reason, "write": write}
+        wanted = Action(self.chat, "network_access", given, judged=self._judged)
+        async with self._gate.passed(wanted):
+            for host in lacking:
+                for_s = self._hold.lifetime_s
+                await egress.allow(self.chat, host, read=not write, by=USER, for_s=for_s)
+        how = "to read and write" if write else "to read"
+        return f"the user allows {', '.join(lacking)} {how}: connect again"
+
     def _enter(
         self, what: str, size: int = 0, leave: CancelScope | None = None, /, **arguments: object
     ) -> AbstractAsyncContextManager[Entered]:
         leave = leave or CancelScope()
-        return self._gate.enter(Action(self.chat, what, arguments, size, leave))
+        return self._gate.enter(Action(self.chat, what, arguments, size, leave, self._judged))
 
 
 async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
@@ -338,6 +373,8 @@ async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
     held, full = entered.held, entered.full
     entered.grew = result.changed_files != ()
     entered.record.exit_code = result.exit_code
+    entered.record.output_bytes = result.stdout_bytes + result.stderr_bytes
+    entered.record.changed = result.changed_files or None
     if (kept := result.output_file) and not result.running:
         look = entered.runtime.bounded(entered.stop, may_grow=False)
         result = replace(result, trouble_lines=await _troubles(look, kept))

@@ -98,7 +98,8 @@ class Ways:
         """Refuse a backend that the chat must not move to, and tell of a binding that was lost."""
         here = self._rooms.backend.name
         lived = record.backend if record else None
-        if record and lived is None and here == "unsafe-local" and not is_new:
+        # A chat that has no files yet may have been asked about its first call.
+        if record and lived is None and not is_new and here == "unsafe-local":
             raise BackendUnavailable(
                 f"the record of chat {self._chat} was lost, and whether it was isolated: open it "
                 "once with `--backend docker` or `--backend bubblewrap`, then move it here"

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from mcp_sandbox.skills.scripts.shell import read_script
-from mcp_sandbox.skills.scripts.uses import DYNAMIC
+from mcp_sandbox.reading.commands import DYNAMIC
+from mcp_sandbox.reading.shell import read_script
 
 ALWAYS = frozenset({"skills_list", "skill_activate", "sandbox_info", "process"})
 """What no skill can take away."""

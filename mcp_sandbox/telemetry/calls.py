@@ -6,7 +6,7 @@ sets up an OpenTelemetry SDK.
 
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -31,14 +31,26 @@ _OUTCOMES: tuple[tuple[type[Exception], str], ...] = (
 class CallRecord:
     """One call: what is known of it, and when it has ended how it did.
 
-    `what` is the name of a tool, or "shell"; `call` is the id of the client's request.
+    `what` is the name of a tool, or "shell"; `call` is the id of the client's request, `client` its
+    name. `level` is the grade of what it runs, `decision` what follows: allow, deny, ask or, after
+    that, granted; by the `rule` of that id. `patterns` has every rule that matched. `asked`: its
+    client was asked, and repeats it with the answer. `changed` are the paths of changed files.
     """
 
     what: str
     call: str | None = None
+    client: str | None = None
     chat: ChatId | None = None
     backend: BackendName | None = None
+    sandbox: str | None = None
     exit_code: int | None = None
+    output_bytes: int | None = None
+    changed: Sequence[str] | None = None
+    level: str | None = None
+    decision: str | None = None
+    rule: str | None = None
+    patterns: Sequence[Mapping[str, str]] = ()
+    asked: bool = False
     outcome: str = ""
     duration_ms: float = 0.0
 
@@ -77,7 +89,7 @@ def _timed(record: CallRecord, count: Count | None) -> Generator[None]:
         started, record.outcome = time.perf_counter(), "fault"
         try:
             yield
-            record.outcome = "ok"
+            record.outcome = "asked" if record.asked else "ok"
         except anyio.get_cancelled_exc_class():
             record.outcome = "cancelled"
             raise
@@ -97,6 +109,9 @@ def _timed(record: CallRecord, count: Count | None) -> Generator[None]:
                 "duration_ms": record.duration_ms,
                 "outcome": record.outcome,
                 "exit_code": record.exit_code,
+                "level": record.level,
+                "decision": record.decision,
+                "rule": record.rule,
             }
             event(logger, "call", **given)
             opened.set_attributes(_named({k: v for k, v in given.items() if v is not None}))

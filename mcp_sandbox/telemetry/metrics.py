@@ -46,6 +46,9 @@ class Metrics:
         )
 
     def count(self, record: CallRecord) -> None:
+        if record.asked:
+            # The call is the next round, with the answer.
+            return
         self._calls.labels(record.what, record.outcome).inc()
         self._seconds.labels(record.what).observe(record.duration_ms / 1000)
 

@@ -6,14 +6,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 import trustme
+from anyio import to_thread
 from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.tls import TLSListener
 
 from mcp_sandbox.app import open_manager
+from mcp_sandbox.audit.reading import events
 from mcp_sandbox.config import AllowConfig, Config, EgressConfig, SecretConfig
 from mcp_sandbox.errors import ConfigError, NotFound
 from mcp_sandbox.models import ChatId, Network
@@ -108,6 +111,12 @@ async def computer(config: Config, folder: Path) -> AsyncGenerator[tuple[Session
             yield await manager.session(CHAT), servers
 
 
+async def recorded(config: Config, kind: str) -> list[dict[str, Any]]:
+    """The lines of a kind in the audit."""
+    found = await to_thread.run_sync(lambda: [*events(config.data_dir / "sandbox" / "audit")])
+    return [told for _, told in found if told["kind"] == kind]
+
+
 async def test_only_what_a_rule_allows_leaves(config: Config, tmp_path: Path) -> None:
     async with computer(config, tmp_path / "o") as (session, servers):
         reached = await session.exec(f"curl -sS http://{HERE}:{servers.plain}/a?b")
@@ -122,11 +131,14 @@ async def test_only_what_a_rule_allows_leaves(config: Config, tmp_path: Path) ->
         assert not refused.success
         news = "\n".join(await session.take_news())
         assert (
-            "network: refused later.example.com:443, 2 times: no rule allows it. The user can "
-            "allow it for this chat: mcp-sandbox egress allow allowed later.example.com" in news
+            "network: refused later.example.com:443, 2 times: no rule allows it. "
+            "network_access asks the user for it, who can also type: "
+            "mcp-sandbox egress allow allowed later.example.com" in news
         )
         assert f"{HERE}:{servers.other}" in news
         assert len(servers.heads) == 1
+    told = await recorded(config, "egress")
+    assert {each["target"] for each in told} >= {"later.example.com:443", f"{HERE}:{servers.other}"}
 
 
 async def test_a_secret_goes_to_its_host_and_never_comes_in(config: Config, tmp_path: Path) -> None:
@@ -147,6 +159,11 @@ async def test_a_secret_goes_to_its_host_and_never_comes_in(config: Config, tmp_
             assert SECRET not in head
         assert "mcps_API_TOKEN_" in found.stdout
         assert SECRET not in found.stdout + found.stderr
+        await session.exec(f": {SECRET}")
+    (used,) = await recorded(config, "secret")
+    assert (used["name"], used["target"]) == ("API_TOKEN", f"{HERE}:{servers.secure}")
+    *_, last = await recorded(config, "begun")
+    assert last["arguments"] == '{"command": ": %s"}' % ("*" * len(SECRET))
 
 
 async def test_grants_hold_in_the_sandbox_that_runs_and_go_with_the_files(

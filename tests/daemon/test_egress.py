@@ -30,8 +30,11 @@ async def test_a_person_sees_what_was_refused_and_allows_it_to_a_running_sandbox
             return "\n".join(each["text"] for each in told["content"])
 
         way = "mcp-sandbox egress allow a later.example.com"
-        assert f"The user can allow it for this chat: {way}]" in await asked()
-        allowed = await command(where, "egress allow", "a", "later.example.com", "--for", "2h")
+        assert f"network_access asks the user for it, who can also type: {way}]" in await asked()
+        refused = await command(where, "egress allow", "a", "later.example.com")
+        assert (refused.code, "type it on a terminal, or give --yes" in refused.err) == (1, True)
+        how = ("--yes", "--for", "2h")
+        allowed = await command(where, "egress allow", "a", "later.example.com", *how)
         assert (allowed.code, allowed.err) == (0, "")
         assert "local/a: later.example.com is allowed until " in allowed.out
         # Its name has no address here, which is looked up only for who may connect.
@@ -70,9 +73,9 @@ def test_without_a_daemon_rules_are_told_and_grants_are_kept(
             await session.write_file("a", "")
 
     anyio.run(begin)
-    allow = ["egress", "allow", "a", "granted.example.com", "--read"]
+    allow = ["egress", "allow", "a", "granted.example.com", "--read", "--yes"]
     assert CliRunner().invoke(cli, allow).exit_code == 0
-    here = CliRunner().invoke(cli, ["egress", "allow", "a", "host.internal:8080"])
+    here = CliRunner().invoke(cli, ["egress", "allow", "a", "host.internal:8080", "--yes"])
     assert "private: true" in repr(here.exception)
     for host, why in CHECKED.items():
         found = CliRunner().invoke(cli, ["egress", "check", host, "--chat", "a"])
@@ -104,7 +107,7 @@ async def test_without_allowed_hosts_there_is_nothing_to_allow(tmp_path: Path) -
     where = place(tmp_path, more={"MCP_SANDBOX_SECRETS": SECRETS})
     async with running(where) as daemon, in_chat(where, "a") as client:
         await client.exec("true")
-        allowed = await command(where, "egress allow", "a", "later.example.com")
+        allowed = await command(where, "egress allow", "a", "later.example.com", "-y")
         assert (allowed.code, "set network to allowlist" in allowed.err) == (1, True)
         await daemon.noted("secrets do nothing with network: none")
 

@@ -154,7 +154,7 @@ async def test_what_a_person_allows_holds_at_once_in_the_sandbox_that_runs(serve
     fetch = f"curl -sS -o /dev/null -w '%{{http_code}}\\n' https://{LATER}/ 2>&1"
     begun = await chat.bash("nohup sleep 4321 >/dev/null 2>&1 & echo $! > pid; hostname; cat pid")
     assert "403" in await chat.bash(fetch)
-    allowed = await served.people("egress allow", name, LATER, "--for", "1d")
+    allowed = await served.people("egress allow", name, LATER, "--yes", "--for", "1d")
     assert allowed.code == 0, allowed
     assert (await chat.bash(fetch)).startswith("200\n")
     listed = await served.people("egress list", name)
@@ -170,7 +170,7 @@ async def test_what_a_person_allows_holds_at_once_in_the_sandbox_that_runs(serve
 
 async def test_what_a_person_allows_reads_alone_if_they_say_so(served: Served) -> None:
     name = CHAT
-    allowed = await served.people("egress allow", name, LATER, "--read")
+    allowed = await served.people("egress allow", name, LATER, "--yes", "--read")
     assert allowed.code == 0, allowed
     code = f"curl -s -o /dev/null -w '%{{http_code}}\\n' https://{LATER}/"
     said = await served.chat.bash(f"{code}; {code} -d body")
@@ -180,13 +180,13 @@ async def test_what_a_person_allows_reads_alone_if_they_say_so(served: Served) -
 
 async def test_a_grant_opens_no_private_address(served: Served) -> None:
     host = "inner.example.net"
-    allowed = await served.people("egress allow", CHAT, host)
+    allowed = await served.people("egress allow", CHAT, host, "--yes")
     assert allowed.code == 0, allowed
     with undisturbed(served.world):
         said = await served.chat.bash(f"curl -sS https://{host}/ 2>&1")
     assert "403" in said
     assert f"refused {host}:443" in said
-    refused = await served.people("egress allow", CHAT, "10.1.2.3")
+    refused = await served.people("egress allow", CHAT, "10.1.2.3", "--yes")
     assert refused.code != 0
 
 

@@ -127,7 +127,7 @@ async def test_a_reset_ends_what_is_connected_and_the_grants_go_with_the_files(
     with anyio.fail_after(100):
         async with running(where), chatting(where) as chat:
             await chat.bash("true")
-            allowed = await command(where, "egress allow", CHAT, host)
+            allowed = await command(where, "egress allow", CHAT, host, "--yes")
             assert allowed.code == 0, allowed
             await chat.bash(DOWNLOAD)
             await chat.call("sandbox_reset")

@@ -61,3 +61,17 @@ async def test_a_missing_module_says_what_has_it(said: str) -> None:
     assert await hints(replace(FAILED, stderr=said, offline=False), "", "bash") == [
         f"cv2 is not installed: `pip install opencv-python-headless` may help, or {where}"
     ]
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("bash: line 1: chromium: command not found\n", "chromium"),
+        ("Error: Cannot find module 'puppeteer'\n", "puppeteer"),
+    ],
+)
+async def test_a_missing_browser_says_which_image_has_one(said: str, name: str) -> None:
+    assert await hints(replace(FAILED, stderr=said), "", "bash") == [
+        f"{name} is not installed: the operator can make an image for the docker backend that has "
+        "a browser, `mcp-sandbox images recipe browser` prints how"
+    ]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.config import ProjectConfig, WorkspaceConfig
+from mcp_sandbox.audit import Audit
+from mcp_sandbox.config import AuditConfig, ProjectConfig, WorkspaceConfig
 from mcp_sandbox.models import BackendName, ChatId, SandboxId, SandboxInfo
 from mcp_sandbox.sessions.cleaning import Cleaning, GcItem
 from mcp_sandbox.sessions.records import ChatRecord, ChatRecords, Ledger
@@ -62,6 +63,7 @@ class Server:
             workspaces=self.workspaces,
             projects=Projects(ProjectConfig(), data_root, owner=OWNER, folders=ClientFolders()),
             ledger=self.ledger,
+            audit=Audit(data_root, AuditConfig(enabled=False)),
             settings=SessionSettings(workspace=WorkspaceConfig(retention=keep_s)),
         )
         self.cleaning = Cleaning(rooms, lambda: self.used)

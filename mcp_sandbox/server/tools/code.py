@@ -46,6 +46,10 @@ _OFFLINE = (
     "this computer has no network: nothing can be downloaded; sandbox_info lists what is installed"
 )
 _MODULE = re.compile(r"No module named '?(\w{1,100})\b(?!\.)", re.ASCII)
+_BROWSER = re.compile(
+    r"\b(chrom\w+|google-chrome\S*|firefox)\b.{0,20}: (?:command )?not found"
+    r"|Cannot find (?:module|package) '(playwright|puppeteer)\S*'"
+)
 # What belongs to a prompt or a notebook, and how interpreters refuse it.
 _FOREIGN = re.compile(r"^(?:\$ |>>> |!\w+|%%?[a-z]{2,})", re.MULTILINE)
 _REFUSED = re.compile("SyntaxError|syntax error|command not found|no job control|no such job")
@@ -126,6 +130,11 @@ def _hints(result: ExecResult, code: str) -> list[str]:
     found = _FOREIGN.search(code) if _REFUSED.search(result.stderr) else None
     lines = [_FOR_PROMPTS.format(found[0])] if found else []
     lines += [_OFFLINE] if result.offline and _UNREACHED.search(said) else []
+    if browser := _BROWSER.search(said):
+        lines.append(
+            f"{browser[1] or browser[2]} is not installed: the operator can make an image for the "
+            "docker backend that has a browser, `mcp-sandbox images recipe browser` prints how"
+        )
     module = _MODULE.search(said)
     for lack in unmet([Use("python", module[1])], Inventory()) if module else ():
         if lack.layer:

@@ -2,22 +2,10 @@
 
 import re
 
-from mcp_sandbox.skills.scripts.uses import DYNAMIC, Uses, names, read_command
+from mcp_sandbox.reading.commands import DYNAMIC, names
+from mcp_sandbox.reading.javascript import Tokens, read_tokens, value
+from mcp_sandbox.skills.scripts.uses import Uses, read_command
 
-_TOKEN = re.compile(
-    r"""
-    (?P<comment>//[^\n]*+|/\*[^*]*(?:\*(?!/)[^*]*)*(?:\*/)?)
-  | (?P<regex>(?<=[(,=:\[!&|?{};])\s*+/(?![*/])
-        (?:[^/\\\n\[]|\\.|\[[^\]\\\n]*(?:\\.[^\]\\\n]*)*\]?)+/?)
-  | (?P<string>"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|'[^'\\\n]*(?:\\.[^'\\\n]*)*'?
-      | `[^`\\]*(?:\\.[^`\\]*)*`?)
-  | (?P<name>[^\W\d][\w$]*+)
-  | (?P<other>\S)
-  | (?P<blank>\s++)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_FIELD = re.compile(r"\$\{[^{}]*\}")
 _BUILTINS = names(
     "assert async_hooks buffer child_process cluster console constants crypto dgram "
     "diagnostics_channel dns domain events fs http http2 https inspector module net os path "
@@ -32,11 +20,10 @@ _PACKAGE = re.compile(r"(@[a-z0-9~][\w.~-]*/)?[a-zA-Z0-9~][\w.~-]*")
 def read_javascript(text: str) -> Uses:
     """What the script uses; modules of Node.js itself are not among it."""
     uses = Uses()
-    found = ((each.lastgroup or "other", each.group()) for each in _TOKEN.finditer(text))
-    tokens = [each for each in found if each[0] in ("string", "name", "other")]
+    tokens = read_tokens(text)
     for at, (kind, piece) in enumerate(tokens):
         if kind == "string":
-            _string(tokens, at, _value(piece), uses)
+            _string(tokens, at, value(piece), uses)
         elif kind == "name" and piece == "env":
             around = [text for _, text in tokens[max(0, at - 2) : at + 2]]
             if around == ["process", ".", "env", "."] and at + 2 < len(tokens):
@@ -54,12 +41,7 @@ def package_of(name: str) -> str:
     return "" if package.split("/")[0] in _BUILTINS else package
 
 
-def _value(literal: str) -> str:
-    inner = literal[1:].removesuffix(literal[0])
-    return _FIELD.sub(DYNAMIC, inner) if literal[0] == "`" else inner
-
-
-def _string(tokens: list[tuple[str, str]], at: int, text: str, uses: Uses) -> None:
+def _string(tokens: Tokens, at: int, text: str, uses: Uses) -> None:
     uses.text(text)
     before = [piece for _, piece in tokens[max(0, at - 3) : at]]
     if before[-1:] in (["from"], ["import"]) or before[-2:] in (["require", "("], ["import", "("]):
@@ -70,7 +52,7 @@ def _string(tokens: list[tuple[str, str]], at: int, text: str, uses: Uses) -> No
         uses.variable(text)
 
 
-def _module(tokens: list[tuple[str, str]], at: int, text: str, uses: Uses) -> None:
+def _module(tokens: Tokens, at: int, text: str, uses: Uses) -> None:
     package = package_of(text)
     if not package or DYNAMIC in text or _is_type(tokens, at):
         return
@@ -78,7 +60,7 @@ def _module(tokens: list[tuple[str, str]], at: int, text: str, uses: Uses) -> No
     uses.need("node", package, "sometimes" if lazy else "always")
 
 
-def _is_type(tokens: list[tuple[str, str]], at: int) -> bool:
+def _is_type(tokens: Tokens, at: int) -> bool:
     """`import type … from`, which is gone when the script runs."""
     if tokens[at - 1][1] != "from":
         return False
@@ -87,7 +69,7 @@ def _is_type(tokens: list[tuple[str, str]], at: int) -> bool:
     return words[begin + 1 : begin + 2] == ["type"] and words[begin + 2 : begin + 3] != ["from"]
 
 
-def _call(tokens: list[tuple[str, str]], at: int, name: str, text: str, uses: Uses) -> None:
+def _call(tokens: Tokens, at: int, name: str, text: str, uses: Uses) -> None:
     if name in _SHELL:
         # `pattern.exec("text")` is no command.
         if tokens[at - 3][1] != "." or tokens[at - 4][1] in ("child_process", "cp"):
@@ -98,5 +80,5 @@ def _call(tokens: list[tuple[str, str]], at: int, name: str, text: str, uses: Us
             if piece in ("]", ")", "{"):
                 break
             if kind == "string":
-                words.append(_value(piece))
+                words.append(value(piece))
         read_command(words, uses)

@@ -6,34 +6,13 @@ the program.
 """
 
 import re
-import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
 
-from mcp_sandbox.skills.scripts.uses import DYNAMIC, Uses, Weight, names, read_command
+from mcp_sandbox.reading.commands import DYNAMIC
+from mcp_sandbox.reading.python import Statement, Token, statements
+from mcp_sandbox.skills.scripts.uses import Uses, Weight, read_command
 
-Kind = Literal["name", "string", "other"]
-
-_MOST_TOKENS = 20_000
-_TOKEN = re.compile(
-    r"""
-    (?P<blank>(?:[ \t\f]|\\\r?\n)+|\#[^\n]*+)
-  | (?P<newline>\r?\n|\r)
-  | (?P<string>[rRbBuUfFtT]{0,3}(?:
-        \"{3}[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*(?:\"{3}|\Z|(?=\\\Z))
-      | '{3}[^'\\]*(?:(?:\\.|'(?!''))[^'\\]*)*(?:'{3}|\Z|(?=\\\Z))
-      | "[^"\\\n]*(?:\\.[^"\\\n]*)*"?
-      | '[^'\\\n]*(?:\\.[^'\\\n]*)*'?
-    ))
-  | (?P<name>[^\W\d]\w*+)
-  | (?P<other>\d[\w.]*+|.)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_FIELD = re.compile(r"\{[^{}]*\}")
-_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
-_COMPOUND = names("if elif else try except finally for while with def class async match case")
 _ARGV = frozenset(
     {"run", "call", "check_call", "check_output", "Popen", "create_subprocess_exec", "execvp",
      "execv", "execlp", "spawnlp", "run_process", "open_process"}
@@ -46,25 +25,6 @@ _CATCHES = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseEx
 _ENDS = frozenset({"exit", "_exit", "quit", "SystemExit", "raise", "abort", "die", "fatal"})
 # Their parts come from different distributions.
 NAMESPACES = frozenset({"google", "azure", "ruamel", "zope", "opentelemetry", "sphinxcontrib"})
-
-
-class Token(NamedTuple):
-    """A piece of a statement; of a string `text` is what is between its quotes."""
-
-    kind: Kind
-    text: str
-
-
-@dataclass(frozen=True)
-class Statement:
-    """The tokens of a statement, and the column at which its line begins.
-
-    `follows` says that it stands behind another one, or its colon, on the same line.
-    """
-
-    indent: int
-    tokens: tuple[Token, ...]
-    follows: bool = False
 
 
 @dataclass(eq=False)
@@ -94,7 +54,7 @@ class _Import:
 def read_python(text: str) -> Uses:
     """What the script uses; its own modules and the standard library are among the imports."""
     reader = _Reader()
-    for statement in _statements(text):
+    for statement in statements(text):
         reader.take(statement)
     return reader.done()
 
@@ -189,64 +149,6 @@ def _imported(word: str, tokens: tuple[Token, ...]) -> list[str]:
 def _root(name: str) -> str:
     first, *rest = name.split(".")
     return f"{first}.{rest[0]}" if first in NAMESPACES and rest else first
-
-
-def _statements(text: str) -> Iterator[Statement]:
-    """Every statement, of any version of the language; linear, and never fails."""
-    reader = _Lines()
-    for found in _TOKEN.finditer(text):
-        yield from reader.take(found.lastgroup or "other", found.group())
-    yield from reader.end_line()
-
-
-class _Lines:
-    def __init__(self) -> None:
-        self._tokens: list[Token] = []
-        self._depth = 0
-        self._indent = 0
-        self._begins = True
-        self._follows = False
-
-    def take(self, kind: str, piece: str) -> Iterator[Statement]:
-        if kind == "blank":
-            if self._begins and piece[0] != "#":
-                self._indent = len(piece.expandtabs(8).rsplit("\n", 1)[-1])
-        elif kind == "newline":
-            if self._depth == 0:
-                yield from self.end_line()
-        elif piece == ";" and self._depth == 0:
-            yield from self._end()
-        else:
-            self._begins = False
-            token = Token("name" if kind == "name" else "other", piece)
-            if kind == "string":
-                token = Token("string", _value(piece))
-            else:
-                self._depth += (piece in _OPENING) - (piece in _CLOSING and self._depth > 0)
-            if len(self._tokens) < _MOST_TOKENS:
-                self._tokens.append(token)
-            at_its_end = kind != "string" and piece == ":" and self._depth == 0
-            if at_its_end and self._tokens[0].text in _COMPOUND:
-                yield from self._end()
-
-    def _end(self) -> Iterator[Statement]:
-        if self._tokens:
-            yield Statement(self._indent, tuple(self._tokens), self._follows)
-            self._follows = True
-        self._tokens = []
-
-    def end_line(self) -> Iterator[Statement]:
-        yield from self._end()
-        self._indent, self._begins, self._follows, self._depth = 0, True, False, 0
-
-
-def _value(literal: str) -> str:
-    """What is between the quotes; what an f-string puts in is DYNAMIC."""
-    body = literal.lstrip(string.ascii_letters)
-    head = literal[: len(literal) - len(body)].lower()
-    quote = body[:3] if body[:3] in ('"""', "'''") else body[:1]
-    inner = body[len(quote) :].removesuffix(quote)
-    return _FIELD.sub(DYNAMIC, inner) if "f" in head or "t" in head else inner
 
 
 class _Calls:

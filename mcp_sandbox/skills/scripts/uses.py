@@ -5,14 +5,10 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import dropwhile, pairwise
+from itertools import pairwise
 from typing import Literal
 
-
-def names(text: str) -> frozenset[str]:
-    """The words of a text."""
-    return frozenset(text.split())
-
+from mcp_sandbox.reading.commands import DYNAMIC, WRAPPERS, behind, names, without_assignments
 
 Kind = Literal["command", "python", "distribution", "node", "npx", "interpreter", "network"]
 """A `distribution` is what pip installs, under its own name; `npx` runs a command of a package."""
@@ -20,9 +16,6 @@ Weight = Literal["always", "sometimes", "optional"]
 """Needed whenever the file runs; by some of what it does; or it does without."""
 
 Language = Literal["python", "shell", "javascript"]
-
-DYNAMIC = "\0"
-"""Stands in a text for what is known only when the script runs."""
 
 _MOST = 500
 _HOST = re.compile(
@@ -44,24 +37,8 @@ _BUILTINS = names(
     "printf pushd pwd read readarray readonly return select set shift shopt source suspend test "
     "then time times trap true type typeset ulimit umask unalias unset until wait while"
 )
-# Programs that run the rest of their line; the number of own arguments after the options.
-_WRAPPERS = {
-    "sudo": 0, "env": 0, "nohup": 0, "exec": 0, "command": 0, "builtin": 0, "time": 0, "nice": 0,
-    "xargs": 0, "timeout": 1, "stdbuf": 0, "setsid": 0, "watch": 0, "doas": 0, "ionice": 0,
-    "then": 0, "do": 0, "else": 0,
-}  # fmt: skip
-_NEEDED_THEMSELVES = frozenset(
-    {"sudo", "env", "nohup", "nice", "xargs", "timeout", "stdbuf", "setsid", "watch", "doas"}
-)
-# Options of the wrappers that take the next word.
-_TAKES_WORD = {
-    "sudo": {"-u", "-g", "-C", "-D", "-h", "-p"}, "env": {"-u", "-C", "--unset", "--chdir"},
-    "nice": {"-n"}, "timeout": {"-s", "-k", "--signal", "--kill-after"}, "watch": {"-n"},
-    "xargs": {"-n", "-I", "-P", "-L", "-d", "-E", "-s", "-a"}, "stdbuf": {"-i", "-o", "-e"},
-    "ionice": {"-c", "-n", "-p"},
-}  # fmt: skip
+_OF_THE_SHELL = names("exec command builtin time then do else")
 _PYTHONS = re.compile(r"python(?:[23](?:\.\d+)?)?")
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 _MODULE = re.compile(r"[A-Za-z_][\w.]*")
 _INSTALLS = {
     ("pip", "install"), ("pip3", "install"), ("npm", "install"), ("npm", "i"), ("npm", "ci"),
@@ -168,29 +145,18 @@ def read_command(words: Sequence[str], uses: Uses, weight: Weight = "always") ->
         uses.text(word)
     rest = list(words)
     for _ in range(10):
-        rest = _without_assignments(rest)
+        rest = without_assignments(rest)
         if not rest or DYNAMIC in rest[0]:
             return
         name = rest[0]
-        if name not in _WRAPPERS:
+        if name not in WRAPPERS:
             _program(name, rest[1:], uses, weight)
             return
         if name == "command" and rest[1:2] and rest[1][:2] in ("-v", "-V"):
             return
-        if name in _NEEDED_THEMSELVES:
+        if name not in _OF_THE_SHELL:
             uses.need("command", name, weight)
-        rest = _behind(name, rest[1:])
-
-
-def _without_assignments(words: list[str]) -> list[str]:
-    return list(dropwhile(_ASSIGNMENT.fullmatch, words))
-
-
-def _behind(wrapper: str, words: list[str]) -> list[str]:
-    at, takes = 0, _TAKES_WORD.get(wrapper, set())
-    while at < len(words) and words[at].startswith("-"):
-        at += 2 if words[at] in takes else 1
-    return _without_assignments(words[at:])[_WRAPPERS[wrapper] :]
+        rest = behind(name, rest[1:])
 
 
 def _program(name: str, words: list[str], uses: Uses, weight: Weight) -> None:

@@ -41,6 +41,8 @@ class Person:
         known = {name: os.environ[name] for name in names if name in os.environ}
         own = {"HOME": str(self.home), "XDG_RUNTIME_DIR": str(self.runtime)}
         ends = {"MCP_SANDBOX_SESSIONS__ORPHANED": "2s", "PYTHONPATH": str(ROOT)}
+        # Where no wall is they would be asked.
+        ends["MCP_SANDBOX_POLICY__PROFILE"] = "off"
         return {**known, **own, **ends, **more}
 
     async def runs(

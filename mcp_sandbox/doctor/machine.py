@@ -1,7 +1,4 @@
-"""Checks a machine and says what to do about what does not work; repairs and decides nothing.
-
-Looks at the host and the skills, then tries each backend with a real sandbox.
-"""
+"""Looks at the host and the skills, then tries each backend with a real sandbox."""
 
 import os
 import platform

@@ -1,0 +1,78 @@
+"""`approvals`: the calls of agents that wait for a person's word."""
+
+from typing import Annotated, Any
+
+import typer
+
+from mcp_sandbox.cli.daemon import answer
+from mcp_sandbox.cli.options import (
+    AsJson,
+    Socket,
+    Yes,
+    by_person,
+    flag,
+    printable,
+    table,
+    tell,
+    utc,
+)
+
+group = typer.Typer(no_args_is_help=True, help="See and answer what agents need your consent for.")
+Id = Annotated[str, typer.Argument(metavar="ID", help="Its four letters and digits.")]
+_STATES = {
+    "open": "waits",
+    "once": "allowed once",
+    "chat": "allowed in this chat",
+    "no": "refused",
+}
+
+
+@group.command(name="list")
+def list_(as_json: AsJson = False, socket: Socket = None) -> None:
+    """List what waits for an answer, and the answers that hold."""
+    found = answer(socket, "approvals", {"do": "list"})["approvals"]
+    rows = (
+        (
+            row["id"],
+            row["chat"],
+            _STATES.get(row["state"], row["state"]),
+            utc(row["until_s"]),
+            printable(row["effect"], ""),
+        )
+        for row in reversed(found)
+    )
+    shown = table("id", "chat", "state", "until", "what", rows=rows) if found else "nothing waits"
+    tell(found, shown, as_json=as_json)
+
+
+@group.command()
+def show(approval: Id, as_json: AsJson = False, socket: Socket = None) -> None:
+    """Show all of one call."""
+    found = answer(socket, "approvals", {"do": "show", "id": approval})
+    head = f"{found['chat']} {_STATES.get(found['state'], '')} until {utc(found['until_s'])}"
+    lines = (head, printable(found["effect"], ""), f"{found['what']}:", printable(found["text"]))
+    tell(found, "\n".join(lines), as_json=as_json)
+
+
+@group.command()
+def allow(
+    approval: Id,
+    for_chat: Annotated[bool, flag("Also every other call like it in its chat.", "--chat")] = False,
+    yes: Yes = False,
+    socket: Socket = None,
+) -> None:
+    """Allow a call; the agent makes it again."""
+    by = by_person(yes)
+    done = _answer(socket, {"id": approval, "word": "chat" if for_chat else "once", "by": by})
+    print(f"{done['chat']}: {_STATES[done['state']]} until {utc(done['until_s'])}")
+
+
+@group.command()
+def deny(approval: Id, yes: Yes = False, socket: Socket = None) -> None:
+    """Refuse a call, and what is like it for ten minutes."""
+    done = _answer(socket, {"id": approval, "word": "no", "by": by_person(yes)})
+    print(f"{done['chat']}: refused until {utc(done['until_s'])}")
+
+
+def _answer(socket: Socket, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {**answer(socket, "approvals", {"do": "answer", **arguments})}

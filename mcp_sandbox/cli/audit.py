@@ -1,0 +1,100 @@
+"""`audit`: what ran, and whether that record is as it was written. Asks no daemon."""
+
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mcp_sandbox.cli.options import (
+    AsJson,
+    ConfigFile,
+    Data,
+    console,
+    given,
+    load,
+    printable,
+    table,
+    tell,
+)
+
+group = typer.Typer(no_args_is_help=True, help="See what ran, and prove that it was not changed.")
+_SHOWN = 20
+_HIDDEN = ("n", "time", "kind", "user", "chat", "digest", "prev", "hash")
+
+
+@group.command()
+def show(
+    chat: Annotated[
+        str | None, typer.Argument(metavar="[CHAT]", help="Only this one: its id, or user/id.")
+    ] = None,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", min=1, help="How many of the last lines.")
+    ] = 50,
+    as_json: AsJson = False,
+    data: Data = None,
+    config: ConfigFile = None,
+) -> None:
+    """Show what was recorded; with --json all of it, each line as it was written."""
+    from mcp_sandbox.audit import reading
+
+    found = reading.events(_folder(data, config), chat)
+    if as_json:
+        for line, _ in found:
+            print(line)
+    else:
+        rows = [_row(told) for _, told in deque(found, maxlen=lines)]
+        console().print(table("line", "time", "chat", "event", "", rows=rows))
+
+
+def _row(told: Mapping[str, Any]) -> tuple[str, ...]:
+    rest = " ".join(f"{name}={value}" for name, value in told.items() if name not in _HIDDEN)
+    chat = f"{told['user']}/{told['chat']}" if "chat" in told else ""
+    cells = told.get("n"), str(told.get("time"))[:19], chat, told.get("kind"), rest
+    return tuple(printable(str(each), "") for each in cells)
+
+
+@group.command()
+def verify(
+    kept: Annotated[
+        str | None, given("--head", "N:HASH", "A head that you have kept: it must be there.")
+    ] = None,
+    as_json: AsJson = False,
+    data: Data = None,
+    config: ConfigFile = None,
+) -> None:
+    """Say whether lines were changed, removed, added or moved; exit code 1 if so."""
+    from mcp_sandbox.audit import reading
+    from mcp_sandbox.audit.chain import Head
+
+    try:
+        wanted = Head.of(kept) if kept else None
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+    check = reading.verify(_folder(data, config), wanted)
+    said = [*check.problems[:_SHOWN], *check.notes[:_SHOWN]]
+    if len(check.problems) > _SHOWN:
+        said.append(f"and {len(check.problems) - _SHOWN} more")
+    state = "are not as they were written" if check.problems else "are intact"
+    told = f"lines {check.first} to {check.head.n} {state}; head {check.head}"
+    said.append(told if check.first else "nothing was recorded yet")
+    if check.first and not wanted:
+        said.append("whether the end is missing only a head tells that you have kept: --head")
+    found = {"intact": not check.problems, "first": check.first, "head": str(check.head)}
+    found |= {"problems": check.problems, "notes": check.notes}
+    tell(found, "\n".join(map(printable, said)), as_json=as_json)
+    raise typer.Exit(1 if check.problems else 0)
+
+
+@group.command()
+def head(as_json: AsJson = False, data: Data = None, config: ConfigFile = None) -> None:
+    """Print number and hash of the last line: kept elsewhere, they prove all lines before."""
+    from mcp_sandbox.audit import reading
+
+    found = reading.verify(_folder(data, config)).head
+    tell({"n": found.n, "hash": found.hash}, str(found), as_json=as_json)
+
+
+def _folder(data: Path | None, config: Path | None) -> Path:
+    return load(config, data).config.data_dir / "sandbox" / "audit"

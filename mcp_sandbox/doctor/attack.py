@@ -1,0 +1,231 @@
+"""Attacks a new sandbox with what is known to matter, and says what held.
+
+Attempts look for canaries of this process: a file, sockets, a variable, a process, a secret, and
+another chat. All is in a data root of its own, which goes away with everything that was started.
+"""
+
+import inspect
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from anyio import to_thread
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mcp_sandbox.app import open_manager, temporary_data
+from mcp_sandbox.config import Config, LimitsConfig
+from mcp_sandbox.config.environment import having_variable
+from mcp_sandbox.config.models import PoolConfig, SecretConfig
+from mcp_sandbox.doctor import attack_inside as inside
+from mcp_sandbox.doctor.attack_inside import (
+    ADDRESSES,
+    ATTEMPTS,
+    DOOR,
+    END,
+    LOOK,
+    MEMORY,
+    PLACEHOLDER,
+    PROCESSES,
+    ROUTE,
+    TIME,
+)
+from mcp_sandbox.errors import SandboxGone
+from mcp_sandbox.models import ChatId, ExecResult, SandboxFacts
+from mcp_sandbox.sessions.session import Session
+
+_STYLES = {"held": "green", "BROKEN": "bold red", "n/a": "yellow"}
+_MIB = 1 << 20
+# Reached quickly, and harmless where they do not hold.
+_TIGHT = LimitsConfig(
+    memory=512 * _MIB, pids=64, shm=16 * _MIB, tmp=32 * _MIB, open_files=256, file_size=64 * _MIB
+)
+_LIMIT_S, _SHORT_S = 40.0, 2.0
+_ATTACKER, _OTHER = ChatId("doctor", "attacker"), ChatId("doctor", "other")
+_SECRET = "ATTACK_SECRET"  # noqa: S105 - its name
+_SLEEP = "import time; time.sleep(120)"
+_LISTEN = """
+import signal, socket
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+signal.pause()
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was tried, whether it was held, BROKEN or n/a, and what shows it."""
+
+    group: str
+    attempt: str
+    verdict: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What was attacked, and how each attempt ended."""
+
+    backend: str
+    isolation: str
+    network: str
+    results: tuple[Result, ...]
+
+    def count(self, verdict: str) -> int:
+        return sum(each.verdict == verdict for each in self.results)
+
+
+def render(found: Attack, console: Console) -> None:
+    """Print how each attempt ended, and how many held."""
+    table = Table("", "group", "attempt to", "evidence", box=None)
+    for each in found.results:
+        verdict = Text(each.verdict, _STYLES[each.verdict])
+        table.add_row(verdict, each.group, each.attempt, Text(each.evidence))
+    console.print(table)
+    console.print(f"\n{found.backend}: {found.isolation}; network {found.network}")
+    counts = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in _STYLES)
+    console.print(Text(counts, _STYLES["BROKEN" if found.count("BROKEN") else "held"]))
+
+
+async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
+    """Attack a sandbox of the configured backend, on the configured network; `tell` how far it is.
+
+    Raises:
+        OperatorError: no sandbox can be made.
+    """
+    async with temporary_data() as folder, AsyncExitStack() as stack:
+        own, canaries = _own(config, folder), ExitStack()
+        stack.push_async_callback(to_thread.run_sync, canaries.close)
+        at = await to_thread.run_sync(set_out, folder, canaries, own)
+        manager = await stack.enter_async_context(open_manager(own))
+        session, other = await manager.session(_ATTACKER), await manager.session(_OTHER)
+        await other.write_file(at["mark"], at["mark"])
+        listen = other.processes.start(["python3", "-c", _LISTEN, at["beside"]])
+        listening = await stack.enter_async_context(listen)
+        at["beside_port"] = int((await listening.wait(until="\n", wait_s=_LIMIT_S)).stdout)
+        facts = await session.info()
+        said = await _attempts(session, at, tell)
+    gaps = _known_gaps(facts, config)
+    results = tuple(_result(*each, gaps) for each in said)
+    return Attack(facts.backend, facts.isolation, facts.network, results)
+
+
+def _result(name: str, verdict: str, evidence: str, gaps: Mapping[str, str]) -> Result:
+    group, _, attempt = name.partition(": ")
+    if verdict == "BROKEN" and (known := gaps.get(name) or gaps.get(group)):
+        verdict, evidence = "n/a", known if "not so" in evidence else f"{known}: {evidence}"
+    return Result(group, attempt, verdict, evidence)
+
+
+def _own(config: Config, folder: Path) -> Config:
+    """The configuration with a data root of its own, tight limits and a planted secret."""
+    given = dict(config.limits)
+    source = {"from": f"file:{folder / 'value'}", "hosts": ("a.example.com",), "users": ("doctor",)}
+    planted = {_SECRET: SecretConfig.model_validate(source)}
+    return config.model_copy(
+        update={
+            "data_dir": folder / "data",
+            "limits": LimitsConfig(**{name: min(given[name], most) for name, most in _TIGHT}),
+            "secrets": planted if config.network == "allowlist" else {},
+            "workspace": config.workspace.model_copy(update={"aliases": ()}),
+            "pool": PoolConfig(size=0),
+        }
+    )
+
+
+def set_out(folder: Path, stack: ExitStack, config: Config) -> dict[str, Any]:
+    """Put canaries on this machine until the stack is closed; return what attempts are told."""
+    names = ("mark", "variable", "value", "hidden", "beside", "process")
+    at: dict[str, Any] = {name: token_hex(8) for name in names}
+    at |= {"canary": str(folder / at["mark"]), "secret": "".join(config.secrets)}
+    for path, text in ((folder / "value", at["value"]), (folder / at["mark"], "canary")):
+        path.write_text(text)
+        path.chmod(0o600 if path.name == "value" else 0o666)
+    # What keeps code away is to be the wall, and no permission.
+    folder.chmod(0o755)
+    stack.enter_context(having_variable("ATTACK_CANARY", at["variable"]))
+    sleep = [sys.executable, "-c", _SLEEP, at["process"]]
+    process = subprocess.Popen(sleep, start_new_session=True)  # noqa: S603 - ours
+    stack.callback(stack.enter_context(process).kill)
+    tcp = stack.enter_context(socket.create_server(("0.0.0.0", 0)))  # noqa: S104 - a canary
+    at["unix"] = str(folder / "unix")
+    for address in (at["unix"], f"\0{at['mark']}"):
+        server = stack.enter_context(socket.socket(socket.AF_UNIX))
+        server.bind(address)
+        server.listen()
+    (folder / "unix").chmod(0o777)
+    at |= {"port": tcp.getsockname()[1], "addresses": _addresses()}
+    hosts = ("127.0.0.1", "host.internal", "a.test", "169.254.169.254", *at["addresses"])
+    at["targets"] = [f"{each}:{at['port']}" for each in hosts]
+    chat = folder / "data" / "sandbox" / "workspace" / _OTHER.user / f"chat-{_OTHER.chat}"
+    return {**at, **asdict(config.limits.values()), "other": str(chat / at["mark"])}
+
+
+def _addresses() -> list[str]:
+    """The IPv4 addresses of this machine, loopback left out; five at most."""
+    found = re.findall(r"(\S+)\n +/32 host LOCAL", Path("/proc/net/fib_trie").read_text())
+    return sorted({each for each in found if not each.startswith("127.")})[:5]
+
+
+async def _attempts(
+    session: Session, at: Mapping[str, Any], tell: Callable[[str], object]
+) -> list[tuple[str, str, str]]:
+    """Make all attempts; their names, verdicts and evidence."""
+    how = ["python3", "-I", "-c", await to_thread.run_sync(inspect.getsource, inside)]
+    done, left, output = list[tuple[str, str, str]](), list(ATTEMPTS), b""
+
+    async def note(name: str, data: bytes) -> None:
+        nonlocal output
+        output += data if name == "stdout" else b""
+        tell(f"{len(done) + len(output.splitlines())} of {len(ATTEMPTS)} attempts are made")
+
+    while left:
+        output, told = b"", json.dumps({**at, "attempts": left})
+        limit_s = _SHORT_S if left[0] == TIME else _LIMIT_S
+        ended = None
+        with suppress(SandboxGone):
+            ended = await session.exec(how, stdin=told, timeout_s=limit_s, on_output=note)
+        done += [(*json.loads(line),) for line in output.splitlines()]
+        left = list(ATTEMPTS)[len(done) :]
+        if left:
+            done.append((left[0], *_judged(left.pop(0), ended)))
+    return done
+
+
+def _judged(attempt: str, ended: ExecResult | None) -> tuple[str, str]:
+    """The verdict on an attempt that said nothing, by how the program ended, or the sandbox."""
+    if attempt == MEMORY and (ended is None or ended.out_of_memory or ended.signal):
+        return "held", "the kernel ended the program"
+    if ended is None:
+        return "BROKEN", "the sandbox ended"
+    if attempt == TIME and ended.timed_out:
+        return "held", f"killed after {ended.duration_ms / 1000:.1f} s"
+    said = (ended.stderr.strip() or f"{ended.signal or ended.exit_code}").splitlines()[-1]
+    return "BROKEN", f"it did not come to its end: {said[:200]}"
+
+
+def _known_gaps(facts: SandboxFacts, config: Config) -> Mapping[str, str]:
+    """What does not hold there as the README says, by attempt."""
+    gaps = dict[str, str]()
+    if config.network != "allowlist":
+        gaps |= dict.fromkeys((DOOR, PLACEHOLDER), "network is not allowlist")
+    if "gVisor" in facts.limits["pids"]:
+        gaps["system calls"] = "gVisor's own kernel answers, not the host's"
+        own = "code in gVisor can look into the runner of its own sandbox, and end it"
+        gaps |= dict.fromkeys((LOOK, END), own)
+        gaps[PROCESSES] = "limits.pids is raised, as gVisor's own threads are counted too"
+    if config.network == "open" and facts.backend != "unsafe-local":
+        reached = (ADDRESSES, ROUTE) if facts.backend == "docker" else ("network",)
+        gaps |= dict.fromkeys(reached, "the network is open")
+    if "no writable cgroup" in facts.limits["pids"]:
+        gaps |= dict.fromkeys((MEMORY, PROCESSES), "there is no writable cgroup")
+    return gaps

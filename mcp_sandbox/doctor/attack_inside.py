@@ -1,0 +1,292 @@
+"""Runs in a sandbox and tries ways out of it, with the standard library alone.
+
+The host sends this file in as text, and on stdin what to try and where its canaries are. For each
+attempt its verdict and evidence go out as a line of JSON. What succeeds does no harm: files are
+opened and not read, system calls get arguments that mean nothing, each attempt is a process that
+gives back at its end what it has taken.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import platform
+import signal
+import socket
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from glob import glob
+from typing import Any
+from urllib.parse import urlsplit
+
+SEARCH_S = 3.0
+MIB = 1 << 20
+LIBC = ctypes.CDLL(None, use_errno=True)
+PR_GET_NO_NEW_PRIVS = 39
+STATUS, MOUNTS = "/proc/self/status", "/proc/self/mountinfo"
+# Where a sandbox has mounts, beneath what, and what it must not write to.
+OWN = ("/", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/tmp", "/var/tmp")
+OURS = tuple(f"/opt/{name}" for name in ("mcp-sandbox", "skills", "agents"))
+BENEATH = ("/proc", "/sys", "/dev", "/etc", "/workspace", "/home/sandbox", "/run/mcp", *OURS)
+SYSTEM = ("/", "/etc", "/usr/bin", "/usr/lib", "/opt", "/sys", "/var", *OURS)
+SETTINGS = ("/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches")
+# Name, number on x86-64, number on other machines, arguments. kexec_load has a flag that does not
+# exist: without it, what is loaded would be unloaded.
+NEW = "user:272:97:0x10000000 mount:272:97:0x20000 network:272:97:0x40000000 pid:272:97:0x20000000"
+INSIDES = """keyctl:250:219 add_key:248:217 request_key:249:218 bpf:321:280 userfaultfd:323:282:1
+perf_event_open:298:241 io_uring_setup:425:425 io_uring_enter:426:426:-1"""
+MOUNTING = """mount:165:40 umount2:166:39 pivot_root:155:41 chroot:161:51 setns:308:268:-1
+open_tree:428:428:-100 fsopen:430:430 fsmount:432:432:-1 open_by_handle_at:304:265:-100"""
+MACHINE = """init_module:175:105 delete_module:176:106 kexec_load:246:104:0:0:0:0x8000
+reboot:169:142 swapon:167:224 clock_settime:227:112 sethostname:170:161:0:-1 syslog:103:116:3"""
+SOCKETS = """vsock:41:198:40:1 alg:41:198:38:5 packet:41:198:17:3 key:41:198:15:3:2 tipc:41:198:30:1
+xdp:41:198:44:3 raw:41:198:2:3:1 audit:41:198:16:3:9 netfilter:41:198:16:3:12"""
+
+
+class Broken(Exception):
+    """An attempt succeeded; what shows it."""
+
+
+def is_so(held: object, evidence: str) -> str:
+    if not held:
+        raise Broken(f"not so: {evidence}")
+    return evidence
+
+
+def none_of(ways: Iterable[tuple[str, Callable[[], object]]]) -> str:
+    """Try all, and say how they were refused, or which were not."""
+    passed: list[str] = []
+    refused = Counter[str]()
+    for name, way in ways:
+        try:
+            way()
+        except (OSError, MemoryError) as exc:
+            code = getattr(exc, "errno", None)
+            refused[errno.errorcode.get(code or 0, type(exc).__name__)] += 1
+        else:
+            passed.append(name)
+    if passed:
+        raise Broken(f"possible: {', '.join(passed[:3])}{' and more' if passed[3:] else ''}")
+    return "refused: " + ", ".join(f"{count} x {name}" for name, count in refused.items())
+
+
+def nowhere(found: Iterable[str]) -> str:
+    for place in found:
+        raise Broken(f"found: {place}")
+    return "found nowhere"
+
+
+def words(path: str) -> list[list[str]]:
+    with open(path) as file:
+        return [line.split() for line in file]
+
+
+def holding(needle: str, paths: Iterable[str]) -> Iterator[str]:
+    for path in paths:
+        # Of a pipe nobody may be the writer.
+        with suppress(OSError), open(os.open(path, os.O_NONBLOCK), "rb") as file:
+            if needle.encode() in file.read(MIB):
+                yield path
+
+
+def entries(*without: str) -> Iterator["os.DirEntry[str]"]:
+    """Yield what is beneath / but for some folders, the nearest first, for a bounded time."""
+    end, folders = time.monotonic() + SEARCH_S, deque("/")
+    while folders and time.monotonic() < end:
+        with suppress(OSError), os.scandir(folders.popleft()) as found:
+            for entry in found:
+                yield entry
+                if entry.is_dir(follow_symlinks=False) and entry.path not in without:
+                    folders.append(entry.path)
+
+
+def calls(table: str) -> str:
+    def call(number: str, *given: str) -> None:
+        numbers = [ctypes.c_long(int(each, 0)) for each in (number, *given, *"000000")]
+        code = ctypes.get_errno() if LIBC.syscall(*numbers[:7]) == -1 else 0
+        # With another error the kernel has looked at the arguments, so the call is open.
+        if code in (errno.EPERM, errno.ENOSYS):
+            raise OSError(code, "closed")
+
+    rows = [row.split(":") for row in table.split()]
+    column = 1 if platform.machine() == "x86_64" else 2
+    return none_of((row[0], partial(call, row[column], *row[3:])) for row in rows)
+
+
+def opening(*paths: str, flags: int = os.O_RDONLY) -> str:
+    return none_of((path, partial(os.open, path, flags | os.O_NONBLOCK)) for path in paths)
+
+
+def through_links(path: str) -> str:
+    os.symlink(path, "link")
+    os.symlink(os.path.dirname(path), "folder")
+    ways = ["link", f"folder/{os.path.basename(path)}", f"../../../../../..{path}"]
+    ways += [f"/proc/{each}{path}" for each in ("self/root", "1/root", "self/cwd/..", "1/cwd/..")]
+    hard = ("a hard link", partial(os.link, path, "hard"))
+    return none_of([hard, *((way, partial(os.open, way, os.O_RDONLY)) for way in ways)])
+
+
+def end_runner() -> str:
+    # Else the first process may be the machine's, which is to be spared.
+    is_so([*holding("mcp-sandbox", ["/proc/1/cmdline"])], "the first process is the runner")
+    with suppress(OSError):
+        os.kill(1, signal.SIGKILL)
+    time.sleep(0.3)
+    return "it outlives SIGKILL"
+
+
+def connecting(*addresses: str, kind: int = socket.SOCK_STREAM) -> str:
+    """Connect to HOST:PORT and to unix sockets, of which an abstract one begins with @."""
+
+    def connect(address: str) -> None:
+        host, _, port = address.partition(":")
+        with socket.socket(socket.AF_INET if port else socket.AF_UNIX, kind) as client:
+            client.settimeout(2)
+            client.connect((host, int(port)) if port else address.replace("@", "\0"))
+
+    return none_of((each, partial(connect, each)) for each in addresses)
+
+
+def door(targets: list[str]) -> str:
+    proxy = urlsplit(os.environ.get("HTTPS_PROXY", ""))
+    is_so(proxy.hostname, "there is a door")
+
+    def ask(target: str) -> None:
+        with socket.create_connection((proxy.hostname or "", proxy.port or 0), 10) as line:
+            line.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
+            if line.recv(64).split()[1:2] != [b"200"]:
+                raise PermissionError(errno.EACCES, "refused")
+
+    return none_of((target, partial(ask, target)) for target in targets)
+
+
+def writing(size_mb: int, *folders: str) -> str:
+    def write(folder: str) -> None:
+        path = os.path.join(folder, f"large-{os.getpid()}")
+        with open(path, "wb") as file:
+            os.unlink(path)
+            file.write(bytes(size_mb * MIB))
+
+    return none_of((f"{size_mb} MiB in {each}", partial(write, each)) for each in folders)
+
+
+def taking(count: int, what: str, take: Callable[[], object]) -> str:
+    return none_of([(f"{count} {what}", lambda: [take() for _ in range(count)])])
+
+
+def pause() -> None:
+    if os.fork() == 0:
+        signal.pause()
+
+
+def outlast(name: str) -> str:
+    if os.fork() == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(f"\0{name}")
+        server.listen()
+    time.sleep(30)
+    raise Broken("it was not ended")
+
+
+# Those of which the host knows more.
+TIME, MEMORY = "limits: outlast the time limit", "limits: take more memory"
+PROCESSES = "limits: start more processes"
+LOOK, END = "processes: look into the runner", "processes: end the runner"
+ADDRESSES, ROUTE = "network: reach its other addresses", "network: find a way out"
+DOOR, PLACEHOLDER = "network: pass the door without a rule", "secrets: have it in a variable"
+ATTEMPTS: dict[str, Callable[[Any], str]] = {
+    TIME: lambda at: outlast(at["hidden"]),
+    "limits: outlast it by hiding": lambda at: connecting(f"@{at['hidden']}"),
+    MEMORY: lambda at: taking(at["memory_mb"] * 4 // 3, "MiB", lambda: b"x" * MIB),
+    PROCESSES: lambda at: taking(at["pids"], "processes", pause),
+    "limits: open more files": lambda at: taking(at["open_files"], "files", lambda: os.dup(0)),
+    "limits: write a larger file": lambda at: writing(at["file_mb"] + 1, "."),
+    "limits: fill temporary folders": lambda at: writing(at["tmp_mb"] + 1, "/tmp", "/var/tmp"),
+    "limits: fill shared memory": lambda at: writing(at["shm_mb"] + 1, "/dev/shm"),
+    "files: open one of the host": lambda at: opening(at["canary"]),
+    "files: open it by links and /proc": lambda at: through_links(at["canary"]),
+    "files: change it": lambda at: opening(at["canary"], flags=os.O_WRONLY),
+    "files: find it anywhere": lambda at: nowhere(
+        each.path for each in entries("/proc", "/sys") if each.name == at["mark"]
+    ),
+    "files: see mounts of the host": lambda _: nowhere(
+        row[4] for row in words(MOUNTS) if row[4] not in OWN and not row[4].startswith(BENEATH)
+    ),
+    "files: change the system or its settings": lambda _: nowhere(
+        each
+        for each in (*SYSTEM, *SETTINGS, *glob("/sys/fs/cgroup/**", recursive=True))
+        if os.access(each, os.W_OK)
+    ),
+    "files: open one of another chat": lambda at: opening(at["other"], f"../..{at['other']}"),
+    "identity: become root": lambda _: none_of(
+        [("setuid", partial(os.setuid, 0)), ("setgid", partial(os.setgid, 0))]
+    ),
+    "identity: have capabilities": lambda _: nowhere(
+        " ".join(row) for row in words(STATUS) if row[0].startswith("Cap") and int(row[1], 16)
+    ),
+    "identity: gain rights by setuid": lambda _: is_so(
+        LIBC.prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1, "no_new_privs is set"
+    ),
+    "system calls: run unfiltered": lambda _: is_so(
+        ["Seccomp:", "2"] in words(STATUS), "a filter is in force"
+    ),
+    "system calls: make namespaces": lambda _: calls(NEW),
+    "system calls: use keyrings, bpf, io_uring": lambda _: calls(INSIDES),
+    "system calls: mount, or change the root": lambda _: calls(MOUNTING),
+    "system calls: load modules, set the clock": lambda _: calls(MACHINE),
+    "system calls: open rare sockets": lambda _: calls(SOCKETS),
+    "network: reach the host's loopback": lambda at: connecting(f"127.0.0.1:{at['port']}"),
+    ADDRESSES: lambda at: connecting(*(f"{each}:{at['port']}" for each in at["addresses"])),
+    "network: reach its unix socket": lambda at: connecting(at["unix"]),
+    "network: reach its abstract socket": lambda at: connecting(f"@{at['mark']}"),
+    # To an address of documentation: the way is looked up, and nothing is sent.
+    ROUTE: lambda _: connecting("192.0.2.1:9", kind=socket.SOCK_DGRAM),
+    "network: reach another chat": lambda at: connecting(f"127.0.0.1:{at['beside_port']}"),
+    DOOR: lambda at: door(at["targets"]),
+    "secrets: find the server's environment": lambda at: nowhere(
+        holding(at["variable"], glob("/proc/*/environ"))
+    ),
+    "secrets: find a value in files": lambda at: nowhere(
+        holding(at["value"], (each.path for each in entries("/proc", "/sys", "/usr", "/dev")))
+    ),
+    PLACEHOLDER: lambda at: is_so(
+        at["value"] not in os.environ.get(at["secret"], at["value"]), "there is a placeholder"
+    ),
+    "processes: see one of the host": lambda at: nowhere(
+        holding(at["process"], glob("/proc/*/cmdline"))
+    ),
+    "processes: see one of another chat": lambda at: nowhere(
+        holding(at["beside"], glob("/proc/*/cmdline"))
+    ),
+    LOOK: lambda _: opening(*(f"/proc/1/{each}" for each in ("mem", "environ", "maps", "fd"))),
+    END: lambda _: end_runner(),
+}
+
+
+def main() -> None:
+    at = json.load(sys.stdin)
+    for attempt in at["attempts"]:
+        if (child := os.fork()) == 0:
+            os.setpgid(0, 0)
+            try:
+                answer = ("held", ATTEMPTS[attempt](at))
+            except Broken as exc:
+                answer = ("BROKEN", str(exc))
+            print(json.dumps([attempt, *answer]), flush=True)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        if code:
+            verdict = "held" if (attempt, code) == (MEMORY, -signal.SIGKILL) else "BROKEN"
+            print(json.dumps([attempt, verdict, f"its process ended with {code}"]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Grades code by its text. Pure, but for the shipped rules, which are read once."""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby, islice
+from pathlib import Path
+from types import MappingProxyType
+
+from anyio import to_thread
+
+from mcp_sandbox.errors import ConfigError
+from mcp_sandbox.policy.javascript import read_javascript
+from mcp_sandbox.policy.python import read_python
+from mcp_sandbox.policy.routing import Suggested, suggest
+from mcp_sandbox.policy.rules import LEVELS, Code, Fact, Level, Match, Rules, read_rules
+from mcp_sandbox.policy.shell import read_commands
+
+_READERS = {"shell": read_commands, "python": read_python, "javascript": read_javascript}
+_READ = 65_536
+_DEEPEST = 8
+_MOST_OF_A_RULE = 20
+# Above it grading can take more than a few milliseconds.
+_LONG = 4096
+_GIVEN: Mapping[str, object] = MappingProxyType({})
+_NONE = frozenset[str]()
+_UNREAD = Match("unread", "high", _NONE, "only the first 64 KiB were read")
+_NESTED = Match("unread", "high", _NONE, "it goes on longer or deeper than is read")
+_UNKNOWN = Match("unknown-language", "high", _NONE, "code in this language is not read")
+_OTHER = Match("other-program", "medium", _NONE, "not all that it runs is known to be harmless")
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """How bad code is, by its worst part; `patterns` has what matched, the worst first."""
+
+    level: Level
+    reason: str
+    requires_confirmation: bool
+    requires_isolation: bool
+    suggested: Suggested
+    patterns: tuple[Match, ...]
+
+
+def assess(
+    content: str, language: str, params: Mapping[str, object] = _GIVEN, rules: Rules | None = None
+) -> Assessment:
+    """Grade code in shell (or bash), python, javascript or browser; without `rules` by the shipped.
+
+    Of `params` the folder `cwd` of a command line counts, and with browser every value.
+    """
+    language = "shell" if language == "bash" else language
+    matches = set(_matches(content, language, params, rules or _shipped()))
+    worst = sorted(matches, key=lambda m: (-LEVELS[m.level], not m.tags, m.rule, m.target))
+    rules_apart = groupby(worst, key=lambda match: match.rule)
+    level: Level = worst[0].level if worst else "low" if language == "browser" else "safe"
+    return Assessment(
+        level=level,
+        reason=worst[0].reason if worst else "nothing risky is in it",
+        requires_confirmation=LEVELS[level] >= LEVELS["high"],
+        requires_isolation=LEVELS[level] >= LEVELS["medium"] or language == "browser",
+        suggested=suggest(level, language, content),
+        # However much there is of one rule, no other is left out.
+        patterns=tuple(match for _, same in rules_apart for match in islice(same, _MOST_OF_A_RULE)),
+    )
+
+
+async def assess_aside(
+    content: str, language: str, params: Mapping[str, object] = _GIVEN, rules: Rules | None = None
+) -> Assessment:
+    """Grade code, long code in a thread."""
+    if len(content) <= _LONG:
+        return assess(content, language, params, rules)
+    return await to_thread.run_sync(assess, content, language, params, rules)
+
+
+def load_rules(files: Sequence[Path] = ()) -> Rules:
+    """Return the shipped rules with those of an operator's files, whose examples hold.
+
+    Raises:
+        ConfigError: a file is wrong, or an example of it; the message names file, line and reason.
+    """
+    rules = read_rules(files) if files else _shipped()
+    if wrong := next(failures(rules, _shipped()), None):
+        raise ConfigError(f"{wrong}: correct the rule or the example")
+    return rules
+
+
+def failures(rules: Rules, tried: Rules | None = None) -> Iterator[str]:
+    """Yield a sentence for each example that is not as its rule has it; not for rules `tried`."""
+    for rule in chain(*rules.values()):
+        if tried and rule in tried[rule.language]:
+            continue
+        for example, wanted in rule.examples:
+            found = _matches(example, rule.language, _GIVEN, rules)
+            if any(match.rule == rule.id for match in found) != wanted:
+                word = "does not match" if wanted else "matches, which it must not"
+                yield f"{rule.at}: the example {example!r} {word}"
+
+
+@functools.cache
+def _shipped() -> Rules:
+    return read_rules()
+
+
+def _matches(
+    content: str, language: str, params: Mapping[str, object], rules: Rules
+) -> Iterator[Match]:
+    """Yield what applies to the code, and to code inside of it."""
+    if len(content) > _READ:
+        yield _UNREAD
+    content, cwd = content[:_READ].removeprefix("\ufeff"), params.get("cwd")
+    facts: Iterator[Fact | Code]
+    if language == "shell":
+        facts = read_commands(content, cwd if isinstance(cwd, str) else "")
+    elif language == "browser":
+        facts = iter([Fact("browser", "", {"literal": (content, *map(str, params.values()))})])
+    elif language in _READERS:
+        facts = iter([Code(language, content)])
+    else:
+        yield _UNKNOWN
+        return
+    left, inside = 2 * _READ, [(facts, 0)]
+    seen = set[object]()
+    while inside:
+        facts, depth = inside.pop()
+        for fact in facts:
+            if isinstance(fact, Fact):
+                key = (fact.language, *fact.values.items())
+                yield from () if key in seen else _applied(fact, rules)
+                seen.add(key)
+            elif depth == _DEEPEST or left < len(fact.text) or not fact.language:
+                yield _NESTED
+            else:
+                left -= len(fact.text)
+                inside.append((_READERS[fact.language](fact.text), depth + 1))
+
+
+def _applied(fact: Fact, rules: Rules) -> Iterator[Match]:
+    found = [rule.applied(fact) for rule in rules[fact.language]]
+    yield from filter(None, found)
+    if fact.values.get("program") and not any(found):
+        yield _OTHER

@@ -1,0 +1,70 @@
+"""What follows from a grade: which kind of sandbox fits, and whether the code may run. Pure."""
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mcp_sandbox.models import Network
+from mcp_sandbox.policy.rules import LEVELS, Level, Match
+
+if TYPE_CHECKING:
+    from mcp_sandbox.policy.assess import Assessment
+
+Profile = Literal["isolated", "strict", "off"]
+Suggested = Literal["any", "isolated", "browser", "refuse"]
+
+_BROWSER = re.compile(r"selenium|playwright|puppeteer|browser|screenshot", re.IGNORECASE)
+_KEPT = "sandbox_reset empties the workspace instead, and keeps a copy for a day"
+_INSTEAD = "find a way without it, or have the user do it"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to a call, in one `sentence`, and the match that decided; None if none did."""
+
+    verdict: Literal["allow", "deny", "ask"]
+    sentence: str = ""
+    match: Match | None = None
+
+
+def suggest(level: Level, language: str, content: str) -> Suggested:
+    """Return the kind of sandbox that fits: any, isolated, one with a browser, or none."""
+    if language == "shell" and level == "critical":
+        return "refuse"
+    if LEVELS[level] < LEVELS["medium"] and language != "browser":
+        return "any"
+    return "browser" if language == "browser" or _BROWSER.search(content) else "isolated"
+
+
+def decide(found: "Assessment", profile: Profile, network: Network, language: str) -> Decision:
+    """Return what a profile does with graded code in a sandbox that reaches `network`."""
+    if profile == "off":
+        return Decision("allow")
+    worst = next(iter(found.patterns), None)
+    if destroys := _tagged(found, "destroys"):
+        return Decision("deny", f"{destroys}; {_KEPT}", destroys)
+    strict = profile == "strict"
+    if strict and found.level == "critical" and language in ("shell", "bash"):
+        return Decision("deny", f"{worst}; {_INSTEAD}", worst)
+    leaves = _tagged(found, "leaves")
+    if (leaves and (strict or network == "open")) or (strict and found.requires_confirmation):
+        return Decision("ask", str(leaves or worst), leaves or worst)
+    return Decision("allow", match=worst)
+
+
+def _tagged(found: "Assessment", tag: str) -> Match | None:
+    return next((each for each in found.patterns if tag in each.tags), None)
+
+
+def profile_of(setting: Literal[Profile, "auto"], backend: str) -> Profile:
+    """Return the profile that a setting means on a backend: auto is strict where none isolates."""
+    if setting == "auto":
+        return "strict" if backend == "unsafe-local" else "isolated"
+    return setting
+
+
+def risk_level(level: str) -> Literal["low", "medium", "high", "critical"]:
+    """Return a level on the scale of four that callers know; an unknown one is high."""
+    if level in ("safe", "low"):
+        return "low"
+    return "medium" if level == "medium" else "critical" if level == "critical" else "high"

@@ -1,0 +1,43 @@
+"""Words of commands: what stands before the program that they run. Pure."""
+
+import re
+from itertools import dropwhile
+
+
+def names(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+DYNAMIC = "\0"
+"""Stands in a text for what is known only when the script runs."""
+
+# Programs that run the rest of their line; the number of own arguments after the options.
+WRAPPERS = {
+    "sudo": 0, "env": 0, "nohup": 0, "exec": 0, "command": 0, "builtin": 0, "time": 0, "nice": 0,
+    "xargs": 0, "timeout": 1, "stdbuf": 0, "setsid": 0, "watch": 0, "doas": 0, "ionice": 0,
+    "then": 0, "do": 0, "else": 0, "busybox": 0, "toybox": 0, "chroot": 1, "flock": 1, "chrt": 1,
+    "taskset": 1, "fakeroot": 0, "unshare": 0, "strace": 0, "parallel": 0, "pkexec": 0,
+}  # fmt: skip
+# Options of the wrappers that take the next word.
+_TAKES_WORD = {
+    "sudo": {"-u", "-g", "-C", "-D", "-h", "-p"}, "env": {"-u", "-C", "--unset", "--chdir"},
+    "nice": {"-n"}, "timeout": {"-s", "-k", "--signal", "--kill-after"}, "watch": {"-n"},
+    "xargs": {"-n", "-I", "-P", "-L", "-d", "-E", "-s", "-a"}, "stdbuf": {"-i", "-o", "-e"},
+    "ionice": {"-c", "-n", "-p"}, "exec": {"-a"}, "time": {"-f", "-o"}, "strace": {"-o", "-e"},
+    "flock": {"-w", "-E"}, "parallel": {"-j"}, "doas": {"-u", "-C"},
+}  # fmt: skip
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
+
+
+def without_assignments(words: list[str]) -> list[str]:
+    """Return the words of a command without the variables that are set for it."""
+    return list(dropwhile(_ASSIGNMENT.fullmatch, words))
+
+
+def behind(wrapper: str, words: list[str]) -> list[str]:
+    """Return the command that a wrapper runs; `words` stand after its name."""
+    at, takes = 0, _TAKES_WORD.get(wrapper, set())
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at] in takes else 1
+    return without_assignments(words[at:])[WRAPPERS[wrapper] :]

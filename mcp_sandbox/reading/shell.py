@@ -1,0 +1,455 @@
+"""The commands of a shell script, as bash would read it. Pure, linear, and never fails.
+
+Of a word is kept what is known without running it; the rest is DYNAMIC. Commands inside of
+substitutions, subshells and functions are among the others, in the order of the text.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mcp_sandbox.reading.commands import DYNAMIC
+
+_DEEPEST = 30
+_PLAIN = re.compile(r"[^\s\\'\"`$;&|<>(){}#]+")
+_IN_QUOTES = re.compile(r'[^"$`\\]+')
+_IN_BACKTICKS = re.compile(r"[^`\\]*(?:\\.[^`\\]*)*`?", re.DOTALL)
+_ESCAPED = re.compile(r"'((?:[^'\\]++|\\.)*+)'?", re.DOTALL)
+# Escapes that Python does not know, or warns of.
+_NO_ESCAPE = re.compile(r"(\\\\)|\\([^abfnrtvxuU0-7\\'\"]|[4-7][0-7]{2})", re.DOTALL)
+_DESCRIPTOR = re.compile(r"\d*-?")
+_COPROCESS = re.compile(r"\s++[A-Za-z_]\w*+(?=\s+[{(])")
+_LONGEST_VALUE = 200
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=")
+_REDIRECTION = re.compile(r"&>>|&>|<<<|<<-|<<|<>|<&|>>|>\||>&|<|>")
+_SEPARATOR = re.compile(r";;&|;;|;&|&&|\|\||\|&|;|&|\|")
+# Words that stand before a command, and words that end a block.
+_BEFORE = frozenset(
+    {"if", "then", "elif", "else", "while", "until", "do", "time", "coproc", "{", "!"}
+)
+_AFTER = frozenset({"fi", "done", "esac", "}"})
+_CLOSERS = frozenset({"fi", "done", "esac", "}", "else", "elif"})
+_DECLARES = frozenset({"export", "local", "declare", "readonly", "typeset"})
+
+
+@dataclass
+class Command:
+    """A simple command; `joined` is what stands before it.
+
+    `closed` says that a block ended before it, `negated` that a `!` stands before it. The `inner`
+    commands before it stand in its words, `writes` are its redirections, and `depth` is how many
+    subshells it is in.
+    """
+
+    words: tuple[str, ...]
+    joined: str = ""
+    negated: bool = False
+    closed: bool = False
+    heredoc: str = ""
+    inner: int = 0
+    writes: tuple[str, ...] = ()
+    depth: int = 0
+
+
+@dataclass
+class Script:
+    """What was read of a script; `cut`: it goes deeper or on longer than is looked at.
+
+    `functions` have the number of commands before their body.
+    """
+
+    commands: list[Command] = field(default_factory=list[Command])
+    functions: dict[str, int] = field(default_factory=dict[str, int])
+    set_variables: set[str] = field(default_factory=set[str])
+    read_variables: set[str] = field(default_factory=set[str])
+    writes: list[str] = field(default_factory=list[str])
+    cut: bool = False
+
+
+@dataclass
+class State:
+    """Where in a list of commands the reader is."""
+
+    words: list[str] = field(default_factory=list[str])
+    joined: str = ""
+    negated: bool = False
+    closed: bool = False
+    cases: int = 0
+    in_pattern: bool = False
+    began: int = 0
+    depth: int = 0
+    writes: list[str] = field(default_factory=list[str])
+    given: str = ""
+
+
+@dataclass
+class Document:
+    """A here-document that is still to be read: the line that ends it, and whose input it is."""
+
+    end: str
+    strips: bool
+    literal: bool
+    depth: int
+    command: Command | None = None
+
+
+def read_script(text: str, values: Mapping[str, str] | None = None) -> Script:
+    """The commands of a script, of its substitutions too.
+
+    With `values` of variables these, and those that it assigns, are known, and not DYNAMIC.
+    """
+    reader = _Reader(text, None if values is None else dict(values))
+    reader.commands("", 0)
+    return reader.script
+
+
+class _Reader:
+    def __init__(self, text: str, values: dict[str, str] | None) -> None:
+        self.script = Script()
+        self._values = values
+        self._text = text
+        self._at = 0
+        self._documents: list[Document] = []
+
+    def commands(self, closing: str, depth: int) -> None:
+        """Read on to `closing` or the end, unless it is too deep inside."""
+        if depth >= _DEEPEST:
+            self.script.cut = True
+            return
+        state = State(began=len(self.script.commands), depth=depth)
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if char == closing and not (char == ")" and state.in_pattern):
+                self._at += 1
+                break
+            self._step(char, state, depth)
+        self._end(state, "")
+
+    def _step(self, char: str, state: State, depth: int) -> None:
+        text, at = self._text, self._at
+        if char in " \t\r" or text.startswith("\\\n", at):
+            self._at += 1 + (char == "\\")
+        elif char == "#":
+            self._skip_line()
+        elif char == "\n":
+            self._at += 1
+            self._end(state, ";")
+            self._read_documents()
+        elif char in "()":
+            self._parenthesis(char, state, depth)
+        elif state.words[:1] == ["[["]:
+            self._in_test(state, depth)
+        elif (found := _REDIRECTION.match(text, at)) and not text.startswith(("<(", ">("), at):
+            self._redirect(found[0], state, depth)
+        elif found := _SEPARATOR.match(text, at):
+            self._separate(found[0], state)
+        else:
+            self._take(self._word(depth), state)
+
+    def _skip_line(self) -> None:
+        end = self._text.find("\n", self._at)
+        self._at = len(self._text) if end < 0 else end
+
+    def _parenthesis(self, char: str, state: State, depth: int) -> None:
+        self._at += 1
+        if char == ")" or state.in_pattern:
+            if char == ")":
+                state.in_pattern = False
+                state.words.clear()
+        elif state.words and state.words[-1].endswith("="):
+            self._array(state, depth)
+        elif state.words and self._text.startswith(")", self._at):
+            self._at += 1
+            self.script.functions[state.words[-1]] = len(self.script.commands)
+            state.words.clear()
+        elif self._text.startswith("(", self._at) and state.words in ([], ["for"]):
+            self._arithmetic(depth)
+        elif state.words:
+            return
+        else:
+            joined, state.joined = state.joined, ";"
+            first = len(self.script.commands)
+            self.commands(")", depth + 1)
+            if first < len(self.script.commands):
+                self.script.commands[first].joined = joined
+
+    def _array(self, state: State, depth: int) -> None:
+        """Behind `name=(`: read on to its `)`."""
+        while self._at < len(self._text) and self._text[self._at] != ")":
+            char = self._text[self._at]
+            if char == "#":
+                self._skip_line()
+            elif char.isspace():
+                self._at += 1
+            else:
+                self._word(depth)
+        self._at += 1
+        if found := _ASSIGNED.match(state.words[-1]):
+            self.script.set_variables.add(found[1])
+
+    def _arithmetic(self, depth: int) -> None:
+        """Behind `((` or `$((`: read on to `))`; variables count, and substitutions."""
+        self._at += 1
+        open_ = 2
+        while self._at < len(self._text) and open_:
+            char = self._text[self._at]
+            if char in "$`":
+                self._piece(char, depth + 1)
+                continue
+            open_ += (char == "(") - (char == ")")
+            self._at += 1
+
+    def _in_test(self, state: State, depth: int) -> None:
+        if self._text[self._at] in "<>|&;":
+            self._at += 1
+        else:
+            word = self._word(depth)
+            if word == "]]":
+                state.words = ["[["]
+                self._end(state, "")
+            elif len(state.words) < 3:
+                state.words.append(word)
+
+    def _separate(self, mark: str, state: State) -> None:
+        self._at += len(mark)
+        if state.in_pattern:
+            state.words.clear()
+        else:
+            self._end(state, mark)
+            state.in_pattern = state.cases > 0 and mark in (";;", ";&", ";;&")
+
+    def _take(self, word: str, state: State) -> None:
+        if state.in_pattern:
+            if word == "esac":
+                state.in_pattern, state.cases = False, max(0, state.cases - 1)
+            return
+        words = state.words
+        if not words and word in _BEFORE | _AFTER:
+            if word == "coproc" and (name := _COPROCESS.match(self._text, self._at)):
+                self._at = name.end()
+            state.negated = word == "!" or (state.negated and word not in _AFTER)
+            state.closed = state.closed or word in _CLOSERS
+            state.cases -= word == "esac" and state.cases > 0
+        elif words and words[0] == "function" and len(words) == 1:
+            self.script.functions[word] = len(self.script.commands)
+            words.clear()
+        elif words and words[0] == "case" and word == "in":
+            words.clear()
+            state.cases, state.in_pattern = state.cases + 1, True
+        elif len(words) < 500:
+            words.append(word)
+        else:
+            self.script.cut = True
+
+    def _end(self, state: State, mark: str) -> None:
+        writes, given, began = tuple(state.writes), state.given, state.began
+        state.writes, state.given = [], ""
+        inner = len(self.script.commands) - began
+        if not state.words:
+            state.began += inner
+            return
+        words = tuple(state.words)
+        command = Command(words, state.joined, state.negated, state.closed, given, inner, writes)
+        command.depth = state.depth
+        self._keep(command)
+        state.began = len(self.script.commands)
+        for document in self._documents:
+            document.command = document.command or command
+        state.negated = state.closed = False
+        state.joined = mark
+        state.words.clear()
+
+    def _keep(self, command: Command) -> None:
+        first, script = command.words[0], self.script
+        self._assigned(command.words)
+        if first in ("for", "select", "read", "mapfile", "readarray", "getopts"):
+            names = {word for word in command.words[1:] if _VARIABLE.fullmatch(word)}
+            script.set_variables |= names
+            for name in names:
+                self._assign(name, "")
+        if first in ("for", "select", "case", "function"):
+            return
+        if first == "alias":
+            script.functions.update((word.partition("=")[0], -1) for word in command.words[1:])
+        if len(script.commands) < 5_000:
+            script.commands.append(command)
+        else:
+            script.cut = True
+
+    def _assigned(self, words: tuple[str, ...]) -> None:
+        declares = words[0] in _DECLARES
+        for word in words:
+            if found := _ASSIGNED.match(word):
+                self.script.set_variables.add(found[1])
+                self._assign(found[1], word[len(found[1]) :])
+            elif declares and _VARIABLE.fullmatch(word) and words[0] != "export":
+                self.script.set_variables.add(word)
+            elif not declares:
+                return
+
+    def _assign(self, name: str, assigned: str) -> None:
+        if self._values is None:
+            return
+        known = assigned[:1] == "=" and 1 < len(assigned) <= _LONGEST_VALUE
+        if known and DYNAMIC not in assigned and len(self._values) < 500:
+            self._values[name] = assigned[1:]
+        else:
+            self._values.pop(name, None)
+
+    def _redirect(self, mark: str, state: State, depth: int) -> None:
+        # A number that touches the mark is no word of the command.
+        touches = self._at > 0 and self._text[self._at - 1].isdecimal()
+        self._at += len(mark)
+        if touches and state.words and state.words[-1].isdecimal():
+            state.words.pop()
+        while self._text.startswith((" ", "\t"), self._at):
+            self._at += 1
+        began = self._at
+        word = self._word(depth)
+        if mark in ("<<", "<<-") and len(self._documents) < 20:
+            literal = any(char in "'\"\\" for char in self._text[began : self._at])
+            self._documents.append(Document(word, mark == "<<-", literal, depth))
+        elif mark == "<<<":
+            state.given = word
+        elif ">" in mark and word and not (mark == ">&" and _DESCRIPTOR.fullmatch(word)):
+            self.script.writes.append(word)
+            state.writes.append(word)
+
+    def _read_documents(self) -> None:
+        documents, self._documents = self._documents, []
+        for document in documents:
+            lines = []
+            while self._at < len(self._text):
+                end = self._text.find("\n", self._at)
+                end = len(self._text) if end < 0 else end
+                line, self._at = self._text[self._at : end], end + 1
+                if (line.lstrip("\t") if document.strips else line).rstrip("\r") == document.end:
+                    break
+                lines.append(line)
+            text = "\n".join(lines)
+            if document.command:
+                document.command.heredoc = text
+            if not document.literal:
+                # Substitutions are made in it, as within quotes.
+                self._within(': "' + text.replace('"', " "), document.depth)
+
+    def _within(self, text: str, depth: int) -> None:
+        reader = _Reader(text, self._values)
+        reader.script = self.script
+        reader.commands("", depth + 1)
+
+    def _word(self, depth: int) -> str:
+        parts: list[str] = []
+        began = self._at
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if char in "<>" and self._text.startswith("(", self._at + 1):
+                self._at += 2
+                self.commands(")", depth + 1)
+                parts.append(DYNAMIC)
+            elif char in " \t\r\n;&|<>()":
+                break
+            else:
+                parts.append(self._piece(char, depth))
+        if self._at == began:
+            self._at += 1
+        return "".join(parts)
+
+    def _piece(self, char: str, depth: int) -> str:
+        readers = {
+            "\\": self._escaped,
+            "'": self._literal,
+            '"': self._quoted,
+            "`": self._backticks,
+            "$": self._dollar,
+        }
+        if char in readers:
+            return readers[char](depth)
+        found = _PLAIN.match(self._text, self._at)
+        self._at = found.end() if found else self._at + 1
+        return found[0] if found else char
+
+    def _escaped(self, _: int) -> str:
+        self._at += 2
+        escaped = self._text[self._at - 1 : self._at]
+        return "" if escaped == "\n" else escaped
+
+    def _literal(self, _: int) -> str:
+        end = self._text.find("'", self._at + 1)
+        began, self._at = self._at + 1, (len(self._text) if end < 0 else end + 1)
+        return self._text[began : self._at - (end >= 0)]
+
+    def _quoted(self, depth: int) -> str:
+        self._at += 1
+        parts: list[str] = []
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if char == '"':
+                self._at += 1
+                break
+            if self._text.startswith(("$'", '$"'), self._at):
+                parts.append(char)
+                self._at += 1
+            elif char in "$`\\":
+                parts.append(self._piece(char, depth))
+            else:
+                found = _IN_QUOTES.match(self._text, self._at)
+                parts.append(found[0] if found else char)
+                self._at += len(parts[-1])
+        return "".join(parts)
+
+    def _dollar(self, depth: int) -> str:
+        text, at = self._text, self._at
+        if depth >= _DEEPEST:
+            self.script.cut = True
+            self._at += 1
+        elif text.startswith("$((", at):
+            self._at += 2
+            self._arithmetic(depth)
+        elif text.startswith("$(", at):
+            self._at += 2
+            self.commands(")", depth + 1)
+        elif text.startswith("${", at):
+            self._at += 2
+            return self._parameter(depth + 1)
+        elif text.startswith('$"', at):
+            self._at += 1
+            return self._quoted(depth)
+        elif found := _ESCAPED.match(text, at + 1):
+            self._at = found.end()
+            inner = _NO_ESCAPE.sub(lambda each: each[1] or each[2], found[1])
+            coded = inner.encode("latin-1", "backslashreplace")
+            return coded.decode("unicode_escape", "replace").replace("\ufffd", DYNAMIC)
+        elif found := _VARIABLE.match(text, at + 1):
+            self.script.read_variables.add(found[0])
+            self._at = found.end()
+            return (self._values or {}).get(found[0], DYNAMIC)
+        else:
+            self._at += 1 + (text[at + 1 : at + 2] in tuple("@*#?!$-0123456789"))
+        return DYNAMIC
+
+    def _parameter(self, depth: int) -> str:
+        """Behind `${`: read on to its `}`."""
+        name = ""
+        while self._text.startswith(("!", "#"), self._at):
+            self._at += 1
+        if found := _VARIABLE.match(self._text, self._at):
+            self.script.read_variables.add(found[0])
+            plain, self._at = self._text[self._at - 1] == "{", found.end()
+            name = found[0] if plain and self._text.startswith("}", self._at) else ""
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if char == "}":
+                self._at += 1
+                break
+            self._piece(char, depth)
+        return (self._values or {}).get(name, DYNAMIC)
+
+    def _backticks(self, depth: int) -> str:
+        self._at += 1
+        found = _IN_BACKTICKS.match(self._text, self._at)
+        inner = found[0] if found else ""
+        self._at += len(inner)
+        self._within(inner.removesuffix("`").replace("\\`", "`"), depth)
+        return DYNAMIC

@@ -1,0 +1,210 @@
+"""What persons allow and refuse of the calls that a policy asks them about.
+
+Kept with a chat's record, as the grants of hosts are, where nothing inside a sandbox reaches it. A
+question is noted before it is asked, so that a person at the machine can answer it too.
+"""
+
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from mcp_sandbox.audit import Audit
+from mcp_sandbox.errors import Busy, ConsentNeeded, NotFound, NotPermitted
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.records import Ledger
+
+Word = Literal["once", "chat", "no"]
+"""Yes to this very call, yes to its like in this chat, no to its like for a while."""
+USER = "the user"
+"""Who answers by the client of a chat."""
+
+_NOTED = "approvals"  # What a chat's record calls them.
+_OPEN_S, _NO_S, _ASKING_S = 3600.0, 600.0, 60.0
+_MOST_OPEN, _MOST_KEPT, _MOST_TEXT = 16, 64, 8_000
+# Letters and digits that are not mistaken for each other.
+_LETTERS = "23456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+@dataclass(frozen=True)
+class Approval:
+    """A call that needs a person's word, and that word once it was given, until so many seconds.
+
+    `about` are the rules that ask, each with its target: what a word for the chat is about.
+    `digest` is of the call. `effect` says what it does, `part` which part of it does, `text` has
+    all of it.
+    """
+
+    what: str
+    about: Sequence[str]
+    digest: str
+    effect: str
+    part: str
+    text: str
+    id: str = ""
+    state: Literal["open", "once", "chat", "no"] = "open"
+    by: str = ""
+    until_s: float = 0.0
+
+
+class Approvals:
+    """Those of all chats of a data root. `lifetime_s`: how long a yes for a chat lasts."""
+
+    def __init__(self, ledger: Ledger, audit: Audit, lifetime_s: float) -> None:
+        self._records, self._clock, self._audit = ledger.records, ledger.clock, audit
+        self._lasts_s: Mapping[Word, float] = {"once": _OPEN_S, "chat": lifetime_s, "no": _NO_S}
+        # Which call a chat's user is being asked about, by its digest, and until when.
+        self._asking: dict[ChatId, tuple[str, float]] = {}
+
+    async def check(self, chat: ChatId, call: Approval) -> None:
+        """Return if the call was allowed; a yes to this very call is used up.
+
+        Raises:
+            ConsentNeeded: a person has to be asked; the question is noted.
+            NotPermitted: one has said no, not long ago.
+            Busy: one is being asked about another call.
+        """
+        noted, about = self._current(await self._records.kept(chat, _NOTED)), set(call.about)
+        if about <= {key for each in noted if each.state == "chat" for key in each.about}:
+            return
+        if any(each.state == "no" and about & {*each.about} for each in noted):
+            raise NotPermitted(
+                f"the user has said no to this: {call.effect} Nothing was run, and they are not "
+                "asked again for ten minutes. Do not look for another way to the same effect: ask "
+                "them in the conversation what to do instead."
+            )
+        self.turn(chat, call)
+        found = _same(noted, call)
+        if found is None or found.state == "once":
+            found = await self._note(chat, call)
+        if found.state != "once":
+            raise ConsentNeeded(
+                f"this needs the user's consent, and nobody has answered: {found.effect} Nothing "
+                f"was run. Tell the user that `mcp-sandbox approvals allow {found.id}`, typed by "
+                "them on the machine of this server within an hour, allows it; then make exactly "
+                "the same call again. Until then go on with what does not need it.",
+                Question(self, chat, found),
+            )
+
+    def turn(self, chat: ChatId, call: Approval, for_s: float | None = None) -> None:
+        """Have a chat's user asked about this call alone for so long; None: only look.
+
+        Raises:
+            Busy: they are being asked about another one.
+        """
+        now_s, (digest, until_s) = self._clock().steady_s, self._asking.get(chat, ("", 0.0))
+        if digest != call.digest and now_s < until_s:
+            raise Busy(
+                "nothing was run: this needs the user's consent, and they are just being asked "
+                "about another call of this chat. Call again when that one is answered."
+            )
+        if for_s is not None:
+            self._asking.pop(chat, None)
+        if for_s:
+            self._asking[chat] = call.digest, now_s + for_s
+
+    async def answer(self, chat: ChatId, approval_id: str, word: Word, by: str) -> Approval:
+        """Note a person's word on an open question, given to their client if that is `by` USER.
+
+        Raises:
+            NotFound: it is not open any more.
+        """
+        found: Approval | None = None
+
+        def answered(noted: Sequence[Approval]) -> Sequence[Approval]:
+            nonlocal found
+            same = [each for each in noted if each.id == approval_id and each.state != "no"]
+            for each in same:
+                # Hosts have grants of their own.
+                state: Word = "once" if (word, each.what) == ("chat", "network_access") else word
+                until_s = self._clock().wall_s + self._lasts_s[word]
+                found = replace(each, state=state, by=by, until_s=until_s)
+            return [*(each for each in noted if each not in same), *([found] if found else [])]
+
+        await self._change(chat, answered)
+        if found is None:
+            raise NotFound(_unknown(approval_id))
+        kind, told = "answer" if by == USER else "approval", {"id": approval_id, "word": word}
+        about = [*found.about]
+        await self._audit.write(kind, user=chat.user, chat=chat.chat, by=by, about=about, **told)
+        return found
+
+    async def find(self, approval_id: str) -> tuple[ChatId, Approval]:
+        """Return what alone has this id, in whichever chat; NotFound, if nothing has."""
+        found = [each for each in await self.list() if each[1].id == approval_id.upper()]
+        if len(found) != 1:
+            raise NotFound(_unknown(approval_id))
+        return found[0]
+
+    async def list(self) -> Sequence[tuple[ChatId, Approval]]:
+        """What is open or was answered and has not ended, of all chats."""
+        noted = [(each.chat, each.further.get(_NOTED)) for each in await self._records.list()]
+        return [(chat, each) for chat, found in noted for each in self._current(found)]
+
+    def _current(self, noted: Any) -> Sequence[Approval]:  # noqa: ANN401 - JSON of any version
+        # What only a newer version understands does not count.
+        with suppress(TypeError):
+            found = [Approval(**each) for each in noted or ()]
+            return [each for each in found if each.until_s > self._clock().wall_s]
+        return []
+
+    async def _note(self, chat: ChatId, call: Approval) -> Approval:
+        """Note the question, or use up the yes that there is by now."""
+        until_s = self._clock().wall_s + _OPEN_S
+        new_id = "".join(secrets.choice(_LETTERS) for _ in range(4))
+        result = replace(call, id=new_id, text=call.text[:_MOST_TEXT], until_s=until_s)
+
+        def asked(noted: Sequence[Approval]) -> Sequence[Approval]:
+            nonlocal result
+            if same := _same(noted, call):
+                result = same
+                return [each for each in noted if each is not same or same.state == "open"]
+            opened = [each for each in noted if each.state == "open"]
+            dropped = opened[: max(0, len(opened) + 1 - _MOST_OPEN)]
+            return [*(each for each in noted if each not in dropped), result]
+
+        await self._change(chat, asked)
+        return result
+
+    async def _change(
+        self, chat: ChatId, change: Callable[[Sequence[Approval]], Sequence[Approval]]
+    ) -> None:
+        def changed(noted: object) -> Sequence[Mapping[str, Any]]:
+            return [asdict(each) for each in change(self._current(noted))][-_MOST_KEPT:]
+
+        await self._records.keep(chat, _NOTED, changed, self._clock().wall_s)
+
+
+@dataclass(frozen=True)
+class Question:
+    """An approval that is open, for who can ask the user of its chat."""
+
+    approvals: Approvals
+    chat: ChatId
+    approval: Approval
+
+    def begin(self) -> None:
+        """They are being asked; Busy, if about another call."""
+        self.approvals.turn(self.chat, self.approval, math.inf)
+
+    def end(self, *, waits: bool) -> None:
+        """They have been; or it `waits` for them, which nobody says if they never answer."""
+        self.approvals.turn(self.chat, self.approval, _ASKING_S if waits else 0)
+
+    async def answer(self, word: Word) -> None:
+        """Note what they have said to their client."""
+        await self.approvals.answer(self.chat, self.approval.id, word, USER)
+
+
+def _same(noted: Sequence[Approval], call: Approval) -> Approval | None:
+    found = (each for each in noted if each.digest == call.digest)
+    return next((each for each in found if each.state in ("open", "once")), None)
+
+
+def _unknown(approval_id: str) -> str:
+    return (
+        f"nothing waits under {approval_id[:20]!r}: `mcp-sandbox approvals list` shows what does; "
+        "a question is kept for an hour"
+    )

@@ -1,0 +1,96 @@
+"""What the audit has of calls: before they run, and before their answers are sent."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio import to_thread
+
+from mcp_sandbox.app import open_manager
+from mcp_sandbox.audit.reading import events, verify
+from mcp_sandbox.config import AuditConfig, Config
+from mcp_sandbox.errors import NotFound, NotPermitted, StorageUnavailable
+from mcp_sandbox.models import ChatId
+from tests.conftest import configured
+
+pytestmark = pytest.mark.bubblewrap
+CHAT = ChatId("tester", "recorded")
+
+
+def folder_of(config: Config) -> Path:
+    return config.data_dir / "sandbox" / "audit"
+
+
+async def calls(config: Config) -> list[dict[str, Any]]:
+    """The lines of the chat's calls."""
+    found = await to_thread.run_sync(lambda: [*events(folder_of(config), str(CHAT))])
+    return [told for _, told in found]
+
+
+async def test_a_call_is_recorded_before_it_runs_and_before_it_is_answered(
+    data_root: Path,
+) -> None:
+    config = configured("unsafe-local", data_root)
+    command = "echo some > a.txt; echo up http://me:pw@host/; exit 3"
+    while_it_ran = list[dict[str, Any]]()
+
+    async def look(_stream: str, _data: bytes) -> None:
+        while_it_ran.extend(await calls(config))
+
+    with anyio.fail_after(40):
+        async with open_manager(config) as manager:
+            session = await manager.session(CHAT)
+            result = await session.exec(command, on_output=look)
+            begun, ended = await calls(config)
+            with pytest.raises(NotFound):
+                await session.read_file("missing")
+            await session.write_file("large", b"x" * 100_000)
+            with anyio.move_on_after(0.5):
+                await session.exec("sleep 100")
+            judged = await manager.session(CHAT, judged=True)
+            with pytest.raises(NotPermitted):
+                await judged.exec("rm -rf /")
+    assert while_it_ran == [begun]
+    assert {name: begun[name] for name in ("kind", "tool", "backend")} == {
+        "kind": "begun",
+        "tool": "exec",
+        "backend": "unsafe-local",
+    }
+    written = json.dumps({"command": command})
+    assert begun["arguments"] == written.replace("me:pw", "***")
+    assert begun["digest"] == sha256(written.encode()).hexdigest()
+    assert {name: ended[name] for name in ("kind", "of", "outcome", "exit", "changed")} == {
+        "kind": "ended",
+        "of": begun["n"],
+        "outcome": "ok",
+        "exit": 3,
+        "changed": ["a.txt"],
+    }
+    assert ended["sandbox"]
+    assert ended["bytes"] == len(result.stdout)
+    _, _, _, missing, large, _, _, cancelled, refused = await calls(config)
+    assert missing["outcome"] == "NotFound"
+    assert len(large["arguments"]) == 2048
+    assert cancelled["outcome"] == "cancelled"
+    assert (refused["kind"], refused["level"], refused["decision"]) == (
+        *("refused", "critical"),
+        "deny",
+    )
+    assert "refused" in refused["why"]
+    assert (await to_thread.run_sync(verify, folder_of(config))).problems == []
+
+
+async def test_where_nothing_can_be_recorded_nothing_runs_unless_it_may(data_root: Path) -> None:
+    config = configured("unsafe-local", data_root)
+    folder_of(config).parent.mkdir(parents=True)
+    folder_of(config).write_text("a file in its place")
+    with anyio.fail_after(40):
+        with pytest.raises(StorageUnavailable, match="audit"):
+            async with open_manager(config):
+                pytest.fail("it was opened")
+        may = config.model_copy(update={"audit": AuditConfig(on_error="go_on")})
+        async with open_manager(may) as manager:
+            assert (await (await manager.session(CHAT)).exec("true")).success
