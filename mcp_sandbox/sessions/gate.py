@@ -22,7 +22,7 @@ from mcp_sandbox.policy import Assessment, Match, Profile, Rules, assess_aside, 
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.approvals import Approval, Approvals
 from mcp_sandbox.sessions.hold import Hold
-from mcp_sandbox.sessions.recording import IN_ADDRESS, recorded_call, refused
+from mcp_sandbox.sessions.recording import IN_ADDRESS, RecordedCall, refused
 from mcp_sandbox.sessions.rooms import Held
 from mcp_sandbox.telemetry.calls import CallRecord, Count, recorded
 
@@ -263,7 +263,7 @@ class Gate:
             self._calls += 1
             self._leaves.add(action.leave)
             try:
-                async with recorded_call(self._audit, action.arguments, record):
+                async with RecordedCall(self._audit, action.arguments, record):
                     yield record
             finally:
                 self._leaves.discard(action.leave)
