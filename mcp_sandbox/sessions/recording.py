@@ -21,13 +21,13 @@ IN_ADDRESS = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
 # less than this many, the longest one as percent-encoding.
 _SHOWN, _SEARCHED = 2048, 2048 + 3 * 4096
 _LARGE = 1 << 16
-_encoded = json.JSONEncoder(
-    ensure_ascii=False,
-    sort_keys=True,
-    default=lambda value: (
-        value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
-    ),
-).encode
+
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+_encoded = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=_text).encode
 
 
 async def refused(
