@@ -156,7 +156,8 @@ class Audit:
             self._problem = None
         except OSError as exc:
             self._problem = exc
-        waiting.set()
+        finally:
+            waiting.set()
 
     async def _look_after(self) -> None:
         while True:

@@ -13,8 +13,6 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -71,19 +69,22 @@ class Writer:
 
     def append(self, kind: str, fields: Fields, *, wait: bool) -> int:
         """Write one line and return its number; without `wait` 0 if it takes more than a moment."""
-        if not wait and self._file < 0:
+        if not (wait or self._file >= 0) or not self._hold(wait=wait):
             return 0
-        with self._held(wait=wait) as held:
-            if wait and not self._is_current():
+        try:
+            if not self._is_current():
+                if not wait:
+                    return 0
                 self._find_end()
-            if not held or not self._is_current():
-                return 0
             self._put(kind, fields)
             return self.head.n
+        finally:
+            self._let_go()
 
     def remove_old(self, keep_s: float) -> None:
         """Remove the first files, as far as they were written last longer ago than that."""
-        with self._held(wait=True):
+        self._hold(wait=True)
+        try:
             self._find_end()
             for path in retired(self._folder):
                 if time.time() - path.stat().st_mtime < keep_s:
@@ -93,6 +94,8 @@ class Writer:
                     self._put("removed", {"until": last.n, "head": last.hash})
                     os.fdatasync(self._file)
                 path.unlink()
+        finally:
+            self._let_go()
 
     def sync(self) -> None:
         """Bring all lines onto the disk."""
@@ -103,27 +106,29 @@ class Writer:
             with durable.closing_fd(file):
                 os.fdatasync(file)
 
-    @contextmanager
-    def _held(self, *, wait: bool) -> Generator[bool]:
-        """Keep other threads and processes out; or yield False, if there are some and no `wait`."""
+    def _hold(self, *, wait: bool) -> bool:
+        """Keep other threads and processes out until `_let_go`; False if one is in, and no `wait`.
+
+        No context manager: that would cost a line a tenth of its time.
+        """
         if not self._busy.acquire(blocking=wait):
-            yield False
-            return
+            return False
         try:
             if self._lock < 0:
                 durable.make_folder(self._folder)
                 self._lock = _opened(self._folder / "audit.lock")
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-                return
-            try:
-                yield True
-            finally:
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
-        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
             self._busy.release()
+            return False
+        except BaseException:
+            self._busy.release()
+            raise
+        return True
+
+    def _let_go(self) -> None:
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        self._busy.release()
 
     def _is_current(self) -> bool:
         """Whether the file ends where this process has left it, and has room."""

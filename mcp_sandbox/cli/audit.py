@@ -50,7 +50,7 @@ def show(
 
 def _row(told: Mapping[str, Any]) -> tuple[str, ...]:
     rest = " ".join(f"{name}={value}" for name, value in told.items() if name not in _HIDDEN)
-    chat = f"{told['user']}/{told['chat']}" if "chat" in told else ""
+    chat = f"{told.get('user')}/{told['chat']}" if "chat" in told else ""
     cells = told.get("n"), str(told.get("time"))[:19], chat, told.get("kind"), rest
     return tuple(printable(str(each), "") for each in cells)
 

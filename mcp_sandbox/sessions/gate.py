@@ -22,7 +22,7 @@ from mcp_sandbox.policy import Assessment, Match, Profile, Rules, assess_aside, 
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.approvals import Approval, Approvals
 from mcp_sandbox.sessions.hold import Hold
-from mcp_sandbox.sessions.recording import IN_ADDRESS, recorded_call, refused
+from mcp_sandbox.sessions.recording import IN_ADDRESS, RecordedCall, refused
 from mcp_sandbox.sessions.rooms import Held
 from mcp_sandbox.telemetry.calls import CallRecord, Count, recorded
 
@@ -40,7 +40,7 @@ _ACCESS = {
 # They take as long as a person likes.
 _ENDLESS = ("shell", "preview", "door")
 _LANGUAGE_OF = {"bash": "shell"}
-_MOST_TARGET, _MOST_PART, _MOST_TEXT, _MOST_PATTERNS = 200, 400, 20_000, 50
+_MOST_TARGET, _MOST_PART, _MOST_TEXT, _MOST_PATTERNS = 200, 400, 20_000, 20
 _STDIN = "END_OF_STDIN"
 
 
@@ -130,7 +130,7 @@ class Judge:
             alone = (replace(found, level=each.level, patterns=(each,)) for each in found.patterns)
             # Without the others, which may have been allowed to the chat.
             asks = [each.patterns[0] for each in alone if self._asks(each, language)]
-            asked = [f"{each.rule} {each.target}"[:_MOST_TARGET] for each in asks] or [found.reason]
+            asked = [f"{each.rule} {each.target}" for each in asks] or [found.reason]
             effect, part = _effect(decided.sentence, len(asked)), _part(code, asks)
         record.decision = "ask"
         await self.approvals.check(action.chat, self._question(action, asked, effect, part))
@@ -147,8 +147,9 @@ class Judge:
         digest = hashlib.sha256(written.encode()).hexdigest()
         # More than is kept of it: of a secret that is cut, what is left would not be found.
         text = "\n".join(f"{name}: {str(each)[:_MOST_TEXT]}" for name, each in given.items())
-        # A word about so much can only be for this very call.
-        about = about if len(about) <= _MOST_PATTERNS else [digest]
+        # Of so many, or of one so long, the grade tells a part: a word is for this very call alone.
+        if len(about) >= _MOST_PATTERNS or max(map(len, about)) > _MOST_TARGET:
+            about = [digest]
         effect, part, text, *about = map(self._shown, (effect, part, text, *about))
         return Approval(action.what, about, digest, effect, part, text)
 
@@ -263,7 +264,7 @@ class Gate:
             self._calls += 1
             self._leaves.add(action.leave)
             try:
-                async with recorded_call(self._audit, action.arguments, record):
+                async with RecordedCall(self._audit, action.arguments, record):
                     yield record
             finally:
                 self._leaves.discard(action.leave)

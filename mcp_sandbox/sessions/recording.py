@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from hashlib import sha256
 from time import perf_counter
 
@@ -22,13 +21,13 @@ IN_ADDRESS = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
 # less than this many, the longest one as percent-encoding.
 _SHOWN, _SEARCHED = 2048, 2048 + 3 * 4096
 _LARGE = 1 << 16
-_encoded = json.JSONEncoder(
-    ensure_ascii=False,
-    sort_keys=True,
-    default=lambda value: (
-        value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
-    ),
-).encode
+
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+_encoded = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=_text).encode
 
 
 async def refused(
@@ -41,35 +40,44 @@ async def refused(
         await audit.write(kind, **_whose(record), **told, why=audit.mask(str(why)[:_SHOWN]))
 
 
-@asynccontextmanager
-async def recorded_call(
-    audit: Audit, arguments: Arguments, record: CallRecord
-) -> AsyncGenerator[None]:
+class RecordedCall:
     """Record a call that runs in the block. Its last line has `of`, the number of its first.
 
     Raises:
         StorageUnavailable: it cannot be recorded, so it must not run or not be answered.
     """
-    if not audit.enabled:
-        yield
-        return
-    told, whose = await _told(audit, arguments, record), _whose(record)
-    number, began_s, outcome = await audit.write("begun", **whose, **told), perf_counter(), "ok"
-    try:
-        yield
-    except BaseException as exc:
-        cancelled = isinstance(exc, anyio.get_cancelled_exc_class())
-        outcome = "cancelled" if cancelled else type(exc).__name__
-        raise
-    finally:
-        ended = {"exit": record.exit_code, "bytes": record.output_bytes, "changed": record.changed}
-        ms = round(1000 * (perf_counter() - began_s), 1)
-        ended |= {"sandbox": record.sandbox, "outcome": outcome}
+
+    def __init__(self, audit: Audit, arguments: Arguments, record: CallRecord) -> None:
+        self._audit, self._arguments, self._record = audit, arguments, record
+        self._number, self._began_s = 0, 0.0
+
+    async def __aenter__(self) -> None:
+        if self._audit.enabled:
+            told = await _told(self._audit, self._arguments, self._record)
+            self._number = await self._audit.write("begun", **_whose(self._record), **told)
+            self._began_s = perf_counter()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, _value: object, _trace: object
+    ) -> None:
+        record, outcome = self._record, kind.__name__ if kind else "ok"
+        if kind and issubclass(kind, anyio.get_cancelled_exc_class()):
+            outcome = "cancelled"
         try:
-            await audit.write("ended", of=number, **whose, **ended, ms=ms)
+            await self._audit.write(
+                "ended",
+                of=self._number,
+                **_whose(record),
+                outcome=outcome,
+                exit=record.exit_code,
+                ms=round(1000 * (perf_counter() - self._began_s), 1),
+                bytes=record.output_bytes,
+                changed=record.changed,
+                sandbox=record.sandbox,
+            )
         except StorageUnavailable as exc:
             # Why a call has failed goes before that its end cannot be recorded.
-            if outcome == "ok":
+            if not kind:
                 raise StorageUnavailable(f"the call has run, but {exc}") from exc
 
 

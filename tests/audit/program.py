@@ -13,7 +13,7 @@ import anyio.lowlevel
 from mcp_sandbox.audit import open_audit
 from mcp_sandbox.config import AuditConfig
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.recording import recorded_call
+from mcp_sandbox.sessions.recording import RecordedCall
 from mcp_sandbox.telemetry.calls import CallRecord
 
 
@@ -28,7 +28,7 @@ async def main(folder: str, calls: str) -> None:
         say("ready")
         for number in range(int(calls)) if int(calls) else count():
             record = CallRecord("exec", chat=ChatId("local", "a"))
-            async with recorded_call(audit, {"command": f"echo {number}"}, record):
+            async with RecordedCall(audit, {"command": f"echo {number}"}, record):
                 await anyio.lowlevel.checkpoint()
             say(number)
 

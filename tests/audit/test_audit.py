@@ -100,6 +100,7 @@ async def test_two_servers_of_one_data_root_write_one_chain(folder: Path) -> Non
     assert len(list(folder.glob("audit-*.jsonl"))) >= 1
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "rounds", [pytest.param(3, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.whole)]
 )

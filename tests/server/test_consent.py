@@ -280,6 +280,15 @@ async def test_what_destroys_the_chats_files_is_refused_and_opens_no_sandbox(
     assert not (await computers.manager.session(ChatId("local", "refused"))).has_sandbox
 
 
+async def test_a_yes_hides_nothing_behind_many_others(computers: Computers) -> None:
+    remotes = [f"git push r{number}" for number in range(30)]
+    async with computers.client("many", FOR_CHAT, *[NOBODY] * 2) as (client, user):
+        assert not (await run(client, "; ".join([*remotes, "true"]))).is_error
+        assert (await run(client, "; ".join([*remotes, "git push last", "true"]))).is_error
+        assert (await run(client, f"git push {'x' * 400}; true")).is_error
+    assert len(user.asked) == 3
+
+
 async def test_a_program_is_judged_where_it_asks_for_that(computers: Computers) -> None:
     chat = ChatId("local", "program")
     assert (await (await computers.manager.session(chat)).exec(PUSH)).stdout == "ran"
