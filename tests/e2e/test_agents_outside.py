@@ -115,7 +115,7 @@ async def test_the_key_is_nowhere_but_in_the_requests_to_its_service(
             done = await command(where, "agent run", "--json", SEARCH)
             assert done.code == 0, done
             status = await command(where, "status", "--json")
-            config = await command(where, "config", asks=False)
+            config = await command(where, "config", "--json", asks=False)
             assert f"file:{tmp_path}/key" in config.out
             seen += [*done[1:], *status[1:], *config[1:]]
         seen.append(daemon.log)
