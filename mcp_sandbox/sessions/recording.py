@@ -105,4 +105,8 @@ async def _told(audit: Audit, arguments: Arguments, record: CallRecord) -> dict[
 def _digested(given: Arguments) -> tuple[str, str]:
     """The beginning of arguments as JSON, and SHA-256 of all of it in UTF-8."""
     text = _encoded(given)
-    return text[:_SEARCHED], sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    if isinstance(env := given.get("env"), Mapping):
+        # Values in an environment are often keys.
+        text = _encoded({**given, "env": sorted(map(str, env))})
+    return text[:_SEARCHED], digest

@@ -43,7 +43,7 @@ async def test_a_call_is_recorded_before_it_runs_and_before_it_is_answered(
     with anyio.fail_after(40):
         async with open_manager(config) as manager:
             session = await manager.session(CHAT)
-            result = await session.exec(command, on_output=look)
+            result = await session.exec(command, env={"A_KEY": "of mine"}, on_output=look)
             begun, ended = await calls(config)
             with pytest.raises(NotFound):
                 await session.read_file("missing")
@@ -59,8 +59,9 @@ async def test_a_call_is_recorded_before_it_runs_and_before_it_is_answered(
         "tool": "exec",
         "backend": "unsafe-local",
     }
-    written = json.dumps({"command": command})
-    assert begun["arguments"] == written.replace("me:pw", "***")
+    written = json.dumps({"command": command, "env": {"A_KEY": "of mine"}})
+    shown = json.dumps({"command": command.replace("me:pw", "***"), "env": ["A_KEY"]})
+    assert begun["arguments"] == shown
     assert begun["digest"] == sha256(written.encode()).hexdigest()
     assert {name: ended[name] for name in ("kind", "of", "outcome", "exit", "changed")} == {
         "kind": "ended",
