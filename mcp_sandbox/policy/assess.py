@@ -10,8 +10,7 @@ from types import MappingProxyType
 from anyio import to_thread
 
 from mcp_sandbox.errors import ConfigError
-from mcp_sandbox.policy.javascript import read_javascript
-from mcp_sandbox.policy.python import read_python
+from mcp_sandbox.policy.code import read_javascript, read_python
 from mcp_sandbox.policy.routing import Suggested, suggest
 from mcp_sandbox.policy.rules import LEVELS, Code, Fact, Level, Match, Rules, read_rules
 from mcp_sandbox.policy.shell import read_commands
