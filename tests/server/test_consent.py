@@ -293,9 +293,11 @@ async def test_a_program_is_judged_where_it_asks_for_that(computers: Computers) 
     chat = ChatId("local", "program")
     assert (await (await computers.manager.session(chat)).exec(PUSH)).stdout == "ran"
     judged = await computers.manager.session(chat, judged=True)
-    with pytest.raises(ConsentNeeded, match="mcp-sandbox approvals allow") as needed:
+    with pytest.raises(ConsentNeeded, match="mcp-sandbox approvals allow"):
         await judged.exec(PUSH)
-    await needed.value.question.answer("once")
+    approvals = computers.manager.approvals
+    (waits,) = (each for where, each in await approvals.list() if where == chat)
+    await approvals.answer(chat, waits.id, "once", "me")
     assert (await judged.exec(PUSH)).stdout == "ran"
 
 
