@@ -20,11 +20,15 @@ _INSTEAD = "find a way without it, or have the user do it"
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens to a call, in one `sentence`, and the match that decided; None if none did."""
+    """What happens to a call, in one `sentence`, and the match that decided; None if none did.
+
+    `asks` are all matches about which a person is to be asked.
+    """
 
     verdict: Literal["allow", "deny", "ask"]
     sentence: str = ""
     match: Match | None = None
+    asks: tuple[Match, ...] = ()
 
 
 def suggest(level: Level, language: str, content: str) -> Suggested:
@@ -46,9 +50,15 @@ def decide(found: "Assessment", profile: Profile, network: Network, language: st
     strict = profile == "strict"
     if strict and found.level == "critical" and language in ("shell", "bash"):
         return Decision("deny", f"{worst}; {_INSTEAD}", worst)
-    leaves = _tagged(found, "leaves")
-    if (leaves and (strict or network == "open")) or (strict and found.requires_confirmation):
-        return Decision("ask", str(leaves or worst), leaves or worst)
+    leaving = strict or network == "open"
+    asks = [
+        each
+        for each in found.patterns
+        if (strict and LEVELS[each.level] >= LEVELS["high"]) or (leaving and "leaves" in each.tags)
+    ]
+    if asks:
+        first = _tagged(found, "leaves") or asks[0]
+        return Decision("ask", str(first), first, tuple(asks))
     return Decision("allow", match=worst)
 
 
