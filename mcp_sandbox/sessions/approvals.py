@@ -198,6 +198,12 @@ class Approvals:
         await self._records.keep(chat, _NOTED, changed, self._clock().wall_s)
 
 
+def anew(further: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What stays with a chat that begins anew, as its agent may have it do: all but what allows."""
+    noted = [each for each in further.get(_NOTED) or () if isinstance(each, dict)]
+    return {_NOTED: [each for each in noted if each.get("state") in ("open", "no")]}
+
+
 def _same(noted: Sequence[Approval], call: Approval) -> Approval | None:
     found = (each for each in noted if each.digest == call.digest)
     return next((each for each in found if each.state in ("open", "once")), None)
