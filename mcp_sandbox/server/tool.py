@@ -141,7 +141,6 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
         except ConsentNeeded:
             if consent.round is None:
                 raise
-            record.asked = True
             return consent.round
         finally:
             asks.reset(asked)

@@ -242,15 +242,7 @@ class Gate:
         """The same for what needs no open sandbox."""
         with recorded(action.what, self._count) as record:
             record.chat, record.backend = action.chat, self._hold_of(action.chat).backend
-            # The tool that does what the action does, a command as one line.
-            tool, given = action.what, action.arguments
-            if tool == "process" and given.get("text"):
-                # What is typed can be a command.
-                given = {"command": given["text"]}
-            tool = "exec" if "command" in given else tool
-            command = given.get("command")
-            if isinstance(command, list | tuple):
-                given = {**given, "command": shlex.join(map(str, command))}
+            tool, given = _as_tool(action)
             try:
                 self._narrow(action.chat, tool, given)
                 if action.judged:
@@ -269,6 +261,18 @@ class Gate:
                 self._leaves.discard(action.leave)
                 self._calls -= 1
                 self._ended.set()
+
+
+def _as_tool(action: Action) -> tuple[str, Mapping[str, object]]:
+    """The tool that does what an action does, with its arguments, a command as one line."""
+    tool, given = action.what, action.arguments
+    if tool == "process" and given.get("text"):
+        # What is typed can be a command.
+        given = {"command": given["text"]}
+    command = given.get("command")
+    if isinstance(command, list | tuple):
+        given = {**given, "command": shlex.join(map(str, command))}
+    return ("exec" if "command" in given else tool), given
 
 
 def _code(tool: str, given: Mapping[str, object]) -> tuple[str, str]:
