@@ -2,16 +2,12 @@
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from mcp_sandbox.models import Network
-from mcp_sandbox.policy.rules import LEVELS, Level, Match
-
-if TYPE_CHECKING:
-    from mcp_sandbox.policy.assess import Assessment
+from mcp_sandbox.policy.rules import LEVELS, Assessment, Level, Match, Suggested
 
 Profile = Literal["isolated", "strict", "off"]
-Suggested = Literal["any", "isolated", "browser", "refuse"]
 
 _BROWSER = re.compile(r"selenium|playwright|puppeteer|browser|screenshot", re.IGNORECASE)
 _KEPT = "sandbox_reset empties the workspace instead, and keeps a copy for a day"
@@ -40,7 +36,7 @@ def suggest(level: Level, language: str, content: str) -> Suggested:
     return "browser" if language == "browser" or _BROWSER.search(content) else "isolated"
 
 
-def decide(found: "Assessment", profile: Profile, network: Network, language: str) -> Decision:
+def decide(found: Assessment, profile: Profile, network: Network, language: str) -> Decision:
     """Return what a profile does with graded code in a sandbox that reaches `network`."""
     if profile == "off":
         return Decision("allow")
@@ -62,7 +58,7 @@ def decide(found: "Assessment", profile: Profile, network: Network, language: st
     return Decision("allow", match=worst)
 
 
-def _tagged(found: "Assessment", tag: str) -> Match | None:
+def _tagged(found: Assessment, tag: str) -> Match | None:
     return next((each for each in found.patterns if tag in each.tags), None)
 
 
