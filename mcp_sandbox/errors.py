@@ -44,11 +44,7 @@ class NotPermitted(CallerError):
 
 
 class ConsentNeeded(NotPermitted):
-    """Only with a person's consent; `question` is a Question."""
-
-    def __init__(self, message: str, question: Any) -> None:  # noqa: ANN401 - values are above us
-        super().__init__(message)
-        self.question = question
+    """Only with a person's consent, which nobody has given."""
 
 
 class TooLarge(CallerError):

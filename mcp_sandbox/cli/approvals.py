@@ -1,6 +1,6 @@
 """`approvals`: the calls of agents that wait for a person's word."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -62,17 +62,16 @@ def allow(
     socket: Socket = None,
 ) -> None:
     """Allow a call; the agent makes it again."""
-    by = by_person(yes)
-    done = _answer(socket, {"id": approval, "word": "chat" if for_chat else "once", "by": by})
-    print(f"{done['chat']}: {_STATES[done['state']]} until {utc(done['until_s'])}")
+    _answer(socket, approval, "chat" if for_chat else "once", yes)
 
 
 @group.command()
 def deny(approval: Id, yes: Yes = False, socket: Socket = None) -> None:
     """Refuse a call, and what is like it for ten minutes."""
-    done = _answer(socket, {"id": approval, "word": "no", "by": by_person(yes)})
-    print(f"{done['chat']}: refused until {utc(done['until_s'])}")
+    _answer(socket, approval, "no", yes)
 
 
-def _answer(socket: Socket, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {**answer(socket, "approvals", {"do": "answer", **arguments})}
+def _answer(socket: Socket, approval: str, word: str, yes: bool) -> None:
+    given = {"do": "answer", "id": approval, "word": word, "by": by_person(yes)}
+    done = answer(socket, "approvals", given)
+    print(f"{done['chat']}: {_STATES[done['state']]} until {utc(done['until_s'])}")

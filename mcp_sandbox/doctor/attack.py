@@ -27,18 +27,6 @@ from mcp_sandbox.config import Config, LimitsConfig
 from mcp_sandbox.config.environment import having_variable
 from mcp_sandbox.config.models import PoolConfig, SecretConfig
 from mcp_sandbox.doctor import attack_inside as inside
-from mcp_sandbox.doctor.attack_inside import (
-    ADDRESSES,
-    ATTEMPTS,
-    DOOR,
-    END,
-    LOOK,
-    MEMORY,
-    PLACEHOLDER,
-    PROCESSES,
-    ROUTE,
-    TIME,
-)
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import ChatId, ExecResult, SandboxFacts
 from mcp_sandbox.sessions.session import Session
@@ -52,12 +40,12 @@ _TIGHT = LimitsConfig(
 _LIMIT_S, _SHORT_S = 40.0, 2.0
 _ATTACKER, _OTHER = ChatId("doctor", "attacker"), ChatId("doctor", "other")
 _SECRET = "ATTACK_SECRET"  # noqa: S105 - its name
-_SLEEP = "import time; time.sleep(120)"
-_LISTEN = """
-import signal, socket
+# Runs beside the attacker, with a canary among its arguments.
+_BESIDE = """
+import socket, time
 server = socket.create_server(("127.0.0.1", 0))
 print(server.getsockname()[1], flush=True)
-signal.pause()
+time.sleep(120)
 """
 
 
@@ -109,17 +97,17 @@ async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
         manager = await stack.enter_async_context(open_manager(own))
         session, other = await manager.session(_ATTACKER), await manager.session(_OTHER)
         await other.write_file(at["mark"], at["mark"])
-        listen = other.processes.start(["python3", "-c", _LISTEN, at["beside"]])
+        listen = other.processes.start(["python3", "-c", _BESIDE, at["beside"]])
         listening = await stack.enter_async_context(listen)
         at["beside_port"] = int((await listening.wait(until="\n", wait_s=_LIMIT_S)).stdout)
         facts = await session.info()
         said = await _attempts(session, at, tell)
     gaps = _known_gaps(facts, config)
-    results = tuple(_result(*each, gaps) for each in said)
+    results = tuple(_result(gaps, *each) for each in said)
     return Attack(facts.backend, facts.isolation, facts.network, results)
 
 
-def _result(name: str, verdict: str, evidence: str, gaps: Mapping[str, str]) -> Result:
+def _result(gaps: Mapping[str, str], name: str, verdict: str, evidence: str) -> Result:
     group, _, attempt = name.partition(": ")
     if verdict == "BROKEN" and (known := gaps.get(name) or gaps.get(group)):
         verdict, evidence = "n/a", known if "not so" in evidence else f"{known}: {evidence}"
@@ -153,8 +141,8 @@ def set_out(folder: Path, stack: ExitStack, config: Config) -> dict[str, Any]:
     # What keeps code away is to be the wall, and no permission.
     folder.chmod(0o755)
     stack.enter_context(having_variable("ATTACK_CANARY", at["variable"]))
-    sleep = [sys.executable, "-c", _SLEEP, at["process"]]
-    process = subprocess.Popen(sleep, start_new_session=True)  # noqa: S603 - ours
+    beside = [sys.executable, "-c", _BESIDE, at["process"]]
+    process = subprocess.Popen(beside, start_new_session=True, stdout=subprocess.DEVNULL)  # noqa: S603 - ours
     stack.callback(stack.enter_context(process).kill)
     tcp = stack.enter_context(socket.create_server(("0.0.0.0", 0)))  # noqa: S104 - a canary
     at["unix"] = str(folder / "unix")
@@ -181,21 +169,21 @@ async def _attempts(
 ) -> list[tuple[str, str, str]]:
     """Make all attempts; their names, verdicts and evidence."""
     how = ["python3", "-I", "-c", await to_thread.run_sync(inspect.getsource, inside)]
-    done, left, output = list[tuple[str, str, str]](), list(ATTEMPTS), b""
+    done, left, output = list[tuple[str, str, str]](), list(inside.ATTEMPTS), b""
 
     async def note(name: str, data: bytes) -> None:
         nonlocal output
         output += data if name == "stdout" else b""
-        tell(f"{len(done) + len(output.splitlines())} of {len(ATTEMPTS)} attempts are made")
+        tell(f"{len(done) + len(output.splitlines())} of {len(inside.ATTEMPTS)} attempts are made")
 
     while left:
         output, told = b"", json.dumps({**at, "attempts": left})
-        limit_s = _SHORT_S if left[0] == TIME else _LIMIT_S
+        limit_s = _SHORT_S if left[0] == inside.TIME else _LIMIT_S
         ended = None
         with suppress(SandboxGone):
             ended = await session.exec(how, stdin=told, timeout_s=limit_s, on_output=note)
         done += [(*json.loads(line),) for line in output.splitlines()]
-        left = list(ATTEMPTS)[len(done) :]
+        left = list(inside.ATTEMPTS)[len(done) :]
         if left:
             done.append((left[0], *_judged(left.pop(0), ended)))
     return done
@@ -203,11 +191,11 @@ async def _attempts(
 
 def _judged(attempt: str, ended: ExecResult | None) -> tuple[str, str]:
     """The verdict on an attempt that said nothing, by how the program ended, or the sandbox."""
-    if attempt == MEMORY and (ended is None or ended.out_of_memory or ended.signal):
+    if attempt == inside.MEMORY and (ended is None or ended.out_of_memory or ended.signal):
         return "held", "the kernel ended the program"
     if ended is None:
         return "BROKEN", "the sandbox ended"
-    if attempt == TIME and ended.timed_out:
+    if attempt == inside.TIME and ended.timed_out:
         return "held", f"killed after {ended.duration_ms / 1000:.1f} s"
     said = (ended.stderr.strip() or f"{ended.signal or ended.exit_code}").splitlines()[-1]
     return "BROKEN", f"it did not come to its end: {said[:200]}"
@@ -217,15 +205,15 @@ def _known_gaps(facts: SandboxFacts, config: Config) -> Mapping[str, str]:
     """What does not hold there as the README says, by attempt."""
     gaps = dict[str, str]()
     if config.network != "allowlist":
-        gaps |= dict.fromkeys((DOOR, PLACEHOLDER), "network is not allowlist")
+        gaps |= dict.fromkeys((inside.DOOR, inside.PLACEHOLDER), "network is not allowlist")
     if "gVisor" in facts.limits["pids"]:
         gaps["system calls"] = "gVisor's own kernel answers, not the host's"
         own = "code in gVisor can look into the runner of its own sandbox, and end it"
-        gaps |= dict.fromkeys((LOOK, END), own)
-        gaps[PROCESSES] = "limits.pids is raised, as gVisor's own threads are counted too"
+        gaps |= dict.fromkeys((inside.LOOK, inside.END), own)
+        gaps[inside.PROCESSES] = "limits.pids is raised, as gVisor's own threads are counted too"
     if config.network == "open" and facts.backend != "unsafe-local":
-        reached = (ADDRESSES, ROUTE) if facts.backend == "docker" else ("network",)
+        reached = (inside.ADDRESSES, inside.ROUTE) if facts.backend == "docker" else ("network",)
         gaps |= dict.fromkeys(reached, "the network is open")
     if "no writable cgroup" in facts.limits["pids"]:
-        gaps |= dict.fromkeys((MEMORY, PROCESSES), "there is no writable cgroup")
+        gaps |= dict.fromkeys((inside.MEMORY, inside.PROCESSES), "there is no writable cgroup")
     return gaps

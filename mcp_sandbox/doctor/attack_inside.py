@@ -85,7 +85,7 @@ def words(path: str) -> list[list[str]]:
         return [line.split() for line in file]
 
 
-def holding(needle: str, paths: Iterable[str]) -> Iterator[str]:
+def held_by(paths: Iterable[str], needle: str) -> Iterator[str]:
     for path in paths:
         # Of a pipe nobody may be the writer.
         with suppress(OSError), open(os.open(path, os.O_NONBLOCK), "rb") as file:
@@ -93,13 +93,17 @@ def holding(needle: str, paths: Iterable[str]) -> Iterator[str]:
                 yield path
 
 
-def entries(*without: str) -> Iterator["os.DirEntry[str]"]:
-    """Yield what is beneath / but for some folders, the nearest first, for a bounded time."""
+def not_in(pattern: str, needle: str) -> str:
+    return nowhere(held_by(glob(pattern), needle))
+
+
+def entries(*without: str) -> Iterator[str]:
+    """Yield the paths beneath / but for some folders, the nearest first, for a bounded time."""
     end, folders = time.monotonic() + SEARCH_S, deque("/")
     while folders and time.monotonic() < end:
         with suppress(OSError), os.scandir(folders.popleft()) as found:
             for entry in found:
-                yield entry
+                yield entry.path
                 if entry.is_dir(follow_symlinks=False) and entry.path not in without:
                     folders.append(entry.path)
 
@@ -132,7 +136,7 @@ def through_links(path: str) -> str:
 
 def end_runner() -> str:
     # Else the first process may be the machine's, which is to be spared.
-    is_so([*holding("mcp-sandbox", ["/proc/1/cmdline"])], "the first process is the runner")
+    is_so([*held_by(["/proc/1/cmdline"], "mcp-sandbox")], "the first process is the runner")
     with suppress(OSError):
         os.kill(1, signal.SIGKILL)
     time.sleep(0.3)
@@ -213,7 +217,7 @@ ATTEMPTS: dict[str, Callable[[Any], str]] = {
     "files: open it by links and /proc": lambda at: through_links(at["canary"]),
     "files: change it": lambda at: opening(at["canary"], flags=os.O_WRONLY),
     "files: find it anywhere": lambda at: nowhere(
-        each.path for each in entries("/proc", "/sys") if each.name == at["mark"]
+        each for each in entries("/proc", "/sys") if each.endswith(at["mark"])
     ),
     "files: see mounts of the host": lambda _: nowhere(
         row[4] for row in words(MOUNTS) if row[4] not in OWN and not row[4].startswith(BENEATH)
@@ -225,7 +229,7 @@ ATTEMPTS: dict[str, Callable[[Any], str]] = {
     ),
     "files: open one of another chat": lambda at: opening(at["other"], f"../..{at['other']}"),
     "identity: become root": lambda _: none_of(
-        [("setuid", partial(os.setuid, 0)), ("setgid", partial(os.setgid, 0))]
+        (each.__name__, partial(each, 0)) for each in (os.setuid, os.setgid)
     ),
     "identity: have capabilities": lambda _: nowhere(
         " ".join(row) for row in words(STATUS) if row[0].startswith("Cap") and int(row[1], 16)
@@ -249,21 +253,15 @@ ATTEMPTS: dict[str, Callable[[Any], str]] = {
     ROUTE: lambda _: connecting("192.0.2.1:9", kind=socket.SOCK_DGRAM),
     "network: reach another chat": lambda at: connecting(f"127.0.0.1:{at['beside_port']}"),
     DOOR: lambda at: door(at["targets"]),
-    "secrets: find the server's environment": lambda at: nowhere(
-        holding(at["variable"], glob("/proc/*/environ"))
-    ),
+    "secrets: find the server's environment": lambda at: not_in("/proc/*/environ", at["variable"]),
     "secrets: find a value in files": lambda at: nowhere(
-        holding(at["value"], (each.path for each in entries("/proc", "/sys", "/usr", "/dev")))
+        held_by(entries("/proc", "/sys", "/usr", "/dev"), at["value"])
     ),
     PLACEHOLDER: lambda at: is_so(
         at["value"] not in os.environ.get(at["secret"], at["value"]), "there is a placeholder"
     ),
-    "processes: see one of the host": lambda at: nowhere(
-        holding(at["process"], glob("/proc/*/cmdline"))
-    ),
-    "processes: see one of another chat": lambda at: nowhere(
-        holding(at["beside"], glob("/proc/*/cmdline"))
-    ),
+    "processes: see one of the host": lambda at: not_in("/proc/*/cmdline", at["process"]),
+    "processes: see one of another chat": lambda at: not_in("/proc/*/cmdline", at["beside"]),
     LOOK: lambda _: opening(*(f"/proc/1/{each}" for each in ("mem", "environ", "maps", "fd"))),
     END: lambda _: end_runner(),
 }

@@ -5,7 +5,6 @@ to ask about, and is recorded; what holds is the sandbox. This room runs and rem
 knows neither chats nor how a person is asked.
 """
 
-from mcp_sandbox.policy.assess import Assessment as Assessment
 from mcp_sandbox.policy.assess import assess as assess
 from mcp_sandbox.policy.assess import assess_aside as assess_aside
 from mcp_sandbox.policy.assess import failures as failures
@@ -15,6 +14,7 @@ from mcp_sandbox.policy.routing import Profile as Profile
 from mcp_sandbox.policy.routing import decide as decide
 from mcp_sandbox.policy.routing import profile_of as profile_of
 from mcp_sandbox.policy.routing import risk_level as risk_level
+from mcp_sandbox.policy.rules import Assessment as Assessment
 from mcp_sandbox.policy.rules import Level as Level
 from mcp_sandbox.policy.rules import Match as Match
 from mcp_sandbox.policy.rules import Rules as Rules

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from pathlib import Path
 from types import MappingProxyType
@@ -10,10 +9,9 @@ from types import MappingProxyType
 from anyio import to_thread
 
 from mcp_sandbox.errors import ConfigError
-from mcp_sandbox.policy.javascript import read_javascript
-from mcp_sandbox.policy.python import read_python
-from mcp_sandbox.policy.routing import Suggested, suggest
-from mcp_sandbox.policy.rules import LEVELS, Code, Fact, Level, Match, Rules, read_rules
+from mcp_sandbox.policy.code import read_javascript, read_python
+from mcp_sandbox.policy.routing import suggest
+from mcp_sandbox.policy.rules import LEVELS, Assessment, Code, Fact, Level, Match, Rules, read_rules
 from mcp_sandbox.policy.shell import read_commands
 
 _READERS = {"shell": read_commands, "python": read_python, "javascript": read_javascript}
@@ -28,18 +26,6 @@ _UNREAD = Match("unread", "high", _NONE, "only the first 64 KiB were read")
 _NESTED = Match("unread", "high", _NONE, "it goes on longer or deeper than is read")
 _UNKNOWN = Match("unknown-language", "high", _NONE, "code in this language is not read")
 _OTHER = Match("other-program", "medium", _NONE, "not all that it runs is known to be harmless")
-
-
-@dataclass(frozen=True)
-class Assessment:
-    """How bad code is, by its worst part; `patterns` has what matched, the worst first."""
-
-    level: Level
-    reason: str
-    requires_confirmation: bool
-    requires_isolation: bool
-    suggested: Suggested
-    patterns: tuple[Match, ...]
 
 
 def assess(

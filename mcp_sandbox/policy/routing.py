@@ -2,16 +2,12 @@
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from mcp_sandbox.models import Network
-from mcp_sandbox.policy.rules import LEVELS, Level, Match
-
-if TYPE_CHECKING:
-    from mcp_sandbox.policy.assess import Assessment
+from mcp_sandbox.policy.rules import LEVELS, Assessment, Level, Match, Suggested
 
 Profile = Literal["isolated", "strict", "off"]
-Suggested = Literal["any", "isolated", "browser", "refuse"]
 
 _BROWSER = re.compile(r"selenium|playwright|puppeteer|browser|screenshot", re.IGNORECASE)
 _KEPT = "sandbox_reset empties the workspace instead, and keeps a copy for a day"
@@ -20,11 +16,15 @@ _INSTEAD = "find a way without it, or have the user do it"
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens to a call, in one `sentence`, and the match that decided; None if none did."""
+    """What happens to a call, in one `sentence`, and the match that decided; None if none did.
+
+    `asks` are all matches about which a person is to be asked.
+    """
 
     verdict: Literal["allow", "deny", "ask"]
     sentence: str = ""
     match: Match | None = None
+    asks: tuple[Match, ...] = ()
 
 
 def suggest(level: Level, language: str, content: str) -> Suggested:
@@ -36,7 +36,7 @@ def suggest(level: Level, language: str, content: str) -> Suggested:
     return "browser" if language == "browser" or _BROWSER.search(content) else "isolated"
 
 
-def decide(found: "Assessment", profile: Profile, network: Network, language: str) -> Decision:
+def decide(found: Assessment, profile: Profile, network: Network, language: str) -> Decision:
     """Return what a profile does with graded code in a sandbox that reaches `network`."""
     if profile == "off":
         return Decision("allow")
@@ -46,13 +46,19 @@ def decide(found: "Assessment", profile: Profile, network: Network, language: st
     strict = profile == "strict"
     if strict and found.level == "critical" and language in ("shell", "bash"):
         return Decision("deny", f"{worst}; {_INSTEAD}", worst)
-    leaves = _tagged(found, "leaves")
-    if (leaves and (strict or network == "open")) or (strict and found.requires_confirmation):
-        return Decision("ask", str(leaves or worst), leaves or worst)
+    leaving = strict or network == "open"
+    asks = [
+        each
+        for each in found.patterns
+        if (strict and LEVELS[each.level] >= LEVELS["high"]) or (leaving and "leaves" in each.tags)
+    ]
+    if asks:
+        first = _tagged(found, "leaves") or asks[0]
+        return Decision("ask", str(first), first, tuple(asks))
     return Decision("allow", match=worst)
 
 
-def _tagged(found: "Assessment", tag: str) -> Match | None:
+def _tagged(found: Assessment, tag: str) -> Match | None:
     return next((each for each in found.patterns if tag in each.tags), None)
 
 

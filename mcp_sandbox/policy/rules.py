@@ -11,6 +11,7 @@ import yaml
 from mcp_sandbox.errors import ConfigError
 
 Level = Literal["safe", "low", "medium", "high", "critical"]
+Suggested = Literal["any", "isolated", "browser", "refuse"]
 LEVELS: Mapping[Level, int] = {"safe": 0, "low": 1, "medium": 2, "high": 3, "critical": 4}
 
 # Ten times as fast, where it is built in.
@@ -53,6 +54,18 @@ class Match:
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.target}" if self.target else self.reason
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """How bad code is, by its worst part; `patterns` has what matched, the worst first."""
+
+    level: Level
+    reason: str
+    requires_confirmation: bool
+    requires_isolation: bool
+    suggested: Suggested
+    patterns: tuple[Match, ...]
 
 
 @dataclass(frozen=True)

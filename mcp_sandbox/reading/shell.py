@@ -5,7 +5,7 @@ substitutions, subshells and functions are among the others, in the order of the
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mcp_sandbox.reading.commands import DYNAMIC
@@ -42,13 +42,13 @@ class Command:
     subshells it is in.
     """
 
-    words: tuple[str, ...]
+    words: list[str] = field(default_factory=list[str])
     joined: str = ""
     negated: bool = False
     closed: bool = False
     heredoc: str = ""
     inner: int = 0
-    writes: tuple[str, ...] = ()
+    writes: list[str] = field(default_factory=list[str])
     depth: int = 0
 
 
@@ -69,18 +69,12 @@ class Script:
 
 @dataclass
 class State:
-    """Where in a list of commands the reader is."""
+    """Where in a list of commands the reader is: in which command, and how many stood before it."""
 
-    words: list[str] = field(default_factory=list[str])
-    joined: str = ""
-    negated: bool = False
-    closed: bool = False
+    command: Command
+    began: int
     cases: int = 0
     in_pattern: bool = False
-    began: int = 0
-    depth: int = 0
-    writes: list[str] = field(default_factory=list[str])
-    given: str = ""
 
 
 @dataclass
@@ -117,7 +111,7 @@ class _Reader:
         if depth >= _DEEPEST:
             self.script.cut = True
             return
-        state = State(began=len(self.script.commands), depth=depth)
+        state = State(Command(depth=depth), len(self.script.commands))
         while self._at < len(self._text):
             char = self._text[self._at]
             if char == closing and not (char == ")" and state.in_pattern):
@@ -138,7 +132,7 @@ class _Reader:
             self._read_documents()
         elif char in "()":
             self._parenthesis(char, state, depth)
-        elif state.words[:1] == ["[["]:
+        elif state.command.words[:1] == ["[["]:
             self._in_test(state, depth)
         elif (found := _REDIRECTION.match(text, at)) and not text.startswith(("<(", ">("), at):
             self._redirect(found[0], state, depth)
@@ -156,19 +150,19 @@ class _Reader:
         if char == ")" or state.in_pattern:
             if char == ")":
                 state.in_pattern = False
-                state.words.clear()
-        elif state.words and state.words[-1].endswith("="):
+                state.command.words.clear()
+        elif state.command.words and state.command.words[-1].endswith("="):
             self._array(state, depth)
-        elif state.words and self._text.startswith(")", self._at):
+        elif state.command.words and self._text.startswith(")", self._at):
             self._at += 1
-            self.script.functions[state.words[-1]] = len(self.script.commands)
-            state.words.clear()
-        elif self._text.startswith("(", self._at) and state.words in ([], ["for"]):
+            self.script.functions[state.command.words[-1]] = len(self.script.commands)
+            state.command.words.clear()
+        elif self._text.startswith("(", self._at) and state.command.words in ([], ["for"]):
             self._arithmetic(depth)
-        elif state.words:
+        elif state.command.words:
             return
         else:
-            joined, state.joined = state.joined, ";"
+            joined, state.command.joined = state.command.joined, ";"
             first = len(self.script.commands)
             self.commands(")", depth + 1)
             if first < len(self.script.commands):
@@ -185,7 +179,7 @@ class _Reader:
             else:
                 self._word(depth)
         self._at += 1
-        if found := _ASSIGNED.match(state.words[-1]):
+        if found := _ASSIGNED.match(state.command.words[-1]):
             self.script.set_variables.add(found[1])
 
     def _arithmetic(self, depth: int) -> None:
@@ -206,15 +200,15 @@ class _Reader:
         else:
             word = self._word(depth)
             if word == "]]":
-                state.words = ["[["]
+                state.command.words = ["[["]
                 self._end(state, "")
-            elif len(state.words) < 3:
-                state.words.append(word)
+            elif len(state.command.words) < 3:
+                state.command.words.append(word)
 
     def _separate(self, mark: str, state: State) -> None:
         self._at += len(mark)
         if state.in_pattern:
-            state.words.clear()
+            state.command.words.clear()
         else:
             self._end(state, mark)
             state.in_pattern = state.cases > 0 and mark in (";;", ";&", ";;&")
@@ -224,12 +218,12 @@ class _Reader:
             if word == "esac":
                 state.in_pattern, state.cases = False, max(0, state.cases - 1)
             return
-        words = state.words
+        words = state.command.words
         if not words and word in _BEFORE | _AFTER:
             if word == "coproc" and (name := _COPROCESS.match(self._text, self._at)):
                 self._at = name.end()
-            state.negated = word == "!" or (state.negated and word not in _AFTER)
-            state.closed = state.closed or word in _CLOSERS
+            state.command.negated = word == "!" or (state.command.negated and word not in _AFTER)
+            state.command.closed = state.command.closed or word in _CLOSERS
             state.cases -= word == "esac" and state.cases > 0
         elif words and words[0] == "function" and len(words) == 1:
             self.script.functions[word] = len(self.script.commands)
@@ -243,22 +237,16 @@ class _Reader:
             self.script.cut = True
 
     def _end(self, state: State, mark: str) -> None:
-        writes, given, began = tuple(state.writes), state.given, state.began
-        state.writes, state.given = [], ""
-        inner = len(self.script.commands) - began
-        if not state.words:
-            state.began += inner
+        command, count = state.command, len(self.script.commands)
+        if not command.words:
+            command.writes, command.heredoc, state.began = [], "", count
             return
-        words = tuple(state.words)
-        command = Command(words, state.joined, state.negated, state.closed, given, inner, writes)
-        command.depth = state.depth
+        command.inner = count - state.began
         self._keep(command)
-        state.began = len(self.script.commands)
         for document in self._documents:
             document.command = document.command or command
-        state.negated = state.closed = False
-        state.joined = mark
-        state.words.clear()
+        state.began = len(self.script.commands)
+        state.command = Command(joined=mark, depth=command.depth)
 
     def _keep(self, command: Command) -> None:
         first, script = command.words[0], self.script
@@ -277,7 +265,7 @@ class _Reader:
         else:
             script.cut = True
 
-    def _assigned(self, words: tuple[str, ...]) -> None:
+    def _assigned(self, words: Sequence[str]) -> None:
         declares = words[0] in _DECLARES
         for word in words:
             if found := _ASSIGNED.match(word):
@@ -301,8 +289,8 @@ class _Reader:
         # A number that touches the mark is no word of the command.
         touches = self._at > 0 and self._text[self._at - 1].isdecimal()
         self._at += len(mark)
-        if touches and state.words and state.words[-1].isdecimal():
-            state.words.pop()
+        if touches and state.command.words and state.command.words[-1].isdecimal():
+            state.command.words.pop()
         while self._text.startswith((" ", "\t"), self._at):
             self._at += 1
         began = self._at
@@ -311,10 +299,10 @@ class _Reader:
             literal = any(char in "'\"\\" for char in self._text[began : self._at])
             self._documents.append(Document(word, mark == "<<-", literal, depth))
         elif mark == "<<<":
-            state.given = word
+            state.command.heredoc = word
         elif ">" in mark and word and not (mark == ">&" and _DESCRIPTOR.fullmatch(word)):
             self.script.writes.append(word)
-            state.writes.append(word)
+            state.command.writes.append(word)
 
     def _read_documents(self) -> None:
         documents, self._documents = self._documents, []

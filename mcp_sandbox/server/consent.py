@@ -6,14 +6,9 @@ sessions: here it is put into words.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
-from mcp.server.elicitation import (
-    AcceptedElicitation,
-    CancelledElicitation,
-    DeclinedElicitation,
-)
+from mcp.server.elicitation import AcceptedElicitation, DeclinedElicitation
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.resolve import (
     Elicit,
@@ -22,20 +17,17 @@ from mcp.server.mcpserver.resolve import (
     resolve_arguments,
 )
 from mcp.shared.exceptions import MCPError
-from mcp.types import CallToolResult, InputRequiredResult
+from mcp.types import InputRequiredResult
 from pydantic import BaseModel, Field
 
-from mcp_sandbox.errors import ConsentNeeded
 from mcp_sandbox.server.identity import Request
 from mcp_sandbox.server.text import clip, show_name
-from mcp_sandbox.sessions.approvals import Approval, Question, Word
+from mcp_sandbox.sessions.approvals import Approval, Word
 
 logger = logging.getLogger(__name__)
 
 WIDTH = 78
 """Clients show three lines of a question, each as far as a terminal is wide."""
-
-_Answered = AcceptedElicitation[Any] | DeclinedElicitation | CancelledElicitation
 
 
 class _Form(BaseModel):
@@ -46,55 +38,37 @@ class _FormForChat(BaseModel):
     allow: Literal["this chat"] = Field("this chat", title="Allow")
 
 
-async def consented(
-    call: Callable[[], Awaitable[CallToolResult]], request: Request
-) -> CallToolResult | InputRequiredResult:
-    """Make a call, once its chat's user has agreed where that is needed.
+class Consent:
+    """Asks the user of one request; `round` is for a client that asks, and repeats the request."""
 
-    An InputRequiredResult is for the client, which asks them and repeats the call.
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.round: InputRequiredResult | None = None
 
-    Raises:
-        ConsentNeeded: nobody has answered; the question is kept.
-        NotPermitted: they have said no.
-        Busy: they are being asked about another call.
-    """
-    try:
-        return await call()
-    except ConsentNeeded as exc:
-        needed, question = exc, exc.question
-        assert isinstance(question, Question)  # noqa: S101
-    question.begin()
-    waits = False
-    try:
-        answered = await _ask(question.approval, request)
-        waits = isinstance(answered, InputRequiredResult)
-    finally:
-        question.end(waits=waits)
-    if isinstance(answered, InputRequiredResult):
-        return answered
-    if isinstance(answered, CancelledElicitation):
-        raise needed
-    word: Word = "no"
-    if isinstance(answered, AcceptedElicitation):
-        word = "chat" if answered.data.allow == "this chat" else "once"
-    await question.answer(word)
-    return await call()
+    async def ask(self, approval: Approval) -> Word | Literal["later"] | None:
+        """What the user says, or "later"; None from a client that cannot ask or knows no answer."""
+        form = _FormForChat if approval.what == "network_access" else _Form
 
+        async def question() -> Elicit[Any]:
+            return Elicit(_words(approval), form)
 
-async def _ask(approval: Approval, request: Request) -> _Answered | InputRequiredResult:
-    """What the user says; a client that cannot ask, or says what was not offered, says nothing."""
-    form = _FormForChat if approval.what == "network_access" else _Form
-
-    async def question() -> Elicit[Any]:
-        return Elicit(_words(approval), form)
-
-    asked = {"answer": (Resolve(question), True)}
-    try:
-        found = await resolve_arguments(asked, build_resolver_plans(asked, set()), {}, request)
-    except (MCPError, ToolError) as exc:
-        logger.info("a client did not ask its user: %s", exc)
-        return CancelledElicitation()
-    return found if isinstance(found, InputRequiredResult) else found["answer"]
+        asked = {"answer": (Resolve(question), True)}
+        plans = build_resolver_plans(asked, set())
+        try:
+            found = await resolve_arguments(asked, plans, {}, self._request)
+        except (MCPError, ToolError) as exc:
+            logger.info("a client did not ask its user: %s", exc)
+            return None
+        if isinstance(found, InputRequiredResult):
+            self.round = found
+            return "later"
+        match found["answer"]:
+            case AcceptedElicitation(data=data):
+                return "chat" if data.allow == "this chat" else "once"
+            case DeclinedElicitation():
+                return "no"
+            case _:
+                return None
 
 
 def _words(approval: Approval) -> str:

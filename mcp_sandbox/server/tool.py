@@ -9,7 +9,6 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from anyio import CancelScope
@@ -19,12 +18,13 @@ from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
 from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails, from_json
 
-from mcp_sandbox.errors import InvalidArgument, NotPermitted
-from mcp_sandbox.server.consent import consented
+from mcp_sandbox.errors import ConsentNeeded, InvalidArgument, NotPermitted
+from mcp_sandbox.server.consent import Consent
 from mcp_sandbox.server.errors import readable_errors, sole_error, text_for_model
 from mcp_sandbox.server.identity import Request
 from mcp_sandbox.server.results import RESULT_KEY, texts, with_news
 from mcp_sandbox.server.text import clip, show_name
+from mcp_sandbox.sessions.approvals import asks
 from mcp_sandbox.telemetry.calls import CallRecord, Count, recorded
 
 Schema = Mapping[str, Any]
@@ -134,10 +134,16 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
         record.chat, record.backend = session.chat, session.backend
         if client := context.session.client_params:
             record.client = clip(f"{client.client_info.name} {client.client_info.version}", 80)
-        result = await consented(partial(self.fn, session, **checked), context)
-        if isinstance(result, InputRequiredResult):
-            record.asked = True
-            return result
+        consent = Consent(context)
+        asked = asks.set(consent.ask)
+        try:
+            result: CallToolResult = await self.fn(session, **checked)
+        except ConsentNeeded:
+            if consent.round is None:
+                raise
+            return consent.round
+        finally:
+            asks.reset(asked)
         # Clients show a model nothing but the structured part of a result that has one.
         news = [] if result.structured_content else await session.take_news()
         if patience(context).lost:

@@ -6,8 +6,9 @@ question is noted before it is asked, so that a person at the machine can answer
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ Word = Literal["once", "chat", "no"]
 """Yes to this very call, yes to its like in this chat, no to its like for a while."""
 USER = "the user"
 """Who answers by the client of a chat."""
+Ask = Callable[["Approval"], Awaitable[Word | Literal["later"] | None]]
+"""Asks the user of a chat; "later" comes with the same call, made again, None from nobody."""
 
 _NOTED = "approvals"  # What a chat's record calls them.
 _OPEN_S, _NO_S, _ASKING_S = 3600.0, 600.0, 60.0
@@ -49,6 +52,14 @@ class Approval:
     until_s: float = 0.0
 
 
+async def _nobody(_: Approval) -> None:
+    pass
+
+
+asks = ContextVar[Ask]("asks", default=_nobody)
+"""How the user of the call that is under way is asked."""
+
+
 class Approvals:
     """Those of all chats of a data root. `lifetime_s`: how long a yes for a chat lasts."""
 
@@ -59,54 +70,63 @@ class Approvals:
         self._asking: dict[ChatId, tuple[str, float]] = {}
 
     async def check(self, chat: ChatId, call: Approval) -> None:
-        """Return if the call was allowed; a yes to this very call is used up.
+        """Return if the call was allowed, or is now; a yes to this very call is used up.
 
         Raises:
-            ConsentNeeded: a person has to be asked; the question is noted.
-            NotPermitted: one has said no, not long ago.
-            Busy: one is being asked about another call.
+            ConsentNeeded: nobody has answered; the question is kept.
+            NotPermitted: a person has said no, not long ago.
+            Busy: the user is being asked about another call.
         """
         noted, about = self._current(await self._records.kept(chat, _NOTED)), set(call.about)
         if about <= {key for each in noted if each.state == "chat" for key in each.about}:
             return
         if any(each.state == "no" and about & {*each.about} for each in noted):
-            raise NotPermitted(
-                f"the user has said no to this: {call.effect} Nothing was run, and they are not "
-                "asked again for ten minutes. Do not look for another way to the same effect: ask "
-                "them in the conversation what to do instead."
-            )
-        self.turn(chat, call)
-        found = _same(noted, call)
-        if found is None or found.state == "once":
-            found = await self._note(chat, call)
-        if found.state != "once":
-            raise ConsentNeeded(
-                f"this needs the user's consent, and nobody has answered: {found.effect} Nothing "
-                f"was run. Tell the user that `mcp-sandbox approvals allow {found.id}`, typed by "
-                "them on the machine of this server within an hour, allows it; then make exactly "
-                "the same call again. Until then go on with what does not need it.",
-                Question(self, chat, found),
-            )
+            raise _refusal(call)
+        with self._turn(chat, call):
+            found = _same(noted, call)
+            if found is None or found.state == "once":
+                found = await self._note(chat, call)
+            if found.state == "once":
+                return
+            word = await asks.get()(found)
+            if word == "later":
+                # Who never answers does not say so.
+                self._asking[chat] = call.digest, self._clock().steady_s + _ASKING_S
+            if word is None or word == "later":
+                raise ConsentNeeded(
+                    f"this needs the user's consent, and nobody has answered: {found.effect} "
+                    f"Nothing was run. Tell the user that `mcp-sandbox approvals allow {found.id}`"
+                    ", typed by them on the machine of this server within an hour, allows it; "
+                    "then make exactly the same call again. Until then go on with what does not "
+                    "need it."
+                )
+            await self.answer(chat, found.id, word, USER)
+        if word == "no":
+            raise _refusal(call)
 
-    def turn(self, chat: ChatId, call: Approval, for_s: float | None = None) -> None:
-        """Have a chat's user asked about this call alone for so long; None: only look.
+    @contextmanager
+    def _turn(self, chat: ChatId, call: Approval) -> Generator[None]:
+        """Have nothing else asked in a chat meanwhile, which is known before anything is noted.
 
         Raises:
-            Busy: they are being asked about another one.
+            Busy: something is, or has been and waits for this call to be made again.
         """
-        now_s, (digest, until_s) = self._clock().steady_s, self._asking.get(chat, ("", 0.0))
-        if digest != call.digest and now_s < until_s:
+        digest, until_s = self._asking.get(chat, ("", 0.0))
+        is_next = digest == call.digest and until_s < math.inf
+        if self._clock().steady_s < until_s and not is_next:
             raise Busy(
                 "nothing was run: this needs the user's consent, and they are just being asked "
                 "about another call of this chat. Call again when that one is answered."
             )
-        if for_s is not None:
-            self._asking.pop(chat, None)
-        if for_s:
-            self._asking[chat] = call.digest, now_s + for_s
+        self._asking[chat] = now = call.digest, math.inf
+        try:
+            yield
+        finally:
+            if self._asking[chat] is now:
+                del self._asking[chat]
 
     async def answer(self, chat: ChatId, approval_id: str, word: Word, by: str) -> Approval:
-        """Note a person's word on an open question, given to their client if that is `by` USER.
+        """Note a person's word on an open question; a yes of USER to one call leaves nothing.
 
         Raises:
             NotFound: it is not open any more.
@@ -121,7 +141,8 @@ class Approvals:
                 state: Word = "once" if (word, each.what) == ("chat", "network_access") else word
                 until_s = self._clock().wall_s + self._lasts_s[word]
                 found = replace(each, state=state, by=by, until_s=until_s)
-            return [*(each for each in noted if each not in same), *([found] if found else [])]
+            kept = [found] if found and (found.state, by) != ("once", USER) else []
+            return [*(each for each in noted if each not in same), *kept]
 
         await self._change(chat, answered)
         if found is None:
@@ -177,30 +198,23 @@ class Approvals:
         await self._records.keep(chat, _NOTED, changed, self._clock().wall_s)
 
 
-@dataclass(frozen=True)
-class Question:
-    """An approval that is open, for who can ask the user of its chat."""
-
-    approvals: Approvals
-    chat: ChatId
-    approval: Approval
-
-    def begin(self) -> None:
-        """They are being asked; Busy, if about another call."""
-        self.approvals.turn(self.chat, self.approval, math.inf)
-
-    def end(self, *, waits: bool) -> None:
-        """They have been; or it `waits` for them, which nobody says if they never answer."""
-        self.approvals.turn(self.chat, self.approval, _ASKING_S if waits else 0)
-
-    async def answer(self, word: Word) -> None:
-        """Note what they have said to their client."""
-        await self.approvals.answer(self.chat, self.approval.id, word, USER)
+def anew(further: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What stays with a chat that begins anew, as its agent may have it do: all but what allows."""
+    noted = [each for each in further.get(_NOTED) or () if isinstance(each, dict)]
+    return {_NOTED: [each for each in noted if each.get("state") in ("open", "no")]}
 
 
 def _same(noted: Sequence[Approval], call: Approval) -> Approval | None:
     found = (each for each in noted if each.digest == call.digest)
     return next((each for each in found if each.state in ("open", "once")), None)
+
+
+def _refusal(call: Approval) -> NotPermitted:
+    return NotPermitted(
+        f"the user has said no to this: {call.effect} Nothing was run, and they are not asked "
+        "again for ten minutes. Do not look for another way to the same effect: ask them in the "
+        "conversation what to do instead."
+    )
 
 
 def _unknown(approval_id: str) -> str:

@@ -10,7 +10,7 @@ import json
 import shlex
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 import anyio
@@ -18,7 +18,7 @@ import anyio
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.errors import Draining, NotPermitted, SandboxError
 from mcp_sandbox.models import ChatId, Network
-from mcp_sandbox.policy import Assessment, Match, Profile, Rules, assess_aside, decide
+from mcp_sandbox.policy import Decision, Match, Profile, Rules, assess_aside, decide
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.approvals import Approval, Approvals
 from mcp_sandbox.sessions.hold import Hold
@@ -113,32 +113,31 @@ class Judge:
             effect, part = f"{way} {', '.join(hosts)}?", f"for: {given['reason']}"
         else:
             code, language = _code(tool, given)
-            if not language:
+            decided = await self._decided(code, language, given, record)
+            if not decided.asks:
                 return
-            found = await assess_aside(code, language, given, self.rules)
-            decided = decide(found, self.profile, self.network, language)
-            record.level, record.decision = found.level, decided.verdict
-            record.rule = decided.match.rule if decided.match else None
-            record.patterns = [
-                {"rule": each.rule, "level": each.level, "reason": str(each)}
-                for each in found.patterns[:_MOST_PATTERNS]
-            ]
-            if decided.verdict == "deny":
-                raise NotPermitted(f"this was refused, and nothing was run: {decided.sentence}")
-            if decided.verdict == "allow":
-                return
-            alone = (replace(found, level=each.level, patterns=(each,)) for each in found.patterns)
-            # Without the others, which may have been allowed to the chat.
-            asks = [each.patterns[0] for each in alone if self._asks(each, language)]
-            asked = [f"{each.rule} {each.target}" for each in asks] or [found.reason]
-            effect, part = _effect(decided.sentence, len(asked)), _part(code, asks)
+            asked = [f"{each.rule} {each.target}" for each in decided.asks]
+            effect, part = _effect(decided), _part(code, decided.asks[0])
         record.decision = "ask"
         await self.approvals.check(action.chat, self._question(action, asked, effect, part))
         record.decision = "granted"
 
-    def _asks(self, found: Assessment, language: str) -> bool:
-        found = replace(found, requires_confirmation=found.level in ("high", "critical"))
-        return decide(found, self.profile, self.network, language).verdict == "ask"
+    async def _decided(
+        self, code: str, language: str, given: Mapping[str, object], record: CallRecord
+    ) -> Decision:
+        if not language:
+            return Decision("allow")
+        found = await assess_aside(code, language, given, self.rules)
+        decided = decide(found, self.profile, self.network, language)
+        record.level, record.decision = found.level, decided.verdict
+        record.rule = decided.match.rule if decided.match else None
+        record.patterns = [
+            {"rule": each.rule, "level": each.level, "reason": str(each)}
+            for each in found.patterns[:_MOST_PATTERNS]
+        ]
+        if decided.verdict == "deny":
+            raise NotPermitted(f"this was refused, and nothing was run: {decided.sentence}")
+        return decided
 
     def _question(self, action: Action, about: Sequence[str], effect: str, part: str) -> Approval:
         """What a person is asked; the same for the same call."""
@@ -243,15 +242,7 @@ class Gate:
         """The same for what needs no open sandbox."""
         with recorded(action.what, self._count) as record:
             record.chat, record.backend = action.chat, self._hold_of(action.chat).backend
-            # The tool that does what the action does, a command as one line.
-            tool, given = action.what, action.arguments
-            if tool == "process" and given.get("text"):
-                # What is typed can be a command.
-                given = {"command": given["text"]}
-            tool = "exec" if "command" in given else tool
-            command = given.get("command")
-            if isinstance(command, list | tuple):
-                given = {**given, "command": shlex.join(map(str, command))}
+            tool, given = _as_tool(action)
             try:
                 self._narrow(action.chat, tool, given)
                 if action.judged:
@@ -272,6 +263,18 @@ class Gate:
                 self._ended.set()
 
 
+def _as_tool(action: Action) -> tuple[str, Mapping[str, object]]:
+    """The tool that does what an action does, with its arguments, a command as one line."""
+    tool, given = action.what, action.arguments
+    if tool == "process" and given.get("text"):
+        # What is typed can be a command.
+        given = {"command": given["text"]}
+    command = given.get("command")
+    if isinstance(command, list | tuple):
+        given = {**given, "command": shlex.join(map(str, command))}
+    return ("exec" if "command" in given else tool), given
+
+
 def _code(tool: str, given: Mapping[str, object]) -> tuple[str, str]:
     """What a call runs, and in which language; nothing, if it runs nothing."""
     if tool == "run_code":
@@ -286,15 +289,15 @@ def _code(tool: str, given: Mapping[str, object]) -> tuple[str, str]:
     return f"{command} <<'{_STDIN}'\n{stdin}\n{_STDIN}\n" if stdin else command, "shell"
 
 
-def _effect(reason: str, asked: int) -> str:
+def _effect(decided: Decision) -> str:
     """What a call does, as a question."""
-    more = f", and {asked - 1} more" if asked > 1 else ""
+    reason, others = decided.sentence, len(decided.asks) - 1
+    more = f", and {others} more" if others else ""
     return f"{reason[:1].upper()}{reason[1:]}{more}?"
 
 
-def _part(code: str, asks: Sequence[Match]) -> str:
-    """The line of a piece of code in which the first target is, or its first one."""
-    lines = [line.strip() for line in code.splitlines() if line.strip()] or [""]
-    targets = [each.target.split()[0] for each in asks[:1] if each.target.strip()]
-    found = (line for line in lines if targets and targets[0] in line)
-    return next(found, lines[0])[:_MOST_PART]
+def _part(code: str, asked: Match) -> str:
+    """The line of a piece of code in which the target is, or its first one."""
+    lines, target = code.strip().splitlines(), asked.target.split()[:1]
+    found = (line for line in lines if target and target[0] in line)
+    return next(found, "".join(lines[:1])).strip()[:_MOST_PART]

@@ -10,6 +10,7 @@ import anyio
 
 from mcp_sandbox.errors import Busy, SandboxGone, Unsupported
 from mcp_sandbox.models import BackendName, ChatId, ProcessRow, SandboxId
+from mcp_sandbox.sessions.approvals import anew
 from mcp_sandbox.sessions.news import ended, ended_with
 from mcp_sandbox.sessions.pinning import Pinning
 from mcp_sandbox.sessions.rooms import GrowthGuard, Held, Rooms, Use
@@ -372,7 +373,7 @@ class Hold:
                     await self._rooms.backend.destroy(info.id)
                 if files == "discard":
                     if record := await self._rooms.records.get(self.chat):
-                        await self._rooms.records.put(replace(record, further={}))
+                        await self._rooms.records.put(replace(record, further=anew(record.further)))
                     await self._rooms.workspaces.discard(self.chat)
                 elif files == "remove":
                     await self._rooms.workspaces.remove(self.chat)

@@ -33,8 +33,8 @@ class CallRecord:
 
     `what` is the name of a tool, or "shell"; `call` is the id of the client's request, `client` its
     name. `level` is the grade of what it runs, `decision` what follows: allow, deny, ask or, after
-    that, granted; by the `rule` of that id. `patterns` has every rule that matched. `asked`: its
-    client was asked, and repeats it with the answer. `changed` are the paths of changed files.
+    that, granted; by the `rule` of that id. `patterns` has every rule that matched. `changed` are
+    the paths of changed files.
     """
 
     what: str
@@ -50,7 +50,6 @@ class CallRecord:
     decision: str | None = None
     rule: str | None = None
     patterns: Sequence[Mapping[str, str]] = ()
-    asked: bool = False
     outcome: str = ""
     duration_ms: float = 0.0
 
@@ -89,7 +88,8 @@ def _timed(record: CallRecord, count: Count | None) -> Generator[None]:
         started, record.outcome = time.perf_counter(), "fault"
         try:
             yield
-            record.outcome = "asked" if record.asked else "ok"
+            # Its client asks, and repeats it with the answer.
+            record.outcome = "asked" if record.decision == "ask" else "ok"
         except anyio.get_cancelled_exc_class():
             record.outcome = "cancelled"
             raise

@@ -46,7 +46,7 @@ class Metrics:
         )
 
     def count(self, record: CallRecord) -> None:
-        if record.asked:
+        if record.outcome == "asked":
             # The call is the next round, with the answer.
             return
         self._calls.labels(record.what, record.outcome).inc()

@@ -6,7 +6,7 @@ import pytest
 
 from mcp_sandbox.models import Network
 from mcp_sandbox.policy import Level, Profile, assess, decide, profile_of, risk_level
-from mcp_sandbox.policy.routing import Suggested
+from mcp_sandbox.policy.rules import Suggested
 
 CONFIRMED = ("high", "critical")
 

@@ -145,6 +145,17 @@ async def test_what_nobody_answers_waits_for_a_person(
         assert chat not in [each.chat for each, _ in await computers.manager.approvals.list()]
 
 
+async def test_a_reset_takes_back_what_was_allowed_and_nothing_else(computers: Computers) -> None:
+    everything = {"keep_files": False}
+    async with computers.client("anew", FOR_CHAT, NO) as (client, user):
+        assert text_of(await run(client)) == "ran"
+        await client.call_tool("sandbox_reset", everything)
+        for _ in range(2):
+            assert "the user has said no to this" in text_of(await run(client))
+            await client.call_tool("sandbox_reset", everything)
+        assert len(user.asked) == 2
+
+
 HOSTILE = {
     "long": f"echo {'x' * 9000}; git push https://git.example.org/{'a' * 300} main",
     "controls": "echo '\x1b[2J\x1b]0;x\x07\u202e'; git push https://x.example.org/\x1b[31m main",
@@ -293,9 +304,11 @@ async def test_a_program_is_judged_where_it_asks_for_that(computers: Computers) 
     chat = ChatId("local", "program")
     assert (await (await computers.manager.session(chat)).exec(PUSH)).stdout == "ran"
     judged = await computers.manager.session(chat, judged=True)
-    with pytest.raises(ConsentNeeded, match="mcp-sandbox approvals allow") as needed:
+    with pytest.raises(ConsentNeeded, match="mcp-sandbox approvals allow"):
         await judged.exec(PUSH)
-    await needed.value.question.answer("once")
+    approvals = computers.manager.approvals
+    (waits,) = (each for where, each in await approvals.list() if where == chat)
+    await approvals.answer(chat, waits.id, "once", "me")
     assert (await judged.exec(PUSH)).stdout == "ran"
 
 

@@ -1,9 +1,10 @@
 """What a script for Node.js uses, in JavaScript or TypeScript. Pure, linear."""
 
 import re
+from itertools import takewhile
 
 from mcp_sandbox.reading.commands import DYNAMIC, names
-from mcp_sandbox.reading.javascript import Tokens, read_tokens, value
+from mcp_sandbox.reading.tokens import Token, javascript_tokens, mark
 from mcp_sandbox.skills.scripts.uses import Uses, read_command
 
 _BUILTINS = names(
@@ -20,14 +21,12 @@ _PACKAGE = re.compile(r"(@[a-z0-9~][\w.~-]*/)?[a-zA-Z0-9~][\w.~-]*")
 def read_javascript(text: str) -> Uses:
     """What the script uses; modules of Node.js itself are not among it."""
     uses = Uses()
-    tokens = read_tokens(text)
-    for at, (kind, piece) in enumerate(tokens):
-        if kind == "string":
-            _string(tokens, at, value(piece), uses)
-        elif kind == "name" and piece == "env":
-            around = [text for _, text in tokens[max(0, at - 2) : at + 2]]
-            if around == ["process", ".", "env", "."] and at + 2 < len(tokens):
-                uses.variable(tokens[at + 2][1])
+    tokens = javascript_tokens(text)
+    for at, token in enumerate(tokens):
+        if token.kind == "string":
+            _string(tokens, at, token.text, uses)
+        elif [mark(tokens, at + each) for each in (-3, -2, -1, 0)] == ["process", ".", "env", "."]:
+            uses.variable(mark(tokens, at + 1))
     return uses
 
 
@@ -41,44 +40,39 @@ def package_of(name: str) -> str:
     return "" if package.split("/")[0] in _BUILTINS else package
 
 
-def _string(tokens: Tokens, at: int, text: str, uses: Uses) -> None:
+def _string(tokens: list[Token], at: int, text: str, uses: Uses) -> None:
     uses.text(text)
-    before = [piece for _, piece in tokens[max(0, at - 3) : at]]
-    if before[-1:] in (["from"], ["import"]) or before[-2:] in (["require", "("], ["import", "("]):
+    name, before = mark(tokens, at - 2), mark(tokens, at - 1)
+    if before in ("from", "import") or (before == "(" and name in ("require", "import")):
         _module(tokens, at, text, uses)
-    elif before[-1:] == ["("] and len(before) > 1:
-        _call(tokens, at, before[-2], text, uses)
-    elif before[-2:] == ["env", "["]:
+    elif before == "(":
+        _call(tokens, at, name, text, uses)
+    elif (name, before) == ("env", "["):
         uses.variable(text)
 
 
-def _module(tokens: Tokens, at: int, text: str, uses: Uses) -> None:
+def _module(tokens: list[Token], at: int, text: str, uses: Uses) -> None:
     package = package_of(text)
     if not package or DYNAMIC in text or _is_type(tokens, at):
         return
-    lazy = tokens[at - 1][1] == "(" and tokens[at - 2][1] == "import"
+    lazy = mark(tokens, at - 1) == "(" and mark(tokens, at - 2) == "import"
     uses.need("node", package, "sometimes" if lazy else "always")
 
 
-def _is_type(tokens: Tokens, at: int) -> bool:
+def _is_type(tokens: list[Token], at: int) -> bool:
     """`import type … from`, which is gone when the script runs."""
-    if tokens[at - 1][1] != "from":
+    if mark(tokens, at - 1) != "from":
         return False
-    words = [piece for _, piece in tokens[max(0, at - 200) : at]]
+    words = [token.text for token in tokens[max(0, at - 200) : at]]
     begin = max((i for i, word in enumerate(words) if word in ("import", "export")), default=0)
     return words[begin + 1 : begin + 2] == ["type"] and words[begin + 2 : begin + 3] != ["from"]
 
 
-def _call(tokens: Tokens, at: int, name: str, text: str, uses: Uses) -> None:
+def _call(tokens: list[Token], at: int, name: str, text: str, uses: Uses) -> None:
     if name in _SHELL:
         # `pattern.exec("text")` is no command.
-        if tokens[at - 3][1] != "." or tokens[at - 4][1] in ("child_process", "cp"):
+        if mark(tokens, at - 3) != "." or mark(tokens, at - 4) in ("child_process", "cp"):
             uses.embed("shell", text)
     elif name in _ARGV:
-        words = [text]
-        for kind, piece in tokens[at + 1 : at + 12]:
-            if piece in ("]", ")", "{"):
-                break
-            if kind == "string":
-                words.append(value(piece))
-        read_command(words, uses)
+        given = takewhile(lambda token: token.text not in ("]", ")", "{"), tokens[at : at + 12])
+        read_command([token.text for token in given if token.kind == "string"], uses)

@@ -9,8 +9,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from mcp_sandbox.reading.commands import DYNAMIC
-from mcp_sandbox.reading.python import Statement, Token, statements
+from mcp_sandbox.reading.tokens import (
+    Statement,
+    Token,
+    arguments,
+    imports,
+    literal,
+    python_statements,
+)
 from mcp_sandbox.skills.scripts.uses import Uses, Weight, read_command
 
 _ARGV = frozenset(
@@ -54,7 +60,7 @@ class _Import:
 def read_python(text: str) -> Uses:
     """What the script uses; its own modules and the standard library are among the imports."""
     reader = _Reader()
-    for statement in statements(text):
+    for statement in python_statements(text):
         reader.take(statement)
     return reader.done()
 
@@ -85,8 +91,8 @@ class _Reader:
             word = tokens[1].text
         if tokens[-1].text == ":":
             self._enter(statement.indent, word, tokens)
-        elif word in ("import", "from"):
-            self._import(word, tokens)
+        else:
+            self._import(tokens)
         self._look(tokens)
 
     def _leave(self, indent: int) -> None:
@@ -112,14 +118,14 @@ class _Reader:
         if len(self._blocks) < 100:
             self._blocks.append(_Block(indent, word, attempt))
 
-    def _import(self, word: str, tokens: tuple[Token, ...]) -> None:
+    def _import(self, tokens: tuple[Token, ...]) -> None:
         words = [block.word for block in self._blocks]
         if "typing" in words:
             return
         lazy = any(each in ("def", "if", "elif", "else", "case") for each in words)
         attempts = tuple(b.attempt for b in self._blocks if b.word == "try" and b.attempt)
         handled = [b.attempt for b in self._blocks if b.word == "except" and b.attempt]
-        for name in _imported(word, tokens):
+        for name in _imported(tokens):
             for attempt in attempts:
                 attempt.imports.append(name)
             weight: Weight = "sometimes" if lazy else "always"
@@ -133,17 +139,9 @@ class _Reader:
         self._calls.take(tokens, "sometimes" if some else "always")
 
 
-def _imported(word: str, tokens: tuple[Token, ...]) -> list[str]:
-    if word == "from":
-        end = next((i for i, t in enumerate(tokens) if t.text == "import"), 0)
-        found = ["".join(t.text for t in tokens[1:end])]
-        after = [t.text for t in tokens[end + 1 :] if t.kind == "name"]
-        if found[0] in NAMESPACES and after:
-            found = [f"{found[0]}.{after[0]}"]
-    else:
-        text = "".join(f" {t.text} " if t.text == "as" else t.text for t in tokens[1:])
-        found = [each.split(" ")[0] for each in text.split(",")]
-    return [_root(name) for name in found if re.fullmatch(r"[^\W\d][\w.]*", name)]
+def _imported(tokens: tuple[Token, ...]) -> list[str]:
+    each = (f"{module}.{name}".rstrip(".") for module, name, _ in imports(tokens))
+    return [*dict.fromkeys(_root(name) for name in each if re.match(r"[^\W\d]", name))]
 
 
 def _root(name: str) -> str:
@@ -235,18 +233,4 @@ def _literal(tokens: tuple[Token, ...], at: int) -> str:
 
 
 def _strings(tokens: tuple[Token, ...], at: int) -> list[str]:
-    """The words of a list from `at` on, DYNAMIC where one is no literal."""
-    words: list[str] = []
-    expected = True
-    for token in tokens[at : at + 200]:
-        if token.text in ("]", ")") and token.kind == "other":
-            break
-        if token.text == "," and token.kind == "other":
-            expected = True
-        elif token.kind == "string" and expected:
-            words.append(token.text)
-            expected = False
-        elif expected:
-            words.append(DYNAMIC)
-            expected = False
-    return words
+    return [literal(each) for each in arguments(tokens, at, 200)]
