@@ -26,6 +26,7 @@ class Way:
 
     `tools`: the MCP configuration of tools of the host, if there are any, which are `tool_names`.
     `usage` says what the model has counted by now. `ask` is the way for this process itself.
+    `online`: the sandbox has a network too.
     """
 
     url: str
@@ -36,21 +37,21 @@ class Way:
     tools: bytes = b""
     tool_names: Sequence[str] = ()
     usage: Callable[[], Usage] = Usage
+    online: bool = False
 
 
 @dataclass(frozen=True)
 class Run:
     """One request to an agent. `folder` is its own, inside, and gone with it.
 
-    `resumed`: the id of the conversation to go on with, if any. `online`: there is a network.
-    `record`: where the program keeps that conversation; "" is one that has not begun.
+    `resumed`: the id of the conversation to go on with, if any. `record`: where the program keeps
+    it; "" is one that has not begun.
     """
 
     folder: str
     conversation: Conversation
     way: Way
     resumed: str = ""
-    online: bool = False
     record: str = ""
 
 

@@ -74,7 +74,7 @@ class Claude:
         talk, given = run.conversation, self._given
         model = given.model or run.way.model
         # Both are the model service's, which would be a network.
-        offline = () if run.online else ("WebSearch", "WebFetch")
+        offline = () if run.way.online else ("WebSearch", "WebFetch")
         options: dict[str, tuple[object, ...]] = {
             "--input-format": ("stream-json",),
             "--output-format": ("stream-json",),
