@@ -23,7 +23,7 @@ from mcp_sandbox.agents.connectors import Connector, connector_of
 from mcp_sandbox.agents.events import Completion, HostTool, Usage
 from mcp_sandbox.agents.executor import Executor, Way
 from mcp_sandbox.agents.executors import executor_of
-from mcp_sandbox.agents.executors.direct import Direct, ask
+from mcp_sandbox.agents.executors.direct import Direct
 from mcp_sandbox.agents.gateway import open_gateway
 from mcp_sandbox.agents.hooks import Hooks, Memory, hooks_of
 from mcp_sandbox.agents.run import Agent, Tell
@@ -174,8 +174,7 @@ async def _way(
             given, made = gateway.counts.input_tokens, gateway.counts.output_tokens
             return Usage(given, made, given + made)
 
-        asking = partial(ask, gateway)
-        way = Way("", gateway.token, service.model, service.protocol, asking, usage=used)
+        way = Way("", gateway.token, service.model, service.protocol, gateway.ask, usage=used)
         if not session:
             yield way
             return

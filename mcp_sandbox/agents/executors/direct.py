@@ -4,17 +4,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import anyio
 from pydantic import Field
-from starlette.types import Message
 
 from mcp_sandbox.agents import events as told
-from mcp_sandbox.agents.executor import Program, Run, Take
-from mcp_sandbox.agents.gateway import Gateway
+from mcp_sandbox.agents.executor import Program, Run
 from mcp_sandbox.agents.messages import Given
 
 _WHOLE = ("end_turn", "stop_sequence", "stop")
-_SHOWN_BYTES = 2000
 
 
 class _Arguments(Given):
@@ -90,29 +86,3 @@ def _end(word: object) -> told.Completion:
     """What was said before is its content."""
     why = "" if word in _WHOLE else f"{word}: the model ended its answer early"
     return told.Completion("", is_error=bool(why), reason=why, turns=1)
-
-
-async def ask(gateway: Gateway, what: str, body: bytes, take: Take) -> tuple[int, str]:
-    """Ask as a program inside would, by the run's token: judged, counted and bounded likewise."""
-    method, path = what.split()
-    key = (b"x-api-key", gateway.token.encode())
-    request = {"type": "http", "method": method, "raw_path": path.encode(), "query_string": b""}
-    said: list[Message] = [{"type": "http.request", "body": body}]
-    status, error = 0, b""
-
-    async def receive() -> Message:
-        if not said:
-            await anyio.sleep_forever()
-        return said.pop()
-
-    async def send(message: Message) -> None:
-        nonlocal status, error
-        status, data = message.get("status", status), message.get("body", b"")
-        if status == 200:
-            await take(data)
-        else:
-            error = (error + data)[:_SHOWN_BYTES]
-
-    headers = [key, (b"anthropic-version", b"2023-06-01")]
-    await gateway.answer({**request, "headers": headers}, receive, send)
-    return status, error.decode("utf-8", "replace")
