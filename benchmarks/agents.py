@@ -151,7 +151,7 @@ async def _agents(name: BackendName, runtime: str) -> AsyncGenerator[tuple[Side,
 
 
 async def _on_host(run: Run, programs: Path, home: Path) -> None:
-    program = Claude(_ARGUMENTS).command(run)
+    program = Claude.read(_ARGUMENTS, "the arguments").command(run)
     path = f"{programs / 'bin'}:{os.environ['PATH']}"
     process = await asyncio.create_subprocess_exec(
         *program.argv,

@@ -77,7 +77,8 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     executor = executor_of(command or options.command or settings.command)
     # A model that is named with the connector goes before the assistant's.
     unsaid = {"model": None} if "/" in connector and "model" in options.arguments else {}
-    make = partial(executor, {**options.arguments, **unsaid, **(arguments or {})})
+    given = {**options.arguments, **unsaid, **(arguments or {})}
+    make = partial(executor.read, given, f"the arguments of {executor.name}")
     make()
     service = connector_of(config.connectors, connector or found.connector, settings.connector)
     if service.protocol not in executor.protocols:

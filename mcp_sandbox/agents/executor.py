@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 from pydantic import Field
 
@@ -66,18 +66,21 @@ class Program:
 
 
 class Executor(Protocol):
-    """Runs an agent program once. `image` has it; `protocols` are those it reaches its model by.
+    """Runs an agent program once; it is read from the arguments of the program.
 
-    `prepare` is shell code that makes the sandbox ready, and prints the record of conversation $1.
+    `image` has it; `protocols` are those it reaches its model by. `prepare` is shell code that
+    makes the sandbox ready, and prints the record of conversation $1.
     """
 
-    name: str
-    image: str
-    protocols: Sequence[str]
-    prepare: str
+    name: ClassVar[str]
+    image: ClassVar[str]
+    protocols: ClassVar[Sequence[str]]
+    prepare: ClassVar[str]
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
+    @classmethod
+    def read(cls, values: Mapping[str, Any], what: str) -> Self:
         """Raises InvalidArgument: the program has no such arguments."""
+        ...
 
     def command(self, run: Run) -> Program:
         """What to start, once the sandbox is ready."""

@@ -83,24 +83,19 @@ class _Messages(Given):
 
 @dataclass(frozen=True)
 class Conversation:
-    """Instructions, and turns of one text and its images; the user's last one is the prompt."""
+    """Instructions, and turns of one text and its images, the last of which is the user's."""
 
     system: str
     turns: Sequence[Mapping[str, Any]]
 
     @property
     def prompt(self) -> Sequence[Mapping[str, Any]]:
-        blocks: Sequence[Mapping[str, Any]] = self.turns[-1]["content"]
-        return blocks
-
-    @property
-    def history(self) -> Sequence[Mapping[str, Any]]:
-        """The turns before the prompt, as blocks that tell who spoke."""
-        told = [{"type": "text", "text": "## Conversation History:"}]
+        """The blocks of the last turn, after those of the earlier ones, which tell who spoke."""
+        told = [{"type": "text", "text": "## Conversation History:"}] if self.turns[1:] else []
         for each in self.turns[:-1]:
             text, *images = each["content"]
             told += [{"type": "text", "text": f"[{each['role']}]: {text['text']}"}, *images]
-        return told if told[1:] else ()
+        return [*told, *self.turns[-1]["content"]]
 
 
 def conversation_of(messages: Sequence[Mapping[str, Any]]) -> Conversation:

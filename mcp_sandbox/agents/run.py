@@ -49,6 +49,7 @@ _LATE_S, _TIDY_S = 5.0, 5.0
 _AT_ONCE = 16 << 10
 # In bytes, entries and characters; the last of what a program says of its end.
 _MOST_OUTPUT, _MOST_NAMES, _MOST_TEXT, _SHOWN_CHARS = 256 << 20, 10_000, 1 << 20, 2000
+_FOLDER = '[ -z "$2" ] || mkdir -m 700 "$2" || exit\n'
 _ANEW = "no record of an earlier conversation is left: it begins anew"
 Tell = Callable[[list[Event]], Awaitable[None]]
 
@@ -326,11 +327,11 @@ class _Listener:
         )
 
 
-async def _ready(executor: Executor, session: Session, resumed: str = "") -> str:
+async def _ready(executor: Executor, session: Session, resumed: str = "", folder: str = "") -> str:
     """Make the sandbox ready for the program; the record of the conversation, if there is one."""
     name, image = executor.name, executor.image
-    script = f"command -v {name} >/dev/null || exit 127\n{executor.prepare}"
-    result = await session.exec(["/bin/sh", "-c", script, "sh", resumed], timeout_s=60)
+    script = f"command -v {name} >/dev/null || exit 127\n{_FOLDER}{executor.prepare}"
+    result = await session.exec(["/bin/sh", "-c", script, "sh", resumed, folder], timeout_s=60)
     if result.success:
         return result.stdout.strip()
     why = result.stderr.strip() or f"sh ended with {result.exit_code}"
@@ -344,9 +345,11 @@ async def _ready(executor: Executor, session: Session, resumed: str = "") -> str
 async def _prepared(listener: _Listener, run: Run, session: Session) -> Program:
     """What is to be started; its files are there."""
     try:
-        await session.exec(["mkdir", "-m", "700", run.folder], check=True)
-        run = replace(run, record=await _ready(listener.executor, session, run.resumed))
-        if run.resumed and not run.record:
+        record = await _ready(listener.executor, session, run.resumed, run.folder)
+        if record:
+            last = replace(run.conversation, turns=run.conversation.turns[-1:])
+            run = replace(run, record=record, conversation=last)
+        elif run.resumed:
             await listener.tell([Notice(_ANEW)])
         program = listener.executor.command(run)
         for name, data in program.files.items():

@@ -45,8 +45,7 @@ async def struck(session: Session, mark: str, blow: str) -> tuple[list[Event], b
     code = CODE + ("time.sleep(99)" if blow else "end()")
     events: list[Event] = []
     way = partial(way_out, session, mark)
-    make = partial(Claude, {})
-    agent = Agent(session.chat, session, PLAIN, make, way, 60)
+    agent = Agent(session.chat, session, PLAIN, Claude, way, 60)
     async with agent.opened():
         with anyio.CancelScope() as scope:
             async for event in agent.stream(asked(code)):

@@ -101,7 +101,7 @@ async def no_way(_tell: Tell) -> AsyncGenerator[Way]:
 async def working(
     session: Session, arguments: dict[str, Any] | None = None, *, timeout_s: float = 30
 ) -> AsyncGenerator[Agent]:
-    make = partial(Claude, arguments or {})
+    make = partial(Claude.read, arguments or {}, "the arguments")
     agent = Agent(session.chat, session, PLAIN, make, no_way, timeout_s)
     async with agent.opened():
         yield agent

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -13,26 +13,21 @@ from mcp_sandbox.agents.messages import Given
 _WHOLE = ("end_turn", "stop_sequence", "stop")
 
 
-class _Arguments(Given):
+class Direct(Given):
+    """Asks the model once. The argv of its Program is a method and path, its stdin the body."""
+
+    name: ClassVar[str] = "direct"
+    image: ClassVar[str] = ""
+    protocols: ClassVar[Sequence[str]] = ("anthropic", "openai")
+    prepare: ClassVar[str] = ""
+
     model: str | None = None
     # The Messages API has no default of its own.
     max_tokens: int = Field(default=8192, ge=1)
 
-
-class Direct:
-    """Asks the model once. The argv of its Program is a method and path, its stdin the body."""
-
-    name = "direct"
-    image = ""
-    protocols: Sequence[str] = ("anthropic", "openai")
-    prepare = ""
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._given = _Arguments.read(arguments, "the arguments of direct")
-
     def command(self, run: Run) -> Program:
-        system, model = run.conversation.system, self._given.model or run.way.model
-        openai, limit = run.way.protocol == "openai", self._given.max_tokens
+        system, model = run.conversation.system, self.model or run.way.model
+        openai, limit = run.way.protocol == "openai", self.max_tokens
         turns = [
             {**turn, "content": [*_blocks(turn["content"], openai=openai)]}
             for turn in run.conversation.turns
