@@ -22,7 +22,7 @@ from mcp_sandbox.config import BridgeServerConfig, Duration, Section, Size
 from mcp_sandbox.errors import ConfigError, InvalidArgument
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_MOST_BYTES = 1 << 20
+_MOST_CHARS = 1 << 20
 _M = TypeVar("_M", bound=BaseModel)
 
 
@@ -131,11 +131,9 @@ def _read(file: Path, model: type[_M]) -> _M:
     try:
         text = _text(file)
         if file.suffix == ".yao":
-            values = json5.loads(text)
-        else:
-            node = yaml.compose(text, yaml.SafeLoader)
-            values = node and yaml.SafeLoader("").construct_document(node)
-        return model.model_validate(values)
+            return model.model_validate(json5.loads(text))
+        node = yaml.compose(text, yaml.SafeLoader)
+        return model.model_validate(node and yaml.SafeLoader("").construct_document(node))
     except ValidationError as exc:
         wrong = [_sentence(file, node, model, error) for error in exc.errors()]
         raise ConfigError("\n".join(wrong[:10])) from exc
@@ -144,12 +142,11 @@ def _read(file: Path, model: type[_M]) -> _M:
 
 
 def _text(file: Path) -> str:
-    """What stands in a file, as UTF-8. Raises OSError, ValueError."""
-    with file.open("rb") as stream:
-        data = stream.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise ValueError(f"it has over {_MOST_BYTES:,} bytes")
-    return data.decode()
+    with file.open(encoding="utf-8") as stream:
+        text = stream.read(_MOST_CHARS + 1)
+    if len(text) > _MOST_CHARS:
+        raise ValueError(f"it has over {_MOST_CHARS:,} characters")
+    return text
 
 
 def _sentence(

@@ -1,29 +1,20 @@
 """An agent of one chat, and its runs: prepared, started, listened to, bounded and cleaned up."""
 
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 from uuid import NAMESPACE_OID, uuid5
 
 import anyio
 from anyio.abc import TaskGroup
 
 from mcp_sandbox.agents.assistants import Assistant
-from mcp_sandbox.agents.events import (
-    MAX_LINE,
-    Completion,
-    Event,
-    Lines,
-    Notice,
-    Progress,
-    Text,
-    Usage,
-)
+from mcp_sandbox.agents.events import Completion, Event, Lines, Notice, Progress, Text, Usage
 from mcp_sandbox.agents.executor import Executor, Program, Run, Way
 from mcp_sandbox.agents.hooks import Computer, Context, FileInfo, Hooks, Memory, Messages
 from mcp_sandbox.agents.messages import Conversation, conversation_of
@@ -97,17 +88,13 @@ class Agent:
             each.error = Draining("the agent was closed during the run")
             await each.stop()
 
-    async def execute(
-        self, messages: Sequence[Mapping[str, Any]], *, resume: bool = False
-    ) -> Completion:
+    async def execute(self, messages: Messages, *, resume: bool = False) -> Completion:
         """Do what the messages ask for; see `stream`."""
         events = self.stream(messages, resume=resume)
         (completion,) = [event async for event in events if isinstance(event, Completion)]
         return completion
 
-    async def stream(
-        self, messages: Sequence[Mapping[str, Any]], *, resume: bool = False
-    ) -> AsyncGenerator[Event]:
+    async def stream(self, messages: Messages, *, resume: bool = False) -> AsyncGenerator[Event]:
         """Do what the messages ask for, and yield what happens; a Completion comes last.
 
         With `resume` the program goes on with the chat's last such conversation, and is given the
@@ -166,21 +153,20 @@ class Agent:
         return {"program": version.strip(), "model": f"answers {status}", "tools": tools}
 
     async def _run(self, run: "_Listener", messages: Messages) -> None:
-        hooks, memory = self.hooks, self.memory
         options = {"assistant": self.assistant.name, "resume": bool(run.resumed)}
         made = self.sandbox is not None and not self.sandbox.has_sandbox
         try:
             with run.telling, run.scope:
-                known = await memory.load() if memory else {}
+                known = await self.memory.load() if self.memory else {}
                 computer = Computer(self) if self.sandbox else None
                 context = Context(self.chat, run.progress, computer, deepcopy(known))
-                messages = await hooks.before(context, messages, options)
+                messages = await self.hooks.before(context, messages, options)
                 conversation = conversation_of([*self.assistant.prompts, *messages])
                 completion = await self._completion(run, conversation)
-                completion, problem = await hooks.after(context, completion, options)
+                completion, problem = await self.hooks.after(context, completion, options)
                 try:
-                    if memory and (kept := context.kept()) != known:
-                        await memory.save(kept)
+                    if self.memory and context.memory != known:
+                        await self.memory.save(context.memory)
                 except (SandboxError, TypeError, ValueError) as exc:
                     problem += f" What ctx.memory holds is not kept: {exc}"
                 if self.on_end:
@@ -280,7 +266,7 @@ class _Listener:
         self.scope, self.ended = anyio.CancelScope(), anyio.Event()
         self.error: SandboxError | None = None
         self.usage: Callable[[], Usage] = Usage
-        self._lines, self._dropped = Lines(), 0
+        self._lines = Lines()
         self._last: Completion | None = None
         self._text = StringIO()
 
@@ -303,12 +289,8 @@ class _Listener:
             lines = self._lines.feed(data[start : start + _AT_ONCE])
             await self.tell([event for line in lines for event in self._read(line)])
 
-    def _read(self, line: bytes | None) -> Iterator[Event]:
-        if line is None:
-            self._dropped += 1
-            yield Notice(f"left out: line of over {MAX_LINE >> 20} MiB (number {self._dropped})")
-            return
-        for event in self.executor.events(line):
+    def _read(self, line: bytes | Notice) -> Iterator[Event]:
+        for event in [line] if isinstance(line, Notice) else self.executor.events(line):
             if isinstance(event, Completion):
                 self._last = event
                 continue
