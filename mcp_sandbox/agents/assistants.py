@@ -153,16 +153,15 @@ def _sentence(
     file: Path, node: yaml.Node | None, model: type[BaseModel], error: ErrorDetails
 ) -> str:
     """What is wrong with a value, and where it stands."""
-    line = 0
+    place = str(file)
     for key in error["loc"]:
         if isinstance(node, yaml.MappingNode):
             pairs = {name.value: (name, value) for name, value in node.value}
             at, node = pairs.get(str(key), (node, None))
-            line = at.start_mark.line + 1
+            place = f"{file} line {at.start_mark.line + 1}"
         elif isinstance(node, yaml.SequenceNode) and isinstance(key, int):
             node = node.value[key]
-            line = node.start_mark.line + 1
-    place = f"{file} line {line}" if line else str(file)
+            place = f"{file} line {node.start_mark.line + 1}"
     key = ".".join(map(str, error["loc"]))
     said = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":

@@ -5,25 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from mcp_sandbox.config import Section
 from mcp_sandbox.errors import InvalidArgument, TooLarge
 
 MOST_BYTES = 24 << 20
 """Of the messages as JSON; with all that its program adds, a model service takes 32 MiB."""
 
 
-class Given(BaseModel):
+class Given(Section):
     """What a caller gives."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     @classmethod
     def read(cls, values: Mapping[str, Any], what: str) -> Self:
@@ -107,8 +99,8 @@ def conversation_of(messages: Sequence[Mapping[str, Any]]) -> Conversation:
     """
     given = _Messages.read({"messages": messages}, "the request").messages
     system = [block for each in given if each.role == "system" for block in each.blocks()]
-    turns = [{"role": each.role, "content": each.blocks()} for each in given]
-    turns = [each for each in turns if each["role"] != "system"]
+    talk = [each for each in given if each.role != "system"]
+    turns = [{"role": each.role, "content": each.blocks()} for each in talk]
     if not turns or turns[-1]["role"] != "user":
         raise InvalidArgument("there is no request: the last message must be one of the user")
     if any(block["type"] != "text" for block in system):
