@@ -16,11 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 from anyio import to_thread
 
 from mcp_sandbox.agents.assistants import Assistant, SandboxOptions, assistant_of
 from mcp_sandbox.agents.connectors import Connector, connector_of
-from mcp_sandbox.agents.events import Completion, HostTool, Usage
+from mcp_sandbox.agents.events import Completion, Usage
 from mcp_sandbox.agents.executor import Executor, Way
 from mcp_sandbox.agents.executors import executor_of
 from mcp_sandbox.agents.executors.direct import Direct
@@ -81,10 +82,11 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     make = partial(executor.read, given, f"the arguments of {executor.name}")
     make()
     service = connector_of(config.connectors, connector or found.connector, settings.connector)
-    if service.protocol not in executor.protocols:
+    protocol = service.settings.protocol
+    if protocol not in executor.protocols:
         raise InvalidArgument(
             f"{executor.name} speaks the protocol {executor.protocols[0]}, and connector "
-            f"{service.name} {service.protocol}: name another connector, or another command"
+            f"{service.name} {protocol}: name another connector, or another command"
         )
     # Before anything is started.
     await service.key()
@@ -142,12 +144,9 @@ async def _write_usage(
     of = {"user": chat.user, "chat": chat.chat, "assistant": assistant, "connector": connector}
     line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **of, **kept})
 
-    def write() -> None:
-        with file.open("a", encoding="utf-8") as log:
-            log.write(f"{line}\n")
-
     try:
-        await to_thread.run_sync(write)
+        async with await anyio.open_file(file, "a", encoding="utf-8") as log:
+            await log.write(f"{line}\n")
     except OSError:
         logger.exception("agents.usage_log cannot be written")
 
@@ -162,10 +161,6 @@ async def _way(
     tell: Tell,
 ) -> AsyncGenerator[Way]:
     """What one run finds inside: a door to its model, and one to its tools of the host."""
-
-    async def told(name: str, failed: bool, took_ms: float) -> None:
-        await tell([HostTool(name, round(took_ms), failed)])
-
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(
             open_gateway(service, chat=chat, limits=config.agents.run, egress=config.egress)
@@ -175,12 +170,13 @@ async def _way(
             given, made = gateway.counts.input_tokens, gateway.counts.output_tokens
             return Usage(given, made, given + made)
 
-        way = Way("", gateway.token, service.model, service.protocol, gateway.ask, usage=used)
+        speaks = service.settings.protocol
+        way = Way("", gateway.token, service.model, speaks, gateway.ask, usage=used)
         if not session:
             yield way
             return
         port = await stack.enter_async_context(session.door(gateway.serve))
-        bridge = await stack.enter_async_context(opening(of=str(chat), told=told))
+        bridge = await stack.enter_async_context(opening(of=str(chat), tell=tell))
         tools = b""
         if bridge.names:
             # Another run of the chat may have the place.

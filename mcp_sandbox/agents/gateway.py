@@ -73,7 +73,9 @@ async def open_gateway(
     """
     await connector.key()
     # It reads certificates, and its library imports itself late.
-    client = await to_thread.run_sync(_client, connector.url, egress or EgressConfig(), silent_s)
+    client = await to_thread.run_sync(
+        _client, connector.settings.url, egress or EgressConfig(), silent_s
+    )
     async with client:
         gateway = Gateway(connector, client, chat, limits, min(_REQUEST_S, silent_s))
         try:
@@ -174,7 +176,7 @@ class Gateway:
         given = headers.get(b"x-api-key") or bearer
         if self.ended or not secrets.compare_digest(given, self.token.encode()):
             raise Refusal(401, "this is not the token of this run")
-        if asked not in (known := _LET_THROUGH[self._connector.protocol]):
+        if asked not in (known := _LET_THROUGH[self._connector.settings.protocol]):
             raise Refusal(404, f"only these can be asked: {', '.join(known)}")
         return what
 
@@ -253,10 +255,8 @@ class Gateway:
 
     def _headers(self, given: Mapping[bytes, bytes], key: bytes) -> dict[bytes, bytes]:
         going = {name: given[name] for name in _GOING if name in given and given[name].isascii()}
-        bearer = self._connector.auth == "bearer"
-        auth = {b"authorization": b"Bearer " + key} if bearer else {b"x-api-key": key}
         form = {b"content-type": b"application/json", b"accept-encoding": b"identity"}
-        return {**going, **auth, **form}
+        return {**going, **self._connector.header(key), **form}
 
 
 async def _leave_with(client: Peer, scope: CancelScope) -> None:

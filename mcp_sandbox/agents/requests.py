@@ -56,13 +56,13 @@ def judged(raw: bytes | bytearray, connector: Connector, chat: ChatId) -> bytes:
         known = ", ".join(connector.models)
         setting = f"connectors.{connector.name}.models"
         raise Refusal(400, f"this model may not be asked; {setting} has {known}")
-    if not connector.server_tools and (what := next(_reaching(asked), "")):
+    if not connector.settings.server_tools and (what := next(_reaching(asked), "")):
         setting = f"connectors.{connector.name}.server_tools"
         raise Refusal(400, f"{what}: the service would reach a network, and {setting} is false")
     if "user_id" in (metadata := _object(asked.get("metadata"))):
         person = hashlib.sha256(f"{chat.user}\0{chat.chat}".encode()).hexdigest()[:32]
         asked["metadata"] = {**metadata, "user_id": person}
-    if connector.protocol == "openai" and "messages" in asked and asked.get("stream"):
+    if connector.settings.protocol == "openai" and "messages" in asked and asked.get("stream"):
         # Else such a stream does not tell what it cost.
         asked["stream_options"] = {"include_usage": True}
     return to_json(asked)
