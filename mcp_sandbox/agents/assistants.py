@@ -98,31 +98,30 @@ def assistant_of(folders: Sequence[Path], name: str, user: str) -> Assistant:
     """
     if not name:
         return Assistant("", Path(os.devnull), _Written(sandbox=SandboxOptions()))
-    for folder, file in _found(folders):
-        if folder.name == name:
-            written = _read(file, _Written)
-            if user in written.access:
-                return Assistant(name, folder, written)
+    if file := _found(folders).get(name):
+        written = _read(file, _Written)
+        if user in written.access:
+            return Assistant(name, file.parent, written)
     known = ", ".join(assistants(folders, user)) or "none, in agents.folders"
     raise InvalidArgument(f"there is no assistant {name[:80]!r}; there are {known}")
 
 
 def assistants(folders: Sequence[Path], user: str) -> list[str]:
     """Return the names of those that the user may use. Blocks on the disk; raises ConfigError."""
-    return [folder.name for folder, file in _found(folders) if user in _read(file, _Written).access]
+    return [name for name, file in _found(folders).items() if user in _read(file, _Written).access]
 
 
-def _found(folders: Sequence[Path]) -> list[tuple[Path, Path]]:
-    """The folder and file of each assistant; of two of a name, the first counts."""
-    found: dict[str, tuple[Path, Path]] = {}
+def _found(folders: Sequence[Path]) -> dict[str, Path]:
+    """The file of each assistant; of two of a name, the first counts."""
+    found: dict[str, Path] = {}
     for root in folders:
         if not root.is_dir():
             raise ConfigError(f"agents.folders: there is no folder {root}")
-        for folder in sorted(filter(lambda each: _NAME.fullmatch(each.name), root.iterdir())):
+        for folder in sorted(root.iterdir()):
             files = [folder / name for name in ("assistant.yaml", "package.yao")]
-            if file := next(filter(Path.is_file, files), None):
-                found.setdefault(folder.name, (folder, file))
-    return [*found.values()]
+            if _NAME.fullmatch(folder.name) and (file := next(filter(Path.is_file, files), None)):
+                found.setdefault(folder.name, file)
+    return found
 
 
 def _read(file: Path, model: type[_M]) -> _M:

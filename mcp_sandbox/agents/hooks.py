@@ -115,12 +115,10 @@ class Hooks:
 
         Raises NotPermitted: the hook refuses the run, fails, or takes too long.
         """
+        if not self.create:
+            return messages
         try:
-            return (
-                await _within_limit(self.create(ctx, messages, options))
-                if self.create
-                else messages
-            )
+            return await _within_limit(self.create(ctx, messages, options))
         except Exception as exc:
             raise NotPermitted(f"the request was refused: {exc or type(exc).__name__}") from exc
 

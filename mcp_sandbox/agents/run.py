@@ -300,7 +300,7 @@ class _Listener:
 
     def completion(self, ended: str, duration_ms: int) -> Completion:
         """The program's own, or what there was when it `ended` without one."""
-        last = self._last or Completion("", is_error=True, reason=ended, duration_ms=duration_ms)
+        last = self._last or Completion("", is_error=True, reason=ended)
         return replace(
             last,
             content=last.content or self._text.getvalue(),
