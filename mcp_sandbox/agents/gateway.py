@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import h11
 import httpx2
-from anyio import CancelScope, to_thread
+from anyio import to_thread
 from anyio.abc import ByteStream
 from pydantic_core import to_json
 
@@ -160,7 +160,7 @@ class Gateway:
         async with self._places:
             body = await self._body(client, headers)
             async with own_tasks() as tasks:
-                tasks.start_soon(_leave_with, client, tasks.cancel_scope)
+                tasks.start_soon(client.watch, tasks.cancel_scope.cancel)
                 async with aclosing(self._answer(what, headers, body)) as events:
                     async for event in events:
                         await client.send(event)
@@ -244,12 +244,9 @@ class Gateway:
 
     def _spend(self, size: int) -> None:
         """Count one more request. Raises Refusal: the run has had all that it may."""
-        for name, used in (
-            ("max_requests", self.counts.requests),
-            ("max_output_tokens", self.counts.output_tokens),
-        ):
-            if used >= (most := getattr(self._limits, name)):
-                raise Refusal(403, f"this run has used all of agents.run.{name}, {most:,}")
+        for name in ("requests", "output_tokens"):
+            if getattr(self.counts, name) >= (most := getattr(self._limits, f"max_{name}")):
+                raise Refusal(403, f"this run has used all of agents.run.max_{name}, {most:,}")
         self.counts.requests += 1
         self.counts.sent += size
 
@@ -257,11 +254,6 @@ class Gateway:
         going = {name: given[name] for name in _GOING if name in given and given[name].isascii()}
         form = {b"content-type": b"application/json", b"accept-encoding": b"identity"}
         return {**going, **self._connector.header(key), **form}
-
-
-async def _leave_with(client: Peer, scope: CancelScope) -> None:
-    if await client.hung_up():
-        scope.cancel()
 
 
 def _refused(status: int, why: Exception) -> bytes:

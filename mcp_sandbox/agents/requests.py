@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -121,7 +122,7 @@ class Usage:
 
     def __init__(self, counts: Counts) -> None:
         self._counts, self._tail, self._events = counts, b"", 0
-        self._most = {b"output_tokens": 0}
+        self._most = Counter[bytes]()
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes; the figures in them are sums since the answer began."""
@@ -138,8 +139,8 @@ class Usage:
         self._raise_to(b"output_tokens", self._events)
 
     def _raise_to(self, name: bytes, tokens: int) -> None:
-        more = max(0, tokens - self._most.get(name, 0))
-        self._most[name] = self._most.get(name, 0) + more
+        more = max(0, tokens - self._most[name])
+        self._most[name] += more
         if name == b"output_tokens":
             self._counts.output_tokens += more
         else:

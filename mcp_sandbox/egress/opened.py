@@ -125,13 +125,14 @@ class Peer:
             raise RefusedError(f"the proxy of this machine answers {status}", "failed")
         return self.http.trailing_data[0]
 
-    async def hung_up(self) -> bool:
-        """Return True when the client has left; False when it says too much before its turn."""
+    async def watch(self, ended: Callable[[], None]) -> None:
+        """Call `ended` when the client hangs up; return before, if it asks for much in advance."""
         data = b"."
         while data and len(self.http.trailing_data[0]) < _MOST_HEAD:
             data = await self.receive()
             self.http.receive_data(data)
-        return not data
+        if not data:
+            ended()
 
     async def answer(self, status: int, kind: str, body: bytes, reason: bytes = b"") -> None:
         """Answer so and close, if no other answer has begun."""
@@ -205,8 +206,7 @@ async def _upload(
         while not isinstance(events[-1], h11.EndOfMessage):
             events = await client.events()
             await server.send(*events)
-    if await client.hung_up():
-        ended()
+    await client.watch(ended)
 
 
 def _answered(event: h11.Event, mask: Mask | None) -> Iterator[h11.Event]:
