@@ -177,7 +177,7 @@ async def _way(
             return
         port = await stack.enter_async_context(session.door(gateway.serve))
         bridge = await stack.enter_async_context(opening(of=str(chat), tell=tell))
-        tools = b""
+        tools: dict[str, object] = {}
         if bridge.names:
             # Another run of the chat may have the place.
             at: int | str = config.bridge.path
@@ -186,8 +186,7 @@ async def _way(
             except Busy:
                 at = f"{at}.{secrets.token_hex(4)}"
                 at = await stack.enter_async_context(session.door(bridge.handle, at=at))
-            server = {"command": "python3", "args": ["-I", "-S", RELAY, at]}
-            tools = json.dumps({"mcpServers": {"host": server}}).encode()
+            tools = {"command": "python3", "args": ["-I", "-S", RELAY, at]}
         url = f"http://127.0.0.1:{port}"
         online = config.network != "none"
         yield replace(way, url=url, tools=tools, tool_names=bridge.names, online=online)

@@ -24,7 +24,7 @@ async def _unanswered(_what: str, _body: bytes, _take: Take) -> tuple[int, str]:
 class Way:
     """What the host has opened for a run: the address inside of its model, and a key of this run.
 
-    `tools`: the MCP configuration of tools of the host, if there are any, which are `tool_names`.
+    `tools`: how the MCP server of the host's tools is started, if there are any: `tool_names`.
     `usage` says what the model has counted by now. `ask` is the way for this process itself.
     `online`: the sandbox has a network too.
     """
@@ -34,7 +34,7 @@ class Way:
     model: str = ""
     protocol: str = "anthropic"
     ask: Ask = field(default=_unanswered, repr=False)
-    tools: bytes = b""
+    tools: Mapping[str, object] = field(default_factory=dict[str, object])
     tool_names: Sequence[str] = ()
     usage: Callable[[], Usage] = Usage
     online: bool = False

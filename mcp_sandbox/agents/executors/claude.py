@@ -77,7 +77,6 @@ class Claude(Given):
             "--system-prompt-file": (talk.system and f"{run.folder}/system.md",),
             # Else a conversation that goes on keeps its first instructions.
             "--system-prompt-snapshot": ("off",),
-            "--mcp-config": (run.way.tools and f"{run.folder}/mcp.json",),
             "--max-turns": (self.max_turns,),
             "--max-budget-usd": (self.max_budget_usd,),
             "--model": (model,),
@@ -85,11 +84,13 @@ class Claude(Given):
             "--disallowed-tools": (*self.disallowed_tools, *offline),
         }
         words = ["claude", "-p", "--verbose", "--include-partial-messages"]
-        words += ["--strict-mcp-config"] if run.way.tools else []
         for option, values in options.items():
             words += [option, *map(str, values)] if any(values) else []
         said = {"type": "user", "message": {"role": "user", "content": talk.prompt}}
-        url, files = run.way.url, {"system.md": talk.system.encode(), "mcp.json": run.way.tools}
+        url, files = run.way.url, {"system.md": talk.system.encode()}
+        if run.way.tools:
+            words += ["--strict-mcp-config", "--mcp-config", f"{run.folder}/mcp.json"]
+            files["mcp.json"] = json.dumps({"mcpServers": {"host": run.way.tools}}).encode()
         if run.way.protocol == "openai":
             if not model:
                 raise InvalidArgument("the router has to be told a model: add it to the connector")

@@ -52,9 +52,7 @@ class Codex(Given):
             settings["model"] = model
         if talk.system:
             settings["model_instructions_file"] = f"{run.folder}/system.md"
-        if run.way.tools:
-            server = json.loads(run.way.tools)["mcpServers"]["host"]
-            settings |= {f"mcp_servers.host.{key}": value for key, value in server.items()}
+        settings |= {f"mcp_servers.host.{key}": value for key, value in run.way.tools.items()}
         words = ["--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
         words += [] if run.resumed else ["--ephemeral"]
         words += [f"--config={key}={json.dumps(value)}" for key, value in settings.items()]
