@@ -21,8 +21,7 @@ from mcp_sandbox.egress.rules import PORTS, Rule, rule_of
 from mcp_sandbox.egress.targets import RefusedError, Target, target_of
 from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
-from mcp_sandbox.runtime.doors import PORT, Handler
-from mcp_sandbox.sessions.doorway import Doorway
+from mcp_sandbox.runtime.doors import PORT, Doorway, Handler
 from mcp_sandbox.sessions.records import Ledger
 from mcp_sandbox.telemetry.logs import event
 
