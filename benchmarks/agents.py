@@ -151,7 +151,7 @@ async def _agents(name: BackendName, runtime: str) -> AsyncGenerator[tuple[Side,
 
 
 async def _on_host(run: Run, programs: Path, home: Path) -> None:
-    program = Claude(_ARGUMENTS).command(run)
+    program = Claude.read(_ARGUMENTS, "the arguments").command(run)
     path = f"{programs / 'bin'}:{os.environ['PATH']}"
     process = await asyncio.create_subprocess_exec(
         *program.argv,
@@ -178,13 +178,13 @@ def nothing() -> str:
 async def _calls(values: int) -> Measured:
     """In ms a call: the tool itself takes none."""
 
-    async def told(_name: str, _failed: bool, _took_ms: float) -> None:
+    async def tell(_events: object) -> None:
         return
 
     taken = list[float]()
     async with _session() as session:
         for _ in range(values):
-            opening = open_bridge(BridgeConfig(), {}, [nothing], of="benchmark", told=told)
+            opening = open_bridge(BridgeConfig(), {}, [nothing], of="benchmark", tell=tell)
             async with opening as bridge, session.door(bridge.handle, at="/tmp/tools") as place:
                 taken.append(await _inside(session, _CALL, RELAY, place))
     return Measured(tuple(each * 1000 for each in taken), tuple(taken))

@@ -16,17 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 from anyio import to_thread
 
 from mcp_sandbox.agents.assistants import Assistant, SandboxOptions, assistant_of
 from mcp_sandbox.agents.connectors import Connector, connector_of
-from mcp_sandbox.agents.events import Completion, HostTool, Usage
+from mcp_sandbox.agents.events import Completion, Usage
 from mcp_sandbox.agents.executor import Executor, Way
 from mcp_sandbox.agents.executors import executor_of
-from mcp_sandbox.agents.executors.direct import Direct, ask
+from mcp_sandbox.agents.executors.direct import Direct
 from mcp_sandbox.agents.gateway import open_gateway
 from mcp_sandbox.agents.hooks import Hooks, Memory, hooks_of
-from mcp_sandbox.agents.run import Agent, Manner, Tell
+from mcp_sandbox.agents.run import Agent, Tell
 from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config, load_config
 from mcp_sandbox.config.units import MIB
@@ -77,13 +78,15 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     executor = executor_of(command or options.command or settings.command)
     # A model that is named with the connector goes before the assistant's.
     unsaid = {"model": None} if "/" in connector and "model" in options.arguments else {}
-    make = partial(executor, {**options.arguments, **unsaid, **(arguments or {})})
+    given = {**options.arguments, **unsaid, **(arguments or {})}
+    make = partial(executor.read, given, f"the arguments of {executor.name}")
     make()
     service = connector_of(config.connectors, connector or found.connector, settings.connector)
-    if service.protocol not in executor.protocols:
+    protocol = service.settings.protocol
+    if protocol not in executor.protocols:
         raise InvalidArgument(
             f"{executor.name} speaks the protocol {executor.protocols[0]}, and connector "
-            f"{service.name} {service.protocol}: name another connector, or another command"
+            f"{service.name} {protocol}: name another connector, or another command"
         )
     # Before anything is started.
     await service.key()
@@ -94,14 +97,11 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     bridge = config.bridge.model_copy(
         update={"servers": {**config.bridge.servers, **found.servers}}
     )
-    async with _placed(chat_id, found, config, executor, manager) as (place, memory):
-        manner = Manner(found.name, found.prompts, found.taught, hooks, memory, on_end)
-        opened = partial(
-            _way, place, service, config, partial(open_bridge, bridge, found.tools, tools)
-        )
+    async with _placed(chat_id, found, config, executor, manager) as (session, memory):
+        opening = partial(open_bridge, bridge, found.tools, tools)
+        way = partial(_way, chat_id, session, service, config, opening)
         limit_s = timeout_s or options.timeout or settings.run.timeout
-        online = config.network != "none"
-        agent = Agent(place, make, opened, timeout_s=limit_s, manner=manner, online=online)
+        agent = Agent(chat_id, session, found, make, way, limit_s, hooks, memory, on_end)
         async with agent.opened():
             yield agent
 
@@ -113,10 +113,10 @@ async def _placed(
     config: Config,
     executor: type[Executor],
     manager: Callable[[], Awaitable[SessionManager]] | None,
-) -> AsyncGenerator[tuple[Session | ChatId, Memory]]:
-    """The chat's session, or the chat alone where nothing is to run; and what its hooks keep."""
+) -> AsyncGenerator[tuple[Session | None, Memory]]:
+    """The chat's session, if anything is to run in it; and what its hooks keep."""
     if executor is Direct:
-        yield chat, Memory(Ledger(ChatRecords(config.data_dir), system_clock), chat)
+        yield None, Memory(Ledger(ChatRecords(config.data_dir), system_clock), chat)
         return
     options = found.sandbox or SandboxOptions()
     limits = {"memory_mb": (options.max_memory or 0) // MIB, "cpus": options.max_cpu}
@@ -144,30 +144,23 @@ async def _write_usage(
     of = {"user": chat.user, "chat": chat.chat, "assistant": assistant, "connector": connector}
     line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **of, **kept})
 
-    def write() -> None:
-        with file.open("a", encoding="utf-8") as log:
-            log.write(f"{line}\n")
-
     try:
-        await to_thread.run_sync(write)
+        async with await anyio.open_file(file, "a", encoding="utf-8") as log:
+            await log.write(f"{line}\n")
     except OSError:
         logger.exception("agents.usage_log cannot be written")
 
 
 @asynccontextmanager
 async def _way(
-    place: Session | ChatId,
+    chat: ChatId,
+    session: Session | None,
     service: Connector,
     config: Config,
     opening: Callable[..., AbstractAsyncContextManager[Bridge]],
     tell: Tell,
 ) -> AsyncGenerator[Way]:
     """What one run finds inside: a door to its model, and one to its tools of the host."""
-    chat = place if isinstance(place, ChatId) else place.chat
-
-    async def told(name: str, failed: bool, took_ms: float) -> None:
-        await tell([HostTool(name, round(took_ms), failed)])
-
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(
             open_gateway(service, chat=chat, limits=config.agents.run, egress=config.egress)
@@ -177,23 +170,23 @@ async def _way(
             given, made = gateway.counts.input_tokens, gateway.counts.output_tokens
             return Usage(given, made, given + made)
 
-        asking = partial(ask, gateway)
-        way = Way("", gateway.token, service.model, service.protocol, asking, usage=used)
-        if isinstance(place, ChatId):
+        speaks = service.settings.protocol
+        way = Way("", gateway.token, service.model, speaks, gateway.ask, usage=used)
+        if not session:
             yield way
             return
-        port = await stack.enter_async_context(place.door(gateway.serve))
-        bridge = await stack.enter_async_context(opening(of=str(chat), told=told))
-        tools = b""
+        port = await stack.enter_async_context(session.door(gateway.serve))
+        bridge = await stack.enter_async_context(opening(of=str(chat), tell=tell))
+        tools: dict[str, object] = {}
         if bridge.names:
             # Another run of the chat may have the place.
             at: int | str = config.bridge.path
             try:
-                at = await stack.enter_async_context(place.door(bridge.handle, at=at))
+                at = await stack.enter_async_context(session.door(bridge.handle, at=at))
             except Busy:
                 at = f"{at}.{secrets.token_hex(4)}"
-                at = await stack.enter_async_context(place.door(bridge.handle, at=at))
-            server = {"command": "python3", "args": ["-I", "-S", RELAY, at]}
-            tools = json.dumps({"mcpServers": {"host": server}}).encode()
+                at = await stack.enter_async_context(session.door(bridge.handle, at=at))
+            tools = {"command": "python3", "args": ["-I", "-S", RELAY, at]}
         url = f"http://127.0.0.1:{port}"
-        yield replace(way, url=url, tools=tools, tool_names=bridge.names)
+        online = config.network != "none"
+        yield replace(way, url=url, tools=tools, tool_names=bridge.names, online=online)

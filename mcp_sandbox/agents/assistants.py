@@ -22,7 +22,7 @@ from mcp_sandbox.config import BridgeServerConfig, Duration, Section, Size
 from mcp_sandbox.errors import ConfigError, InvalidArgument
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_MOST_BYTES = 1 << 20
+_MOST_CHARS = 1 << 20
 _M = TypeVar("_M", bound=BaseModel)
 
 
@@ -98,31 +98,30 @@ def assistant_of(folders: Sequence[Path], name: str, user: str) -> Assistant:
     """
     if not name:
         return Assistant("", Path(os.devnull), _Written(sandbox=SandboxOptions()))
-    for folder, file in _found(folders):
-        if folder.name == name:
-            written = _read(file, _Written)
-            if user in written.access:
-                return Assistant(name, folder, written)
+    if file := _found(folders).get(name):
+        written = _read(file, _Written)
+        if user in written.access:
+            return Assistant(name, file.parent, written)
     known = ", ".join(assistants(folders, user)) or "none, in agents.folders"
     raise InvalidArgument(f"there is no assistant {name[:80]!r}; there are {known}")
 
 
 def assistants(folders: Sequence[Path], user: str) -> list[str]:
     """Return the names of those that the user may use. Blocks on the disk; raises ConfigError."""
-    return [folder.name for folder, file in _found(folders) if user in _read(file, _Written).access]
+    return [name for name, file in _found(folders).items() if user in _read(file, _Written).access]
 
 
-def _found(folders: Sequence[Path]) -> list[tuple[Path, Path]]:
-    """The folder and file of each assistant; of two of a name, the first counts."""
-    found: dict[str, tuple[Path, Path]] = {}
+def _found(folders: Sequence[Path]) -> dict[str, Path]:
+    """The file of each assistant; of two of a name, the first counts."""
+    found: dict[str, Path] = {}
     for root in folders:
         if not root.is_dir():
             raise ConfigError(f"agents.folders: there is no folder {root}")
-        for folder in sorted(filter(lambda each: _NAME.fullmatch(each.name), root.iterdir())):
+        for folder in sorted(root.iterdir()):
             files = [folder / name for name in ("assistant.yaml", "package.yao")]
-            if file := next(filter(Path.is_file, files), None):
-                found.setdefault(folder.name, (folder, file))
-    return [*found.values()]
+            if _NAME.fullmatch(folder.name) and (file := next(filter(Path.is_file, files), None)):
+                found.setdefault(folder.name, file)
+    return found
 
 
 def _read(file: Path, model: type[_M]) -> _M:
@@ -131,11 +130,9 @@ def _read(file: Path, model: type[_M]) -> _M:
     try:
         text = _text(file)
         if file.suffix == ".yao":
-            values = json5.loads(text)
-        else:
-            node = yaml.compose(text, yaml.SafeLoader)
-            values = node and yaml.SafeLoader("").construct_document(node)
-        return model.model_validate(values)
+            return model.model_validate(json5.loads(text))
+        node = yaml.compose(text, yaml.SafeLoader)
+        return model.model_validate(node and yaml.SafeLoader("").construct_document(node))
     except ValidationError as exc:
         wrong = [_sentence(file, node, model, error) for error in exc.errors()]
         raise ConfigError("\n".join(wrong[:10])) from exc
@@ -144,28 +141,26 @@ def _read(file: Path, model: type[_M]) -> _M:
 
 
 def _text(file: Path) -> str:
-    """What stands in a file, as UTF-8. Raises OSError, ValueError."""
-    with file.open("rb") as stream:
-        data = stream.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise ValueError(f"it has over {_MOST_BYTES:,} bytes")
-    return data.decode()
+    with file.open(encoding="utf-8") as stream:
+        text = stream.read(_MOST_CHARS + 1)
+    if len(text) > _MOST_CHARS:
+        raise ValueError(f"it has over {_MOST_CHARS:,} characters")
+    return text
 
 
 def _sentence(
     file: Path, node: yaml.Node | None, model: type[BaseModel], error: ErrorDetails
 ) -> str:
     """What is wrong with a value, and where it stands."""
-    line = 0
+    place = str(file)
     for key in error["loc"]:
         if isinstance(node, yaml.MappingNode):
             pairs = {name.value: (name, value) for name, value in node.value}
             at, node = pairs.get(str(key), (node, None))
-            line = at.start_mark.line + 1
+            place = f"{file} line {at.start_mark.line + 1}"
         elif isinstance(node, yaml.SequenceNode) and isinstance(key, int):
             node = node.value[key]
-            line = node.start_mark.line + 1
-    place = f"{file} line {line}" if line else str(file)
+            place = f"{file} line {node.start_mark.line + 1}"
     key = ".".join(map(str, error["loc"]))
     said = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":

@@ -1,29 +1,32 @@
 """Model services as they are configured, and their keys, which no repr, error or log line shows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
 
 from mcp_sandbox.config import ConnectorConfig
 from mcp_sandbox.egress.secrets import Source
 from mcp_sandbox.egress.targets import RefusedError
 from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError
 
-Protocol = Literal["anthropic", "openai"]
 
-
-@dataclass(frozen=True)
 class Connector:
-    """A model service; `model` is asked for when nothing else is said, `models` () = any other."""
+    """A model service, of which `model` is asked for when nothing else is said.
 
-    name: str
-    protocol: Protocol
-    url: str
-    model: str
-    models: tuple[str, ...]
-    auth: Literal["x-api-key", "bearer"]
-    server_tools: bool
-    source: Source | None = field(repr=False)
+    Raises:
+        InvalidArgument: it may not be asked for that model.
+        ConfigError: its key's command cannot be understood.
+    """
+
+    def __init__(self, name: str, settings: ConnectorConfig, model: str = "") -> None:
+        self.name, self.settings, self.model = name, settings, model or settings.model
+        known = (settings.model, *settings.models) if settings.models else ()
+        self.models = [*dict.fromkeys(filter(None, known))]  # None is any.
+        if self.models and self.model and self.model not in self.models:
+            has = ", ".join(self.models)
+            raise InvalidArgument(f"connector {name} has no model {model[:80]!r}; it has {has}")
+        try:
+            self._source = Source(settings.key, private=True) if settings.key else None
+        except ValueError as exc:
+            raise ConfigError(f"connectors.{name}.key is not usable: {exc}") from None
 
     async def key(self) -> bytes:
         """Return the key: 12 to 4,096 bytes of printable ASCII.
@@ -31,21 +34,28 @@ class Connector:
         Raises:
             OperatorError: there is none, or others can read it; the message has the remedy.
         """
-        if not self.source:
+        if not self._source:
             raise OperatorError(
                 f"connector {self.name} has no key: add `key: file:PATH` or "
                 f"`key: 'command: PROGRAM ARGS'` to connectors.{self.name} of the configuration"
             )
         try:
-            return await self.source.value()
+            return await self._source.value()
         except RefusedError as exc:
             raise OperatorError(
                 f"the key of connectors.{self.name} cannot be had: {exc}; correct it, or its place"
             ) from None
 
+    def header(self, key: bytes) -> dict[bytes, bytes]:
+        """Return the header with which the key is sent."""
+        usual = "bearer" if self.settings.protocol == "openai" else "x-api-key"
+        bearer = (self.settings.auth or usual) == "bearer"
+        return {b"authorization": b"Bearer " + key} if bearer else {b"x-api-key": key}
+
     def address(self, path: str) -> str:
         """Return where a request for /v1/… goes; some addresses have the version in them."""
-        return self.url + (path.removeprefix("/v1") if self.protocol == "openai" else path)
+        version = "/v1" if self.settings.protocol == "openai" else ""
+        return self.settings.url + path.removeprefix(version)
 
 
 def connector_of(
@@ -53,9 +63,7 @@ def connector_of(
 ) -> Connector:
     """Return the connector that NAME or NAME/MODEL means; for "" the default or the only one.
 
-    Raises:
-        InvalidArgument: there is no such connector, or it may not be asked for the model.
-        ConfigError: its key's command cannot be understood.
+    Raises InvalidArgument: there is no such connector; else as Connector.
     """
     if not connectors:
         raise InvalidArgument("there is no connector: configure `connectors: {NAME: {url, key}}`")
@@ -66,24 +74,4 @@ def connector_of(
     name, _, model = chosen.partition("/")
     if name not in connectors:
         raise InvalidArgument(f"there is no connector {name[:80]!r}; there are {known}")
-    found = connectors[name]
-    model = model or found.model
-    models = tuple(dict.fromkeys(filter(None, (found.model, *found.models))))
-    if found.models and model and model not in models:
-        raise InvalidArgument(
-            f"connector {name} has no model {model[:80]!r}; it has {', '.join(models)}"
-        )
-    try:
-        source = Source(found.key, private=True) if found.key else None
-    except ValueError as exc:
-        raise ConfigError(f"connectors.{name}.key is not usable: {exc}") from None
-    return Connector(
-        name,
-        found.protocol,
-        found.url,
-        model,
-        models if found.models else (),
-        found.auth or ("bearer" if found.protocol == "openai" else "x-api-key"),
-        found.server_tools,
-        source,
-    )
+    return Connector(name, connectors[name], model)

@@ -124,16 +124,19 @@ class Lines:
     """The lines of a stream that comes in pieces, but for blank ones."""
 
     def __init__(self) -> None:
-        self._line, self._size = bytearray(), 0
+        self._line, self._size, self._dropped = bytearray(), 0, 0
 
-    def feed(self, data: bytes) -> Iterator[bytes | None]:
-        """Yield the lines that end in this piece; None for one over MAX_LINE, which is dropped."""
+    def feed(self, data: bytes) -> Iterator[bytes | Notice]:
+        """Yield the lines that end in this piece; of one over MAX_LINE only that it is left out."""
         for number, part in enumerate(data.split(b"\n")):
             if number:
-                line = bytes(self._line) if self._size <= MAX_LINE else None
+                if self._size > MAX_LINE:
+                    self._dropped += 1
+                    most = f"{MAX_LINE >> 20} MiB"
+                    yield Notice(f"left out: line of over {most} (number {self._dropped})")
+                elif self._line.strip():
+                    yield bytes(self._line)
                 self._line, self._size = bytearray(), 0
-                if line is None or line.strip():
-                    yield line
             self._size += len(part)
             if self._size <= MAX_LINE:
                 self._line += part

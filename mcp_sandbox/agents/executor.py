@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 from pydantic import Field
 
@@ -24,8 +24,9 @@ async def _unanswered(_what: str, _body: bytes, _take: Take) -> tuple[int, str]:
 class Way:
     """What the host has opened for a run: the address inside of its model, and a key of this run.
 
-    `tools`: the MCP configuration of tools of the host, if there are any, which are `tool_names`.
+    `tools`: how the MCP server of the host's tools is started, if there are any: `tool_names`.
     `usage` says what the model has counted by now. `ask` is the way for this process itself.
+    `online`: the sandbox has a network too.
     """
 
     url: str
@@ -33,24 +34,24 @@ class Way:
     model: str = ""
     protocol: str = "anthropic"
     ask: Ask = field(default=_unanswered, repr=False)
-    tools: bytes = b""
+    tools: Mapping[str, object] = field(default_factory=dict[str, object])
     tool_names: Sequence[str] = ()
     usage: Callable[[], Usage] = Usage
+    online: bool = False
 
 
 @dataclass(frozen=True)
 class Run:
     """One request to an agent. `folder` is its own, inside, and gone with it.
 
-    `resumed`: the id of the conversation to go on with, if any. `online`: there is a network.
-    `record`: where the program keeps that conversation; "" is one that has not begun.
+    `resumed`: the id of the conversation to go on with, if any. `record`: where the program keeps
+    it; "" is one that has not begun.
     """
 
     folder: str
     conversation: Conversation
     way: Way
     resumed: str = ""
-    online: bool = False
     record: str = ""
 
 
@@ -65,18 +66,21 @@ class Program:
 
 
 class Executor(Protocol):
-    """Runs an agent program once. `image` has it; `protocols` are those it reaches its model by.
+    """Runs an agent program once; it is read from the arguments of the program.
 
-    `prepare` is shell code that makes the sandbox ready, and prints the record of conversation $1.
+    `image` has it; `protocols` are those it reaches its model by. `prepare` is shell code that
+    makes the sandbox ready, and prints the record of conversation $1.
     """
 
-    name: str
-    image: str
-    protocols: Sequence[str]
-    prepare: str
+    name: ClassVar[str]
+    image: ClassVar[str]
+    protocols: ClassVar[Sequence[str]]
+    prepare: ClassVar[str]
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
+    @classmethod
+    def read(cls, values: Mapping[str, Any], what: str) -> Self:
         """Raises InvalidArgument: the program has no such arguments."""
+        ...
 
     def command(self, run: Run) -> Program:
         """What to start, once the sandbox is ready."""

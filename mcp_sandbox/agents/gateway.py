@@ -5,46 +5,45 @@ A request is read whole by a library, judged and written anew; an answer passes 
 
 import logging
 import secrets
-import socket
 import ssl
-from asyncio import get_running_loop  # noqa: TID251 - uvicorn's connections are asyncio's
-from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import asdict
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import anyio
+import h11
 import httpx2
-from anyio import CancelScope, to_thread
+from anyio import to_thread
 from anyio.abc import ByteStream
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
-from uvicorn.server import ServerState
+from pydantic_core import to_json
 
 from mcp_sandbox.agents.connectors import Connector
 from mcp_sandbox.agents.requests import MOST_BODY, Counts, Refusal, Usage, judged
-from mcp_sandbox.backends.local_socket import SocketStream
 from mcp_sandbox.config import EgressConfig, RunConfig
 from mcp_sandbox.egress.authority import trusted
 from mcp_sandbox.egress.masking import Mask
+from mcp_sandbox.egress.opened import HUNG_UP, Peer
+from mcp_sandbox.egress.targets import RefusedError
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.runtime.channel import own_tasks
 from mcp_sandbox.telemetry.logs import event
-from mcp_sandbox.web import bounded
 
 logger = logging.getLogger(__name__)
 
-_MOST_CONNECTIONS, _MOST_AT_ONCE = 64, 8
-# For the head of a request, and for its body; to reach the service; to end what is under way.
-_REQUEST_S, _DIAL_S, _END_S = 60.0, 30.0, 5.0
-_SILENT_S = 600.0
+_MOST_AT_ONCE, _SHOWN_BYTES = 8, 2000
+# For the head of a request, and for its body; to reach the service; for its next bytes.
+_REQUEST_S, _DIAL_S, _SILENT_S = 60.0, 30.0, 600.0
 _LET_THROUGH = {
     "anthropic": ("POST /v1/messages", "POST /v1/messages/count_tokens", "GET /v1/models"),
     "openai": ("POST /v1/chat/completions", "POST /v1/responses", "GET /v1/models"),
 }
-_GOING = ("accept", "user-agent", "x-app", "anthropic-version", "anthropic-beta", "openai-beta")
+_GOING = (
+    *(b"accept", b"user-agent", b"x-app"),
+    *(b"anthropic-version", b"anthropic-beta", b"openai-beta"),
+)
+_OURS = {b"anthropic-version": b"2023-06-01"}
 _COMING = ("content-type", "retry-after", "request-id")
 _KINDS = {
     400: "invalid_request_error",
@@ -53,7 +52,6 @@ _KINDS = {
     404: "not_found_error",
     413: "request_too_large",
 }
-_HUNG_UP = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 
 
 @asynccontextmanager
@@ -75,14 +73,16 @@ async def open_gateway(
     """
     await connector.key()
     # It reads certificates, and its library imports itself late.
-    client = await to_thread.run_sync(_client, connector.url, egress or EgressConfig(), silent_s)
+    client = await to_thread.run_sync(
+        _client, connector.settings.url, egress or EgressConfig(), silent_s
+    )
     async with client:
         gateway = Gateway(connector, client, chat, limits, min(_REQUEST_S, silent_s))
         try:
             yield gateway
         finally:
-            with CancelScope(deadline=anyio.current_time() + _END_S, shield=True):
-                await gateway.end()
+            gateway.ended = True
+            event(logger, "model", chat=str(chat), to=connector.name, **asdict(gateway.counts))
 
 
 def _client(url: str, egress: EgressConfig, silent_s: float) -> httpx2.AsyncClient:
@@ -107,176 +107,157 @@ class Gateway:
         request_s: float,
     ) -> None:
         self.token = secrets.token_urlsafe(32)
-        self.counts = Counts()
+        self.counts, self.ended = Counts(), False
         self._connector, self._client = connector, client
         self._chat, self._limits, self._request_s = chat, limits, request_s
-        self._places = anyio.Semaphore(_MOST_AT_ONCE)
-        self._open = True
-        self._served = ServerState()
-        self._http = bounded(self.answer, connections=_MOST_CONNECTIONS, request_s=request_s)
-        self._http.load()
+        self._places = anyio.CapacityLimiter(_MOST_AT_ONCE)
 
     async def serve(self, stream: ByteStream) -> None:
         """Serve one connection from inside until either side ends it."""
-        if not self._open:
-            return
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        protocol = partial(
-            cast("Any", self._http.http_protocol_class),
-            config=self._http,
-            server_state=self._served,
-            app_state={},
-        )
-        await get_running_loop().connect_accepted_socket(protocol, theirs)
-        async with SocketStream(ours) as wire, anyio.create_task_group() as tasks:
-            tasks.start_soon(_copy, stream, wire)
-            await _copy(wire, stream)
-            tasks.cancel_scope.cancel()
-
-    async def end(self) -> None:
-        """Cut every connection, and wait until no request is under way."""
-        self._open = False
-        for connection in [*self._served.connections]:
-            connection.transport.abort()
-        for _ in range(_MOST_AT_ONCE):
-            await self._places.acquire()
-        event(logger, "model", chat=str(self._chat), to=self._connector.name, **asdict(self.counts))
-
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, as an ASGI application does."""
-        request = Request(scope, receive)
-        try:
-            await self._pass_on(request, send)
-        except* ClientDisconnect:
-            pass
-        except* Refusal as group:
-            await _refused(cast("Refusal", group.exceptions[0]))(scope, receive, send)
-
-    async def _pass_on(self, request: Request, send: Send) -> None:
-        """Answer a request, by the service if it may go there. Raises Refusal."""
-        if (path := self._admitted(request)) == "/":
-            await Response()(request.scope, request.receive, send)
-            return
-        async with self._places:
-            body = b""
-            if request.method == "POST":
-                body = judged(await self._body(request), self._connector, self._chat)
+        client = Peer(stream, h11.SERVER)
+        with suppress(*HUNG_UP):
             try:
-                key = await self._connector.key()
-            except OperatorError as exc:
-                logger.warning("%s", exc)
-                raise Refusal(403, "the key cannot be had; a person must look") from exc
-            self._spend(len(body))
-            query = str(request.scope["query_string"], "ascii")
-            place = self._connector.address(path) + (f"?{query}" if query else "")
-            headers = self._headers(request, key.decode("ascii"))
-            answering = self._client.stream(request.method, place, headers=headers, content=body)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_wait_gone, request.receive, tasks.cancel_scope)
-                await self._exchange(answering, Mask([key]), send)
-                tasks.cancel_scope.cancel()
+                while await self._serve_next(client):
+                    client.http.start_next_cycle()
+            except (Refusal, RefusedError) as exc:
+                # Where an answer has begun, the client sees that it has no end.
+                status = exc.status if isinstance(exc, Refusal) else 400
+                await client.answer(status, "application/json", _refused(status, exc))
 
-    def _admitted(self, request: Request) -> str:
-        """Return the path, if a request may be made at all. Raises Refusal."""
-        headers, path = request.headers, str(request.scope["raw_path"], "ascii")
-        if "transfer-encoding" in headers and "content-length" in headers:
+    async def ask(
+        self, what: str, body: bytes, take: Callable[[bytes], Awaitable[None]]
+    ) -> tuple[int, str]:
+        """Ask for this process, judged, counted and bounded likewise; return status and error.
+
+        `what` is METHOD PATH, and `take` gets the answer's bytes.
+        """
+        status, error = 0, b""
+        try:
+            async with aclosing(self._answer(what, _OURS, body)) as events:
+                async for event in events:
+                    if isinstance(event, h11.Response):
+                        status = event.status_code
+                    elif isinstance(event, h11.Data) and status == 200:
+                        await take(event.data)
+                    elif isinstance(event, h11.Data):
+                        error = (error + event.data)[:_SHOWN_BYTES]
+        except Refusal as exc:
+            return status or exc.status, str(exc)
+        return status, error.decode("utf-8", "replace")
+
+    async def _serve_next(self, client: Peer) -> bool:
+        """Answer a request; return whether another may follow. Raises Refusal, RefusedError."""
+        with anyio.move_on_after(self._request_s) as limit:
+            request = await client.head()
+        if limit.cancelled_caught or not request:
+            return False
+        if (request.method, request.target) == (b"HEAD", b"/"):
+            # Programs look so whether there is a service.
+            await client.answer(200, "text/plain", b"")
+            return False
+        headers = dict(request.headers)
+        what = self._admitted(request, headers)
+        async with self._places:
+            body = await self._body(client, headers)
+            async with own_tasks() as tasks:
+                tasks.start_soon(client.watch, tasks.cancel_scope.cancel)
+                async with aclosing(self._answer(what, headers, body)) as events:
+                    async for event in events:
+                        await client.send(event)
+        return set(client.http.states.values()) == {h11.DONE}
+
+    def _admitted(self, request: h11.Request, headers: Mapping[bytes, bytes]) -> str:
+        """Return METHOD TARGET of a request, if it may be made at all. Raises Refusal."""
+        if b"transfer-encoding" in headers and b"content-length" in headers:
             raise Refusal(400, "the body has two lengths")
-        asked = f"{request.method} {path}"
-        if asked == "HEAD /":
-            return path
-        given = headers.get("x-api-key") or headers.get("authorization", "")[len("Bearer ") :]
-        if not secrets.compare_digest(given.encode(), self.token.encode()):
+        what = f"{request.method.decode('ascii')} {request.target.decode('ascii')}"
+        asked = what.partition("?")[0]
+        bearer = headers.get(b"authorization", b"")[len(b"Bearer ") :]
+        given = headers.get(b"x-api-key") or bearer
+        if self.ended or not secrets.compare_digest(given, self.token.encode()):
             raise Refusal(401, "this is not the token of this run")
-        if asked not in (known := _LET_THROUGH[self._connector.protocol]):
+        if asked not in (known := _LET_THROUGH[self._connector.settings.protocol]):
             raise Refusal(404, f"only these can be asked: {', '.join(known)}")
-        return path
+        return what
 
-    async def _body(self, request: Request) -> bytearray:
-        """Return the whole body. Raises Refusal, ClientDisconnect."""
-        body, announced = bytearray(), int(request.headers.get("content-length", 0))
+    async def _body(self, client: Peer, headers: Mapping[bytes, bytes]) -> bytearray:
+        """Return the whole body. Raises Refusal, RefusedError."""
+        body, announced = bytearray(), int(headers.get(b"content-length", 0))
         try:
             with anyio.fail_after(self._request_s):
-                async for piece in request.stream():
-                    body += piece
+                while client.http.their_state is h11.SEND_BODY:
                     if max(announced, len(body)) > MOST_BODY:
                         raise Refusal(413, f"the body has more than {MOST_BODY:,} bytes")
+                    for event in await client.events():
+                        body += event.data if isinstance(event, h11.Data) else b""
         except TimeoutError as exc:
             raise Refusal(408, f"the body did not come within {self._request_s:g} s") from exc
         return body
 
-    def _spend(self, size: int) -> None:
-        """Count one more request. Raises Refusal: the run has had all that it may."""
-        for name, used in (
-            ("max_requests", self.counts.requests),
-            ("max_output_tokens", self.counts.output_tokens),
-        ):
-            if used >= (most := getattr(self._limits, name)):
-                raise Refusal(403, f"this run has used all of agents.run.{name}, {most:,}")
-        self.counts.requests += 1
-        self.counts.sent += size
+    async def _answer(
+        self, what: str, headers: Mapping[bytes, bytes], body: bytes | bytearray
+    ) -> AsyncGenerator[h11.Response | h11.Data | h11.EndOfMessage]:
+        """Ask the service, if it may be asked so, and yield its answer as it comes.
 
-    def _headers(self, request: Request, key: str) -> dict[str, str]:
-        given = ((name, request.headers.get(name, "")) for name in _GOING)
-        going = {name: value for name, value in given if value and value.isascii()}
-        bearer = self._connector.auth == "bearer"
-        auth = {"authorization": f"Bearer {key}"} if bearer else {"x-api-key": key}
-        return {**going, **auth, "content-type": "application/json", "accept-encoding": "identity"}
-
-    async def _exchange(
-        self, answering: AbstractAsyncContextManager[httpx2.Response], mask: Mask, send: Send
-    ) -> None:
-        """Pass the service's answer on as it comes. Raises Refusal: none has begun."""
-        name, usage, begun, whole = self._connector.name, Usage(self.counts), False, False
+        Raises:
+            Refusal: it may not, or it has failed, maybe in the midst of its answer.
+        """
+        name, (method, _, target) = self._connector.name, what.partition(" ")
+        asked = judged(body, self._connector, self._chat) if method == "POST" else b""
         try:
-            async with answering as response:
-                status = response.status_code
-                if response.is_redirect:
-                    what = f"the service leads elsewhere: correct connectors.{name}.url"
-                    raise Refusal(status, what)
-                headers = [
-                    (key.encode(), mask.text(value.encode()))
-                    for key, value in response.headers.items()
-                    if key in _COMING or key.startswith("anthropic-")
-                ]
-                await send({"type": "http.response.start", "status": status, "headers": headers})
-                begun = True
+            key = await self._connector.key()
+        except OperatorError as exc:
+            logger.warning("%s", exc)
+            raise Refusal(403, "the key cannot be had; a person must look") from exc
+        self._spend(len(asked))
+        place, mask = self._connector.address(target), Mask([key])
+        going, usage, whole = self._headers(headers, key), Usage(self.counts), False
+        try:
+            async with self._client.stream(method, place, headers=going, content=asked) as response:
+                yield self._head(response, mask)
                 async for piece in response.aiter_bytes():
                     usage.feed(piece)
-                    part = {"body": mask.text(piece, more=True), "more_body": True}
-                    await send({"type": "http.response.body", **part})
+                    yield h11.Data(mask.text(piece, more=True))
                 whole = True
-                await send({"type": "http.response.body", "body": mask.text(b"")})
+                yield h11.Data(mask.text(b""))
+                yield h11.EndOfMessage()
         except httpx2.RequestError as exc:
-            # Without an end of what has begun, the client's connection is cut off likewise.
             why = f"the model service of connector {name} failed: {type(exc).__name__}"
             logger.warning("%s", why)
-            if not begun:
-                late = isinstance(exc, httpx2.TimeoutException)
-                raise Refusal(504 if late else 502, why) from exc
+            late = isinstance(exc, httpx2.TimeoutException)
+            raise Refusal(504 if late else 502, why) from exc
         finally:
             if not whole:
                 usage.cut()
 
+    def _head(self, response: httpx2.Response, mask: Mask) -> h11.Response:
+        """Return what may pass of it. Raises Refusal: it leads elsewhere."""
+        if response.is_redirect:
+            what = f"the service leads elsewhere: correct connectors.{self._connector.name}.url"
+            raise Refusal(response.status_code, what)
+        headers = [
+            (name.encode(), mask.text(value.encode()))
+            for name, value in response.headers.items()
+            if name in _COMING or name.startswith("anthropic-")
+        ]
+        return h11.Response(status_code=response.status_code, headers=headers)
 
-async def _wait_gone(receive: Receive, scope: CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
+    def _spend(self, size: int) -> None:
+        """Count one more request. Raises Refusal: the run has had all that it may."""
+        for name in ("requests", "output_tokens"):
+            if getattr(self.counts, name) >= (most := getattr(self._limits, f"max_{name}")):
+                raise Refusal(403, f"this run has used all of agents.run.max_{name}, {most:,}")
+        self.counts.requests += 1
+        self.counts.sent += size
+
+    def _headers(self, given: Mapping[bytes, bytes], key: bytes) -> dict[bytes, bytes]:
+        going = {name: given[name] for name in _GOING if name in given and given[name].isascii()}
+        form = {b"content-type": b"application/json", b"accept-encoding": b"identity"}
+        return {**going, **self._connector.header(key), **form}
 
 
-def _refused(refusal: Refusal) -> JSONResponse:
+def _refused(status: int, why: Exception) -> bytes:
     """As both protocols tell an error."""
-    kind = _KINDS.get(refusal.status, "api_error")
-    error = {"type": kind, "message": f"mcp-sandbox: {refusal}", "param": None, "code": None}
-    told = {"type": "error", "error": error}
-    return JSONResponse(told, refusal.status, headers={"connection": "close"})
-
-
-async def _copy(source: ByteStream, sink: ByteStream) -> None:
-    """Copy until either has ended, and pass the end on."""
-    with suppress(*_HUNG_UP):
-        async for data in source:
-            await sink.send(data)
-    with suppress(*_HUNG_UP):
-        await sink.send_eof()
+    kind = _KINDS.get(status, "api_error")
+    error = {"type": kind, "message": f"mcp-sandbox: {why}", "param": None, "code": None}
+    return to_json({"type": "error", "error": error})

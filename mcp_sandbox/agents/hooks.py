@@ -8,10 +8,10 @@ import inspect
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 LIMIT_S = 60.0
 _MOST_MEMORY = 64 << 10
+_LOGGER = logging.getLogger(__name__)
+_T = TypeVar("_T")
 Messages = Sequence[Mapping[str, Any]]
 Options = Mapping[str, Any]
 
@@ -66,8 +68,11 @@ class Memory:
         return dict(await self._ledger.records.kept(self._chat, "memory") or {})
 
     async def save(self, memory: Mapping[str, Any]) -> None:
-        now_s = self._ledger.clock().wall_s
-        await self._ledger.records.keep(self._chat, "memory", lambda _: memory, now_s)
+        """Keep it as JSON. Raises TooLarge, ValueError, TypeError, OperatorError."""
+        text, now_s = json.dumps(memory), self._ledger.clock().wall_s
+        if len(text) > _MOST_MEMORY:
+            raise TooLarge(f"ctx.memory has {len(text):,} bytes; at most {_MOST_MEMORY:,} are kept")
+        await self._ledger.records.keep(self._chat, "memory", lambda _: json.loads(text), now_s)
 
 
 @dataclass
@@ -82,15 +87,7 @@ class Context:
     progress: Callable[[str], Awaitable[None]]
     sandbox: Computer | None
     memory: dict[str, Any]
-    log: logging.Logger = field(default_factory=lambda: logging.getLogger(__name__))
-
-    def kept(self) -> Mapping[str, Any]:
-        """The memory, as it can be kept. Raises TooLarge, ValueError, TypeError."""
-        text = json.dumps(self.memory)
-        if len(text) > _MOST_MEMORY:
-            raise TooLarge(f"ctx.memory has {len(text):,} bytes; at most {_MOST_MEMORY:,} are kept")
-        memory: Mapping[str, Any] = json.loads(text)
-        return memory
+    log: logging.Logger = _LOGGER
 
 
 @dataclass(frozen=True)
@@ -116,33 +113,32 @@ class Hooks:
     async def before(self, ctx: Context, messages: Messages, options: Options) -> Messages:
         """Return the messages with which the run begins.
 
-        Raises:
-            NotPermitted: the hook refuses the run, fails, or takes too long.
+        Raises NotPermitted: the hook refuses the run, fails, or takes too long.
         """
         if not self.create:
             return messages
         try:
-            with anyio.fail_after(LIMIT_S):
-                return await self.create(ctx, messages, options)
-        except TimeoutError as exc:
-            raise NotPermitted(f"the hook create took over {LIMIT_S:g} s") from exc
+            return await _within_limit(self.create(ctx, messages, options))
         except Exception as exc:
-            raise NotPermitted(f"the request was refused: {exc}") from exc
+            raise NotPermitted(f"the request was refused: {exc or type(exc).__name__}") from exc
 
     async def after(
         self, ctx: Context, completion: Completion, options: Options
     ) -> tuple[Completion, str]:
         """Return the completion as the hook leaves it, and what has failed in the hook, if any."""
-        if not self.next:
-            return completion, ""
-        payload = Payload(completion, completion.reason if completion.is_error else "")
+        payload = Payload(completion, completion.reason)
         try:
-            with anyio.fail_after(LIMIT_S):
-                payload = await self.next(ctx, payload, options) or payload
+            changed = await _within_limit(self.next(ctx, payload, options)) if self.next else None
         except Exception as exc:
             ctx.log.exception("the hook next failed")
             return completion, f"the hook next failed: {exc or type(exc).__name__}"
-        return payload.completion, ""
+        return (changed or payload).completion, ""
+
+
+async def _within_limit(hook: Awaitable[_T]) -> _T:
+    with anyio.move_on_after(LIMIT_S):
+        return await hook
+    raise TimeoutError(f"it took over {LIMIT_S:g} s")
 
 
 def hooks_of(file: Path | None) -> Hooks:

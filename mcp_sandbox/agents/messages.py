@@ -5,25 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from mcp_sandbox.config import Section
 from mcp_sandbox.errors import InvalidArgument, TooLarge
 
 MOST_BYTES = 24 << 20
 """Of the messages as JSON; with all that its program adds, a model service takes 32 MiB."""
 
 
-class Given(BaseModel):
+class Given(Section):
     """What a caller gives."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     @classmethod
     def read(cls, values: Mapping[str, Any], what: str) -> Self:
@@ -83,24 +75,19 @@ class _Messages(Given):
 
 @dataclass(frozen=True)
 class Conversation:
-    """Instructions, and turns of one text and its images; the user's last one is the prompt."""
+    """Instructions, and turns of one text and its images, the last of which is the user's."""
 
     system: str
     turns: Sequence[Mapping[str, Any]]
 
     @property
     def prompt(self) -> Sequence[Mapping[str, Any]]:
-        blocks: Sequence[Mapping[str, Any]] = self.turns[-1]["content"]
-        return blocks
-
-    @property
-    def history(self) -> Sequence[Mapping[str, Any]]:
-        """The turns before the prompt, as blocks that tell who spoke."""
-        told = [{"type": "text", "text": "## Conversation History:"}]
+        """The blocks of the last turn, after those of the earlier ones, which tell who spoke."""
+        told = [{"type": "text", "text": "## Conversation History:"}] if self.turns[1:] else []
         for each in self.turns[:-1]:
             text, *images = each["content"]
             told += [{"type": "text", "text": f"[{each['role']}]: {text['text']}"}, *images]
-        return told if told[1:] else ()
+        return [*told, *self.turns[-1]["content"]]
 
 
 def conversation_of(messages: Sequence[Mapping[str, Any]]) -> Conversation:
@@ -112,8 +99,8 @@ def conversation_of(messages: Sequence[Mapping[str, Any]]) -> Conversation:
     """
     given = _Messages.read({"messages": messages}, "the request").messages
     system = [block for each in given if each.role == "system" for block in each.blocks()]
-    turns = [{"role": each.role, "content": each.blocks()} for each in given]
-    turns = [each for each in turns if each["role"] != "system"]
+    talk = [each for each in given if each.role != "system"]
+    turns = [{"role": each.role, "content": each.blocks()} for each in talk]
     if not turns or turns[-1]["role"] != "user":
         raise InvalidArgument("there is no request: the last message must be one of the user")
     if any(block["type"] != "text" for block in system):

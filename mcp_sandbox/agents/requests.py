@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -56,13 +57,13 @@ def judged(raw: bytes | bytearray, connector: Connector, chat: ChatId) -> bytes:
         known = ", ".join(connector.models)
         setting = f"connectors.{connector.name}.models"
         raise Refusal(400, f"this model may not be asked; {setting} has {known}")
-    if not connector.server_tools and (what := next(_reaching(asked), "")):
+    if not connector.settings.server_tools and (what := next(_reaching(asked), "")):
         setting = f"connectors.{connector.name}.server_tools"
         raise Refusal(400, f"{what}: the service would reach a network, and {setting} is false")
     if "user_id" in (metadata := _object(asked.get("metadata"))):
         person = hashlib.sha256(f"{chat.user}\0{chat.chat}".encode()).hexdigest()[:32]
         asked["metadata"] = {**metadata, "user_id": person}
-    if connector.protocol == "openai" and "messages" in asked and asked.get("stream"):
+    if connector.settings.protocol == "openai" and "messages" in asked and asked.get("stream"):
         # Else such a stream does not tell what it cost.
         asked["stream_options"] = {"include_usage": True}
     return to_json(asked)
@@ -121,7 +122,7 @@ class Usage:
 
     def __init__(self, counts: Counts) -> None:
         self._counts, self._tail, self._events = counts, b"", 0
-        self._most = {b"output_tokens": 0}
+        self._most = Counter[bytes]()
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes; the figures in them are sums since the answer began."""
@@ -138,8 +139,8 @@ class Usage:
         self._raise_to(b"output_tokens", self._events)
 
     def _raise_to(self, name: bytes, tokens: int) -> None:
-        more = max(0, tokens - self._most.get(name, 0))
-        self._most[name] = self._most.get(name, 0) + more
+        more = max(0, tokens - self._most[name])
+        self._most[name] += more
         if name == b"output_tokens":
             self._counts.output_tokens += more
         else:

@@ -1,28 +1,20 @@
 """An agent of one chat, and its runs: prepared, started, listened to, bounded and cleaned up."""
 
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 from uuid import NAMESPACE_OID, uuid5
 
 import anyio
 from anyio.abc import TaskGroup
 
-from mcp_sandbox.agents.events import (
-    MAX_LINE,
-    Completion,
-    Event,
-    Lines,
-    Notice,
-    Progress,
-    Text,
-    Usage,
-)
+from mcp_sandbox.agents.assistants import Assistant
+from mcp_sandbox.agents.events import Completion, Event, Lines, Notice, Progress, Text, Usage
 from mcp_sandbox.agents.executor import Executor, Program, Run, Way
 from mcp_sandbox.agents.hooks import Computer, Context, FileInfo, Hooks, Memory, Messages
 from mcp_sandbox.agents.messages import Conversation, conversation_of
@@ -48,58 +40,37 @@ _LATE_S, _TIDY_S = 5.0, 5.0
 _AT_ONCE = 16 << 10
 # In bytes, entries and characters; the last of what a program says of its end.
 _MOST_OUTPUT, _MOST_NAMES, _MOST_TEXT, _SHOWN_CHARS = 256 << 20, 10_000, 1 << 20, 2000
+_FOLDER = '[ -z "$2" ] || mkdir -m 700 "$2" || exit\n'
 _ANEW = "no record of an earlier conversation is left: it begins anew"
 Tell = Callable[[list[Event]], Awaitable[None]]
 
 
-@dataclass(frozen=True)
-class Manner:
-    """How an agent behaves: its name, instructions before every request, skills, and hooks.
+@dataclass(eq=False, repr=False)
+class Agent:
+    """Does what it is asked in a chat's computer, at once too; raises what a session raises.
 
-    `on_end` gets each run's completion, as hooks leave it.
+    `sandbox` is the chat's session, or None. Each run has an `executor` and a `way` of its own,
+    which may tell events of the run. `on_end` gets each completion, as the hooks leave it.
     """
 
-    name: str = ""
-    prompts: Messages = ()
-    skills: Sequence[str] = ()
+    chat: ChatId
+    sandbox: Session | None
+    assistant: Assistant
+    executor: Callable[[], Executor]
+    way: Callable[[Tell], AbstractAsyncContextManager[Way]]
+    timeout_s: float
     hooks: Hooks = field(default_factory=Hooks)
     memory: Memory | None = None
     on_end: Callable[[Completion], Awaitable[None]] | None = None
-
-
-class Agent:
-    """Does what it is asked in a chat's computer, at once too; raises what a session raises."""
-
-    def __init__(
-        self,
-        place: Session | ChatId,
-        executor: Callable[[], Executor],
-        way: Callable[[Tell], AbstractAsyncContextManager[Way]],
-        *,
-        timeout_s: float,
-        manner: Manner | None = None,
-        online: bool = False,
-    ) -> None:
-        """Each run has an `executor` and a `way` of its own, which may tell events of the run.
-
-        `place` is the chat alone where there is no sandbox; `online` is one that has a network.
-        The agents of a chat are told apart by their names.
-        """
-        self._session = None if isinstance(place, ChatId) else place
-        self._chat = place if isinstance(place, ChatId) else place.chat
-        self._executor, self._way = executor, way
-        self._timeout_s, self._online = timeout_s, online
-        self._manner = manner or Manner()
-        self._id = str(uuid5(NAMESPACE_OID, f"mcp-sandbox {self._chat} {self._manner.name}"))
-        self._tasks: TaskGroup | None = None
-        self._runs = set[_Listener]()
+    _tasks: TaskGroup | None = field(default=None, init=False)
+    _runs: "set[_Listener]" = field(default_factory=set["_Listener"], init=False)
 
     @property
     def session(self) -> Session:
         """The chat's. Raises Unsupported: the agent has no sandbox."""
-        if not self._session:
+        if not self.sandbox:
             raise Unsupported("the agent has no sandbox: add `sandbox: {}` to its assistant")
-        return self._session
+        return self.sandbox
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Self]:
@@ -117,18 +88,13 @@ class Agent:
             each.error = Draining("the agent was closed during the run")
             await each.stop()
 
-    async def execute(
-        self, messages: Sequence[Mapping[str, Any]], *, resume: bool = False
-    ) -> Completion:
+    async def execute(self, messages: Messages, *, resume: bool = False) -> Completion:
         """Do what the messages ask for; see `stream`."""
-        completion = Completion("")
-        async for event in self.stream(messages, resume=resume):
-            completion = event if isinstance(event, Completion) else completion
+        events = self.stream(messages, resume=resume)
+        (completion,) = [event async for event in events if isinstance(event, Completion)]
         return completion
 
-    async def stream(
-        self, messages: Sequence[Mapping[str, Any]], *, resume: bool = False
-    ) -> AsyncGenerator[Event]:
+    async def stream(self, messages: Messages, *, resume: bool = False) -> AsyncGenerator[Event]:
         """Do what the messages ask for, and yield what happens; a Completion comes last.
 
         With `resume` the program goes on with the chat's last such conversation, and is given the
@@ -142,14 +108,15 @@ class Agent:
             OperatorError: no model can be reached, or no sandbox be made.
         """
         conversation_of(messages)
-        executor = self._executor()
+        executor = self.executor()
         if self._tasks is None:
             raise Draining("the agent is closed: open it again")
-        if resume and not self._session:
+        if resume and not self.sandbox:
             raise InvalidArgument("without a sandbox nothing is resumed: give the earlier messages")
         if resume and any(each.resumed for each in self._runs):
             raise Busy("the conversation is in use by another run: wait for its end")
-        run = _Listener(executor, self._id if resume else "")
+        conversation = str(uuid5(NAMESPACE_OID, f"mcp-sandbox {self.chat} {self.assistant.name}"))
+        run = _Listener(executor, conversation if resume else "")
         self._runs.add(run)
         self._tasks.start_soon(self._run, run, messages)
         try:
@@ -168,14 +135,14 @@ class Agent:
 
         Raises as `stream`, and OperatorError: the service does not answer, or not with this key.
         """
-        executor, version = self._executor(), "none"
+        executor, version = self.executor(), "none"
 
         async def leave(_: object) -> None:
             """Nothing is told yet."""
 
-        async with self._way(leave) as way:
-            if self._session:
-                await _ready(executor, self._session)
+        async with self.way(leave) as way:
+            if self.sandbox:
+                await _ready(executor, self.sandbox)
                 version = await self.exec([executor.name, "--version"])
             # The service need not have a list of models.
             status, error = await way.ask("GET /v1/models", b"", leave)
@@ -186,25 +153,24 @@ class Agent:
         return {"program": version.strip(), "model": f"answers {status}", "tools": tools}
 
     async def _run(self, run: "_Listener", messages: Messages) -> None:
-        hooks, memory = self._manner.hooks, self._manner.memory
-        options = {"assistant": self._manner.name, "resume": bool(run.resumed)}
-        made = self._session is not None and not self._session.has_sandbox
+        options = {"assistant": self.assistant.name, "resume": bool(run.resumed)}
+        made = self.sandbox is not None and not self.sandbox.has_sandbox
         try:
             with run.telling, run.scope:
-                known = await memory.load() if memory else {}
-                computer = Computer(self) if self._session else None
-                context = Context(self._chat, run.progress, computer, deepcopy(known))
-                messages = await hooks.before(context, messages, options)
-                conversation = conversation_of([*self._manner.prompts, *messages])
+                known = await self.memory.load() if self.memory else {}
+                computer = Computer(self) if self.sandbox else None
+                context = Context(self.chat, run.progress, computer, deepcopy(known))
+                messages = await self.hooks.before(context, messages, options)
+                conversation = conversation_of([*self.assistant.prompts, *messages])
                 completion = await self._completion(run, conversation)
-                completion, problem = await hooks.after(context, completion, options)
+                completion, problem = await self.hooks.after(context, completion, options)
                 try:
-                    if memory and (kept := context.kept()) != known:
-                        await memory.save(kept)
+                    if self.memory and context.memory != known:
+                        await self.memory.save(context.memory)
                 except (SandboxError, TypeError, ValueError) as exc:
                     problem += f" What ctx.memory holds is not kept: {exc}"
-                if self._manner.on_end:
-                    await self._manner.on_end(completion)
+                if self.on_end:
+                    await self.on_end(completion)
                 await run.tell([*([Notice(problem)] if problem else ()), completion])
         except SandboxError as exc:
             run.error = exc
@@ -217,14 +183,14 @@ class Agent:
         began_s = anyio.current_time()
         ended = "timeout: its time was over"
         try:
-            with anyio.move_on_after(self._timeout_s + (_LATE_S if self._session else 0)):
-                if self._session and not self._session.has_sandbox:
+            with anyio.move_on_after(self.timeout_s + (_LATE_S if self.sandbox else 0)):
+                if self.sandbox and not self.sandbox.has_sandbox:
                     await run.progress("Creating the sandbox")
                     await self.session.exec(["true"])
                     await run.tell([Progress("Sandbox ready"), Progress("")])
-                for name in self._manner.skills:
+                for name in self.assistant.taught:
                     await self.session.skills.activate(name, by_user=True)
-                async with self._way(run.tell) as way:
+                async with self.way(run.tell) as way:
                     run.usage = way.usage
                     ended = await self._start(run, way, conversation)
                     await run.take(b"\n")
@@ -234,16 +200,16 @@ class Agent:
 
     async def _start(self, listener: "_Listener", way: Way, conversation: Conversation) -> str:
         """How the program ended, in words; nothing of it is left."""
-        if not self._session:
+        if not self.sandbox:
             program = listener.executor.command(Run("", conversation, way))
             status, error = await way.ask(" ".join(program.argv), program.stdin, listener.take)
             why = "broke off its answer" if status == 200 else f"answers {status}: {error}"
             return f"api_error: the model service {why}"
-        until_s = anyio.current_time() + self._timeout_s
+        until_s = anyio.current_time() + self.timeout_s
         folder = f"/tmp/mcp-sandbox-run-{secrets.token_hex(8)}"  # noqa: S108 - inside
         try:
-            run = Run(folder, conversation, way, listener.resumed, online=self._online)
-            program = await _prepared(listener, run, self._session)
+            run = Run(folder, conversation, way, listener.resumed)
+            program = await _prepared(listener, run, self.sandbox)
             result = await self.session.exec(
                 program.argv,
                 env=program.env,
@@ -254,7 +220,7 @@ class Agent:
             return _how_ended(result)
         finally:
             with anyio.move_on_after(_TIDY_S, shield=True), suppress(SandboxError):
-                if self._session.has_sandbox:
+                if self.sandbox.has_sandbox:
                     await self.session.exec(["rm", "-rf", folder])
 
     async def read_file(self, path: str) -> bytes:
@@ -300,7 +266,7 @@ class _Listener:
         self.scope, self.ended = anyio.CancelScope(), anyio.Event()
         self.error: SandboxError | None = None
         self.usage: Callable[[], Usage] = Usage
-        self._lines, self._dropped = Lines(), 0
+        self._lines = Lines()
         self._last: Completion | None = None
         self._text = StringIO()
 
@@ -323,12 +289,8 @@ class _Listener:
             lines = self._lines.feed(data[start : start + _AT_ONCE])
             await self.tell([event for line in lines for event in self._read(line)])
 
-    def _read(self, line: bytes | None) -> Iterator[Event]:
-        if line is None:
-            self._dropped += 1
-            yield Notice(f"left out: line of over {MAX_LINE >> 20} MiB (number {self._dropped})")
-            return
-        for event in self.executor.events(line):
+    def _read(self, line: bytes | Notice) -> Iterator[Event]:
+        for event in [line] if isinstance(line, Notice) else self.executor.events(line):
             if isinstance(event, Completion):
                 self._last = event
                 continue
@@ -338,7 +300,7 @@ class _Listener:
 
     def completion(self, ended: str, duration_ms: int) -> Completion:
         """The program's own, or what there was when it `ended` without one."""
-        last = self._last or Completion("", is_error=True, reason=ended, duration_ms=duration_ms)
+        last = self._last or Completion("", is_error=True, reason=ended)
         return replace(
             last,
             content=last.content or self._text.getvalue(),
@@ -347,11 +309,11 @@ class _Listener:
         )
 
 
-async def _ready(executor: Executor, session: Session, resumed: str = "") -> str:
+async def _ready(executor: Executor, session: Session, resumed: str = "", folder: str = "") -> str:
     """Make the sandbox ready for the program; the record of the conversation, if there is one."""
     name, image = executor.name, executor.image
-    script = f"command -v {name} >/dev/null || exit 127\n{executor.prepare}"
-    result = await session.exec(["/bin/sh", "-c", script, "sh", resumed], timeout_s=60)
+    script = f"command -v {name} >/dev/null || exit 127\n{_FOLDER}{executor.prepare}"
+    result = await session.exec(["/bin/sh", "-c", script, "sh", resumed, folder], timeout_s=60)
     if result.success:
         return result.stdout.strip()
     why = result.stderr.strip() or f"sh ended with {result.exit_code}"
@@ -365,9 +327,11 @@ async def _ready(executor: Executor, session: Session, resumed: str = "") -> str
 async def _prepared(listener: _Listener, run: Run, session: Session) -> Program:
     """What is to be started; its files are there."""
     try:
-        await session.exec(["mkdir", "-m", "700", run.folder], check=True)
-        run = replace(run, record=await _ready(listener.executor, session, run.resumed))
-        if run.resumed and not run.record:
+        record = await _ready(listener.executor, session, run.resumed, run.folder)
+        if record:
+            last = replace(run.conversation, turns=run.conversation.turns[-1:])
+            run = replace(run, record=record, conversation=last)
+        elif run.resumed:
             await listener.tell([Notice(_ANEW)])
         program = listener.executor.command(run)
         for name, data in program.files.items():

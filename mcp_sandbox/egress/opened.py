@@ -24,8 +24,7 @@ BATCH = 256 * 1024
 HEAD_S = 10.0
 HUNG_UP = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 _MOST_HEAD = 32 * 1024
-# Others are 403.
-_STATUS: dict[Refusal, int] = {
+STATUS: dict[Refusal, int] = {
     "target": 400,
     "request": 400,
     "name": 421,
@@ -33,6 +32,7 @@ _STATUS: dict[Refusal, int] = {
     "failed": 502,
     "limit": 503,
 }
+"""With which refusals are answered; others with 403."""
 
 _READING = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 # Nothing in it that a server could decode, cut or resolve to another path.
@@ -125,16 +125,22 @@ class Peer:
             raise RefusedError(f"the proxy of this machine answers {status}", "failed")
         return self.http.trailing_data[0]
 
-    async def refuse(self, sentence: str, refused: RefusedError) -> None:
-        """Answer so, if no other answer has begun."""
+    async def watch(self, ended: Callable[[], None]) -> None:
+        """Call `ended` when the client hangs up; return before, if it asks for much in advance."""
+        data = b"."
+        while data and len(self.http.trailing_data[0]) < _MOST_HEAD:
+            data = await self.receive()
+            self.http.receive_data(data)
+        if not data:
+            ended()
+
+    async def answer(self, status: int, kind: str, body: bytes, reason: bytes = b"") -> None:
+        """Answer so and close, if no other answer has begun."""
         if self.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
-        body = f"{sentence}\n".encode()
-        kind, size = ("Content-Type", "text/plain; charset=utf-8"), str(len(body))
-        headers = [kind, ("Content-Length", size), ("Connection", "close")]
-        # Programs that show no body of a proxy show the reason.
-        status = _STATUS.get(refused.verdict, 403)
-        await self.send(h11.Response(status_code=status, headers=headers, reason=body[:-1]))
+        fields = {"Content-Type": kind, "Content-Length": str(len(body)), "Connection": "close"}
+        headers = [*fields.items()]
+        await self.send(h11.Response(status_code=status, headers=headers, reason=reason))
         # The answer to HEAD has none.
         with suppress(h11.LocalProtocolError):
             await self.send(h11.Data(body), h11.EndOfMessage())
@@ -200,12 +206,7 @@ async def _upload(
         while not isinstance(events[-1], h11.EndOfMessage):
             events = await client.events()
             await server.send(*events)
-    data = b"."
-    while data and len(client.http.trailing_data[0]) < _MOST_HEAD:
-        data = await client.receive()
-        client.http.receive_data(data)
-    if not data:
-        ended()
+    await client.watch(ended)
 
 
 def _answered(event: h11.Event, mask: Mask | None) -> Iterator[h11.Event]:

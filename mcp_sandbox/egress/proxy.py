@@ -23,7 +23,7 @@ from anyio.streams.tls import TLSStream
 from mcp_sandbox.egress.addresses import addresses_of
 from mcp_sandbox.egress.authority import Authority
 from mcp_sandbox.egress.hello import named_host
-from mcp_sandbox.egress.opened import BATCH, HEAD_S, HUNG_UP, Peer, exchange, outgoing
+from mcp_sandbox.egress.opened import BATCH, HEAD_S, HUNG_UP, STATUS, Peer, exchange, outgoing
 from mcp_sandbox.egress.rules import Rule, Rules
 from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import RefusedError, Target, split_url, target_of
@@ -123,7 +123,9 @@ class Connection:
             assert isinstance(refused, RefusedError)  # noqa: S101 - one task group at a time
             self._note(self._target, refused, 0, 0, (anyio.current_time() - began_s) * 1000)
             said = f"network: refused {self._target or 'a request'}: {refused}"
-            await self._client.refuse(said, refused)
+            status, kind = STATUS.get(refused.verdict, 403), "text/plain; charset=utf-8"
+            # Programs that show no body of a proxy show the reason.
+            await self._client.answer(status, kind, f"{said}\n".encode(), said.encode())
 
     async def _serve(self) -> None:
         if self._proxy.connections > _MOST:

@@ -6,9 +6,10 @@ They come over a channel of their own, which is no use of the sandbox; see `runn
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import anyio
-from anyio.abc import ByteStream, TaskGroup
+from anyio.abc import ByteStream, TaskGroup, TaskStatus
 from anyio.lowlevel import checkpoint
 
 from mcp_sandbox.errors import SandboxError, SandboxGone
@@ -110,6 +111,38 @@ class Doors:
                 tasks.start_soon(serve, tasks)
             await self.wait_ended()
             tasks.cancel_scope.cancel()
+
+
+class Doorway:
+    """The channel for doors of one sandbox: there from the first of them on, until it is closed."""
+
+    def __init__(
+        self, open_channel: Callable[[], Awaitable[ByteStream]], token: bytes, tasks: TaskGroup
+    ) -> None:
+        self._opening, self._tasks = partial(open_doors, open_channel, token), tasks
+        self._lock = anyio.Lock()
+        self._doors: Doors | None = None
+        self._scope = anyio.CancelScope()
+
+    def close(self) -> None:
+        """End the channel, and with it all handlers."""
+        self._scope.cancel()
+
+    async def doors(self) -> Doors:
+        """The channel, opened if need be; SandboxGone, if the sandbox does not answer."""
+        async with self._lock:
+            if self._doors is None or self._doors.ended:
+                self._doors = await self._tasks.start(self._open)
+            return self._doors
+
+    async def _open(self, *, task_status: TaskStatus[Doors]) -> None:
+        doors: Doors | None = None
+        with anyio.CancelScope() as self._scope:
+            async with self._opening() as doors:
+                task_status.started(doors)
+                await doors.wait_ended()
+        if doors is None:
+            raise SandboxGone("the sandbox was ended before a door could be opened")
 
 
 class Door(ByteStream):

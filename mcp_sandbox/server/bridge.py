@@ -37,6 +37,8 @@ from mcp.shared.message import SessionMessage
 from mcp.types import CallToolRequestParams, CallToolResult, ListToolsResult, TextContent, Tool
 from referencing import Registry
 
+from mcp_sandbox.agents.events import HostTool
+from mcp_sandbox.agents.run import Tell
 from mcp_sandbox.config import BridgeConfig, BridgeServerConfig
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.server.errors import sole_error
@@ -53,9 +55,6 @@ _AT_ONCE, _WAITING, _PER_S, _CONNECTIONS = 4, 32, 20, 8
 _CALL_S, _END_S = 60.0, 2.0
 _FAILURES = (MCPError, OSError, ValueError, anyio.ClosedResourceError, UnexpectedToolError)
 
-Told = Callable[[str, bool, float], Awaitable[None]]
-"""Told the name of a tool that has been called, whether it failed, and ms."""
-
 
 @dataclass(frozen=True)
 class _HostTool:
@@ -65,12 +64,12 @@ class _HostTool:
 
 
 class Bridge:
-    """The tools of one run, which is `of`: a word for the log."""
+    """The tools of one run, which the log calls `of`; `tell` gets each call as an event."""
 
-    def __init__(self, tools: Sequence[_HostTool], of: str, told: Told) -> None:
+    def __init__(self, tools: Sequence[_HostTool], of: str, tell: Tell) -> None:
         self._tools = {each.shown.name: each for each in tools}
         self.names = [*self._tools]
-        self._of, self._told = of, told
+        self._of, self._tell = of, tell
         self._connections = anyio.Semaphore(_CONNECTIONS)
         self._room = anyio.CapacityLimiter(_AT_ONCE)
         self._latest = deque[float](maxlen=_PER_S)
@@ -96,7 +95,7 @@ class Bridge:
         name = clip(show_name(asked.name), 60)
         event(logger, "host tool", of=self._of, tool=name, failed=failed, duration_ms=took_ms)
         if asked.name in self._tools:
-            await self._told(asked.name, failed, took_ms)
+            await self._tell([HostTool(asked.name, round(took_ms), failed)])
         return result
 
     async def _called(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
@@ -136,7 +135,7 @@ async def open_bridge(
     functions: Sequence[Callable[..., Any]] = (),
     *,
     of: str,
-    told: Told,
+    tell: Tell,
 ) -> AsyncGenerator[Bridge]:
     """Start what a run may use: `functions`, and of each server, or HOST, the tools that it names.
 
@@ -159,7 +158,7 @@ async def open_bridge(
                     known = ", ".join(offered) or "none"
                     raise OperatorError(f"{name} has no tool {', '.join(missing)}: it has {known}")
                 tools += [offered[each] for each in asked]
-            yield Bridge(tools, of, told)
+            yield Bridge(tools, of, tell)
 
 
 def _function(function: Callable[..., Any]) -> _HostTool:

@@ -9,16 +9,18 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import anyio
 import uvicorn
 from anyio.abc import TaskStatus
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mcp_sandbox.config import HttpConfig
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.server.guard import PATH, Guard, TokenBook
 from mcp_sandbox.server.server import SandboxServer
-from mcp_sandbox.web import bounded
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,62 @@ class Listener:
         return f"http://{self.place}{PATH}"
 
 
+class BoundedProtocol(H11Protocol):
+    """One connection. While it asks for nothing, it may have to make room for a newer one."""
+
+    _deadline: Any
+
+    def __init__(self, settings: HttpConfig, **theirs: Any) -> None:  # noqa: ANN401
+        super().__init__(**theirs)
+        self._most, self._request_s = settings.connections, settings.request_time
+
+    def connection_made(self, transport: object) -> None:
+        super().connection_made(cast("Any", transport))
+        self._await_head()
+        ours = [peer for peer in self.connections if isinstance(peer, BoundedProtocol)]
+        alive = [peer for peer in ours if not peer.transport.is_closing()]
+        if len(alive) > self._most:
+            idle = [peer for peer in alive if not peer._is_answering]  # noqa: SLF001  its own class
+            min(idle, key=lambda peer: peer._deadline.when()).transport.abort()  # noqa: SLF001
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_answering:
+            self._deadline.cancel()
+        elif self._deadline.cancelled():
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        super().connection_lost(exc)
+
+    @property
+    def _is_answering(self) -> bool:
+        # Uvicorn has no cycle before the first request, whatever its annotation says.
+        cycle: Any = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _await_head(self) -> None:
+        self._deadline = self.loop.call_later(self._request_s, self.transport.abort)
+
+
 class HttpDoor(uvicorn.Server):
     """An open HTTP server, as a task among others: it leaves signals alone."""
 
     def __init__(self, guard: Guard, settings: HttpConfig, listener: Listener) -> None:
         super().__init__(
-            bounded(guard, connections=settings.connections, request_s=settings.request_time)
+            uvicorn.Config(
+                cast("Any", guard),
+                http=cast("Any", partial(BoundedProtocol, settings)),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=2,
+                h11_max_incomplete_event_size=16 << 10,
+            )
         )
         self.url = listener.url
         self._listener = listener

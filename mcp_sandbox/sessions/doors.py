@@ -29,8 +29,7 @@ from mcp_sandbox.errors import (
     StorageUnavailable,
 )
 from mcp_sandbox.models import ChatId, Mount
-from mcp_sandbox.runtime.doors import PORT, Handler
-from mcp_sandbox.sessions.doorway import Doorway
+from mcp_sandbox.runtime.doors import PORT, Doorway, Handler
 from mcp_sandbox.sessions.records import Ledger
 from mcp_sandbox.telemetry.logs import event
 

@@ -18,8 +18,8 @@ from mcp_sandbox.backends.base import Backend, Sandbox
 from mcp_sandbox.config.units import MIB, show_size
 from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable, WorkspaceFull
 from mcp_sandbox.models import ChatId, Ending, ExecResult, Limits
+from mcp_sandbox.runtime.doors import Doorway
 from mcp_sandbox.runtime.runtime import Runtime
-from mcp_sandbox.sessions.doorway import Doorway
 from mcp_sandbox.sessions.news import News
 from mcp_sandbox.sessions.records import ChatRecords, Ledger
 from mcp_sandbox.sessions.settings import SessionSettings
@@ -86,7 +86,8 @@ class Rooms:
 
     def open_doors(self, chat: ChatId, held: "Held") -> None:
         """Let an open sandbox have doors, and its way out if there is one."""
-        held.doorway = Doorway(held.sandbox, self.tasks)
+        sandbox = held.sandbox
+        held.doorway = Doorway(sandbox.open_channel, sandbox.token, self.tasks)
         if self.egress:
             held.doors = self.egress.doors(chat, held.doorway, partial(self.news.tell, chat))
             self.tasks.start_soon(held.doors.run)

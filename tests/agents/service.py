@@ -193,25 +193,27 @@ async def a_run(
     given = {"url": service.url + version, "key": f"file:{file}", **settings}
     connector = connector_of({"one": ConnectorConfig.model_validate(given)})
     limits = limits or RunConfig()
-    async with anyio.create_task_group() as tasks:
-        async with open_gateway(
+    async with (
+        open_gateway(
             connector, chat=chat, limits=limits, egress=egress, silent_s=silent_s
-        ) as gateway:
+        ) as gateway,
+        anyio.create_task_group() as tasks,
+    ):
 
-            async def serve(stream: SocketStream) -> None:
-                async with stream:
-                    await gateway.serve(stream)
-                    # A door waits likewise for the client to read what it was sent.
-                    with anyio.move_on_after(1), suppress(anyio.BrokenResourceError):
-                        await stream.send_eof()
-                        await everything(stream)
+        async def serve(stream: SocketStream) -> None:
+            async with stream:
+                await gateway.serve(stream)
+                # A door waits likewise for the client to read what it was sent.
+                with anyio.move_on_after(1), suppress(anyio.BrokenResourceError):
+                    await stream.send_eof()
+                    await everything(stream)
 
-            port = await listen(tasks, serve)
-            async with httpx2.AsyncClient(
-                base_url=f"http://127.0.0.1:{port}",
-                headers={"x-api-key": gateway.token},
-                timeout=30,
-                trust_env=False,
-            ) as client:
-                yield Inside(gateway, service, port, client)
+        port = await listen(tasks, serve)
+        async with httpx2.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}",
+            headers={"x-api-key": gateway.token},
+            timeout=30,
+            trust_env=False,
+        ) as client:
+            yield Inside(gateway, service, port, client)
         tasks.cancel_scope.cancel()

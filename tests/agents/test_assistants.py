@@ -112,7 +112,7 @@ def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
         ("name: [\n", "cannot be read: "),
         ("- a\n", "valid dictionary"),
         ("a: \x01\n", "cannot be read: "),
-        pytest.param(f"#{'x' * (1 << 20)}", "it has over 1,048,576 bytes", id="large"),
+        pytest.param(f"#{'x' * (1 << 20)}", "it has over 1,048,576 characters", id="large"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, said: str) -> None:

@@ -44,7 +44,7 @@ RESULT = {
 
 def told(*lines: object) -> list[Event]:
     """The events of a stream of JSON lines, or of bytes as they are."""
-    claude = Claude({})
+    claude = Claude()
     return [
         event
         for line in lines
@@ -225,7 +225,7 @@ def test_whatever_is_odd_in_a_line_raises_nothing(line: dict[str, Any]) -> None:
 )
 def test_arguments_that_it_does_not_have_are_named(arguments: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidArgument, match=why):
-        Claude(arguments)
+        Claude.read(arguments, "these")
 
 
 def test_commands_are_found_by_name_alone() -> None:

@@ -40,7 +40,7 @@ async def test_a_file_of_hooks_may_have_one_both_or_none(tmp_path: Path, ctx: Co
     found = hooks_of(file)
     messages = await found.before(ctx, MESSAGES, {"more": "please"})
     assert messages == [*MESSAGES, {"role": "user", "content": "please"}]
-    assert ctx.kept() == {"asked": 1}
+    assert ctx.memory == {"asked": 1}
     assert await found.after(ctx, DONE, {}) == (DONE, "")
 
 
@@ -103,12 +103,12 @@ async def test_what_is_remembered_is_kept_with_the_chat_alone(tmp_path: Path) ->
     assert await other.load() == {}
 
 
-def test_only_so_much_is_remembered_as_json_holds(ctx: Context) -> None:
-    ctx.memory["a"] = "x" * 70_000
+async def test_only_so_much_is_remembered_as_json_holds(tmp_path: Path) -> None:
+    memory = Memory(Ledger(ChatRecords(tmp_path), system_clock), ChatId("local", "a"))
     with pytest.raises(TooLarge, match="at most 65,536 are kept"):
-        ctx.kept()
+        await memory.save({"a": "x" * 70_000})
     values: Sequence[Any] = ({1}, object())
     for value in values:
-        ctx.memory["a"] = value
         with pytest.raises(TypeError):
-            ctx.kept()
+            await memory.save({"a": value})
+    assert await memory.load() == {}

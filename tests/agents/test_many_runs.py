@@ -17,7 +17,7 @@ from mcp_sandbox.app import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.session import Session
-from tests.agents.test_run import asked, assert_nothing_is_left, prepared
+from tests.agents.test_run import PLAIN, asked, assert_nothing_is_left, prepared
 from tests.e2e.attacks import on_docker_if_whole
 
 CHATS, WORDS = 8, 40
@@ -45,7 +45,8 @@ async def struck(session: Session, mark: str, blow: str) -> tuple[list[Event], b
     code = CODE + ("time.sleep(99)" if blow else "end()")
     events: list[Event] = []
     way = partial(way_out, session, mark)
-    async with Agent(session, partial(Claude, {}), way, timeout_s=60).opened() as agent:
+    agent = Agent(session.chat, session, PLAIN, Claude, way, 60)
+    async with agent.opened():
         with anyio.CancelScope() as scope:
             async for event in agent.stream(asked(code)):
                 if isinstance(event, Progress):

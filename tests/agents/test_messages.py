@@ -32,17 +32,17 @@ def test_the_last_message_is_the_prompt_and_the_earlier_ones_are_told_by_role() 
         ]
     )
     assert talk.system == "Be brief.\n\nBe polite."
-    assert talk.history == [
+    assert talk.prompt == [
         text("## Conversation History:"),
         text("[user]: What is 6 * 7?"),
         text("[assistant]: 42\nI am sure."),
+        text("Thanks"),
     ]
-    assert talk.prompt == [text("Thanks")]
 
 
 def test_one_message_has_no_history() -> None:
     talk = conversation_of([said("user", "go")])
-    assert (talk.system, [*talk.history]) == ("", [])
+    assert (talk.system, talk.prompt) == ("", [text("go")])
 
 
 def test_images_stay_with_the_turn_that_they_belong_to() -> None:
@@ -53,8 +53,8 @@ def test_images_stay_with_the_turn_that_they_belong_to() -> None:
             said("user", [text("and this"), PICTURE]),
         ]
     )
-    assert talk.history[1:3] == [text("[user]: this one"), PICTURE]
-    assert talk.prompt == [text("and this"), PICTURE]
+    assert talk.prompt[1:3] == [text("[user]: this one"), PICTURE]
+    assert talk.prompt[-2:] == [text("and this"), PICTURE]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
+from mcp_sandbox.agents.assistants import assistant_of
 from mcp_sandbox.agents.events import Completion, Event, Notice, Started, Text, Unknown
 from mcp_sandbox.agents.executor import Way
 from mcp_sandbox.agents.executors.claude import Claude
@@ -51,6 +52,7 @@ def end(result="done", **more):
 given = json.loads(sys.stdin.readline())["message"]["content"]
 exec(given[-1]["text"])
 """
+PLAIN = assistant_of([], "", "local")
 ENDLESS = (
     "subprocess.Popen(['setsid', 'sleep', '4321']); talk('so far'); say(type='x'); time.sleep(99)"
 )
@@ -99,8 +101,9 @@ async def no_way(_tell: Tell) -> AsyncGenerator[Way]:
 async def working(
     session: Session, arguments: dict[str, Any] | None = None, *, timeout_s: float = 30
 ) -> AsyncGenerator[Agent]:
-    make = partial(Claude, arguments or {})
-    async with Agent(session, make, no_way, timeout_s=timeout_s).opened() as agent:
+    make = partial(Claude.read, arguments or {}, "the arguments")
+    agent = Agent(session.chat, session, PLAIN, make, no_way, timeout_s)
+    async with agent.opened():
         yield agent
 
 

@@ -58,8 +58,7 @@ def leave():
     client = socket.create_connection(("127.0.0.1", port))
     lines = ("POST /v1/messages HTTP/1.1", "Host: x", "x-api-key: " + token, "Content-Length: 2")
     client.sendall("\\r\\n".join([*lines, "", "{}"]).encode())
-    print("asked", flush=True)
-    sys.stdin.read(1)
+    print("asked", len(client.recv(1)))
 
 def refused():
     try:
@@ -166,10 +165,11 @@ async def test_a_program_that_ends_takes_its_requests_with_it(
     emptied: Session, service: Service, tmp_path: Path
 ) -> None:
     async def answer(stream: SocketStream) -> None:
+        await stream.send(STREAM_HEAD + chunk(told(type="message_start")))
         await everything(stream)
 
     service.answer = answer
     async with a_run(emptied, service, tmp_path) as run:
-        assert await run.program("leave") == "asked\n"
+        assert await run.program("leave") == "asked 1\n"
         with anyio.fail_after(5):
             await service.gone.wait()

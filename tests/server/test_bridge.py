@@ -15,6 +15,7 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters
 
 from mcp_sandbox import relay
+from mcp_sandbox.agents.events import Event, HostTool
 from mcp_sandbox.config import BridgeConfig
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.server import bridge as bridges
@@ -80,10 +81,10 @@ async def run(
     told: list[tuple[str, bool]] = []
     place = folder / "bridge.sock"
 
-    async def tell(name: str, failed: bool, _took_ms: float) -> None:
-        told.append((name, failed))
+    async def tell(events: list[Event]) -> None:
+        told.extend((each.name, each.is_error) for each in events if isinstance(each, HostTool))
 
-    opening = open_bridge(BridgeConfig(**settings), wanted, functions, of="a run", told=tell)
+    opening = open_bridge(BridgeConfig(**settings), wanted, functions, of="a run", tell=tell)
     async with (
         opening as bridge,
         await anyio.create_unix_listener(place) as listener,

@@ -9,21 +9,19 @@ from mcp_sandbox.agents.executors.direct import Direct
 from mcp_sandbox.errors import InvalidArgument
 
 EXECUTORS: Mapping[str, type[Executor]] = {each.name: each for each in (Claude, Codex, Direct)}
-_REFUSED = {
-    "cursor": "its agent is in no package registry, and takes its model from no other address: "
-    "its key would have to be inside"
-}
 
 
 def executor_of(command: str) -> type[Executor]:
     """Return the executor of that name.
 
-    Raises:
-        InvalidArgument: there is none; the message names those there are.
+    Raises InvalidArgument: there is none; the message names those there are.
     """
     if command in EXECUTORS:
         return EXECUTORS[command]
     why = f"unknown command type: {command[:40]}" if command else "options cannot be empty"
-    if command in _REFUSED:
-        why = f"{command} is not run here: {_REFUSED[command]}"
+    if command == "cursor":
+        why = (
+            "cursor is not run here: its agent is in no package registry, and takes its model from "
+            "no other address: its key would have to be inside"
+        )
     raise InvalidArgument(f"{why}: choose one of {', '.join(EXECUTORS)}")

@@ -2,8 +2,8 @@
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -43,7 +43,17 @@ done
 """
 
 
-class _Arguments(Given):
+class Claude(Given):
+    """Runs Claude, which may do all that its user inside may: the sandbox is the wall.
+
+    In another mode than bypassPermissions it can run no program, as there is no person to ask.
+    """
+
+    name: ClassVar[str] = "claude"
+    image: ClassVar[str] = "mcp-sandbox/claude:latest"
+    protocols: ClassVar[Sequence[str]] = ("anthropic", "openai")
+    prepare: ClassVar[str] = _PREPARE
+
     max_turns: int = Field(default=0, ge=0)
     permission_mode: Literal[
         "acceptEdits", "auto", "bypassPermissions", "manual", "dontAsk", "plan"
@@ -52,51 +62,35 @@ class _Arguments(Given):
     disallowed_tools: tuple[Word, ...] = ()
     model: Word | None = None
     max_budget_usd: float = Field(default=0, ge=0, allow_inf_nan=False)
-
-
-class Claude:
-    """Runs Claude, which may do all that its user inside may: the sandbox is the wall.
-
-    In another mode than bypassPermissions it can run no program, as there is no person to ask.
-    """
-
-    name = "claude"
-    image = "mcp-sandbox/claude:latest"
-    protocols: Sequence[str] = ("anthropic", "openai")
-    prepare = _PREPARE
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._given = _Arguments.read(arguments, "the arguments of claude")
-        # So many characters of the text that is being said were told already.
-        self._told = 0
+    # So many characters of the text that is being said were told already.
+    _told: int = 0
 
     def command(self, run: Run) -> Program:
-        talk, given = run.conversation, self._given
-        model = given.model or run.way.model
+        talk, model = run.conversation, self.model or run.way.model
         # Both are the model service's, which would be a network.
-        offline = () if run.online else ("WebSearch", "WebFetch")
+        offline = () if run.way.online else ("WebSearch", "WebFetch")
         options: dict[str, tuple[object, ...]] = {
             "--input-format": ("stream-json",),
             "--output-format": ("stream-json",),
-            "--permission-mode": (given.permission_mode,),
+            "--permission-mode": (self.permission_mode,),
             "--resume" if run.record else "--session-id": (run.resumed,),
             "--system-prompt-file": (talk.system and f"{run.folder}/system.md",),
             # Else a conversation that goes on keeps its first instructions.
             "--system-prompt-snapshot": ("off",),
-            "--mcp-config": (run.way.tools and f"{run.folder}/mcp.json",),
-            "--max-turns": (given.max_turns,),
-            "--max-budget-usd": (given.max_budget_usd,),
+            "--max-turns": (self.max_turns,),
+            "--max-budget-usd": (self.max_budget_usd,),
             "--model": (model,),
-            "--allowed-tools": given.allowed_tools,
-            "--disallowed-tools": (*given.disallowed_tools, *offline),
+            "--allowed-tools": self.allowed_tools,
+            "--disallowed-tools": (*self.disallowed_tools, *offline),
         }
         words = ["claude", "-p", "--verbose", "--include-partial-messages"]
-        words += ["--strict-mcp-config"] if run.way.tools else []
         for option, values in options.items():
             words += [option, *map(str, values)] if any(values) else []
-        content = [*(() if run.record else talk.history), *talk.prompt]
-        said = {"type": "user", "message": {"role": "user", "content": content}}
-        url, files = run.way.url, {"system.md": talk.system.encode(), "mcp.json": run.way.tools}
+        said = {"type": "user", "message": {"role": "user", "content": talk.prompt}}
+        url, files = run.way.url, {"system.md": talk.system.encode()}
+        if run.way.tools:
+            words += ["--strict-mcp-config", "--mcp-config", f"{run.folder}/mcp.json"]
+            files["mcp.json"] = json.dumps({"mcpServers": {"host": run.way.tools}}).encode()
         if run.way.protocol == "openai":
             if not model:
                 raise InvalidArgument("the router has to be told a model: add it to the connector")

@@ -2,8 +2,8 @@
 
 import json
 from base64 import b64decode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar
 
 from mcp_sandbox.agents import events as told
 from mcp_sandbox.agents.executor import Program, Run, Word
@@ -11,6 +11,10 @@ from mcp_sandbox.agents.messages import Given
 
 # A conversation that may be resumed has a home of its own, where it is the last one.
 _START = '[ -z "$0" ] || export CODEX_HOME=~/.codex/agents/"$0"; exec codex exec "$@"'
+_PREPARE = """
+[ -n "$1" ] || exit 0
+mkdir -p ~/.codex/agents/"$1" && find ~/.codex/agents/"$1" -path '*/sessions/*.jsonl'
+"""
 _SETTINGS: dict[str, object] = {
     "model_provider": "host",
     "model_providers.host.name": "host",
@@ -25,38 +29,30 @@ _SETTINGS: dict[str, object] = {
 _TOOLS = ("command_execution", "mcp_tool_call", "file_change")
 
 
-class _Arguments(Given):
-    model: Word | None = None
-
-
-class Codex:
+class Codex(Given):
     """Runs Codex with no sandbox of its own. Of its usage, the host's count is the run's alone."""
 
-    name = "codex"
-    image = ""
-    protocols: Sequence[str] = ("openai",)
-    prepare = """
-[ -n "$1" ] || exit 0
-mkdir -p ~/.codex/agents/"$1" && find ~/.codex/agents/"$1" -path '*/sessions/*.jsonl'
-"""
+    name: ClassVar[str] = "codex"
+    image: ClassVar[str] = ""
+    protocols: ClassVar[Sequence[str]] = ("openai",)
+    prepare: ClassVar[str] = _PREPARE
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._given = _Arguments.read(arguments, "the arguments of codex")
-        self._last = self._thread = ""
+    model: Word | None = None
+    _last: str = ""
+    _thread: str = ""
 
     def command(self, run: Run) -> Program:
         talk, settings = run.conversation, _SETTINGS.copy()
-        said = [*(() if run.record else talk.history), *talk.prompt]
-        images = [b64decode(each["source"]["data"]) for each in said if each["type"] == "image"]
+        images = [
+            b64decode(each["source"]["data"]) for each in talk.prompt if each["type"] == "image"
+        ]
         files = {str(number): image for number, image in enumerate(images)}
         settings["model_providers.host.base_url"] = f"{run.way.url}/v1"
-        if model := self._given.model or run.way.model:
+        if model := self.model or run.way.model:
             settings["model"] = model
         if talk.system:
             settings["model_instructions_file"] = f"{run.folder}/system.md"
-        if run.way.tools:
-            server = json.loads(run.way.tools)["mcpServers"]["host"]
-            settings |= {f"mcp_servers.host.{key}": value for key, value in server.items()}
+        settings |= {f"mcp_servers.host.{key}": value for key, value in run.way.tools.items()}
         words = ["--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
         words += [] if run.resumed else ["--ephemeral"]
         words += [f"--config={key}={json.dumps(value)}" for key, value in settings.items()]
@@ -65,7 +61,7 @@ mkdir -p ~/.codex/agents/"$1" && find ~/.codex/agents/"$1" -path '*/sessions/*.j
         return Program(
             ["/bin/sh", "-c", _START, run.resumed, *words],
             {"OPENAI_API_KEY": run.way.key},
-            "\n\n".join(block["text"] for block in said if block["type"] == "text").encode(),
+            "\n\n".join(block["text"] for block in talk.prompt if block["type"] == "text").encode(),
             {"system.md": talk.system.encode(), **files},
         )
 

@@ -2,41 +2,32 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-import anyio
 from pydantic import Field
-from starlette.types import Message
 
 from mcp_sandbox.agents import events as told
-from mcp_sandbox.agents.executor import Program, Run, Take
-from mcp_sandbox.agents.gateway import Gateway
+from mcp_sandbox.agents.executor import Program, Run
 from mcp_sandbox.agents.messages import Given
 
 _WHOLE = ("end_turn", "stop_sequence", "stop")
-_SHOWN_BYTES = 2000
 
 
-class _Arguments(Given):
+class Direct(Given):
+    """Asks the model once. The argv of its Program is a method and path, its stdin the body."""
+
+    name: ClassVar[str] = "direct"
+    image: ClassVar[str] = ""
+    protocols: ClassVar[Sequence[str]] = ("anthropic", "openai")
+    prepare: ClassVar[str] = ""
+
     model: str | None = None
     # The Messages API has no default of its own.
     max_tokens: int = Field(default=8192, ge=1)
 
-
-class Direct:
-    """Asks the model once. The argv of its Program is a method and path, its stdin the body."""
-
-    name = "direct"
-    image = ""
-    protocols: Sequence[str] = ("anthropic", "openai")
-    prepare = ""
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._given = _Arguments.read(arguments, "the arguments of direct")
-
     def command(self, run: Run) -> Program:
-        system, model = run.conversation.system, self._given.model or run.way.model
-        openai, limit = run.way.protocol == "openai", self._given.max_tokens
+        system, model = run.conversation.system, self.model or run.way.model
+        openai, limit = run.way.protocol == "openai", self.max_tokens
         turns = [
             {**turn, "content": [*_blocks(turn["content"], openai=openai)]}
             for turn in run.conversation.turns
@@ -90,29 +81,3 @@ def _end(word: object) -> told.Completion:
     """What was said before is its content."""
     why = "" if word in _WHOLE else f"{word}: the model ended its answer early"
     return told.Completion("", is_error=bool(why), reason=why, turns=1)
-
-
-async def ask(gateway: Gateway, what: str, body: bytes, take: Take) -> tuple[int, str]:
-    """Ask as a program inside would, by the run's token: judged, counted and bounded likewise."""
-    method, path = what.split()
-    key = (b"x-api-key", gateway.token.encode())
-    request = {"type": "http", "method": method, "raw_path": path.encode(), "query_string": b""}
-    said: list[Message] = [{"type": "http.request", "body": body}]
-    status, error = 0, b""
-
-    async def receive() -> Message:
-        if not said:
-            await anyio.sleep_forever()
-        return said.pop()
-
-    async def send(message: Message) -> None:
-        nonlocal status, error
-        status, data = message.get("status", status), message.get("body", b"")
-        if status == 200:
-            await take(data)
-        else:
-            error = (error + data)[:_SHOWN_BYTES]
-
-    headers = [key, (b"anthropic-version", b"2023-06-01")]
-    await gateway.answer({**request, "headers": headers}, receive, send)
-    return status, error.decode("utf-8", "replace")
