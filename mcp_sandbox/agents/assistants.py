@@ -15,9 +15,17 @@ from typing import Any, Literal, TypeVar
 
 import json5
 import yaml
-from pydantic import BaseModel, Field, RootModel, ValidationError
+from pydantic import (
+    BaseModel,
+    Field,
+    RootModel,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import ErrorDetails
 
+from mcp_sandbox.agents.executors import executor_of
 from mcp_sandbox.config import BridgeServerConfig, Duration, Section, Size
 from mcp_sandbox.errors import ConfigError, InvalidArgument
 
@@ -35,6 +43,17 @@ class SandboxOptions(Section):
     max_cpu: float | None = Field(default=None, gt=0, le=1024, allow_inf_nan=False)
     timeout: Duration | None = None
     arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+    @field_validator("arguments")
+    @classmethod
+    def _are_of_the_program(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Those of a program that it names; else they are looked at when that is known."""
+        if command := info.data.get("command"):
+            try:
+                executor_of(command).read(given, f"the arguments of {command}")
+            except InvalidArgument as exc:
+                raise ValueError(str(exc)) from exc
+        return given
 
 
 class _Server(Section):

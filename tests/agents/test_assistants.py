@@ -107,6 +107,10 @@ def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
         ("sandbox:\n  timeout: 10 parsecs\n", "line 2: sandbox.timeout: write a time as seconds"),
         ("sandbox:\n  max_memory: -1\n", "line 2: sandbox.max_memory: Input should be greater"),
         ("sandbox:\n  max_cpu: many\n", "line 2: sandbox.max_cpu: Input should be a valid number"),
+        (
+            "sandbox:\n  command: claude\n  arguments: {max_turns: x}\n",
+            "line 3: sandbox.arguments: the arguments of claude cannot be used: max_turns: Input",
+        ),
         ("connector: a\nsandbx: {}\n", "line 2: sandbx: there is no such key; there are name, con"),
         ("mcp:\n  servers:\n  - tools: [a]\n", "line 3: mcp.servers.0.server_id: Field required"),
         ("name: [\n", "cannot be read: "),
