@@ -142,6 +142,12 @@ async def test_whatever_becomes_of_small_state_files_each_call_succeeds(
                     await strike()
             async with served(where, load):
                 await load.another_of_each()
+                if not number:
+                    # So that one chat at least has something to tell of.
+                    async with load.turns["a"]:
+                        fill(where.data / "sandbox/records/local/chat-a.json", b"")
+                        await control(where, "stop", chat="a")
+                    await load.another_of_each()
                 while len(done) < (number + 1) * A_ROUND:
                     await strike()
                     if random.random() < 0.5:
