@@ -213,6 +213,13 @@ def rules_of(config: Config) -> "Rules":
     return load_rules(config.policy.rules)
 
 
+def check(config: Config) -> None:
+    """Raise ConfigError now for what opening the manager would raise it for. Blocks on the disk."""
+    way_out(config)
+    programs_of(config)
+    rules_of(config)
+
+
 def programs_of(config: Config) -> tuple[Mount, ...]:
     """Return the mount of the programs for agents, if the operator has some. Blocks on the disk.
 

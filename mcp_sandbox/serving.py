@@ -185,8 +185,8 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
                 open_manager, config, folders, for_many=True, skills=skills, count=metrics.count
             ),
         )
-        server = _ChatServer(config, manager, folders, skills, metrics, ending)
         ending.let_go = manager.let_go
+        server = _ChatServer(config, manager, folders, skills, metrics, ending)
         metrics.watch(server.figures)
         tasks.start_soon(server.built)
         tasks.start_soon(manager.open_early)

@@ -96,9 +96,7 @@ def serve(
     own = {"serve.idle_exit": idle_exit, "serve.http": http}
     loaded = load(config, data, backend, {**own, **_flags(log_format, project_dir, skills)})
     logs.configure(loaded.config.serve.log_format)
-    app.way_out(loaded.config)
-    app.programs_of(loaded.config)
-    app.rules_of(loaded.config)
+    app.check(loaded.config)
     work = partial(serving.serve, anonymous_http=allow_anonymous_loopback)
     anyio.run(work, loaded, socket_path(socket, data))
 
@@ -119,15 +117,13 @@ def stdio(
     config: ConfigFile = None,
 ) -> None:
     """Serve one chat to an MCP client on stdin and stdout."""
-    from mcp_sandbox.app import programs_of, rules_of, serve_stdio, way_out
+    from mcp_sandbox.app import check, serve_stdio
 
     served = chat_id(user, chat)
     loaded = load(config, data, backend, _flags(log_format, project_dir, skills))
     if log_format is not None:
         logs.configure(loaded.config.serve.log_format)
-    way_out(loaded.config)
-    programs_of(loaded.config)
-    rules_of(loaded.config)
+    check(loaded.config)
     anyio.run(serve_stdio, loaded.config, served, (project or Path()).absolute())
 
 
