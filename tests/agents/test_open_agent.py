@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 from mcp_sandbox import open_agent, open_session
+from mcp_sandbox.agents.executors.claude import Claude
 from mcp_sandbox.config import AgentsConfig, Config, ConnectorConfig
 from mcp_sandbox.errors import ImageMissing, InvalidArgument
 from tests.conftest import configured
@@ -51,7 +52,7 @@ async def test_the_configured_program_is_taken_where_none_is_named(tmp_path: Pat
 
 @pytest.mark.docker
 async def test_the_image_of_an_assistant_is_that_of_its_chat_for_every_server(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, written = tmp_path / "key", tmp_path / "assistants" / "coder" / "assistant.yaml"
     key.write_text("sk-of-no-service")
@@ -66,7 +67,9 @@ async def test_the_image_of_an_assistant_is_that_of_its_chat_for_every_server(
         connectors={"near": SERVICES["near"].model_copy(update={"key": f"file:{key}"})},
     )
     # Where no image is configured it is one that has the program; what is not there is not kept.
-    for assistant, image in (("", "mcp-sandbox/claude"), ("coder", "of-a-test")):
+    # A machine may have the real one.
+    monkeypatch.setattr(Claude, "image", "mcp-sandbox/claude:of-a-test")
+    for assistant, image in (("", "mcp-sandbox/claude:of"), ("coder", "mcp-sandbox/of-a-test")):
         with pytest.raises(ImageMissing, match=f"{image}.* mcp-sandbox images build"):
             async with open_agent(assistant, config=config):
                 pass
