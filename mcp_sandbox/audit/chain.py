@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 
-from pydantic_core import PydanticSerializationError, to_json
-
 Fields = Mapping[str, object]
 
 _LONGEST = 4096  # characters of one text in a line
@@ -60,10 +58,7 @@ def line_after(head: Head, kind: str, fields: Fields) -> tuple[bytes, Head]:
         if value is not None
     }
     line = {"n": n, "time": now, "kind": kind, **told, "prev": head.hash}
-    try:
-        body = to_json(line, ensure_ascii=True, fallback=str)
-    except PydanticSerializationError:  # Text with lone surrogates.
-        body = _encoded(line).encode()
+    body = _encoded(line).encode()
     digest = sha256(body).hexdigest()
     return b'%b,"hash":"%b"}\n' % (body[:-1], digest.encode()), Head(n, digest)
 

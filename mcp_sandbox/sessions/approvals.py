@@ -199,9 +199,13 @@ class Approvals:
 
 
 def anew(further: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What stays with a chat that begins anew, as its agent may have it do: all but what allows."""
+    """What stays with a chat that begins anew, as its agent may have it do: what binds it.
+
+    Its image and limits (`assistant_of`), what a person has refused, and what is not answered yet.
+    """
     noted = [each for each in further.get(_NOTED) or () if isinstance(each, dict)]
-    return {_NOTED: [each for each in noted if each.get("state") in ("open", "no")]}
+    bound = {name: value for name, value in further.items() if name == "assistant"}
+    return {**bound, _NOTED: [each for each in noted if each.get("state") in ("open", "no")]}
 
 
 def _same(noted: Sequence[Approval], call: Approval) -> Approval | None:

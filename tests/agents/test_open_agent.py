@@ -81,6 +81,8 @@ async def test_the_image_of_an_assistant_is_that_of_its_chat_for_every_server(
         async with open_agent("coder", config=config) as agent:
             assert (await agent.session.info()).image == tagged
             async with open_session(config=config) as session:
+                # Nor can the agent inside get rid of it.
+                await session.reset(keep_files=False)
                 found = await session.info()
                 assert (found.image, found.limits["memory"][:8]) == (tagged, "512 MiB,")
     finally:
