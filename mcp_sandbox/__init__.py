@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.models import ChatId, ExecResult
     from mcp_sandbox.sessions.session import Session
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CallerError",
