@@ -3,6 +3,7 @@
 import secrets
 import shutil
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.e2e.attacks import BUBBLEWRAP, DOCKER, GVISOR
 CHAT = ChatId("mallory", "attack")
 
 
-@pytest.fixture(params=[DOCKER, GVISOR, BUBBLEWRAP])
+@pytest.fixture(params=[DOCKER, GVISOR, BUBBLEWRAP], scope="module")
 def backend_name(request: pytest.FixtureRequest) -> str:
     """Never unsafe-local: what runs here would reach the machine itself."""
     name: str = request.param
@@ -36,6 +37,12 @@ def config(backend_name: str, data_root: Path) -> Config:
 @pytest.fixture
 async def manager(config: Config) -> AsyncGenerator[SessionManager]:
     """All chats of a data root; what they leave on the machine fails the test."""
+    async with managing(config) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def managing(config: Config) -> AsyncGenerator[SessionManager]:
     async with open_manager(config) as opened:
         yield opened
         known = traces.of(config.data_dir)
@@ -46,6 +53,23 @@ async def manager(config: Config) -> AsyncGenerator[SessionManager]:
 @pytest.fixture
 async def session(manager: SessionManager) -> Session:
     return await manager.session(CHAT)
+
+
+@pytest.fixture(scope="module")
+async def lasting(
+    backend_name: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[SessionManager]:
+    """Where the tests of a module share a chat, whose sandbox starts once."""
+    async with managing(configured(backend_name, tmp_path_factory.mktemp("data"))) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def shared(lasting: SessionManager) -> Session:
+    """The chat that attacks share which a sandbox survives, with nothing of an earlier one."""
+    session = await lasting.session(CHAT)
+    await session.exec("find /workspace /home/sandbox /tmp /dev/shm -mindepth 1 -delete")
+    return session
 
 
 @pytest.fixture

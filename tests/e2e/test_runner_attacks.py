@@ -13,6 +13,7 @@ from anyio import to_thread
 
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import SandboxError, SandboxGone
+from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.e2e.attacks import (
     KEPT,
@@ -25,6 +26,20 @@ from tests.e2e.attacks import (
     probe,
     survive,
 )
+from tests.e2e.conftest import CHAT
+
+
+@pytest.fixture
+def session(shared: Session) -> Session:
+    """After each attack the same sandbox has to work, or its successor on the same files."""
+    return shared
+
+
+@pytest.fixture
+async def fresh(manager: SessionManager) -> Session:
+    """A sandbox for what needs its place on the host, or leaves it with stopped processes."""
+    return await manager.session(CHAT)
+
 
 _SIGNALS = """
 import os, signal, sys
@@ -67,17 +82,17 @@ _LATE: dict[str, Callable[[Session], Awaitable[object]]] = {
 
 @on_bubblewrap
 @pytest.mark.parametrize("tool", _LATE)
-async def test_stopped_workers_hold_no_file_call_up(session: Session, tool: str) -> None:
-    await session.write_file("kept", KEPT)
-    await session.write_file("gone", b"x")
-    await several_at_once(session)
-    await session.exec(["python3", "-c", _SIGNALS, "SIGSTOP", "others"], timeout_s=3)
+async def test_stopped_workers_hold_no_file_call_up(fresh: Session, tool: str) -> None:
+    await fresh.write_file("kept", KEPT)
+    await fresh.write_file("gone", b"x")
+    await several_at_once(fresh)
+    await fresh.exec(["python3", "-c", _SIGNALS, "SIGSTOP", "others"], timeout_s=3)
     # The first gets the worker that was spared, the others one that is stopped.
     with anyio.fail_after(8):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(session.exec, "sleep 1")
-            tasks.start_soon(lambda: attempt(_LATE[tool](session)))
-            tasks.start_soon(session.read_file, "kept")
+            tasks.start_soon(fresh.exec, "sleep 1")
+            tasks.start_soon(lambda: attempt(_LATE[tool](fresh)))
+            tasks.start_soon(fresh.read_file, "kept")
 
 
 @pytest.mark.parametrize(
@@ -243,9 +258,10 @@ _STOP_FIRST = "the host stops the runner from outside, which nobody inside can"
 
 
 # With shorter times it is tried on every backend: `tests/contract/test_health.py`.
+@pytest.mark.whole
 @on_docker_if_whole
-async def test_a_runner_that_does_not_answer_is_replaced(session: Session, config: Config) -> None:
-    await session.write_file("kept", KEPT)
+async def test_a_runner_that_does_not_answer_is_replaced(fresh: Session, config: Config) -> None:
+    await fresh.write_file("kept", KEPT)
     runner = await to_thread.run_sync(_runner_pid, config.data_dir)
     started = anyio.Event()
 
@@ -261,9 +277,9 @@ async def test_a_runner_that_does_not_answer_is_replaced(session: Session, confi
             tasks.start_soon(stop)
             before = anyio.current_time()
             with pytest.raises(SandboxGone, match="did not answer within"):
-                await session.exec("echo started; sleep 60", timeout_s=2, on_output=note)
+                await fresh.exec("echo started; sleep 60", timeout_s=2, on_output=note)
             assert anyio.current_time() - before < 2 + 12 + 6, _STOP_FIRST
-        await all_is_well(session)
+        await all_is_well(fresh)
     assert not Path(f"/proc/{runner}").exists()
 
 
@@ -296,9 +312,9 @@ async def test_results_cannot_be_forged_by_what_is_printed(session: Session) -> 
 
 
 @on_bubblewrap
-async def test_planted_sockets_lead_the_host_nowhere(session: Session, config: Config) -> None:
+async def test_planted_sockets_lead_the_host_nowhere(fresh: Session, config: Config) -> None:
     """A link to another socket in the place of the runner's: nobody of the host connects to it."""
-    await session.write_file("kept", KEPT)
+    await fresh.write_file("kept", KEPT)
     (run,) = (config.data_dir / "sandbox" / "run").iterdir()
     with socket.socket(socket.AF_UNIX) as listener:
         path = f"/tmp/mcs-{secrets.token_hex(6)}.sock"
@@ -319,4 +335,4 @@ async def test_planted_sockets_lead_the_host_nowhere(session: Session, config: C
                 listener.accept()
         finally:
             Path(path).unlink()
-    await all_is_well(session)
+    await all_is_well(fresh)

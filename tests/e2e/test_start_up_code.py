@@ -116,8 +116,9 @@ _PLANTED = [
 @on_bubblewrap
 @pytest.mark.parametrize(("kind", "what"), _PLANTED)
 async def test_start_up_code_of_the_chat_harms_only_its_own_python(
-    session: Session, what: str, kind: str
+    shared: Session, what: str, kind: str
 ) -> None:
+    session = shared
     await session.write_file("kept", KEPT)
     folder, code = await _start_up_folder(session), _START_UP[what]
     line = code if kind.endswith(".py") else f"import os; exec({code!r})\n"
