@@ -24,7 +24,7 @@ def main() -> int:
             # What makes sense on one backend only is shown there.
             backend = given.backend if given.backend in fault.backends else fault.backends[0]
             started = time.monotonic()
-            reports.append(anyio.run(run, fault, backend, given.times, given.seed, None))
+            reports.append(anyio.run(run, [fault], backend, given.times, given.seed, None))
             taken = time.monotonic() - started
             sys.stderr.write(table(reports[-1:], given.seed) + f"  in {taken:.0f} s\n")
     sys.stdout.write(table(reports, given.seed))

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,10 +77,15 @@ class Report:
         return bool(self.tally.faults) or any(self.left.values())
 
 
-async def run(fault: Fault, backend: str, times: int, seed: int, parent: Path | None) -> Report:
-    """Strike so many times on a world of its own, and see that nothing is left of it."""
-    report = Report(fault.name, backend)
-    with fault.ground(backend, parent) as where:
+async def run(
+    faults: Sequence[Fault], backend: str, times: int, seed: int, parent: Path | None
+) -> Report:
+    """Strike so many times on a world of their own, and see that nothing is left of it.
+
+    Faults that share a world are of one ground.
+    """
+    report = Report(", ".join(fault.name for fault in faults), backend)
+    with faults[0].ground(backend, parent) as where:
         where.place.home.mkdir(exist_ok=True)
         world = World(where, Random(seed), report.tally)
         if where.clock:
@@ -90,8 +95,9 @@ async def run(fault: Fault, backend: str, times: int, seed: int, parent: Path | 
                 for chat in world.chats:
                     clients.start_soon(chat.serve)
                 await _begin(world)
-                for _ in range(times):
-                    await _round(world, fault, report)
+                for fault in faults:
+                    for _ in range(times):
+                        await _round(world, fault, report)
                 for chat in world.chats:
                     chat.stop()
         finally:
