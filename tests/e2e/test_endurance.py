@@ -19,8 +19,9 @@ from tests.e2e.endurance.ledger import Found, Ledger, Possible, digest
 from tests.e2e.endurance.run import Plan, run
 from tests.e2e.endurance.tally import table
 
-LOAD_S = 6
-# Twenty containers at once keep an engine from all others.
+LOAD_S = 4
+CROWD = 8
+# Many containers at once keep an engine from all others.
 ENGINE_FILLED = pytest.param(*DOCKER.values, marks=(*DOCKER.marks, pytest.mark.alone))
 # Nothing of these may outlive the idle time; what a killed server wrote down is swept up later.
 RUNNING = ("processes", "containers", "mounts")
@@ -32,7 +33,8 @@ RUNNING = ("processes", "containers", "mounts")
 async def test_random_kills_lose_no_file_and_no_reply_and_leave_nothing(
     backend: BackendName, data_root: Path
 ) -> None:
-    plan = Plan(backend, data_root, LOAD_S, seed=20, mean_kill_s=1.0, networks=("none", "open"))
+    networks = ("none", "open")
+    plan = Plan(backend, data_root, LOAD_S, 20, crowd=CROWD, mean_kill_s=0.7, networks=networks)
     with anyio.fail_after(280):
         tally, remains = await run(plan)
     report = table(tally, f"endurance on {backend}", remains)
@@ -54,7 +56,7 @@ async def test_a_write_whose_runner_dies_with_the_body_under_way_does_not_happen
     target = tmp_path / "workspace" / "a"
     with anyio.fail_after(50):
         async with open_backend("bubblewrap", config) as backend:
-            for _ in range(20):
+            for _ in range(8):
                 target.write_bytes(b"old")
                 target.chmod(0o666)
                 async with made(backend, spec) as sandbox:

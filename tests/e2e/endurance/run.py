@@ -21,7 +21,6 @@ from tests.e2e.endurance.worker import Worker
 
 IDLE_S = 3
 AT_ONCE = 50
-CROWD = 20
 _WORKERS = 5
 _GONE_S = 60.0
 _NOTE_EVERY_S = 0.5
@@ -30,13 +29,17 @@ _KINDS = ("runner", "container", "server")
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do for how long. `chats` are under random load while they are killed."""
+    """What to do for how long. `chats` are under random load while they are killed.
+
+    So many chats as `crowd` are used at once before.
+    """
 
     backend: BackendName
     data: Path
     seconds: float
     seed: int
     chats: int = 3
+    crowd: int = 20
     mean_kill_s: float = 4.0
     networks: tuple[str, ...] = ("none",)
 
@@ -106,11 +109,11 @@ async def _one_of_many(chat: Chat, nonce: str, number: int) -> None:
 
 async def _many_chats(plan: Plan, tally: Tally) -> None:
     """So many chats at once in one process, several calls at once in each."""
-    sessions = SessionsConfig(max_open=CROWD)
+    sessions = SessionsConfig(max_open=plan.crowd)
     config = (await _config(plan)).model_copy(update={"sessions": sessions})
     async with open_manager(config) as manager:
         async with anyio.create_task_group() as tasks:
-            for number in range(CROWD):
+            for number in range(plan.crowd):
                 for caller in range(3):
                     tasks.start_soon(_one_of_crowd, manager, f"crowd-{number}", caller, tally)
 
