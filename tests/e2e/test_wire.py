@@ -103,9 +103,9 @@ async def test_the_server_process_stays_small(data_root: Path, backend_name: str
         before = resident(pid)
         most = 0
         for command in (
-            "head -c 300M /dev/zero | tr '\\0' 'x\\n'",
-            "head -c 200M /dev/zero | tr '\\0' '\\033'",
-            "head -c 50M /dev/urandom",
+            "head -c 100M /dev/zero | tr '\\0' 'x\\n'",
+            "head -c 64M /dev/zero | tr '\\0' '\\033'",
+            "head -c 16M /dev/urandom",
         ):
             answer = await client.call("exec", {"command": command})
             assert len("".join(texts(answer["content"]))) < 60_000
