@@ -205,6 +205,7 @@ async def test_a_relative_data_dir_does_not_depend_on_who_starts(person: Person)
     assert "absolute path" in done.err
 
 
+@IN_BUBBLEWRAP
 async def test_a_command_runs_in_a_chats_computer_with_its_exit_code(person: Person) -> None:
     async with person.agent() as agent:
         await agent.exec("echo by the agent > note")

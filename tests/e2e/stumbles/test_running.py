@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.e2e.attacks import WHOLE
 from tests.e2e.stumbles.conftest import Agent
 from tests.server.scripted import text_of
 
@@ -24,7 +25,7 @@ async def javascript(agent: Agent, code: str) -> str:
     "command",
     [
         "pip install requests",
-        "python3 -m venv v && v/bin/pip install requests",
+        pytest.param("python3 -m venv v && v/bin/pip install requests", marks=WHOLE),
         "git clone https://github.com/a/b",
         "curl -sS https://example.com",
         "curl -sS http://192.0.2.1",
@@ -89,7 +90,7 @@ async def test_with_a_network_a_module_says_how_pip_calls_it(agent: Agent) -> No
 
 
 async def test_there_is_a_python_on_path(agent: Agent) -> None:
-    made = "python -m venv v && v/bin/python -c 'import sys; print(sys.prefix)'"
+    made = "python -m venv --without-pip v && v/bin/python -c 'import sys; print(sys.prefix)'"
     assert await agent.told("exec", command=f"{made} && rm -r v") == "/workspace/v\n"
 
 
