@@ -1,5 +1,21 @@
 """Every error this package raises on purpose.
 
+    SandboxError
+    ├── CallerError       the agent can call differently
+    │   ├── InvalidArgument · Unsupported · UnknownSkill
+    │   ├── NotFound · AlreadyExists · WrongKind
+    │   ├── NoMatch · Ambiguous
+    │   ├── NotPermitted ── ConsentNeeded
+    │   ├── TooLarge · WorkspaceFull · Busy
+    │   └── CommandFailed
+    ├── OperatorError     a person has to mend something
+    │   ├── ConfigError
+    │   ├── BackendUnavailable · ImageMissing · InsecureSandbox
+    │   ├── CapacityReached · StorageUnavailable
+    │   ├── AlreadyServed · NoDaemon · Draining
+    │   └── SourceUnavailable · UnusableSkill
+    └── SandboxGone       the sandbox has died; the next call gets a new one
+
 A message says what happened and what to do next. A non-zero exit code, a timeout with partial
 output and truncated output are results, not errors.
 """
