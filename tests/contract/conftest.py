@@ -27,90 +27,84 @@ ABOUT_ISOLATION = {
     "test_what_user_code_has_stopped_of_ours_goes_on",
     "test_searches_see_skills_only_when_they_ask_for_them",
 }
-# bubblewrap runs all, docker all but `ONCE`. gVisor is another kernel, slow to start, unsafe-local
-# is bubblewrap without walls: they run these modules and `EVERYWHERE`; all of them with --whole.
-FULLY = {
-    "docker-runsc": {"test_backend", "test_ending", "test_doors"},
-    "unsafe-local": {"test_backend"},
-}
-# Of the other modules, what depends on the kernel or goes through all that a call goes through.
+# bubblewrap runs all, docker all but `ONCE`. gVisor is another kernel, slow to start: it runs
+# `ON_EVERY_KERNEL` too; unsafe-local is bubblewrap without walls. These two run what is in
+# `EVERYWHERE` and the module `test_backend`; all run all with --whole.
+# What a sandbox and a call of each kind go through.
 EVERYWHERE = {
     # sandboxes and their servers
     "test_files_and_home_outlive_the_sandbox",
     "test_a_sandbox_that_nobody_uses_ends_itself",
     "test_a_dead_runner_is_reported_and_the_next_call_has_the_files",
     "test_a_sandbox_that_nobody_uses_is_removed_and_its_files_stay",
-    "test_two_servers_share_a_sandbox_that_ends_with_the_last_of_them",
     "test_each_new_chat_gets_a_warm_sandbox_of_its_own",
-    "test_one_that_dies_is_replaced",
     "test_one_that_was_killed_says_so",
-    "test_one_that_ran_out_of_memory_says_so",
-    "test_what_runs_in_the_background_keeps_it",
-    "test_the_next_call_wakes_a_paused_sandbox",
-    "test_only_what_a_rule_allows_leaves",
-    "test_a_secret_goes_to_its_host_and_never_comes_in",
     # files
-    "test_every_alias_shows_the_same_bytes_and_takes_writes",
     "test_lists_globs_and_searches_find_what_is_there",
     "test_a_commit_in_a_new_chat_needs_no_setting",
     # skills
-    "test_the_shipped_skills_lack_nothing",
     "test_an_agent_inside_finds_the_skills_in_its_home",
     "test_an_activated_skill_is_there_at_once_and_its_scripts_run",
-    "test_a_warm_sandbox_shows_skills_too",
     # commands, processes and shells
     "test_a_command_answers_with_its_output_and_exit_code",
     "test_a_signal_that_ends_a_command_is_named",
     "test_python_prints_and_exits_as_python_does",
-    "test_python_ends_as_it_ends_anywhere",
     "test_what_runs_in_the_background_lives_on_and_may_print",
     "test_a_server_inside_is_reached_over_the_sandboxs_own_loopback",
     "test_output_comes_live_to_who_listens",
     "test_a_timeout_kills_the_whole_tree_and_keeps_the_output",
-    "test_nothing_of_one_command_is_left_for_the_next",
-    "test_who_ends_or_stops_the_one_that_waits_harms_no_command",
     "test_a_call_answers_when_its_time_is_over_and_the_command_goes_on",
     "test_an_end_that_nobody_waited_for_is_told_once",
     "test_a_process_is_stopped_with_all_that_it_started",
-    "test_what_a_stopped_process_leaves_is_killed_after_its_grace",
-    "test_what_fills_the_workspace_is_stopped_and_the_sandbox_stays",
-    "test_what_user_code_kills_under_a_process_is_never_a_false_success",
-    "test_the_largest_tree_gives_way_and_the_result_names_it",
-    "test_directory_and_variables_that_are_given_stay",
-    "test_a_command_of_a_shell_has_the_descriptors_of_every_command",
-    "test_a_shell_outlives_its_sandbox",
     # notebooks, terminals and previews
     "test_variables_functions_and_modules_stay",
-    "test_commands_of_other_notebooks_work_where_a_cell_is_no_python",
-    "test_a_cell_over_its_time_is_interrupted_and_variables_stay",
-    "test_a_cell_that_ignores_the_interrupt_is_killed_with_all_it_started",
-    "test_a_process_that_a_cell_forks_lives_on_alone",
     "test_a_value_that_is_a_picture_is_shown_as_one",
     "test_a_command_has_a_terminal_of_its_own",
-    "test_a_terminal_controls_its_session",
     "test_a_program_is_interrupted_by_its_key",
-    "test_a_command_on_a_terminal_that_runs_too_long_is_killed_with_its_tree",
-    "test_a_dialogue_is_led_with_a_program_that_asks",
     "test_a_page_is_seen_from_outside",
-    "test_bytes_go_both_ways_untouched",
     "test_who_does_not_know_the_name_is_not_let_in",
-    "test_where_nothing_listens_the_ports_are_named_that_are_listened_on",
     # doors
     "test_who_connects_is_answered_by_the_handler",
     "test_it_is_told_when_the_sandbox_ends",
+}
+# What depends on the kernel: signals, process trees, memory, files and mounts.
+ON_EVERY_KERNEL = {
+    "test_one_that_dies_is_replaced",
+    "test_one_that_ran_out_of_memory_says_so",
+    "test_the_next_call_wakes_a_paused_sandbox",
+    "test_only_what_a_rule_allows_leaves",
+    "test_a_secret_goes_to_its_host_and_never_comes_in",
+    "test_every_alias_shows_the_same_bytes_and_takes_writes",
+    "test_a_warm_sandbox_shows_skills_too",
+    "test_python_ends_as_it_ends_anywhere",
+    "test_what_fills_the_workspace_is_stopped_and_the_sandbox_stays",
+    "test_the_largest_tree_gives_way_and_the_result_names_it",
+    "test_directory_and_variables_that_are_given_stay",
+    "test_a_command_of_a_shell_has_the_descriptors_of_every_command",
+    "test_nothing_of_one_command_is_left_for_the_next",
+    "test_who_ends_or_stops_the_one_that_waits_harms_no_command",
+    "test_what_user_code_kills_under_a_process_is_never_a_false_success",
+    "test_what_a_stopped_process_leaves_is_killed_after_its_grace",
+    "test_a_cell_that_ignores_the_interrupt_is_killed_with_all_it_started",
+    "test_a_command_on_a_terminal_that_runs_too_long_is_killed_with_its_tree",
+    "test_a_process_that_a_cell_forks_lives_on_alone",
+    "test_a_terminal_controls_its_session",
+    "test_bytes_go_both_ways_untouched",
+    "test_a_shell_outlives_its_sandbox",
+    "test_what_runs_in_the_background_keeps_it",
+    "test_two_servers_share_a_sandbox_that_ends_with_the_last_of_them",
+    "test_the_shipped_skills_lack_nothing",
+    "test_a_fork_bomb_left_in_the_background_makes_room",
+    "test_killing_everything_spares_the_tools",
+    "test_a_full_tmp_stops_nobody",
+    "test_three_hundred_clients_at_once_are_all_answered",
 }
 # What our own code does alike in every sandbox runs in bubblewrap, and everywhere with --whole.
 ONCE = {
     *("test_sessions", "test_pool", "test_lifetimes", "test_operator", "test_room"),
     *("test_processes", "test_shells", "test_terminals", "test_figures", "test_previews"),
-    "test_who_types_is_answered_though_the_screen_never_rests",
-    "test_cells_compute_what_one_python_computes",
-    "test_any_text_is_a_cell",
-    "test_a_shell_is_like_one_bash_that_lives",
-    "test_only_its_own_notebook_suffers",
-    "test_one_that_hangs_is_given_up_and_replaced",
-    "test_background_work_that_had_ended_is_not_mourned",
-    "test_one_of_other_settings_that_hangs_is_replaced",
+    *("test_sharing", "test_warm_chats", "test_notebooks", "test_whole_output", "test_standby"),
+    *("test_skills", "test_health", "test_gateways", "test_doors"),
 }
 # gVisor's kernel is a program of the host: these keep every core busy, also while it is removed.
 BUSY_UNDER_GVISOR = {
@@ -123,9 +117,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     name = getattr(item, "originalname", "")
     called = getattr(item, "callspec", None)
     place = called.params.get("backend_name", "") if called else ""
-    on_some = item.path.stem in FULLY.get(place, ()) or name in EVERYWHERE
-    on_one = (item.path.stem in ONCE and name not in EVERYWHERE) or name in ONCE
-    if (place in FULLY and not on_some) or (place not in ("", "bubblewrap") and on_one):
+    module = item.path.stem
+    on_every_kernel = name in EVERYWHERE | ON_EVERY_KERNEL or module == "test_backend"
+    runs = {
+        "docker": on_every_kernel or module not in ONCE,
+        "docker-runsc": on_every_kernel,
+        "unsafe-local": name in EVERYWHERE or module == "test_backend",
+    }
+    if not runs.get(place, True):
         item.add_marker(pytest.mark.whole)
     if place == "docker-runsc" and name in BUSY_UNDER_GVISOR:
         item.add_marker(pytest.mark.alone)
