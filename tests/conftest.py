@@ -1,13 +1,15 @@
 """What tests share: which backends are here, and proof that nothing is left behind."""
 
 import functools
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
 import pytest
-from blockbuster import blockbuster_ctx
+from blockbuster import BlockBuster
+from hypothesis import settings
 
 from mcp_sandbox.app import open_backend
 from mcp_sandbox.config import Config, DockerConfig
@@ -42,6 +44,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.nodeid.removeprefix("tests/").startswith(WITHOUT_WALLS):
         item.add_marker(pytest.mark.bubblewrap)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.register_profile("short", max_examples=40)
+    settings.load_profile("default" if config.getoption("--whole") else "short")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    # Eight thousand tests: the collector need not look at them again and again.
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -114,11 +127,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+@pytest.fixture(scope="session")
+def blocking_calls() -> BlockBuster:
+    return BlockBuster("mcp_sandbox")
+
+
 @pytest.fixture(autouse=True)
-def no_blocking_calls() -> Iterator[None]:
+def no_blocking_calls(blocking_calls: BlockBuster) -> Iterator[None]:
     """Fail a test in which our async code blocks the event loop."""
-    with blockbuster_ctx("mcp_sandbox"):
-        yield
+    blocking_calls.activate()
+    yield
+    blocking_calls.deactivate()
 
 
 @pytest.fixture(scope="session", autouse=True)

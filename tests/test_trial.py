@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from mcp_sandbox.cli import cli
 from mcp_sandbox.config import Config
 from mcp_sandbox.trial import Trial, try_out
-from tests.e2e.attacks import on_gvisor_if_whole
+from tests.e2e.attacks import on_docker_if_whole
 from tests.skills.folders import write_skill
 
 FILES = {
@@ -52,7 +52,7 @@ async def trials_of(folder: Path, config: Config) -> dict[str, Trial]:
     return {each.example.name: each for each in await try_out(folder, config, timeout_s=3)}
 
 
-@on_gvisor_if_whole
+@on_docker_if_whole
 async def test_each_example_is_run_in_a_fresh_copy_beside_the_mounted_skill(
     skill: Path, config: Config
 ) -> None:

@@ -161,7 +161,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.booleans(), st.lists(st.sampled_from(PIECES) | st.binary(max_size=9), max_size=20))
 async def test_no_bytes_get_past_it(with_token: bool, pieces: list[bytes]) -> None:
     with TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ from tests import forked
 from tests.daemon.running import Client, Done, Place, command, in_chat, place, running
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER, GVISOR, UNSAFE, if_whole
 
-BACKENDS = [BUBBLEWRAP, DOCKER, if_whole(UNSAFE), if_whole(GVISOR)]
+BACKENDS = [BUBBLEWRAP, *(if_whole(place) for place in (DOCKER, UNSAFE, GVISOR))]
 
 
 @asynccontextmanager

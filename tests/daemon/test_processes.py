@@ -10,12 +10,9 @@ import anyio
 import pytest
 
 from tests.daemon.running import Client, Place, in_chat, listening, place, running, starting
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER, UNSAFE, if_whole
 
-BACKENDS = [
-    "unsafe-local",
-    pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
-    pytest.param("docker", marks=pytest.mark.docker),
-]
+BACKENDS = [BUBBLEWRAP, if_whole(DOCKER), if_whole(UNSAFE)]
 LASTS = "touch begun; while [ ! -e go ]; do sleep 0.02; done; echo done > finished; echo out"
 
 

@@ -6,17 +6,11 @@ import anyio
 import pytest
 
 from tests.daemon.running import INITIALIZE, control, dialled, in_chat, place, running
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER, UNSAFE, if_whole
 from tests.server.skills.taught import write_skill
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [
-        "unsafe-local",
-        pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
-        pytest.param("docker", marks=pytest.mark.docker),
-    ],
-)
+@pytest.mark.parametrize("backend", [BUBBLEWRAP, if_whole(DOCKER), if_whole(UNSAFE)])
 async def test_each_connection_works_in_its_own_chat(tmp_path: Path, backend: str) -> None:
     where = place(tmp_path, backend)
     async with running(where), in_chat(where, "a") as a, in_chat(where, "b") as b:

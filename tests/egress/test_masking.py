@@ -100,7 +100,7 @@ def texts() -> st.SearchStrategy[bytes]:
     return st.lists(pieces | small | st.sampled_from(whole + digits)).map(b"".join)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(texts(), st.lists(st.integers(0, 600)), st.sampled_from([VALUES, *([v] for v in VALUES)]))
 def test_any_pieces_give_what_the_whole_gives(
     data: bytes, cuts: list[int], values: list[str]

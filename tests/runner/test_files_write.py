@@ -251,17 +251,17 @@ def test_the_runner_alone_imports_without_site_packages(tmp_path: Path) -> None:
 
 
 def interpreters() -> list[str]:
-    """Ours and every other version of Python that is installed and starts."""
-    found = {sys.executable}
-    for version in ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14"):
-        program = shutil.which(f"python{version}")
-        if program and subprocess.run([program, "-V"], check=False, capture_output=True).stdout:
-            found.add(program)
-    return sorted(found)
+    """Ours and every other version of Python that is installed."""
+    versions = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
+    found = filter(None, (shutil.which(f"python{version}") for version in versions))
+    return sorted({sys.executable, *found})
 
 
 @pytest.mark.parametrize("python", interpreters())
 def test_every_operation_works_on_each_python(tmp_path: Path, python: str) -> None:
+    # What a version manager puts there may start nothing.
+    if not subprocess.run([python, "-V"], check=False, capture_output=True).stdout:
+        pytest.skip(f"{python} does not start")
     (tmp_path / "workspace").mkdir()
     script = Path(__file__).with_name("every_op.py")
     root = isolated(tmp_path / "root")

@@ -157,8 +157,12 @@ def entrances(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute):
             continue
-        written = ast.unparse(node)
-        whose = ast.unparse(node.value).removesuffix(".processes").split(".")[-1]
+        owner = node.value
+        if isinstance(owner, ast.Attribute) and owner.attr == "processes":
+            owner = owner.value
+        whose = getattr(owner, "attr", getattr(owner, "id", ""))
         uses = whose == "runtime" and node.attr not in CARE | {"processes"}
-        if node.attr == "open_sandbox" or (uses and not written.startswith("entered.")):
-            yield written
+        if node.attr == "open_sandbox" or uses:
+            written = ast.unparse(node)
+            if node.attr == "open_sandbox" or not written.startswith("entered."):
+                yield written

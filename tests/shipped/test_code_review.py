@@ -11,6 +11,7 @@ from mcp_sandbox.config import Config, ProjectConfig
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.workspace.projects import ClientFolders
+from tests.e2e.attacks import on_docker_if_whole
 from tests.shipped.conftest import learn, run
 from tests.shipped.texts import commands
 
@@ -43,6 +44,7 @@ async def test_every_command_works_as_written(session: Session) -> None:
     assert "OK" in (await run(session, test)).stderr
 
 
+@on_docker_if_whole
 async def test_new_files_patches_and_dangers_are_seen(session: Session) -> None:
     await learn(session, NAME)
     await run(session, REPOSITORY)

@@ -4,11 +4,11 @@ import pytest
 
 from mcp_sandbox.config import Config
 from mcp_sandbox.trial import try_out
-from tests.e2e.attacks import on_gvisor_if_whole
+from tests.e2e.attacks import on_docker_if_whole
 from tests.shipped.texts import NAMES, SHIPPED
 
 
-@on_gvisor_if_whole
+@on_docker_if_whole
 @pytest.mark.parametrize("name", NAMES)
 async def test_it_passes_the_tests_that_it_comes_with(config: Config, name: str) -> None:
     trials = await try_out(SHIPPED / name, config)

@@ -4,6 +4,7 @@ import ast
 import json
 
 from mcp_sandbox.sessions.session import Session
+from tests.e2e.attacks import on_docker_if_whole
 from tests.shipped.conftest import learn, run
 from tests.shipped.texts import commands
 
@@ -50,6 +51,7 @@ async def test_every_command_works_as_written(session: Session) -> None:
     assert totals == "customer,total\n7,50.75\n8,106.0\n"
 
 
+@on_docker_if_whole
 async def test_every_recipe_answers(session: Session) -> None:
     await with_tables(session)
     await run(session, f"{SCRIPTS}/load_sqlite.py data.db sales.csv customers.csv")
@@ -66,6 +68,7 @@ async def test_every_recipe_answers(session: Session) -> None:
     assert (bad_days, twice, odd, lost, not_numbers) == ([], [], [], [], [])
 
 
+@on_docker_if_whole
 async def test_a_profile_names_the_traps(session: Session) -> None:
     await learn(session, NAME)
     await session.write_file("odd.csv", "a;a;\n1;00123;x\nn/a;5;caf\xe9\n2;7\n".encode("latin-1"))
@@ -87,6 +90,7 @@ async def test_a_profile_names_the_traps(session: Session) -> None:
     assert '["a"] (1)' in shown
 
 
+@on_docker_if_whole
 async def test_all_files_are_loaded_or_none(session: Session) -> None:
     await with_tables(session)
     load = f"{SCRIPTS}/load_sqlite.py data.db"

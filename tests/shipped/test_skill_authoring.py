@@ -4,6 +4,7 @@ import base64
 
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.skills.supply.tree import unpack
+from tests.e2e.attacks import on_docker_if_whole
 from tests.shipped.conftest import learn, run
 from tests.shipped.texts import commands
 
@@ -22,6 +23,7 @@ async def test_every_command_works_as_written(session: Session) -> None:
     assert list(unpack(base64.b64decode(packed))) == ["release-notes/SKILL.md"]
 
 
+@on_docker_if_whole
 async def test_a_new_skill_is_valid_whatever_its_description_holds(session: Session) -> None:
     await learn(session, NAME)
     odd = 'Notes: it\'s [odd] # & "more". Use when asked for it.'
@@ -35,6 +37,7 @@ async def test_a_new_skill_is_valid_whatever_its_description_holds(session: Sess
     assert "1,024" in (await run(session, f"{MAKE} other --description ' '", code=2)).stderr
 
 
+@on_docker_if_whole
 async def test_problems_are_named_with_their_place(session: Session) -> None:
     await learn(session, NAME)
     text = (

@@ -6,6 +6,7 @@ from mcp import Client
 
 from mcp_sandbox.config import Config
 from mcp_sandbox.sessions.session import Session
+from tests.e2e.attacks import on_docker_if_whole
 from tests.server.scripted import text_of
 from tests.shipped.conftest import META, call, run
 from tests.shipped.texts import SHIPPED, calls, commands
@@ -21,6 +22,7 @@ async def test_every_command_works_as_written(session: Session) -> None:
     assert "/workspace" in (await run(session, usage)).stdout
 
 
+@on_docker_if_whole
 async def test_long_work_goes_on_and_is_found_again_as_written(client: Client) -> None:
     begin, wait, look, stop = calls(NAME)
     begun = ((await call(client, begin)).meta or {})[META]
@@ -33,6 +35,7 @@ async def test_long_work_goes_on_and_is_found_again_as_written(client: Client) -
     assert not (stopped.meta or {})[META]["running"]
 
 
+@on_docker_if_whole
 async def test_the_user_finds_the_files_where_the_text_says(
     session: Session, config: Config
 ) -> None:

@@ -15,6 +15,7 @@ from mcp.types import CallToolResult
 from mcp_sandbox.sessions.session import Session
 from tests.conftest import npm_folder
 from tests.e2e import npm
+from tests.e2e.attacks import on_docker_if_whole
 from tests.server.scripted import text_of
 from tests.shipped.conftest import META, call, learn, run
 from tests.shipped.texts import SHIPPED, calls, commands
@@ -66,6 +67,7 @@ async def test_a_python_server_is_shown_and_started_again_as_written(
     assert await page_at(shown) == "<h1>Again</h1>"
 
 
+@on_docker_if_whole
 @pytest.mark.vite
 async def test_a_vite_project_is_shown_as_written(
     session: Session, client: Client, pytestconfig: pytest.Config
@@ -107,6 +109,7 @@ async def page_at(result: CallToolResult) -> str:
     return await to_thread.run_sync(fetch)
 
 
+@on_docker_if_whole
 async def test_every_kind_of_problem_is_found_and_explained(session: Session) -> None:
     await learn(session, NAME)
     index = HEAD + '</head><body><a href="bad.html">b</a><a href="bad.html#i">i</a></body></html>'
@@ -130,6 +133,7 @@ async def test_every_kind_of_problem_is_found_and_explained(session: Session) ->
     assert any(line.startswith("bad.html:5: script-error: SyntaxError") for line in lines)
 
 
+@on_docker_if_whole
 async def test_without_a_page_or_a_server_it_says_so(session: Session) -> None:
     await learn(session, NAME)
     none = await run(session, f"{SCRIPTS}/check_site.py nosuch", code=2)
@@ -138,6 +142,7 @@ async def test_without_a_page_or_a_server_it_says_so(session: Session) -> None:
     assert "Connection refused" in closed.stderr
 
 
+@on_docker_if_whole
 async def test_one_file_has_all_that_the_page_needs(session: Session) -> None:
     await learn(session, NAME)
     page = (
