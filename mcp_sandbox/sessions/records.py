@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from anyio import to_thread
 
 from mcp_sandbox import durable
 from mcp_sandbox.errors import BackendUnavailable, InvalidArgument, StorageUnavailable
-from mcp_sandbox.models import BackendName, ChatId, SandboxId
+from mcp_sandbox.models import BackendName, ChatId, Limits, SandboxId
 from mcp_sandbox.workspace.retention import Moment
 
 logger = logging.getLogger(__name__)
@@ -74,8 +74,13 @@ class ChatRecord:
 
 
 def assistant_of(record: ChatRecord | None) -> AssistantSpec:
-    """What is kept of the chat's assistant."""
-    return AssistantSpec(**record.further.get("assistant", {})) if record else USUAL
+    """What is kept of the chat's assistant, but for what only a newer version understands."""
+    noted = _known(AssistantSpec, record and record.further.get("assistant"))
+    return AssistantSpec(**{**noted, "limits": _known(Limits, noted.get("limits"))})
+
+
+def _known(kind: type[AssistantSpec | Limits], noted: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    return {each.name: noted[each.name] for each in fields(kind) if each.name in (noted or ())}
 
 
 class ChatRecords:

@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.records import ChatRecord, ChatRecords, Ledger
+from mcp_sandbox.sessions.records import (
+    AssistantSpec,
+    ChatRecord,
+    ChatRecords,
+    Ledger,
+    assistant_of,
+)
 from tests.sessions.clocks import NOON, SetClock
 
 ANN, BOB = ChatId("ann", "one"), ChatId("bob", "one")
@@ -54,3 +60,11 @@ async def test_a_disk_that_fails_is_told_once_and_tried_again(
     (tmp_path / "away").rename(folder)
     await ledger.write()
     assert [record.used_s for record in await records.list()] == [NOON + 60]
+
+
+async def test_what_a_newer_version_has_noted_of_an_assistant_is_left_out(tmp_path: Path) -> None:
+    records = ChatRecords(tmp_path)
+    noted = {"name": "coder", "limits": {"pids": 64, "newer": 1}, "newer": {}}
+    await records.put(ChatRecord(ANN, "docker", NOON, NOON, further={"assistant": noted}))
+    spec = assistant_of(await records.get(ANN))
+    assert spec == AssistantSpec("coder", limits={"pids": 64})
