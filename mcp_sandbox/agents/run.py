@@ -51,6 +51,7 @@ class Agent:
 
     `sandbox` is the chat's session, or None. Each run has an `executor` and a `way` of its own,
     which may tell events of the run. `on_end` gets each completion, as the hooks leave it.
+    `in_use`: the conversations that runs go on with, which several agents may share.
     """
 
     chat: ChatId
@@ -62,6 +63,7 @@ class Agent:
     hooks: Hooks = field(default_factory=Hooks)
     memory: Memory | None = None
     on_end: Callable[[Completion], Awaitable[None]] | None = None
+    in_use: set[str] = field(default_factory=set[str])
     _tasks: TaskGroup | None = field(default=None, init=False)
     _runs: "set[_Listener]" = field(default_factory=set["_Listener"], init=False)
 
@@ -113,11 +115,12 @@ class Agent:
             raise Draining("the agent is closed: open it again")
         if resume and not self.sandbox:
             raise InvalidArgument("without a sandbox nothing is resumed: give the earlier messages")
-        if resume and any(each.resumed for each in self._runs):
-            raise Busy("the conversation is in use by another run: wait for its end")
         conversation = str(uuid5(NAMESPACE_OID, f"mcp-sandbox {self.chat} {self.assistant.name}"))
+        if resume and conversation in self.in_use:
+            raise Busy("the conversation is in use by another run: wait for its end")
         run = _Listener(executor, conversation if resume else "")
         self._runs.add(run)
+        self.in_use.add(run.resumed)
         self._tasks.start_soon(self._run, run, messages)
         try:
             async for events in run.told:
@@ -127,6 +130,7 @@ class Agent:
             await run.stop()
             run.told.close()
             self._runs.discard(run)
+            self.in_use.discard(run.resumed)
         if run.error:
             raise run.error
 

@@ -9,7 +9,7 @@ from mcp_sandbox.agents.run import Agent
 from mcp_sandbox.daemon.client import JsonObject
 from mcp_sandbox.daemon.daemon import while_connected
 from mcp_sandbox.daemon.door import Connection
-from mcp_sandbox.errors import Busy, SandboxError, TooLarge
+from mcp_sandbox.errors import SandboxError, TooLarge
 
 _GIVEN = ("assistant", "chat", "connector", "timeout_s")
 
@@ -19,7 +19,7 @@ class Agents:
 
     def __init__(self, opening: Callable[..., AbstractAsyncContextManager[Agent]]) -> None:
         self._opening = opening
-        self._resumed = set[tuple[object, object]]()
+        self._in_use = set[str]()
 
     async def agent(self, arguments: JsonObject, connection: Connection) -> None:
         """Have an agent do what a prompt of `size` bytes says, or `check` what it has.
@@ -37,24 +37,15 @@ class Agents:
                     if arguments.get("check"):
                         result = await agent.check()
                     else:
-                        await self._run(agent, prompt, arguments, connection)
+                        agent.in_use = self._in_use
+                        await _run(agent, prompt, bool(arguments.get("resume")), connection)
                 await connection.tell({"result": result})
             except SandboxError as exc:
                 await connection.tell({"error": str(exc)})
 
-    async def _run(
-        self, agent: Agent, prompt: str, how: JsonObject, connection: Connection
-    ) -> None:
-        resume = bool(how.get("resume"))
-        resumed = {(how.get("chat"), how.get("assistant"))} if resume else set()
-        if self._resumed & resumed:
-            raise Busy("the conversation is in use by another run: wait for its end")
-        self._resumed |= resumed
-        try:
-            asked = [{"role": "user", "content": prompt}]
-            async with aclosing(agent.stream(asked, resume=resume)) as events:
-                async for event in events:
-                    told = {"type": type(event).__name__, **asdict(event)}
-                    await connection.tell({"event": told})
-        finally:
-            self._resumed -= resumed
+
+async def _run(agent: Agent, prompt: str, resume: bool, connection: Connection) -> None:
+    asked = [{"role": "user", "content": prompt}]
+    async with aclosing(agent.stream(asked, resume=resume)) as events:
+        async for event in events:
+            await connection.tell({"event": {"type": type(event).__name__, **asdict(event)}})
