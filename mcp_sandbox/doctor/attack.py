@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -19,8 +19,6 @@ from typing import Any
 
 from anyio import to_thread
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from mcp_sandbox.app import open_manager, temporary_data
 from mcp_sandbox.config import Config, LimitsConfig
@@ -28,7 +26,7 @@ from mcp_sandbox.config.environment import having_variable
 from mcp_sandbox.config.models import PoolConfig, SecretConfig
 from mcp_sandbox.doctor import attack_inside as inside
 from mcp_sandbox.errors import SandboxGone
-from mcp_sandbox.models import ChatId, ExecResult, SandboxFacts
+from mcp_sandbox.models import ChatId, SandboxFacts
 from mcp_sandbox.sessions.session import Session
 
 _STYLES = {"held": "green", "BROKEN": "bold red", "n/a": "yellow"}
@@ -41,8 +39,7 @@ _LIMIT_S, _SHORT_S = 40.0, 2.0
 _ATTACKER, _OTHER = ChatId("doctor", "attacker"), ChatId("doctor", "other")
 _SECRET = "ATTACK_SECRET"  # noqa: S105 - its name
 # Runs beside the attacker, with a canary among its arguments.
-_BESIDE = """
-import socket, time
+_BESIDE = """import socket, time
 server = socket.create_server(("127.0.0.1", 0))
 print(server.getsockname()[1], flush=True)
 time.sleep(120)
@@ -74,14 +71,12 @@ class Attack:
 
 def render(found: Attack, console: Console) -> None:
     """Print how each attempt ended, and how many held."""
-    table = Table("", "group", "attempt to", "evidence", box=None)
     for each in found.results:
-        verdict = Text(each.verdict, _STYLES[each.verdict])
-        table.add_row(verdict, each.group, each.attempt, Text(each.evidence))
-    console.print(table)
-    console.print(f"\n{found.backend}: {found.isolation}; network {found.network}")
+        line = f"{each.verdict:7} {each.group}: {each.attempt}: {each.evidence}"
+        console.print(line, style=_STYLES[each.verdict], markup=False, highlight=False)
+    console.print(f"\n{found.backend}: {found.isolation}; network {found.network}", markup=False)
     counts = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in _STYLES)
-    console.print(Text(counts, _STYLES["BROKEN" if found.count("BROKEN") else "held"]))
+    console.print(counts, style=_STYLES["BROKEN" if found.count("BROKEN") else "held"])
 
 
 async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
@@ -91,9 +86,10 @@ async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
         OperatorError: no sandbox can be made.
     """
     async with temporary_data() as folder, AsyncExitStack() as stack:
-        own, canaries = _own(config, folder), ExitStack()
+        own, canaries, results = _own(config, folder), ExitStack(), list[Result]()
         stack.push_async_callback(to_thread.run_sync, canaries.close)
         at = await to_thread.run_sync(set_out, folder, canaries, own)
+        program = await to_thread.run_sync(inspect.getsource, inside)
         manager = await stack.enter_async_context(open_manager(own))
         session, other = await manager.session(_ATTACKER), await manager.session(_OTHER)
         await other.write_file(at["mark"], at["mark"])
@@ -101,17 +97,33 @@ async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
         listening = await stack.enter_async_context(listen)
         at["beside_port"] = int((await listening.wait(until="\n", wait_s=_LIMIT_S)).stdout)
         facts = await session.info()
-        said = await _attempts(session, at, tell)
-    gaps = _known_gaps(facts, config)
-    results = tuple(_result(gaps, *each) for each in said)
-    return Attack(facts.backend, facts.isolation, facts.network, results)
+        gaps = _known_gaps(facts, config)
+        for name in inside.ATTEMPTS:
+            verdict, evidence = await _made(session, program, {**at, "attempt": name})
+            group, _, attempt = name.partition(": ")
+            if verdict == "BROKEN" and (known := gaps.get(name) or gaps.get(group)):
+                verdict, evidence = "n/a", known if "not so" in evidence else f"{known}: {evidence}"
+            results.append(Result(group, attempt, verdict, evidence))
+            tell(f"{len(results)} of {len(inside.ATTEMPTS)} attempts are made")
+    return Attack(facts.backend, facts.isolation, facts.network, tuple(results))
 
 
-def _result(gaps: Mapping[str, str], name: str, verdict: str, evidence: str) -> Result:
-    group, _, attempt = name.partition(": ")
-    if verdict == "BROKEN" and (known := gaps.get(name) or gaps.get(group)):
-        verdict, evidence = "n/a", known if "not so" in evidence else f"{known}: {evidence}"
-    return Result(group, attempt, verdict, evidence)
+async def _made(session: Session, program: str, told: Mapping[str, Any]) -> tuple[str, str]:
+    """Make an attempt; its verdict and evidence, or that by which its program or sandbox ended."""
+    attempt, how = told["attempt"], ["python3", "-I", "-S", "-c", program]
+    limit_s = _SHORT_S if attempt == inside.TIME else _LIMIT_S
+    try:
+        ended = await session.exec(how, stdin=json.dumps(told), timeout_s=limit_s)
+    except SandboxGone:
+        return "held" if attempt == inside.MEMORY else "BROKEN", "the sandbox ended"
+    if ended.success:
+        return "held", ended.stdout.strip()
+    if attempt == inside.MEMORY and (ended.out_of_memory or ended.signal):
+        return "held", "the kernel ended the program"
+    if attempt == inside.TIME and ended.timed_out:
+        return "held", f"killed after {ended.duration_ms / 1000:.1f} s"
+    said = ended.stderr.strip() or f"it ended with {ended.signal or ended.exit_code}"
+    return "BROKEN", said.splitlines()[-1][:200]
 
 
 def _own(config: Config, folder: Path) -> Config:
@@ -134,71 +146,30 @@ def set_out(folder: Path, stack: ExitStack, config: Config) -> dict[str, Any]:
     """Put canaries on this machine until the stack is closed; return what attempts are told."""
     names = ("mark", "variable", "value", "hidden", "beside", "process")
     at: dict[str, Any] = {name: token_hex(8) for name in names}
-    at |= {"canary": str(folder / at["mark"]), "secret": "".join(config.secrets)}
-    for path, text in ((folder / "value", at["value"]), (folder / at["mark"], "canary")):
-        path.write_text(text)
-        path.chmod(0o600 if path.name == "value" else 0o666)
+    at |= {"canary": str(folder / at["mark"]), "unix": str(folder / "unix")}
     # What keeps code away is to be the wall, and no permission.
     folder.chmod(0o755)
-    stack.enter_context(having_variable("ATTACK_CANARY", at["variable"]))
-    beside = [sys.executable, "-c", _BESIDE, at["process"]]
-    process = subprocess.Popen(beside, start_new_session=True, stdout=subprocess.DEVNULL)  # noqa: S603 - ours
-    stack.callback(stack.enter_context(process).kill)
-    tcp = stack.enter_context(socket.create_server(("0.0.0.0", 0)))  # noqa: S104 - a canary
-    at["unix"] = str(folder / "unix")
+    for name, text, mode in (("value", at["value"], 0o600), (at["mark"], "canary", 0o666)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(mode)
     for address in (at["unix"], f"\0{at['mark']}"):
         server = stack.enter_context(socket.socket(socket.AF_UNIX))
         server.bind(address)
         server.listen()
     (folder / "unix").chmod(0o777)
-    at |= {"port": tcp.getsockname()[1], "addresses": _addresses()}
-    hosts = ("127.0.0.1", "host.internal", "a.test", "169.254.169.254", *at["addresses"])
-    at["targets"] = [f"{each}:{at['port']}" for each in hosts]
+    stack.enter_context(having_variable("ATTACK_CANARY", at["variable"]))
+    beside = [sys.executable, "-c", _BESIDE, at["process"]]
+    process = subprocess.Popen(beside, start_new_session=True, stdout=subprocess.DEVNULL)  # noqa: S603 - ours
+    stack.callback(stack.enter_context(process).kill)
+    tcp = stack.enter_context(socket.create_server(("0.0.0.0", 0)))  # noqa: S104 - a canary
+    port = tcp.getsockname()[1]
+    local = re.findall(r"(\S+)\n +/32 host LOCAL", Path("/proc/net/fib_trie").read_text())
+    others = [f"{each}:{port}" for each in sorted({*local}) if not each.startswith("127.")][:5]
+    hosts = ("127.0.0.1", "host.internal", "a.test", "169.254.169.254")
     chat = folder / "data" / "sandbox" / "workspace" / _OTHER.user / f"chat-{_OTHER.chat}"
+    at |= {"port": port, "addresses": others, "secret": "".join(config.secrets)}
+    at |= {"targets": [*(f"{each}:{port}" for each in hosts), *others]}
     return {**at, **asdict(config.limits.values()), "other": str(chat / at["mark"])}
-
-
-def _addresses() -> list[str]:
-    """The IPv4 addresses of this machine, loopback left out; five at most."""
-    found = re.findall(r"(\S+)\n +/32 host LOCAL", Path("/proc/net/fib_trie").read_text())
-    return sorted({each for each in found if not each.startswith("127.")})[:5]
-
-
-async def _attempts(
-    session: Session, at: Mapping[str, Any], tell: Callable[[str], object]
-) -> list[tuple[str, str, str]]:
-    """Make all attempts; their names, verdicts and evidence."""
-    how = ["python3", "-I", "-c", await to_thread.run_sync(inspect.getsource, inside)]
-    done, left, output = list[tuple[str, str, str]](), list(inside.ATTEMPTS), b""
-
-    async def note(name: str, data: bytes) -> None:
-        nonlocal output
-        output += data if name == "stdout" else b""
-        tell(f"{len(done) + len(output.splitlines())} of {len(inside.ATTEMPTS)} attempts are made")
-
-    while left:
-        output, told = b"", json.dumps({**at, "attempts": left})
-        limit_s = _SHORT_S if left[0] == inside.TIME else _LIMIT_S
-        ended = None
-        with suppress(SandboxGone):
-            ended = await session.exec(how, stdin=told, timeout_s=limit_s, on_output=note)
-        done += [(*json.loads(line),) for line in output.splitlines()]
-        left = list(inside.ATTEMPTS)[len(done) :]
-        if left:
-            done.append((left[0], *_judged(left.pop(0), ended)))
-    return done
-
-
-def _judged(attempt: str, ended: ExecResult | None) -> tuple[str, str]:
-    """The verdict on an attempt that said nothing, by how the program ended, or the sandbox."""
-    if attempt == inside.MEMORY and (ended is None or ended.out_of_memory or ended.signal):
-        return "held", "the kernel ended the program"
-    if ended is None:
-        return "BROKEN", "the sandbox ended"
-    if attempt == inside.TIME and ended.timed_out:
-        return "held", f"killed after {ended.duration_ms / 1000:.1f} s"
-    said = (ended.stderr.strip() or f"{ended.signal or ended.exit_code}").splitlines()[-1]
-    return "BROKEN", f"it did not come to its end: {said[:200]}"
 
 
 def _known_gaps(facts: SandboxFacts, config: Config) -> Mapping[str, str]:

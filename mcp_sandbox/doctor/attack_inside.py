@@ -1,16 +1,14 @@
-"""Runs in a sandbox and tries ways out of it, with the standard library alone.
+"""Runs in a sandbox and makes one attempt to get out of it, with the standard library alone.
 
-The host sends this file in as text, and on stdin what to try and where its canaries are. For each
-attempt its verdict and evidence go out as a line of JSON. What succeeds does no harm: files are
-opened and not read, system calls get arguments that mean nothing, each attempt is a process that
-gives back at its end what it has taken.
+The host sends this file in as text, and on stdin which attempt to make and where its canaries are.
+Where it is held the evidence is printed; else the program fails with it. What succeeds does no
+harm: files are opened and not read, system calls get arguments that mean nothing.
 """
 
 import ctypes
 import errno
 import json
 import os
-import platform
 import signal
 import socket
 import sys
@@ -18,22 +16,24 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from glob import glob
+from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 SEARCH_S = 3.0
 MIB = 1 << 20
 LIBC = ctypes.CDLL(None, use_errno=True)
 PR_GET_NO_NEW_PRIVS = 39
 STATUS, MOUNTS = "/proc/self/status", "/proc/self/mountinfo"
+ENVIRONMENTS, COMMANDS, CGROUPS = "/proc/*/environ", "/proc/*/cmdline", "/sys/fs/cgroup/**"
+# What is not searched, and what has no values in its files.
+KERNEL, READ = ("/proc", "/sys"), ("/usr", "/dev")
 # Where a sandbox has mounts, beneath what, and what it must not write to.
 OWN = ("/", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/tmp", "/var/tmp")
-OURS = tuple(f"/opt/{name}" for name in ("mcp-sandbox", "skills", "agents"))
+OURS = ("/opt/mcp-sandbox", "/opt/skills", "/opt/agents")
 BENEATH = ("/proc", "/sys", "/dev", "/etc", "/workspace", "/home/sandbox", "/run/mcp", *OURS)
-SYSTEM = ("/", "/etc", "/usr/bin", "/usr/lib", "/opt", "/sys", "/var", *OURS)
 SETTINGS = ("/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches")
+SYSTEM = ("/", "/etc", "/usr/bin", "/usr/lib", "/opt", "/sys", "/var", *OURS, *SETTINGS)
 # Name, number on x86-64, number on other machines, arguments. kexec_load has a flag that does not
 # exist: without it, what is loaded would be unloaded.
 NEW = "user:272:97:0x10000000 mount:272:97:0x20000 network:272:97:0x40000000 pid:272:97:0x20000000"
@@ -47,37 +47,28 @@ SOCKETS = """vsock:41:198:40:1 alg:41:198:38:5 packet:41:198:17:3 key:41:198:15:
 xdp:41:198:44:3 raw:41:198:2:3:1 audit:41:198:16:3:9 netfilter:41:198:16:3:12"""
 
 
-class Broken(Exception):
-    """An attempt succeeded; what shows it."""
-
-
 def is_so(held: object, evidence: str) -> str:
-    if not held:
-        raise Broken(f"not so: {evidence}")
-    return evidence
+    return evidence if held else sys.exit(f"not so: {evidence}")
 
 
-def none_of(ways: Iterable[tuple[str, Callable[[], object]]]) -> str:
-    """Try all, and say how they were refused, or which were not."""
-    passed: list[str] = []
-    refused = Counter[str]()
-    for name, way in ways:
+def nowhere(found: Iterable[str]) -> str:
+    return next((sys.exit(f"found: {place}") for place in found), "found nowhere")
+
+
+def none_of(ways: Iterable[Iterable[Any]]) -> str:
+    """Try all: names, functions, their arguments. Say how they were refused, or which were not."""
+    passed, refused = list[str](), Counter[str]()
+    for name, way, *given in ways:
         try:
-            way()
+            way(*given)
         except (OSError, MemoryError) as exc:
             code = getattr(exc, "errno", None)
             refused[errno.errorcode.get(code or 0, type(exc).__name__)] += 1
         else:
             passed.append(name)
     if passed:
-        raise Broken(f"possible: {', '.join(passed[:3])}{' and more' if passed[3:] else ''}")
+        sys.exit(f"possible: {', '.join(passed[:3])}{' and more' if passed[3:] else ''}")
     return "refused: " + ", ".join(f"{count} x {name}" for name, count in refused.items())
-
-
-def nowhere(found: Iterable[str]) -> str:
-    for place in found:
-        raise Broken(f"found: {place}")
-    return "found nowhere"
 
 
 def words(path: str) -> list[list[str]]:
@@ -85,16 +76,13 @@ def words(path: str) -> list[list[str]]:
         return [line.split() for line in file]
 
 
-def held_by(paths: Iterable[str], needle: str) -> Iterator[str]:
+def not_in(paths: Iterable[str], needle: str) -> str:
     for path in paths:
         # Of a pipe nobody may be the writer.
         with suppress(OSError), open(os.open(path, os.O_NONBLOCK), "rb") as file:
             if needle.encode() in file.read(MIB):
-                yield path
-
-
-def not_in(pattern: str, needle: str) -> str:
-    return nowhere(held_by(glob(pattern), needle))
+                sys.exit(f"found: {path}")
+    return "found nowhere"
 
 
 def entries(*without: str) -> Iterator[str]:
@@ -109,7 +97,8 @@ def entries(*without: str) -> Iterator[str]:
 
 
 def calls(table: str) -> str:
-    def call(number: str, *given: str) -> None:
+    def call(number: str, elsewhere: str, *given: str) -> None:
+        number = number if os.uname().machine == "x86_64" else elsewhere
         numbers = [ctypes.c_long(int(each, 0)) for each in (number, *given, *"000000")]
         code = ctypes.get_errno() if LIBC.syscall(*numbers[:7]) == -1 else 0
         # With another error the kernel has looked at the arguments, so the call is open.
@@ -117,12 +106,11 @@ def calls(table: str) -> str:
             raise OSError(code, "closed")
 
     rows = [row.split(":") for row in table.split()]
-    column = 1 if platform.machine() == "x86_64" else 2
-    return none_of((row[0], partial(call, row[column], *row[3:])) for row in rows)
+    return none_of((name, call, *numbers) for name, *numbers in rows)
 
 
 def opening(*paths: str, flags: int = os.O_RDONLY) -> str:
-    return none_of((path, partial(os.open, path, flags | os.O_NONBLOCK)) for path in paths)
+    return none_of((path, os.open, path, flags | os.O_NONBLOCK) for path in paths)
 
 
 def through_links(path: str) -> str:
@@ -130,61 +118,48 @@ def through_links(path: str) -> str:
     os.symlink(os.path.dirname(path), "folder")
     ways = ["link", f"folder/{os.path.basename(path)}", f"../../../../../..{path}"]
     ways += [f"/proc/{each}{path}" for each in ("self/root", "1/root", "self/cwd/..", "1/cwd/..")]
-    hard = ("a hard link", partial(os.link, path, "hard"))
-    return none_of([hard, *((way, partial(os.open, way, os.O_RDONLY)) for way in ways)])
+    opens = [(way, os.open, way, os.O_RDONLY) for way in ways]
+    return none_of([("a hard link", os.link, path, "hard"), *opens])
 
 
-def end_runner() -> str:
-    # Else the first process may be the machine's, which is to be spared.
-    is_so([*held_by(["/proc/1/cmdline"], "mcp-sandbox")], "the first process is the runner")
-    with suppress(OSError):
-        os.kill(1, signal.SIGKILL)
-    time.sleep(0.3)
-    return "it outlives SIGKILL"
+def connected(address: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    """Connect to HOST:PORT or to a unix socket, of which an abstract one begins with @."""
+    host, _, port = address.partition(":")
+    client = socket.socket(socket.AF_INET if port else socket.AF_UNIX, kind)
+    client.settimeout(2)
+    client.connect((host, int(port)) if port else address.replace("@", "\0"))
+    return client
 
 
-def connecting(*addresses: str, kind: int = socket.SOCK_STREAM) -> str:
-    """Connect to HOST:PORT and to unix sockets, of which an abstract one begins with @."""
-
-    def connect(address: str) -> None:
-        host, _, port = address.partition(":")
-        with socket.socket(socket.AF_INET if port else socket.AF_UNIX, kind) as client:
-            client.settimeout(2)
-            client.connect((host, int(port)) if port else address.replace("@", "\0"))
-
-    return none_of((each, partial(connect, each)) for each in addresses)
+def connecting(*addresses: str) -> str:
+    return none_of((each, connected, each) for each in addresses)
 
 
 def door(targets: list[str]) -> str:
-    proxy = urlsplit(os.environ.get("HTTPS_PROXY", ""))
-    is_so(proxy.hostname, "there is a door")
+    proxy = os.environ.get("HTTPS_PROXY", "").rpartition("/")[2]
+    is_so(proxy, "there is a door")
 
     def ask(target: str) -> None:
-        with socket.create_connection((proxy.hostname or "", proxy.port or 0), 10) as line:
-            line.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
-            if line.recv(64).split()[1:2] != [b"200"]:
-                raise PermissionError(errno.EACCES, "refused")
+        line = connected(proxy)
+        line.settimeout(10)
+        line.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
+        if line.recv(64).split()[1:2] != [b"200"]:
+            raise PermissionError(errno.EACCES, "refused")
 
-    return none_of((target, partial(ask, target)) for target in targets)
+    return none_of((target, ask, target) for target in targets)
 
 
 def writing(size_mb: int, *folders: str) -> str:
     def write(folder: str) -> None:
-        path = os.path.join(folder, f"large-{os.getpid()}")
-        with open(path, "wb") as file:
-            os.unlink(path)
+        with open(f"{folder}/large-file", "wb") as file:
+            os.unlink(file.name)
             file.write(bytes(size_mb * MIB))
 
-    return none_of((f"{size_mb} MiB in {each}", partial(write, each)) for each in folders)
+    return none_of((f"{size_mb} MiB in {each}", write, each) for each in folders)
 
 
 def taking(count: int, what: str, take: Callable[[], object]) -> str:
     return none_of([(f"{count} {what}", lambda: [take() for _ in range(count)])])
-
-
-def pause() -> None:
-    if os.fork() == 0:
-        signal.pause()
 
 
 def outlast(name: str) -> str:
@@ -195,7 +170,16 @@ def outlast(name: str) -> str:
         server.bind(f"\0{name}")
         server.listen()
     time.sleep(30)
-    raise Broken("it was not ended")
+    sys.exit("it was not ended")
+
+
+def end_runner() -> str:
+    # Else the first process may be the machine's, which is to be spared.
+    is_so("mcp-sandbox" in str(words("/proc/1/cmdline")), "the first process is the runner")
+    with suppress(OSError):
+        os.kill(1, signal.SIGKILL)
+    time.sleep(0.3)
+    return "it outlives SIGKILL"
 
 
 # Those of which the host knows more.
@@ -205,32 +189,26 @@ LOOK, END = "processes: look into the runner", "processes: end the runner"
 ADDRESSES, ROUTE = "network: reach its other addresses", "network: find a way out"
 DOOR, PLACEHOLDER = "network: pass the door without a rule", "secrets: have it in a variable"
 ATTEMPTS: dict[str, Callable[[Any], str]] = {
-    TIME: lambda at: outlast(at["hidden"]),
-    "limits: outlast it by hiding": lambda at: connecting(f"@{at['hidden']}"),
-    MEMORY: lambda at: taking(at["memory_mb"] * 4 // 3, "MiB", lambda: b"x" * MIB),
-    PROCESSES: lambda at: taking(at["pids"], "processes", pause),
-    "limits: open more files": lambda at: taking(at["open_files"], "files", lambda: os.dup(0)),
-    "limits: write a larger file": lambda at: writing(at["file_mb"] + 1, "."),
-    "limits: fill temporary folders": lambda at: writing(at["tmp_mb"] + 1, "/tmp", "/var/tmp"),
-    "limits: fill shared memory": lambda at: writing(at["shm_mb"] + 1, "/dev/shm"),
-    "files: open one of the host": lambda at: opening(at["canary"]),
-    "files: open it by links and /proc": lambda at: through_links(at["canary"]),
-    "files: change it": lambda at: opening(at["canary"], flags=os.O_WRONLY),
-    "files: find it anywhere": lambda at: nowhere(
-        each for each in entries("/proc", "/sys") if each.endswith(at["mark"])
-    ),
+    TIME: lambda at: outlast(at.hidden),
+    "limits: outlast it by hiding": lambda at: connecting(f"@{at.hidden}"),
+    MEMORY: lambda at: taking(at.memory_mb * 4 // 3, "MiB", lambda: b"x" * MIB),
+    PROCESSES: lambda at: taking(at.pids, "processes", lambda: os.fork() or signal.sigwait([1])),
+    "limits: open more files": lambda at: taking(at.open_files, "files", lambda: os.dup(0)),
+    "limits: write a larger file": lambda at: writing(at.file_mb + 1, "."),
+    "limits: fill temporary folders": lambda at: writing(at.tmp_mb + 1, "/tmp", "/var/tmp"),
+    "limits: fill shared memory": lambda at: writing(at.shm_mb + 1, "/dev/shm"),
+    "files: open one of the host": lambda at: opening(at.canary),
+    "files: open it by links and /proc": lambda at: through_links(at.canary),
+    "files: change it": lambda at: opening(at.canary, flags=os.O_WRONLY),
+    "files: find it anywhere": lambda at: nowhere(p for p in entries(*KERNEL) if at.mark in p),
     "files: see mounts of the host": lambda _: nowhere(
         row[4] for row in words(MOUNTS) if row[4] not in OWN and not row[4].startswith(BENEATH)
     ),
     "files: change the system or its settings": lambda _: nowhere(
-        each
-        for each in (*SYSTEM, *SETTINGS, *glob("/sys/fs/cgroup/**", recursive=True))
-        if os.access(each, os.W_OK)
+        path for path in (*SYSTEM, *glob(CGROUPS, recursive=True)) if os.access(path, os.W_OK)
     ),
-    "files: open one of another chat": lambda at: opening(at["other"], f"../..{at['other']}"),
-    "identity: become root": lambda _: none_of(
-        (each.__name__, partial(each, 0)) for each in (os.setuid, os.setgid)
-    ),
+    "files: open one of another chat": lambda at: opening(at.other, f"../..{at.other}"),
+    "identity: become root": lambda _: none_of([("uid", os.setuid, 0), ("gid", os.setgid, 0)]),
     "identity: have capabilities": lambda _: nowhere(
         " ".join(row) for row in words(STATUS) if row[0].startswith("Cap") and int(row[1], 16)
     ),
@@ -245,46 +223,30 @@ ATTEMPTS: dict[str, Callable[[Any], str]] = {
     "system calls: mount, or change the root": lambda _: calls(MOUNTING),
     "system calls: load modules, set the clock": lambda _: calls(MACHINE),
     "system calls: open rare sockets": lambda _: calls(SOCKETS),
-    "network: reach the host's loopback": lambda at: connecting(f"127.0.0.1:{at['port']}"),
-    ADDRESSES: lambda at: connecting(*(f"{each}:{at['port']}" for each in at["addresses"])),
-    "network: reach its unix socket": lambda at: connecting(at["unix"]),
-    "network: reach its abstract socket": lambda at: connecting(f"@{at['mark']}"),
+    "network: reach the host's loopback": lambda at: connecting(f"127.0.0.1:{at.port}"),
+    ADDRESSES: lambda at: connecting(*at.addresses),
+    "network: reach its unix socket": lambda at: connecting(at.unix),
+    "network: reach its abstract socket": lambda at: connecting(f"@{at.mark}"),
     # To an address of documentation: the way is looked up, and nothing is sent.
-    ROUTE: lambda _: connecting("192.0.2.1:9", kind=socket.SOCK_DGRAM),
-    "network: reach another chat": lambda at: connecting(f"127.0.0.1:{at['beside_port']}"),
-    DOOR: lambda at: door(at["targets"]),
-    "secrets: find the server's environment": lambda at: not_in("/proc/*/environ", at["variable"]),
-    "secrets: find a value in files": lambda at: nowhere(
-        held_by(entries("/proc", "/sys", "/usr", "/dev"), at["value"])
-    ),
+    ROUTE: lambda _: none_of([("192.0.2.1", connected, "192.0.2.1:9", socket.SOCK_DGRAM)]),
+    "network: reach another chat": lambda at: connecting(f"127.0.0.1:{at.beside_port}"),
+    DOOR: lambda at: door(at.targets),
+    "secrets: find the server's environment": lambda at: not_in(glob(ENVIRONMENTS), at.variable),
+    "secrets: find a value in files": lambda at: not_in(entries(*KERNEL, *READ), at.value),
     PLACEHOLDER: lambda at: is_so(
-        at["value"] not in os.environ.get(at["secret"], at["value"]), "there is a placeholder"
+        at.value not in os.environ.get(at.secret, at.value), "there is a placeholder"
     ),
-    "processes: see one of the host": lambda at: not_in("/proc/*/cmdline", at["process"]),
-    "processes: see one of another chat": lambda at: not_in("/proc/*/cmdline", at["beside"]),
-    LOOK: lambda _: opening(*(f"/proc/1/{each}" for each in ("mem", "environ", "maps", "fd"))),
+    "processes: see one of the host": lambda at: not_in(glob(COMMANDS), at.process),
+    "processes: see one of another chat": lambda at: not_in(glob(COMMANDS), at.beside),
+    LOOK: lambda _: opening("/proc/1/mem", "/proc/1/environ", "/proc/1/maps", "/proc/1/fd"),
     END: lambda _: end_runner(),
 }
 
-
-def main() -> None:
-    at = json.load(sys.stdin)
-    for attempt in at["attempts"]:
-        if (child := os.fork()) == 0:
-            os.setpgid(0, 0)
-            try:
-                answer = ("held", ATTEMPTS[attempt](at))
-            except Broken as exc:
-                answer = ("BROKEN", str(exc))
-            print(json.dumps([attempt, *answer]), flush=True)
-            os._exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-        if code:
-            verdict = "held" if (attempt, code) == (MEMORY, -signal.SIGKILL) else "BROKEN"
-            print(json.dumps([attempt, verdict, f"its process ended with {code}"]), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    told = SimpleNamespace(**json.load(sys.stdin))
+    try:
+        print(ATTEMPTS[told.attempt](told))
+    finally:
+        # What it has started, and not itself.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.killpg(0, signal.SIGHUP)
