@@ -73,9 +73,10 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     if config is None:
         config = (await to_thread.run_sync(load_config)).config
     settings, chat_id = config.agents, ChatId(user, chat)
-    found = await to_thread.run_sync(assistant_of, settings.folders, assistant, user)
+    usual = command or settings.command
+    found = await to_thread.run_sync(assistant_of, settings.folders, assistant, user, usual)
     options = found.sandbox or SandboxOptions(command=Direct.name)
-    executor = executor_of(command or options.command or settings.command)
+    executor = executor_of(command or options.command or usual)
     # A model that is named with the connector goes before the assistant's.
     unsaid = {"model": None} if "/" in connector and "model" in options.arguments else {}
     given = {**options.arguments, **unsaid, **(arguments or {})}

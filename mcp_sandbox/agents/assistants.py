@@ -47,8 +47,8 @@ class SandboxOptions(Section):
     @field_validator("arguments")
     @classmethod
     def _are_of_the_program(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """Those of a program that it names; else they are looked at when that is known."""
-        if command := info.data.get("command"):
+        """Those of the program, as soon as that is known."""
+        if command := info.data.get("command") or info.context:
             try:
                 executor_of(command).read(given, f"the arguments of {command}")
             except InvalidArgument as exc:
@@ -106,10 +106,10 @@ class Assistant:
         raise TypeError("an assistant may hold secrets: name it instead")
 
 
-def assistant_of(folders: Sequence[Path], name: str, user: str) -> Assistant:
+def assistant_of(folders: Sequence[Path], name: str, user: str, command: str = "") -> Assistant:
     """Read an assistant that the user may use; "" is one that has a sandbox and nothing else.
 
-    Blocks on the disk.
+    `command` is the program where it names none. Blocks on the disk.
 
     Raises:
         InvalidArgument: there is none of that name for the user.
@@ -118,7 +118,7 @@ def assistant_of(folders: Sequence[Path], name: str, user: str) -> Assistant:
     if not name:
         return Assistant("", Path(os.devnull), _Written(sandbox=SandboxOptions()))
     if file := _found(folders).get(name):
-        written = _read(file, _Written)
+        written = _read(file, _Written, command)
         if user in written.access:
             return Assistant(name, file.parent, written)
     known = ", ".join(assistants(folders, user)) or "none, in agents.folders"
@@ -143,15 +143,16 @@ def _found(folders: Sequence[Path]) -> dict[str, Path]:
     return found
 
 
-def _read(file: Path, model: type[_M]) -> _M:
+def _read(file: Path, model: type[_M], context: str = "") -> _M:
     """What a file holds, checked. Raises ConfigError."""
     node = None
     try:
         text = _text(file)
         if file.suffix == ".yao":
-            return model.model_validate(json5.loads(text))
+            return model.model_validate(json5.loads(text), context=context)
         node = yaml.compose(text, yaml.SafeLoader)
-        return model.model_validate(node and yaml.SafeLoader("").construct_document(node))
+        value = node and yaml.SafeLoader("").construct_document(node)
+        return model.model_validate(value, context=context)
     except ValidationError as exc:
         wrong = [_sentence(file, node, model, error) for error in exc.errors()]
         raise ConfigError("\n".join(wrong[:10])) from exc

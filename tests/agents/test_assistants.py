@@ -111,6 +111,10 @@ def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
             "sandbox:\n  command: claude\n  arguments: {max_turns: x}\n",
             "line 3: sandbox.arguments: the arguments of claude cannot be used: max_turns: Input",
         ),
+        (
+            "sandbox:\n  arguments: {max_turns: x}\n",
+            "line 2: sandbox.arguments: the arguments of clau",
+        ),
         ("connector: a\nsandbx: {}\n", "line 2: sandbx: there is no such key; there are name, con"),
         ("mcp:\n  servers:\n  - tools: [a]\n", "line 3: mcp.servers.0.server_id: Field required"),
         ("name: [\n", "cannot be read: "),
@@ -122,7 +126,7 @@ def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
 def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     place = write(tmp_path, "coder", text)
     with pytest.raises(ConfigError) as caught:
-        assistant_of([tmp_path], "coder", "local")
+        assistant_of([tmp_path], "coder", "local", "claude")
     assert str(caught.value).startswith(str(place))
     assert said in str(caught.value)
 
