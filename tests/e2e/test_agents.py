@@ -1,7 +1,6 @@
 """The Claude command line at work inside, without network, and its key outside."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import AsyncGenerator, Generator
@@ -24,14 +23,14 @@ from mcp_sandbox.agents.events import (
 )
 from mcp_sandbox.agents.run import Agent
 from mcp_sandbox.assisting import open_agent
-from mcp_sandbox.config import AgentsConfig, Config, ConnectorConfig
+from mcp_sandbox.config import Config, ConnectorConfig
 from mcp_sandbox.errors import OperatorError
 from tests.daemon.running import Done, command, place
 from tests.e2e import npm, openai_api
+from tests.e2e.agents import KEY, working
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER
 from tests.e2e.messages_api import Fault, Script, serving
 
-KEY = "sk-marked-key-of-the-operator"
 CODE = "print(6 * 7, open('note.txt').read())"
 CALLS = (
     ("Write", {"file_path": "/workspace/note.txt", "content": "kept"}),
@@ -49,24 +48,9 @@ def script() -> Script:
 
 @pytest.fixture
 def config(config: Config, npm_cache: Path, tmp_path: Path, script: Script) -> Generator[Config]:
-    """The place of the test, with the program, and the scripted model as its only connector."""
-    scope = npm.installed("claude", npm_cache).parent / "@anthropic-ai"
-    (program,) = scope.glob("claude-code-linux-*/claude")
-    bin_folder = npm_cache / "claude" / "agents" / "bin"
-    bin_folder.mkdir(parents=True, exist_ok=True)
-    if not (bin_folder / "claude").exists():
-        os.link(program, bin_folder / "claude")
-    key = tmp_path / "key"
-    key.write_text(KEY)
-    key.chmod(0o600)
     with serving(script) as address:
-        yield config.model_copy(
-            update={
-                "agents": AgentsConfig(programs=bin_folder.parent),
-                "connectors": {"scripted": ConnectorConfig(url=address, key=f"file:{key}")},
-                "env": {"CLAUDE_CODE_MAX_RETRIES": "1"},
-            }
-        )
+        used = working(config, "claude", npm_cache, tmp_path, ConnectorConfig(url=address))
+        yield used.model_copy(update={"env": {"CLAUDE_CODE_MAX_RETRIES": "1"}})
 
 
 @asynccontextmanager

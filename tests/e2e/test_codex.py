@@ -1,6 +1,5 @@
 """The Codex command line at work inside, without network: another agent is another executor."""
 
-import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from mcp_sandbox.agents.events import (
     ToolResult,
     Usage,
 )
-from mcp_sandbox.config import AgentsConfig, Config, ConnectorConfig
+from mcp_sandbox.config import Config, ConnectorConfig
 from tests.agents.test_messages import said, text
-from tests.e2e import npm
+from tests.e2e.agents import KEY, working
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER
 from tests.e2e.openai_api import Script, serving
 
@@ -31,7 +30,6 @@ PIXEL = (
     "2mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
 DOT = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
-KEY = "sk-marked-key-of-the-operator"
 pytestmark = [
     pytest.mark.codex,
     pytest.mark.slow,
@@ -48,20 +46,9 @@ def script() -> Script:
 
 @pytest.fixture
 def config(config: Config, npm_cache: Path, tmp_path: Path, script: Script) -> Generator[Config]:
-    """The place of the test, with the program, and the scripted model as its only connector."""
-    modules = npm.installed("codex", npm_cache).parent
-    (program,) = modules.glob("@openai/*/vendor/*/bin/codex")
-    bin_folder = npm_cache / "codex" / "agents" / "bin"
-    bin_folder.mkdir(parents=True, exist_ok=True)
-    if not (bin_folder / "codex").exists():
-        os.link(program, bin_folder / "codex")
-    key = tmp_path / "key"
-    key.write_text(KEY)
-    key.chmod(0o600)
     with serving(script) as address:
-        service = ConnectorConfig(url=address, key=f"file:{key}", protocol="openai", model="m1")
-        agents = AgentsConfig(programs=bin_folder.parent, command="codex")
-        yield config.model_copy(update={"agents": agents, "connectors": {"scripted": service}})
+        service = ConnectorConfig(url=address, protocol="openai", model="m1")
+        yield working(config, "codex", npm_cache, tmp_path, service)
 
 
 def shout(text: str) -> str:
