@@ -21,7 +21,7 @@ WHOLE = pytest.mark.whole
 
 def if_whole(place: Any) -> Any:
     """A place where a test is repeated with --whole."""
-    return pytest.param(*place.values, marks=(*place.marks, WHOLE))
+    return pytest.param(*place.values, id=place.id, marks=(*place.marks, WHOLE))
 
 
 # Attacks on what the kernel of the host enforces; gVisor has a kernel of its own.

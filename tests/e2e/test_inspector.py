@@ -14,7 +14,7 @@ import pytest
 from tests.daemon.http import serving
 from tests.daemon.running import place
 from tests.e2e import npm
-from tests.e2e.attacks import BUBBLEWRAP
+from tests.e2e.attacks import BUBBLEWRAP, if_whole
 from tests.server.skills.shelves import write_skill
 from tests.server.test_tools import TABLE
 
@@ -105,24 +105,21 @@ async def over_http(backend: str, folder: Path) -> AsyncGenerator[list[str]]:
         yield [*target, "--header", "Mcp-Sandbox-Chat: inspected"]
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(
-            (over_stdio, "bubblewrap", "legacy"), marks=BUBBLEWRAP.marks, id="stdio-legacy"
-        ),
-        pytest.param(
-            (over_stdio, "bubblewrap", "modern"),
-            marks=(*BUBBLEWRAP.marks, pytest.mark.whole),
-            id="stdio-modern",
-        ),
-        pytest.param(
-            (over_http, "bubblewrap", "legacy"),
-            marks=(*BUBBLEWRAP.marks, pytest.mark.whole),
-            id="http-legacy",
-        ),
-        pytest.param((over_http, "bubblewrap", "modern"), marks=BUBBLEWRAP.marks, id="http-modern"),
-    ]
+STDIO = pytest.param(
+    (over_stdio, "bubblewrap", "legacy"), marks=BUBBLEWRAP.marks, id="stdio-legacy"
 )
+HTTP = pytest.param((over_http, "bubblewrap", "modern"), marks=BUBBLEWRAP.marks, id="http-modern")
+OTHERS = [
+    pytest.param((over_stdio, "bubblewrap", "modern"), marks=BUBBLEWRAP.marks, id="stdio-modern"),
+    pytest.param((over_http, "bubblewrap", "legacy"), marks=BUBBLEWRAP.marks, id="http-legacy"),
+]
+# Over stdio each request starts a server: one test shows that it is the same there.
+over_both = pytest.mark.parametrize(
+    "inspector", [STDIO, HTTP, *map(if_whole, OTHERS)], indirect=True
+)
+
+
+@pytest.fixture(params=[if_whole(STDIO), HTTP, *map(if_whole, OTHERS)])
 async def inspector(
     request: pytest.FixtureRequest, npm_cache: Path, tmp_path: Path
 ) -> AsyncGenerator[Inspector]:
@@ -155,6 +152,7 @@ async def test_skills_are_to_the_byte_what_their_manifests_say(
     assert [file["status"] for file in verified["awkward"]["files"]] == ["verified"] * 2
 
 
+@over_both
 async def test_code_runs_and_files_are_there_for_the_next_server(inspector: Inspector) -> None:
     assert await inspector.call("run_code", {"code": "print(6 * 7)"}) == "42\n"
     written = await inspector.call("write_file", {"path": "a/b.txt", "content": "kept\n"})
