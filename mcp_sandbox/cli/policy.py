@@ -75,5 +75,5 @@ def try_examples(
     """Try the examples of every rule: the shipped ones, the operator's, and those of FILE."""
     rules = read_rules([*load(config).config.policy.rules, *([file] if file else ())])
     wrong = list(failures(rules))
-    print(*wrong, f"{sum(map(len, rules.values()))} rules, {len(wrong)} wrong examples", sep="\n")
+    print(*wrong, f"{len(rules.all)} rules, {len(wrong)} wrong examples", sep="\n")
     raise typer.Exit(1 if wrong else 0)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,6 +20,8 @@ _DEEPEST = 8
 _MOST_OF_A_RULE = 20
 # Above it grading can take more than a few milliseconds.
 _LONG = 4096
+# Up to it a grade is remembered.
+_SHORT = 2048
 _GIVEN: Mapping[str, object] = MappingProxyType({})
 _NONE = frozenset[str]()
 _UNREAD = Match("unread", "high", _NONE, "only the first 64 KiB were read")
@@ -35,8 +37,17 @@ def assess(
 
     Of `params` the folder `cwd` of a command line counts, and with browser every value.
     """
-    language = "shell" if language == "bash" else language
-    matches = set(_matches(content, language, params, rules or _shipped()))
+    language, cwd = "shell" if language == "bash" else language, params.get("cwd")
+    seen = map(str, params.values()) if language == "browser" else (str(cwd or ""),)
+    given = (content, language, *seen)
+    grade = _grade if sum(map(len, given)) <= _SHORT else _grade.__wrapped__
+    return grade(given, rules or _shipped())
+
+
+@functools.lru_cache(maxsize=1024)
+def _grade(given: tuple[str, ...], rules: Rules) -> Assessment:
+    content, language, *_ = given
+    matches = set(_matches(given, rules))
     worst = sorted(matches, key=lambda m: (-LEVELS[m.level], not m.tags, m.rule, m.target))
     rules_apart = groupby(worst, key=lambda match: match.rule)
     level: Level = worst[0].level if worst else "low" if language == "browser" else "safe"
@@ -74,11 +85,11 @@ def load_rules(files: Sequence[Path] = ()) -> Rules:
 
 def failures(rules: Rules, tried: Rules | None = None) -> Iterator[str]:
     """Yield a sentence for each example that is not as its rule has it; not for rules `tried`."""
-    for rule in chain(*rules.values()):
-        if tried and rule in tried[rule.language]:
+    for rule in rules.all:
+        if tried and rule in tried.all:
             continue
         for example, wanted in rule.examples:
-            found = _matches(example, rule.language, _GIVEN, rules)
+            found = _matches((example, rule.language, ""), rules)
             if any(match.rule == rule.id for match in found) != wanted:
                 word = "does not match" if wanted else "matches, which it must not"
                 yield f"{rule.at}: the example {example!r} {word}"
@@ -89,41 +100,31 @@ def _shipped() -> Rules:
     return read_rules()
 
 
-def _matches(
-    content: str, language: str, params: Mapping[str, object], rules: Rules
-) -> Iterator[Match]:
+def _matches(given: tuple[str, ...], rules: Rules) -> Iterator[Match]:
     """Yield what applies to the code, and to code inside of it."""
+    content, language, *seen = given
     if len(content) > _READ:
         yield _UNREAD
-    content, cwd = content[:_READ].removeprefix("\ufeff"), params.get("cwd")
+    content = content[:_READ].removeprefix("\ufeff")
     facts: Iterator[Fact | Code]
     if language == "shell":
-        facts = read_commands(content, cwd if isinstance(cwd, str) else "")
+        facts = read_commands(content, seen[0])
     elif language == "browser":
-        facts = iter([Fact("browser", "", {"literal": (content, *map(str, params.values()))})])
+        facts = iter([Fact("browser", "", {"literal": (content, *seen)})])
     elif language in _READERS:
         facts = iter([Code(language, content)])
     else:
         yield _UNKNOWN
         return
     left, inside = 2 * _READ, [(facts, 0)]
-    seen = set[object]()
     while inside:
         facts, depth = inside.pop()
         for fact in facts:
             if isinstance(fact, Fact):
-                key = (fact.language, *fact.values.items())
-                yield from () if key in seen else _applied(fact, rules)
-                seen.add(key)
+                found = [*rules.applied(fact)]
+                yield from found if found or "program" not in fact.values else (_OTHER,)
             elif depth == _DEEPEST or left < len(fact.text) or not fact.language:
                 yield _NESTED
             else:
                 left -= len(fact.text)
                 inside.append((_READERS[fact.language](fact.text), depth + 1))
-
-
-def _applied(fact: Fact, rules: Rules) -> Iterator[Match]:
-    found = [rule.applied(fact) for rule in rules[fact.language]]
-    yield from filter(None, found)
-    if fact.values.get("program") and not any(found):
-        yield _OTHER

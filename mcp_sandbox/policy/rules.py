@@ -1,8 +1,9 @@
 """Rules: what is looked for in code, and how bad it is. All but reading their files is pure."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ _LANGUAGES = ("shell", "python", "javascript", "browser")
 _TAGS = frozenset({"destroys", "leaves"})
 _KINDS = ("piped from", "program", "subcommand", "flags", "argument", "writes", "import", "call",
           "name", "literal")  # fmt: skip
+_NAMES, _ANY = re.compile(r"[\w|-]+"), "*"
 _WANTED = "write a list of rules with id, language, level, reason, match and a condition each"
 _KEYS = {*_KINDS, "id", "language", "level", "tags", "reason", "match", "not_match", "replaces"}
 
@@ -98,12 +100,32 @@ class Rule:
                 target = text
             elif kind == "subcommand":
                 target = target.removeprefix(text).strip()
-        shown = "".join(c if c.isprintable() else "…" for c in target[:200])
+        shown = target[:200]
+        if not shown.isprintable():
+            shown = "".join(c if c.isprintable() else "…" for c in shown)
         return Match(self.id, self.level, self.tags, self.reason, shown)
 
 
-Rules = Mapping[str, Sequence[Rule]]
-"""The rules in force, by language."""
+class Rules:
+    """The rules in force."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        """Index them by their first condition, which often is a list of names."""
+        self.all = tuple(rules)
+        self._index: dict[tuple[str, str], dict[str, list[Rule]]] = {}
+        for rule in self.all:
+            kind, pattern = rule.conditions[0]
+            by_name = self._index.setdefault((rule.language, kind), {})
+            listed = _NAMES.fullmatch(pattern.pattern)
+            for name in pattern.pattern.split("|") if listed else [_ANY]:
+                by_name.setdefault(name, []).append(rule)
+
+    def applied(self, fact: Fact) -> Iterator[Match]:
+        """Yield the match of each rule that applies to a fact."""
+        for kind, texts in fact.values.items():
+            if by_name := self._index.get((fact.language, kind)):
+                rules = chain(*(by_name.get(name, ()) for name in (*texts, _ANY)))
+                yield from filter(None, (rule.applied(fact) for rule in rules))
 
 
 def read_rules(files: Sequence[Path] = ()) -> Rules:
@@ -123,7 +145,7 @@ def read_rules(files: Sequence[Path] = ()) -> Rules:
             if rule.id in rules:
                 raise ConfigError(f"{rule.at} has the id of another rule: take another one")
             rules[rule.id] = rule
-    return {each: [r for r in rules.values() if r.language == each] for each in _LANGUAGES}
+    return Rules(rules.values())
 
 
 def _read(file: Path) -> Iterator[Rule]:

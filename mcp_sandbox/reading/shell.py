@@ -12,23 +12,28 @@ from mcp_sandbox.reading.commands import DYNAMIC
 
 _DEEPEST = 30
 _PLAIN = re.compile(r"[^\s\\'\"`$;&|<>(){}#]+")
+# A word without quotes and the like, with the blanks behind it.
+_WORD = re.compile(r"([^\s\\'\"`$;&|<>()]+)(?:[ \t]+|(?=[\n;&|)]|\Z))")
 _IN_QUOTES = re.compile(r'[^"$`\\]+')
 _IN_BACKTICKS = re.compile(r"[^`\\]*(?:\\.[^`\\]*)*`?", re.DOTALL)
 _ESCAPED = re.compile(r"'((?:[^'\\]++|\\.)*+)'?", re.DOTALL)
 # Escapes that Python does not know, or warns of.
 _NO_ESCAPE = re.compile(r"(\\\\)|\\([^abfnrtvxuU0-7\\'\"]|[4-7][0-7]{2})", re.DOTALL)
 _DESCRIPTOR = re.compile(r"\d*-?")
-_COPROCESS = re.compile(r"\s++[A-Za-z_]\w*+(?=\s+[{(])")
+_COPROCESS = re.compile(r"\s*+[A-Za-z_]\w*+(?=\s+[{(])")
 _LONGEST_VALUE = 200
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=")
-_REDIRECTION = re.compile(r"&>>|&>|<<<|<<-|<<|<>|<&|>>|>\||>&|<|>")
-_SEPARATOR = re.compile(r";;&|;;|;&|&&|\|\||\|&|;|&|\|")
+# A redirection, whose number is left out, or what separates commands.
+_MARK = re.compile(
+    r"[0-9]*(&>>|&>|<<<|<<-|<<|<>|<&|>>|>\||>&|[<>](?!\())|(;;&|;;|;&|&&|\|\||\|&|;|&|\|)"
+)
 # Words that stand before a command, and words that end a block.
 _BEFORE = frozenset(
     {"if", "then", "elif", "else", "while", "until", "do", "time", "coproc", "{", "!"}
 )
 _AFTER = frozenset({"fi", "done", "esac", "}"})
+_AROUND = _BEFORE | _AFTER
 _CLOSERS = frozenset({"fi", "done", "esac", "}", "else", "elif"})
 _DECLARES = frozenset({"export", "local", "declare", "readonly", "typeset"})
 
@@ -134,10 +139,12 @@ class _Reader:
             self._parenthesis(char, state, depth)
         elif state.command.words[:1] == ["[["]:
             self._in_test(state, depth)
-        elif (found := _REDIRECTION.match(text, at)) and not text.startswith(("<(", ">("), at):
-            self._redirect(found[0], state, depth)
-        elif found := _SEPARATOR.match(text, at):
-            self._separate(found[0], state)
+        elif found := _MARK.match(text, at):
+            self._at = found.end()
+            if found[1]:
+                self._redirect(found[1], state, depth)
+            else:
+                self._separate(found[2], state)
         else:
             self._take(self._word(depth), state)
 
@@ -206,7 +213,6 @@ class _Reader:
                 state.command.words.append(word)
 
     def _separate(self, mark: str, state: State) -> None:
-        self._at += len(mark)
         if state.in_pattern:
             state.command.words.clear()
         else:
@@ -219,7 +225,7 @@ class _Reader:
                 state.in_pattern, state.cases = False, max(0, state.cases - 1)
             return
         words = state.command.words
-        if not words and word in _BEFORE | _AFTER:
+        if not words and word in _AROUND:
             if word == "coproc" and (name := _COPROCESS.match(self._text, self._at)):
                 self._at = name.end()
             state.command.negated = word == "!" or (state.command.negated and word not in _AFTER)
@@ -286,11 +292,6 @@ class _Reader:
             self._values.pop(name, None)
 
     def _redirect(self, mark: str, state: State, depth: int) -> None:
-        # A number that touches the mark is no word of the command.
-        touches = self._at > 0 and self._text[self._at - 1].isdecimal()
-        self._at += len(mark)
-        if touches and state.command.words and state.command.words[-1].isdecimal():
-            state.command.words.pop()
         while self._text.startswith((" ", "\t"), self._at):
             self._at += 1
         began = self._at
@@ -328,6 +329,9 @@ class _Reader:
         reader.commands("", depth + 1)
 
     def _word(self, depth: int) -> str:
+        if found := _WORD.match(self._text, self._at):
+            self._at = found.end()
+            return found[1]
         parts: list[str] = []
         began = self._at
         while self._at < len(self._text):
@@ -345,25 +349,26 @@ class _Reader:
         return "".join(parts)
 
     def _piece(self, char: str, depth: int) -> str:
-        readers = {
-            "\\": self._escaped,
-            "'": self._literal,
-            '"': self._quoted,
-            "`": self._backticks,
-            "$": self._dollar,
-        }
-        if char in readers:
-            return readers[char](depth)
-        found = _PLAIN.match(self._text, self._at)
-        self._at = found.end() if found else self._at + 1
-        return found[0] if found else char
+        if found := _PLAIN.match(self._text, self._at):
+            self._at = found.end()
+            return found[0]
+        match char:
+            case "\\":
+                self._at += 2
+                return self._text[self._at - 1 : self._at].replace("\n", "")
+            case "'":
+                return self._literal()
+            case '"':
+                return self._quoted(depth)
+            case "`":
+                return self._backticks(depth)
+            case "$":
+                return self._dollar(depth)
+            case _:
+                self._at += 1
+                return char
 
-    def _escaped(self, _: int) -> str:
-        self._at += 2
-        escaped = self._text[self._at - 1 : self._at]
-        return "" if escaped == "\n" else escaped
-
-    def _literal(self, _: int) -> str:
+    def _literal(self) -> str:
         end = self._text.find("'", self._at + 1)
         began, self._at = self._at + 1, (len(self._text) if end < 0 else end + 1)
         return self._text[began : self._at - (end >= 0)]
