@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -123,9 +122,11 @@ class Rules:
     def applied(self, fact: Fact) -> Iterator[Match]:
         """Yield the match of each rule that applies to a fact."""
         for kind, texts in fact.values.items():
-            if by_name := self._index.get((fact.language, kind)):
-                rules = chain(*(by_name.get(name, ()) for name in (*texts, _ANY)))
-                yield from filter(None, (rule.applied(fact) for rule in rules))
+            if texts and (by_name := self._index.get((fact.language, kind))):
+                for name in (*texts, _ANY):
+                    for rule in by_name.get(name, ()):
+                        if found := rule.applied(fact):
+                            yield found
 
 
 def read_rules(files: Sequence[Path] = ()) -> Rules:

@@ -76,13 +76,16 @@ class _Reader:
 
     def _command(self, words: list[str], depth: int = 0) -> Iterator[Fact | Code]:
         words = without_assignments(words)
-        words = [*words[0].split(), *words[1:]] if words and " " in words[0] else words
+        if words and " " in words[0]:
+            words[:1] = words[0].split()
         if not words or depth > _DEEPEST:
             return
         path, *given = words
         program = _VERSION.sub(r"\1", path.rsplit("/", 1)[-1])
         rest = _wrapped(program, given)
         yield from self._program(program, given[: len(given) - len(rest)], path)
+        if not rest:
+            return
         if program == "env" and given[:1] == ["-S"]:
             yield Code("shell", shlex.join(given[1:]) if given[2:] else "".join(given[1:]))
         else:
@@ -127,6 +130,8 @@ class _Reader:
             aliases = [word.partition("=")[2] for word in words]
             lines = {"eval": [" ".join(given)], "trap": words[:1]}.get(program, aliases)
             return [Code("shell", line) for line in lines], self._unknown(*lines)
+        if program not in _READERS and program not in (".", "source"):
+            return [], ()
         language, option = _READERS.get(program, ("", _NOTHING))
         for word, after in pairwise(given):
             if option.fullmatch(word):
@@ -146,7 +151,8 @@ class _Reader:
         """The path from the root or the home on, if it is known where it begins."""
         if path[:1] not in ("/", "~"):
             path = posixpath.join(self._cwds[-1], path)
-        return re.sub("^//+", "/", posixpath.normpath(path))
+        full = posixpath.normpath(path)
+        return full[1:] if full.startswith("//") else full
 
 
 def _wrapped(program: str, given: list[str]) -> list[str]:
