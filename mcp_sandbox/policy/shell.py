@@ -4,10 +4,10 @@ import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from mcp_sandbox.policy.rules import Code, Fact
-from mcp_sandbox.reading.commands import DYNAMIC, WRAPPERS, behind, names, without_assignments
+from mcp_sandbox.reading.commands import DYNAMIC, WRAPPERS, behind, executed, names, without_assignments
 from mcp_sandbox.reading.shell import Script, read_script
 
 # The home is where `~` leads, whatever it is; words are split at blanks.
@@ -57,19 +57,20 @@ class _Reader:
     def read(self) -> Iterator[Fact | Code]:
         """Yield the facts of each command in turn."""
         for at, command in enumerate(self._script.commands):
-            outer = self._cwds[: command.depth + 1]
-            self._cwds = outer + outer[-1:] * (command.depth + 1 - len(outer))
+            del self._cwds[command.depth + 1 :]
+            self._cwds += self._cwds[-1:] * (command.depth + 1 - len(self._cwds))
             source = at - command.inner - 1
             piped = command.joined in ("|", "|&") and source >= 0
-            self._inside = tuple(m for each in self._makers[source + 1 : at] for m in each)
+            self._inside = tuple(chain(*self._makers[source + 1 : at]))
             self._piped = self._makers[source][-20:] if piped else ()
             self._text = command.heredoc or (self._texts[source] if piped else "")
             self._makers.append(self._piped)
             self._texts.append("")
             yield from self._command(list(command.words))
             # A function that begins by calling itself, into a pipe or the background.
-            joined = [after.joined for after in self._script.commands[at + 1 : at + 2]]
-            if self._script.functions.get(command.words[0]) == at and joined in (["|"], ["&"]):
+            after = self._script.commands[at + 1 : at + 2]
+            calls_itself = self._script.functions.get(command.words[0]) == at
+            if calls_itself and after and after[0].joined in ("|", "&"):
                 yield Fact("shell", command.words[0], {"program": ("fork-bomb",)})
         for path in self._script.writes:
             yield Fact("shell", path, {"writes": (self._full(path),)})
@@ -84,22 +85,21 @@ class _Reader:
         program = _VERSION.sub(r"\1", path.rsplit("/", 1)[-1])
         rest = _wrapped(program, given)
         yield from self._program(program, given[: len(given) - len(rest)], path)
-        if not rest:
-            return
         if program == "env" and given[:1] == ["-S"]:
             yield Code("shell", shlex.join(given[1:]) if given[2:] else "".join(given[1:]))
-        else:
+        elif rest:
             yield from self._command(rest, depth + 1)
 
     def _program(self, program: str, given: list[str], path: str) -> Iterator[Fact | Code]:
         words = _arguments(program, given)
         full = [self._full(word.removeprefix("of=")) for word in words]
+        copied = full if program in _COPIES else ()
         values = {
-            "program": (program,),
-            "subcommand": tuple(" ".join(words[:count]) for count in (1, 2, 3)),
-            "flags": tuple(word for word in given if word.startswith("-")),
-            "argument": (*words, *full, " ".join(words)),
-            "writes": tuple(each for each in full if program in _COPIES and each[:5] == "/dev/"),
+            "program": [program],
+            "subcommand": [" ".join(words[:count]) for count in (1, 2, 3)],
+            "flags": [word for word in given if word[:1] == "-"],
+            "argument": [*words, *full, " ".join(words)],
+            "writes": [path for path in copied if path.startswith("/dev/")],
         }
         yield Fact("shell", " ".join(given), values)
         self._remember(program, given, words)
@@ -164,8 +164,7 @@ def _wrapped(program: str, given: list[str]) -> list[str]:
         return given[given.index(rest[0]) :] if rest else []
     if program in ("python", "pypy") and "-m" in given[:3]:
         return given[given.index("-m") + 1 :]
-    starts = [at for at, word in enumerate(given) if word in ("-exec", "-execdir", "-ok", "-okdir")]
-    return given[starts[0] + 1 :] if program == "find" and starts else []
+    return executed(given) if program == "find" else []
 
 
 def _arguments(program: str, given: Sequence[str]) -> list[str]:

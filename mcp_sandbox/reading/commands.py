@@ -27,6 +27,7 @@ _TAKES_WORD = {
     "ionice": {"-c", "-n", "-p"}, "exec": {"-a"}, "time": {"-f", "-o"}, "strace": {"-o", "-e"},
     "flock": {"-w", "-E"}, "parallel": {"-j"}, "doas": {"-u", "-C"},
 }  # fmt: skip
+_EXECUTES = names("-exec -execdir -ok -okdir")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 
 
@@ -41,3 +42,8 @@ def behind(wrapper: str, words: list[str]) -> list[str]:
     while at < len(words) and words[at].startswith("-"):
         at += 2 if words[at] in takes else 1
     return without_assignments(words[at:])[WRAPPERS[wrapper] :]
+
+
+def executed(words: list[str]) -> list[str]:
+    """Return the command that `find` runs; none if it runs no other."""
+    return list(dropwhile(lambda word: word not in _EXECUTES, words))[1:]

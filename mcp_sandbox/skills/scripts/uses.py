@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from mcp_sandbox.reading.commands import DYNAMIC, WRAPPERS, behind, names, without_assignments
+from mcp_sandbox.reading.commands import DYNAMIC, WRAPPERS, behind, executed, names, without_assignments
 
 Kind = Literal["command", "python", "distribution", "node", "npx", "interpreter", "network"]
 """A `distribution` is what pip installs, under its own name; `npx` runs a command of a package."""
@@ -179,19 +179,13 @@ def _program(name: str, words: list[str], uses: Uses, weight: Weight) -> None:
     elif name in ("uv", "uvx", "pipx"):
         _uv(name, words, uses, weight)
     elif name == "find":
-        _find(words, uses, weight)
+        read_command(executed(words)[:29], uses, weight)
 
 
 def _shell(words: list[str], uses: Uses) -> None:
     texts = (after for word, after in pairwise(words[:6]) if re.fullmatch(r"-[a-z]*c", word))
     if text := next(texts, ""):
         uses.embed("shell", text)
-
-
-def _find(words: list[str], uses: Uses, weight: Weight) -> None:
-    at = next((at for at, word in enumerate(words) if word in ("-exec", "-execdir")), len(words))
-    if words[at + 1 :]:
-        read_command(words[at + 1 : at + 30], uses, weight)
 
 
 def _python(words: list[str], uses: Uses, weight: Weight) -> None:
