@@ -23,11 +23,10 @@ _LONG = 4096
 # Up to it a grade is remembered.
 _SHORT = 2048
 _GIVEN: Mapping[str, object] = MappingProxyType({})
-_NONE = frozenset[str]()
-_UNREAD = Match("unread", "high", _NONE, "only the first 64 KiB were read")
-_NESTED = Match("unread", "high", _NONE, "it goes on longer or deeper than is read")
-_UNKNOWN = Match("unknown-language", "high", _NONE, "code in this language is not read")
-_OTHER = Match("other-program", "medium", _NONE, "not all that it runs is known to be harmless")
+_UNREAD = Match("unread", "high", "only the first 64 KiB were read")
+_NESTED = Match("unread", "high", "it goes on longer or deeper than is read")
+_UNKNOWN = Match("unknown-language", "high", "code in this language is not read")
+_OTHER = Match("other-program", "medium", "not all that it runs is known to be harmless")
 
 
 def assess(

@@ -49,8 +49,8 @@ class Match:
 
     rule: str
     level: Level
-    tags: frozenset[str]
     reason: str
+    tags: frozenset[str] = frozenset()
     target: str = ""
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class Rule:
         shown = target[:200]
         if not shown.isprintable():
             shown = "".join(c if c.isprintable() else "…" for c in shown)
-        return Match(self.id, self.level, self.tags, self.reason, shown)
+        return Match(self.id, self.level, self.reason, self.tags, shown)
 
 
 class Rules:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 
 from mcp_sandbox.policy.rules import Code, Fact
-from mcp_sandbox.reading.commands import DYNAMIC, WRAPPERS, behind, executed, names, without_assignments
+from mcp_sandbox.reading.commands import DYNAMIC, behind, names, without_assignments
 from mcp_sandbox.reading.shell import Script, read_script
 
 # The home is where `~` leads, whatever it is; words are split at blanks.
@@ -130,10 +130,8 @@ class _Reader:
             aliases = [word.partition("=")[2] for word in words]
             lines = {"eval": [" ".join(given)], "trap": words[:1]}.get(program, aliases)
             return [Code("shell", line) for line in lines], self._unknown(*lines)
-        if program not in _READERS and program not in (".", "source"):
-            return [], ()
         language, option = _READERS.get(program, ("", _NOTHING))
-        for word, after in pairwise(given):
+        for word, after in pairwise(given if program in _READERS else ()):
             if option.fullmatch(word):
                 return [Code(language, after)] if language else [], self._unknown(after)
         reads = program in _READERS and program not in ("su", "runuser") and "-m" not in given
@@ -157,14 +155,12 @@ class _Reader:
 
 def _wrapped(program: str, given: list[str]) -> list[str]:
     """The command that a program runs with its arguments; none if it runs no other."""
-    if program in WRAPPERS and not (program == "command" and given[:1] in (["-v"], ["-V"])):
-        return behind(program, given)
     if program in _RUNNERS and given[:1] == ["run"]:
         rest = _arguments(program, given)[1:2]
         return given[given.index(rest[0]) :] if rest else []
     if program in ("python", "pypy") and "-m" in given[:3]:
         return given[given.index("-m") + 1 :]
-    return executed(given) if program == "find" else []
+    return behind(program, given)
 
 
 def _arguments(program: str, given: Sequence[str]) -> list[str]:

@@ -36,14 +36,13 @@ def without_assignments(words: list[str]) -> list[str]:
     return list(dropwhile(_ASSIGNMENT.fullmatch, words))
 
 
-def behind(wrapper: str, words: list[str]) -> list[str]:
-    """Return the command that a wrapper runs; `words` stand after its name."""
-    at, takes = 0, _TAKES_WORD.get(wrapper, set())
+def behind(program: str, words: list[str]) -> list[str]:
+    """Return the command that a wrapper or `find` runs; `words` stand after its name."""
+    if program == "find":
+        return list(dropwhile(lambda word: word not in _EXECUTES, words))[1:]
+    if program not in WRAPPERS or (program == "command" and words[:1] in (["-v"], ["-V"])):
+        return []
+    at, takes = 0, _TAKES_WORD.get(program, ())
     while at < len(words) and words[at].startswith("-"):
         at += 2 if words[at] in takes else 1
-    return without_assignments(words[at:])[WRAPPERS[wrapper] :]
-
-
-def executed(words: list[str]) -> list[str]:
-    """Return the command that `find` runs; none if it runs no other."""
-    return list(dropwhile(lambda word: word not in _EXECUTES, words))[1:]
+    return without_assignments(words[at:])[WRAPPERS[program] :]

@@ -5,7 +5,7 @@ substitutions, subshells and functions are among the others, in the order of the
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mcp_sandbox.reading.commands import DYNAMIC
@@ -14,8 +14,9 @@ _DEEPEST = 30
 _PLAIN = re.compile(r"[^\s\\'\"`$;&|<>(){}#]+")
 # A word without quotes and the like, with the blanks behind it.
 _WORD = re.compile(r"([^\s\\'\"`$;&|<>()]+)(?:[ \t]+|(?=[\n;&|)]|\Z))")
+_LITERAL = re.compile(r"'([^']*)'?")
 _IN_QUOTES = re.compile(r'[^"$`\\]+')
-_IN_BACKTICKS = re.compile(r"[^`\\]*(?:\\.[^`\\]*)*`?", re.DOTALL)
+_IN_BACKTICKS = re.compile(r"`([^`\\]*(?:\\.[^`\\]*)*)`?", re.DOTALL)
 _ESCAPED = re.compile(r"'((?:[^'\\]++|\\.)*+)'?", re.DOTALL)
 # Escapes that Python does not know, or warns of.
 _NO_ESCAPE = re.compile(r"(\\\\)|\\([^abfnrtvxuU0-7\\'\"]|[4-7][0-7]{2})", re.DOTALL)
@@ -26,7 +27,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=")
 # A redirection, whose number is left out, or what separates commands.
 _MARK = re.compile(
-    r"[0-9]*(&>>|&>|<<<|<<-|<<|<>|<&|>>|>\||>&|[<>](?!\())|(;;&|;;|;&|&&|\|\||\|&|;|&|\|)"
+    r"[0-9]*(&>>|&>|<<<|<<-|<<|<>|<&|>>|>\||>&|[<>](?!\())[ \t]*|(;;&|;;|;&|&&|\|\||\|&|;|&|\|)"
 )
 # Words that stand before a command, and words that end a block.
 _BEFORE = frozenset(
@@ -119,7 +120,7 @@ class _Reader:
         state = State(Command(depth=depth), len(self.script.commands))
         while self._at < len(self._text):
             char = self._text[self._at]
-            if char == closing and not (char == ")" and state.in_pattern):
+            if char == closing and not state.in_pattern:
                 self._at += 1
                 break
             self._step(char, state, depth)
@@ -147,6 +148,12 @@ class _Reader:
                 self._separate(found[2], state)
         else:
             self._take(self._word(depth), state)
+
+    def _upto(self, closing: str) -> Iterator[str]:
+        """Yield the character that is to be read next, up to `closing`, which is passed."""
+        while self._at < len(self._text) and (char := self._text[self._at]) != closing:
+            yield char
+        self._at += 1
 
     def _skip_line(self) -> None:
         end = self._text.find("\n", self._at)
@@ -177,15 +184,13 @@ class _Reader:
 
     def _array(self, state: State, depth: int) -> None:
         """Behind `name=(`: read on to its `)`."""
-        while self._at < len(self._text) and self._text[self._at] != ")":
-            char = self._text[self._at]
+        for char in self._upto(")"):
             if char == "#":
                 self._skip_line()
             elif char.isspace():
                 self._at += 1
             else:
                 self._word(depth)
-        self._at += 1
         if found := _ASSIGNED.match(state.command.words[-1]):
             self.script.set_variables.add(found[1])
 
@@ -197,9 +202,9 @@ class _Reader:
             char = self._text[self._at]
             if char in "$`":
                 self._piece(char, depth + 1)
-                continue
-            open_ += (char == "(") - (char == ")")
-            self._at += 1
+            else:
+                open_ += (char == "(") - (char == ")")
+                self._at += 1
 
     def _in_test(self, state: State, depth: int) -> None:
         if self._text[self._at] in "<>|&;":
@@ -258,9 +263,8 @@ class _Reader:
         first, script = command.words[0], self.script
         self._assigned(command.words)
         if first in ("for", "select", "read", "mapfile", "readarray", "getopts"):
-            names = {word for word in command.words[1:] if _VARIABLE.fullmatch(word)}
-            script.set_variables |= names
-            for name in names:
+            for name in filter(_VARIABLE.fullmatch, command.words[1:]):
+                script.set_variables.add(name)
                 self._assign(name, "")
         if first in ("for", "select", "case", "function"):
             return
@@ -292,8 +296,6 @@ class _Reader:
             self._values.pop(name, None)
 
     def _redirect(self, mark: str, state: State, depth: int) -> None:
-        while self._text.startswith((" ", "\t"), self._at):
-            self._at += 1
         began = self._at
         word = self._word(depth)
         if mark in ("<<", "<<-") and len(self._documents) < 20:
@@ -353,34 +355,24 @@ class _Reader:
             self._at = found.end()
             return found[0]
         match char:
-            case "\\":
-                self._at += 2
-                return self._text[self._at - 1 : self._at].replace("\n", "")
-            case "'":
-                return self._literal()
+            case "'" if found := _LITERAL.match(self._text, self._at):
+                self._at = found.end()
+                piece = found[1]
             case '"':
-                return self._quoted(depth)
+                piece = self._quoted(depth)
             case "`":
-                return self._backticks(depth)
+                piece = self._backticks(depth)
             case "$":
-                return self._dollar(depth)
+                piece = self._dollar(depth)
             case _:
-                self._at += 1
-                return char
-
-    def _literal(self) -> str:
-        end = self._text.find("'", self._at + 1)
-        began, self._at = self._at + 1, (len(self._text) if end < 0 else end + 1)
-        return self._text[began : self._at - (end >= 0)]
+                self._at += 1 + (char == "\\")
+                piece = self._text[self._at - 1 : self._at]
+        return "" if char == "\\" and piece == "\n" else piece
 
     def _quoted(self, depth: int) -> str:
         self._at += 1
         parts: list[str] = []
-        while self._at < len(self._text):
-            char = self._text[self._at]
-            if char == '"':
-                self._at += 1
-                break
+        for char in self._upto('"'):
             if self._text.startswith(("$'", '$"'), self._at):
                 parts.append(char)
                 self._at += 1
@@ -431,18 +423,12 @@ class _Reader:
             self.script.read_variables.add(found[0])
             plain, self._at = self._text[self._at - 1] == "{", found.end()
             name = found[0] if plain and self._text.startswith("}", self._at) else ""
-        while self._at < len(self._text):
-            char = self._text[self._at]
-            if char == "}":
-                self._at += 1
-                break
+        for char in self._upto("}"):
             self._piece(char, depth)
         return (self._values or {}).get(name, DYNAMIC)
 
     def _backticks(self, depth: int) -> str:
-        self._at += 1
-        found = _IN_BACKTICKS.match(self._text, self._at)
-        inner = found[0] if found else ""
-        self._at += len(inner)
-        self._within(inner.removesuffix("`").replace("\\`", "`"), depth)
+        if found := _IN_BACKTICKS.match(self._text, self._at):
+            self._at = found.end()
+            self._within(found[1].replace("\\`", "`"), depth)
         return DYNAMIC

@@ -90,54 +90,33 @@ class Statement:
 
 def python_statements(text: str) -> Iterator[Statement]:
     """Yield the statements of Python, those in one line each on its own."""
-    reader = _Lines()
+    tokens, depth, indent, begins, follows = list[Token](), 0, 0, True, False
     for found in _PYTHON.finditer(text):
-        yield from reader.take(found.lastgroup or "other", found.group())
-    yield from reader.end_line()
-
-
-class _Lines:
-    def __init__(self) -> None:
-        self._tokens: list[Token] = []
-        self._depth = 0
-        self._indent = 0
-        self._begins = True
-        self._follows = False
-
-    def take(self, kind: str, piece: str) -> Iterator[Statement]:
+        kind, piece = found.lastgroup, found.group()
         if kind == "blank":
-            if self._begins and piece[0] != "#":
-                self._indent = len(piece.expandtabs(8).rsplit("\n", 1)[-1])
-        elif kind == "newline":
-            if self._depth == 0:
-                yield from self.end_line()
-        elif piece == ";" and self._depth == 0:
-            yield from self._end()
-        else:
-            self._begins = False
-            token = Token("name" if kind == "name" else "other", piece)
-            if kind == "string":
-                token = _python_string(piece)
-            else:
-                self._depth += (piece in _OPENING) - (piece in _CLOSING and self._depth > 0)
-            if len(self._tokens) < _MOST_TOKENS:
-                self._tokens.append(token)
-            at_its_end = kind != "string" and piece == ":" and self._depth == 0
-            if at_its_end and self._tokens[0].text in _COMPOUND:
-                yield from self._end()
-
-    def _end(self) -> Iterator[Statement]:
-        if self._tokens:
-            yield Statement(self._indent, tuple(self._tokens), self._follows)
-            self._follows = True
-        self._tokens = []
-
-    def end_line(self) -> Iterator[Statement]:
-        yield from self._end()
-        self._indent, self._begins, self._follows, self._depth = 0, True, False, 0
+            if begins and piece[0] != "#":
+                indent = len(piece.expandtabs(8).rsplit("\n", 1)[-1])
+            continue
+        line_ends = kind == "newline" and depth == 0
+        ends = line_ends or (piece == ";" and depth == 0)
+        if kind != "newline" and not ends:
+            begins = False
+            if len(tokens) < _MOST_TOKENS:
+                tokens.append(_python_token(kind, piece))
+            depth += (piece in _OPENING) - (piece in _CLOSING and depth > 0)
+            ends = piece == ":" and depth == 0 and tokens[0].text in _COMPOUND
+        if ends and tokens:
+            yield Statement(indent, tuple(tokens), follows)
+            tokens, follows = [], True
+        if line_ends:
+            indent, begins, follows = 0, True, False
+    if tokens:
+        yield Statement(indent, tuple(tokens), follows)
 
 
-def _python_string(literal: str) -> Token:
+def _python_token(kind: str | None, literal: str) -> Token:
+    if kind != "string":
+        return Token("name" if kind == "name" else "other", literal)
     body = literal.lstrip(string.ascii_letters)
     head = literal[: len(literal) - len(body)].lower()
     quote = body[:3] if body[:3] in ('"""', "'''") else body[:1]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from mcp_sandbox.reading.commands import DYNAMIC, WRAPPERS, behind, executed, names, without_assignments
+from mcp_sandbox.reading.commands import DYNAMIC, WRAPPERS, behind, names, without_assignments
 
 Kind = Literal["command", "python", "distribution", "node", "npx", "interpreter", "network"]
 """A `distribution` is what pip installs, under its own name; `npx` runs a command of a package."""
@@ -152,8 +152,6 @@ def read_command(words: Sequence[str], uses: Uses, weight: Weight = "always") ->
         if name not in WRAPPERS:
             _program(name, rest[1:], uses, weight)
             return
-        if name == "command" and rest[1:2] and rest[1][:2] in ("-v", "-V"):
-            return
         if name not in _OF_THE_SHELL:
             uses.need("command", name, weight)
         rest = behind(name, rest[1:])
@@ -179,7 +177,7 @@ def _program(name: str, words: list[str], uses: Uses, weight: Weight) -> None:
     elif name in ("uv", "uvx", "pipx"):
         _uv(name, words, uses, weight)
     elif name == "find":
-        read_command(executed(words)[:29], uses, weight)
+        read_command(behind(name, words)[:29], uses, weight)
 
 
 def _shell(words: list[str], uses: Uses) -> None:
