@@ -51,6 +51,15 @@ def test_a_rule_of_the_operator_makes_stricter(tmp_path: Path) -> None:
     assert assess("rm x", "bash", rules=rules).level == "high"
 
 
+def test_a_text_that_comes_again_is_graded_by_the_rules_and_folder_given(tmp_path: Path) -> None:
+    rules = load_rules([file_of(tmp_path, RULE)])
+    line = "deploy production; rm -rf *"
+    for _ in range(2):
+        assert assess(line, "bash").level == "high"
+        assert assess(line, "bash", {"cwd": "/"}).patterns[0].rule == "rm-all"
+        assert assess(line, "bash", rules=rules).patterns[0].rule == "no-prod"
+
+
 def test_a_rule_that_names_the_one_it_replaces_may_grade_lower(tmp_path: Path) -> None:
     text = (
         RULE.replace("critical", "low")
