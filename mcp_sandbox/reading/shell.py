@@ -131,7 +131,7 @@ class _Reader:
         if char in " \t\r" or text.startswith("\\\n", at):
             self._at += 1 + (char == "\\")
         elif char == "#":
-            self._skip_line()
+            self._line()
         elif char == "\n":
             self._at += 1
             self._end(state, ";")
@@ -155,9 +155,11 @@ class _Reader:
             yield char
         self._at += 1
 
-    def _skip_line(self) -> None:
-        end = self._text.find("\n", self._at)
+    def _line(self) -> str:
+        """Read on to the end of the line."""
+        began, end = self._at, self._text.find("\n", self._at)
         self._at = len(self._text) if end < 0 else end
+        return self._text[began : self._at]
 
     def _parenthesis(self, char: str, state: State, depth: int) -> None:
         self._at += 1
@@ -173,9 +175,7 @@ class _Reader:
             state.command.words.clear()
         elif self._text.startswith("(", self._at) and state.command.words in ([], ["for"]):
             self._arithmetic(depth)
-        elif state.command.words:
-            return
-        else:
+        elif not state.command.words:
             joined, state.command.joined = state.command.joined, ";"
             first = len(self.script.commands)
             self.commands(")", depth + 1)
@@ -186,9 +186,7 @@ class _Reader:
         """Behind `name=(`: read on to its `)`."""
         for char in self._upto(")"):
             if char == "#":
-                self._skip_line()
-            elif char.isspace():
-                self._at += 1
+                self._line()
             else:
                 self._word(depth)
         if found := _ASSIGNED.match(state.command.words[-1]):
@@ -312,9 +310,8 @@ class _Reader:
         for document in documents:
             lines = []
             while self._at < len(self._text):
-                end = self._text.find("\n", self._at)
-                end = len(self._text) if end < 0 else end
-                line, self._at = self._text[self._at : end], end + 1
+                line = self._line()
+                self._at += 1
                 if (line.lstrip("\t") if document.strips else line).rstrip("\r") == document.end:
                     break
                 lines.append(line)
