@@ -92,6 +92,7 @@ ON_EVERY_KERNEL = {
     "test_bytes_go_both_ways_untouched",
     "test_a_shell_outlives_its_sandbox",
     "test_what_runs_in_the_background_keeps_it",
+    "test_a_kill_in_the_middle_of_an_adoption_loses_no_file_and_leaves_nothing",
     "test_two_servers_share_a_sandbox_that_ends_with_the_last_of_them",
     "test_the_shipped_skills_lack_nothing",
     "test_a_fork_bomb_left_in_the_background_makes_room",
