@@ -1,4 +1,4 @@
-"""What a command prints: both ends of each stream, and the file that keeps the whole."""
+"""The streams of a command: where they lead, what is kept of them, and the file with the whole."""
 
 from __future__ import annotations
 
@@ -6,12 +6,33 @@ import os
 import time
 
 from mcp_sandbox.runner import figures
+from mcp_sandbox.runner.loop import CHUNK, DRAIN, Tap, widen
+from mcp_sandbox.runner.native import close
+from mcp_sandbox.runner.protocol import WINDOW, OpError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, Protocol
+
+    from mcp_sandbox.runner.keyboard import Keyboard
+    from mcp_sandbox.runner.loop import Loop
+
+    class Hearer(Protocol):
+        """It hears output live; while it `is_full`, no more of stdout is read."""
+
+        @property
+        def is_full(self) -> bool: ...
+        def hear(self, name: str, data: bytes) -> None: ...
+
 
 HALF = 32 * 1024
 # Results are cut at about 30 kB of text: from here on the whole is worth keeping.
 KEEP_OVER = 20_000
 KEPT_TOTAL = 256 * 1024 * 1024
 KEPT_SECONDS = 7 * 24 * 3600
+_LITTLE, _GATHER_S = 4096, 0.002
+_MOST_STDIN = 256 * 1024 * 1024
 # Of commands that run: these files are never deleted.
 _in_use: set[str] = set()
 
@@ -114,6 +135,169 @@ class Capture:
             self._left = 0
             return
         self._left = self._left - written if written == len(piece) else 0
+
+
+class Streams:
+    """All streams of one command. Its worker gets `theirs`: stdin, stdout, stderr, maybe code."""
+
+    keyboard: Keyboard | None = None
+
+    def __init__(self, loop: Loop, args: dict[str, Any], hearers: Sequence[Hearer]) -> None:
+        self._loop = loop
+        self._tty, self._takes = bool(args.get("tty")), bool(args.get("take"))
+        self._hearers = hearers
+        self.capture = Capture(args["workspace"], args["name"], args["keep_bytes"])
+        # How much of each stream was told already.
+        self._answered = dict.fromkeys(self.capture.streams, 0)
+        self._taps: dict[str, Tap] = {}
+        self.theirs: list[int] = []
+        self._stdin: int | None = None
+
+    def open(self) -> None:
+        """Make pipes, or a terminal; OpError where there is none left."""
+        if self._tty:
+            from mcp_sandbox.runner.keyboard import Keyboard  # noqa: PLC0415 - for these alone
+
+            self.keyboard = Keyboard(self._loop)
+            self._listen(self.keyboard.master)
+            self.theirs = self.keyboard.theirs
+            return
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        self._listen(out_read, err_read)
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self.theirs = [nothing, out_write, err_write]
+
+    def use(self, ours: tuple[int, int], theirs: list[int]) -> None:
+        """Take pipes that a program has already; until it has begun, another may get them."""
+        self.theirs = theirs
+        self._listen(*ours)
+
+    def give(self, code: bytes, *, on_stdin: bool) -> None:
+        file = _kept(code)
+        os.lseek(file, 0, os.SEEK_SET)
+        if on_stdin:
+            os.close(self.theirs[0])
+            self.theirs[0] = file
+        else:
+            self.theirs.append(file)
+
+    def begin_input(self, data: bytes) -> None:
+        self._stdin = _kept(data)
+
+    def feed(self, data: bytes, *, more: bool) -> bool:
+        """Add to the input; whether all of it is there now. OpError when it is too much."""
+        if self._stdin is None:
+            return False
+        if os.fstat(self._stdin).st_size + len(data) > _MOST_STDIN:
+            why = "more input than 256 MiB: put it into a file, and read that"
+            raise OpError("too_large", why)
+        os.write(self._stdin, data)
+        if not more:
+            os.lseek(self._stdin, 0, os.SEEK_SET)
+            os.close(self.theirs[0])
+            self.theirs[0], self._stdin = _flowing(self._stdin), None
+        return not more
+
+    def _listen(self, stdout: int, stderr: int | None = None) -> None:
+        if self._takes:
+            widen(stdout, CHUNK)
+        self._taps["stdout"] = Tap(self._loop, stdout, lambda data: self._take("stdout", data))
+        if stderr is not None:
+            self._taps["stderr"] = Tap(self._loop, stderr, lambda data: self._take("stderr", data))
+
+    def _take(self, name: str, data: bytes) -> None:
+        if data:
+            if not (self._takes and name == "stdout"):
+                self.capture.add(name, data)
+            if self.keyboard:
+                self.keyboard.shown_at = time.monotonic()
+            if len(data) < _LITTLE:
+                # A program that prints line by line would wake us for every line.
+                self._taps[name].pause()
+                self._loop.later(_GATHER_S, lambda: self.read_on(name))
+            for each in [*self._hearers]:
+                each.hear(name, data)
+                if each.is_full and name == "stdout":
+                    self._taps[name].pause()
+
+    def read_on(self, name: str) -> None:
+        """Go on reading a stream, unless a caller is to take what was read of it."""
+        if name != "stdout" or not any(each.is_full for each in self._hearers):
+            self._taps[name].resume()
+
+    def drain(self) -> None:
+        """Read what is there now."""
+        for tap in self._taps.values():
+            # What is to be taken goes beyond its credit now: at most what a pipe may hold, which
+            # the other side has room for.
+            tap.drain(WINDOW if self._takes else DRAIN)
+
+    def held(self) -> list[tuple[str, bytes]]:
+        """The parts of each stream that are held."""
+        streams = self.capture.streams.items()
+        return [(name, part) for name, stream in streams for part in stream.parts() if part]
+
+    def answer(self) -> dict[str, int]:
+        """Note that all was told; how much of each stream had been told before."""
+        before = self._answered
+        self._answered = {name: each.total for name, each in self.capture.streams.items()}
+        return before
+
+    def printed(self, answered: dict[str, int] | None) -> tuple[dict[str, Any], bytes]:
+        """What is held of what came after that, as a result tells it, and its content."""
+        streams = self.capture.streams
+        starts = answered or dict.fromkeys(streams, 0)
+        ends = [part for name, each in streams.items() for part in each.since(starts[name])]
+        told = {
+            "sizes": [len(part) for part in ends],
+            "starts": [starts[name] for name in streams],
+            "totals": [stream.total for stream in streams.values()],
+            "output_file": self.capture.file,
+        }
+        return told, b"".join(ends)
+
+    def shrink(self) -> None:
+        """Keep the last of it for who asks later."""
+        for stream in self.capture.streams.values():
+            stream.shrink()
+
+    def close(self, *, read_on: bool) -> None:
+        """Let go of everything; with `read_on` what still writes is read for nobody."""
+        close(self.theirs)
+        if self._stdin is not None:
+            os.close(self._stdin)
+            self._stdin = None
+        if self.keyboard:
+            self.keyboard.close()
+        for tap in self._taps.values():
+            tap.discard() if read_on else tap.close()
+        self.capture.close()
+
+
+def _kept(data: bytes) -> int:
+    """A file without a name that holds this."""
+    file = os.memfd_create("given", os.MFD_CLOEXEC)
+    os.write(file, data)
+    return file
+
+
+def _flowing(file: int) -> int:
+    """A pipe that holds what is in the file, or the file itself where that is too much."""
+    theirs, ours = os.pipe()
+    widen(ours)
+    os.set_blocking(ours, False)
+    size, sent = os.fstat(file).st_size, 0
+    try:
+        sent = os.sendfile(ours, file, 0, size) if size <= WINDOW else 0
+    except OSError:
+        sent = -1
+    os.close(ours)
+    if sent == size:
+        os.close(file)
+        return theirs
+    os.close(theirs)
+    return file
 
 
 def prepare(folder: str) -> None:

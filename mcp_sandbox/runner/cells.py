@@ -7,10 +7,9 @@ the user's: nonsense ends it, and nothing else.
 from __future__ import annotations
 
 import os
-import time
 
 from mcp_sandbox.runner import processes
-from mcp_sandbox.runner.interpreter import makes_sense
+from mcp_sandbox.runner.interpreter import Notebook, makes_sense
 from mcp_sandbox.runner.loop import READ
 from mcp_sandbox.runner.native import pair, receive, send, signal
 from mcp_sandbox.runner.protocol import OpError
@@ -20,43 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from mcp_sandbox.runner.interpreter import Listener, Worker
+    from mcp_sandbox.runner.interpreter import Listener
     from mcp_sandbox.runner.loop import Loop
-    from mcp_sandbox.runner.native import Socket
     from mcp_sandbox.runner.pool import Pool
 
 _MOST = 8
 _INTERRUPT_S = 2.0
 # The end of its process is told by its seat, a moment after its socket has closed.
 _MOMENT_S = 0.5
-
-
-class Notebook:
-    """One notebook; to the command that is its cell, it is the worker that has it."""
-
-    seat: Worker
-
-    def __init__(self, control: Socket) -> None:
-        self.control = control
-        # Of the cell that it does, and the id of that.
-        self.listener: Listener | None = None
-        self.cell = ""
-        # As its last cell tells it.
-        self.state = "new"
-        self._started = time.monotonic()
-
-        self.job: dict[str, Any] = {}
-        self.lingers = self.released = False
-
-    @property
-    def pid(self) -> int | None:
-        return self.seat.pid
-
-    def row(self, name: str) -> dict[str, Any]:
-        ended, seconds = self.state == "ended", round(time.monotonic() - self._started, 1)
-        told = {"id": name, "command": "(waits for its next cell)", "of": "notebook"}
-        how = {"running": not ended, "why": "stopped" if ended else None, "seconds": seconds}
-        return {**told, **how, "exit_code": None, "signal": None, "out_of_memory": False}
 
 
 class Cells:

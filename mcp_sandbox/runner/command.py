@@ -1,4 +1,4 @@
-"""Calls that a worker does: commands and code, killed as whole trees, and file operations."""
+"""Commands and code, killed as whole trees, and the calls that wait for them."""
 
 from __future__ import annotations
 
@@ -6,35 +6,29 @@ import os
 import time
 
 from mcp_sandbox.runner import processes
-from mcp_sandbox.runner.capture import Capture
-from mcp_sandbox.runner.loop import CHUNK, DRAIN, Inflow, Tap, widen
+from mcp_sandbox.runner.capture import Streams
 from mcp_sandbox.runner.native import close, signal
 from mcp_sandbox.runner.pool import described
-from mcp_sandbox.runner.protocol import WINDOW, OpError
+from mcp_sandbox.runner.protocol import OpError
 from mcp_sandbox.runner.shell import memory_of, remembering
 from mcp_sandbox.runner.worker import BASH, remove_code, watched
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from typing import Any
 
-    from mcp_sandbox.runner.cells import Notebook
+    from mcp_sandbox.runner.cells import Cells
     from mcp_sandbox.runner.connection import Reply
-    from mcp_sandbox.runner.interpreter import Worker
-    from mcp_sandbox.runner.keyboard import Keyboard
+    from mcp_sandbox.runner.interpreter import Notebook, Worker
     from mcp_sandbox.runner.loop import Loop, Timer
     from mcp_sandbox.runner.pool import Pool
     from mcp_sandbox.runner.standby import Standby
-    from mcp_sandbox.runner.table import Table
-    from mcp_sandbox.runner.waits import Wait
 
 _PRELUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "javascript.cjs")
 _NODE = ["node", "--input-type=module", "--require", _PRELUDE, "-"]
 _ARGV = {"bash": ["bash", "-c", BASH], "javascript": _NODE, "python": ["python3"]}
-_LITTLE, _GATHER_S = 4096, 0.002
-_SHOWN_CHARS = 80
-_MOST_STDIN = 256 * 1024 * 1024
+_SHOWN_BYTES, _SHOWN_CHARS = 4096, 80
 # Longer than the pool takes a look at all processes for a fresh one.
 _SETTLE_S = 0.005
 _SETTLE_MOST_S = 5.0
@@ -43,14 +37,12 @@ _TRIES = 20
 # Of what makes room: each tree is to be named.
 _NAMED_OF_EACH, _MOST_NAMED = 5, 20
 _TRY_AGAIN_S = 0.05
+_LIVE_WINDOW = 512 * 1024  # Two pieces: one is read while the other is on its way.
+_MOST_UNTIL = 200 * 4
 _NO_START = (
     "Python could not be started here. Something under ~/.local that Python loads at start-up may "
     "be broken: see what `python3 -c pass` says, or look at *.pth and usercustomize.py there"
 )
-# Of a file operation that is cancelled: how long it may clean up behind itself.
-_GRACE_S = 1.0
-_OPERATION_TRIES = 3
-_END_BYTES = 16
 
 
 class Command:
@@ -62,12 +54,17 @@ class Command:
     _notebook: Notebook | None = None
 
     def __init__(
-        self, loop: Loop, pool: Pool, standby: Standby, table: Table, args: dict[str, Any]
+        self,
+        loop: Loop,
+        pool: Pool,
+        cells: Cells,
+        standby: Standby,
+        note: Callable[[Command], None],
+        args: dict[str, Any],
     ) -> None:
-        self._loop = loop
-        self._pool = pool
-        self._standby = standby
-        self._table = table
+        """`note`: it begins, which may be refused, goes on after its call, or is over."""
+        self._loop, self._pool, self._cells, self._standby = loop, pool, cells, standby
+        self._note = note
         self._args = args
         self.id = self.text = ""
         self.waits: list[Wait] = []
@@ -79,12 +76,7 @@ class Command:
         self._worker: Worker | Notebook | None = None
         # The process with all that it has started below it.
         self.main: int | None = None
-        self._capture = Capture(args["workspace"], args["name"], args["keep_bytes"])
-        # How much of each stream was told already.
-        self._answered = dict.fromkeys(self._capture.streams, 0)
-        self._taps: dict[str, Tap] = {}
-        self.keyboard: Keyboard | None = None
-        self._stdin: int | None = None
+        self.streams = Streams(loop, args, self.waits)
         self._deadline: Timer | None = None
         self._started = time.monotonic()
         self._born_since, self._kills_before = 0.0, 0
@@ -94,7 +86,6 @@ class Command:
         self._changed: dict[str, Any] = dict.fromkeys(("changed", "counts"))
         self._made_room = described([])
         self._job: dict[str, Any] = {}
-        self._given: list[int] = []
         self._tries_left = _TRIES
 
     @property
@@ -113,9 +104,9 @@ class Command:
         """
         self._born_since = processes.now_ticks()
         self._kills_before = self._pool.memory.kills()
-        self.id = self._table.enter(self)
+        self._note(self)
         self._job = self._describe()
-        begin = (code or b"")[:_LITTLE].decode("utf-8", "replace")
+        begin = (code or b"")[:_SHOWN_BYTES].decode("utf-8", "replace")
         shown = " ".join(self._job["argv"]) if code is None else begin
         self.text = " ".join(shown.split())[:_SHOWN_CHARS]
         limit_s = self._args["timeout_s"]
@@ -130,34 +121,25 @@ class Command:
             ready = self._standby.start(self._job, code or b"", self._hear)
         if ready:
             self._worker, self._born_since, self._launched = ready.worker, ready.born, True
-            # Until it has begun, another bash may have to be started on the same streams.
-            self._given = ready.theirs
-            self._listen(*ready.ours)
+            self.streams.use(ready.ours, ready.theirs)
             return
-        self._open_streams()
+        self.streams.open()
         if code is not None:
-            self._give_code(code)
+            self.streams.give(code, on_stdin=self._args.get("language") == "javascript")
         if more or stdin:
-            self._stdin = _kept(stdin)
+            self.streams.begin_input(stdin)
             self.feed(b"", more=more)
         else:
             self._launch()
 
     def feed(self, data: bytes, *, more: bool) -> None:
         """More of its input; it starts when all of it is there, and has it for good."""
-        if self._stdin is None:
-            return
-        if os.fstat(self._stdin).st_size + len(data) > _MOST_STDIN:
+        try:
+            if self.streams.feed(data, more=more):
+                self._launch()
+        except OpError as exc:
             self._launched = True
-            self._failed("too_large", "more input than 256 MiB: put it into a file, and read that")
-            return
-        os.write(self._stdin, data)
-        if more:
-            return
-        os.lseek(self._stdin, 0, os.SEEK_SET)
-        os.close(self._given[0])
-        self._given[0], self._stdin = _flowing(self._stdin), None
-        self._launch()
+            self._failed(exc.code, exc.message)
 
     def _launch(self) -> None:
         self._launched = True
@@ -171,22 +153,13 @@ class Command:
         self._begun = False
         try:
             if self._job["notebook"]:
-                start = self._pool.cells.start
-                self._worker = self._notebook = start(self._job, self._given, self._hear)
+                start, fds = self._cells.start, self.streams.theirs
+                self._worker = self._notebook = start(self._job, fds, self._hear)
                 return
             seat = self._args.get("language") == "python"
-            self._worker = self._pool.start(self._job, self._given, self._hear, seat=seat)
+            self._worker = self._pool.start(self._job, self.streams.theirs, self._hear, seat=seat)
         except OpError as exc:
             self._failed(exc.code, exc.message)
-
-    def _give_code(self, code: bytes) -> None:
-        file = _kept(code)
-        os.lseek(file, 0, os.SEEK_SET)
-        if self._args.get("language") == "javascript":
-            os.close(self._given[0])
-            self._given[0] = file
-        else:
-            self._given.append(file)
 
     def _describe(self) -> dict[str, Any]:
         keep = ("cwd", "env", "workspace", "grow", "name", "notebook", "tty")
@@ -201,60 +174,15 @@ class Command:
         job["shell"] = memory_of(self.shell) if self.shell else None
         return {**job, "op": "command", "program": program, "argv": argv, "gated": gated}
 
-    def _open_streams(self) -> None:
-        if self._args.get("tty"):
-            from mcp_sandbox.runner.keyboard import Keyboard  # noqa: PLC0415 - for these alone
-
-            self.keyboard = Keyboard(self._loop)
-            self._listen(self.keyboard.master)
-            self._given = self.keyboard.theirs
-            return
-        out_read, out_write = os.pipe()
-        err_read, err_write = os.pipe()
-        self._listen(out_read, err_read)
-        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._given = [nothing, out_write, err_write]
-
     def type(self, text: str, key: str | None) -> None:
         """Type on its terminal; OpError where there is none."""
-        if not self.keyboard or self.has_ended:
-            why = "has ended" if self.keyboard else "has no terminal: start it with exec tty=true"
+        keyboard = self.streams.keyboard
+        if not keyboard or self.has_ended:
+            why = "has ended" if keyboard else "has no terminal: start it with exec tty=true"
             raise OpError("invalid", f"{self.id} {why}")
-        self.keyboard.type(text.encode("utf-8", "replace"), key)
+        keyboard.type(text.encode("utf-8", "replace"), key)
         if key == "ctrl-c" and self.main:
-            self.keyboard.interrupt(self.main)
-
-    def _listen(self, stdout: int, stderr: int | None = None) -> None:
-        if self._args.get("take"):
-            widen(stdout, CHUNK)
-        self._taps["stdout"] = Tap(self._loop, stdout, lambda data: self._take("stdout", data))
-        if stderr is not None:
-            self._taps["stderr"] = Tap(self._loop, stderr, lambda data: self._take("stderr", data))
-
-    def _take(self, name: str, data: bytes) -> None:
-        if data:
-            if not (self._args.get("take") and name == "stdout"):
-                self._capture.add(name, data)
-            if self.keyboard:
-                self.keyboard.shown_at = time.monotonic()
-            if len(data) < _LITTLE:
-                # A program that prints line by line would wake us for every line.
-                self._taps[name].pause()
-                self._loop.later(_GATHER_S, lambda: self.read_on(name))
-            for wait in [*self.waits]:
-                wait.hear(name, data)
-                if wait.is_full and name == "stdout":
-                    self._taps[name].pause()
-
-    def read_on(self, name: str) -> None:
-        """Go on reading a stream, unless a caller is to take what was read of it."""
-        if name != "stdout" or not any(wait.is_full for wait in self.waits):
-            self._taps[name].resume()
-
-    def held(self) -> list[tuple[str, bytes]]:
-        """The parts of each stream that are held."""
-        streams = self._capture.streams.items()
-        return [(name, part) for name, stream in streams for part in stream.parts() if part]
+            keyboard.interrupt(self.main)
 
     def kill(self, why: str) -> None:
         """End it with all that it has started."""
@@ -262,7 +190,7 @@ class Command:
             self._why = why
             target = self._worker or self.main
             if self._notebook and target is self._notebook:
-                self._pool.cells.interrupt(self._notebook)
+                self._cells.interrupt(self._notebook)
             elif target:
                 self._pool.kill(target)
             elif not self._launched:
@@ -290,7 +218,7 @@ class Command:
         elif said["e"] == "pid":
             self._begun = True
             self.main = said["pid"]
-            close(self._given)
+            close(self.streams.theirs)
             if self._why and self._worker:
                 self._pool.kill(self._worker)
             for wait in [*self.waits]:
@@ -312,7 +240,8 @@ class Command:
             self._ended(signal.SIGKILL)
         else:
             self._close()
-            self._table.leave(self, told=True)
+            self.told = True
+            self._note(self)
             for wait in self.waits:
                 wait.fail(code, message)
 
@@ -354,7 +283,7 @@ class Command:
         if self._why or self._status is not None:
             self._lost()
             return
-        self.main = self._pool.adopt(self.main, self._ended, self._born_since)
+        self.main = self._pool.orphans.adopt(self.main, self._ended, self._born_since)
         if self.main is None and time.monotonic() < until:
             self._loop.later(_SETTLE_S, lambda: self._take_over(until))
         elif self.main is None:
@@ -364,7 +293,7 @@ class Command:
         """Answer when nothing of the killed tree is left."""
         if self._status is not None:
             return
-        if self._pool.kill_orphans(self._born_since) and time.monotonic() < until:
+        if self._pool.orphans.kill(self._born_since) and time.monotonic() < until:
             self._loop.later(_SETTLE_S, lambda: self._settle(until))
         else:
             self._ended(signal.SIGKILL)
@@ -373,10 +302,7 @@ class Command:
         if self._status is not None:
             return
         # Before: who finds its text in the last of it is told that it goes on, and then of its end.
-        for tap in self._taps.values():
-            # What is to be taken goes beyond its credit now: at most what a pipe may hold, which
-            # the other side has room for.
-            tap.drain(WINDOW if self._args.get("take") else DRAIN)
+        self.streams.drain()
         self._status, self.ended_at = status, time.monotonic()
         if self._why == "cancelled" or self._worker is None or self.released:
             # Of what goes on beside other calls nobody knows which of them changed a file.
@@ -384,10 +310,10 @@ class Command:
         if status != 0 and self._why is None:
             self._out_of_memory = self._pool.memory.kills() > self._kills_before
         self._close()
-        self._table.leave(self, told=bool(self.waits))
+        self.told = bool(self.waits)
+        self._note(self)
         self._answer(self.waits)
-        for stream in self._capture.streams.values():
-            stream.shrink()
+        self.streams.shrink()
         if self._is_plain:
             self._standby.expect(self._job)
         else:
@@ -401,43 +327,37 @@ class Command:
             self.released = True
             if self._worker:
                 self._worker.released = True
-            self._capture.keep()
-            self._table.changed()
+            self.streams.capture.keep()
+            self._note(self)
         self._answer([wait])
         self._standby.prepare_later()
 
     def _answer(self, waits: list[Wait]) -> None:
         if not waits:
             return
-        before = self._answered
-        self._answered = {name: each.total for name, each in self._capture.streams.items()}
+        before = self.streams.answer()
         for wait in [wait for wait in self.waits if wait in waits]:
             self.waits.remove(wait)
-            wait.done(*self._result(None if wait.whole or self.keyboard else before))
+            wait.done(*self._result(None if wait.whole or self.streams.keyboard else before))
 
     def _result(self, answered: dict[str, int] | None) -> tuple[dict[str, Any], bytes]:
-        streams = self._capture.streams
-        starts = answered or dict.fromkeys(streams, 0)
+        printed, content = self.streams.printed(answered)
         is_python = self._args.get("language") == "python"
         now = time.monotonic()
         limit = None if self.has_ended else self._deadline
-        ends = [part for name, each in streams.items() for part in each.since(starts[name])]
         result = {
             **self.row(),
             "process": self.id if self.released else None,
             "duration_ms": round((min(self.ended_at, now) - self._started) * 1000),
             "left_s": max(0, round(limit.when - now)) if limit else None,
-            "sizes": [len(part) for part in ends],
-            "starts": [starts[name] for name in streams],
-            "totals": [stream.total for stream in streams.values()],
-            "output_file": self._capture.file,
-            "figures": self._capture.figures() if self.has_ended and is_python else [],
+            **printed,
+            "figures": self.streams.capture.figures() if self.has_ended and is_python else [],
             "notebook": self._notebook.state if self._notebook else "",
             "made_room": self._made_room,
             "shell": self._of_shell,
             **self._changed,
         }
-        return result, b"".join(ends)
+        return result, content
 
     def row(self) -> dict[str, Any]:
         """What is told of it in a list."""
@@ -456,7 +376,7 @@ class Command:
         }
 
     def _of(self) -> str:
-        if self.keyboard:
+        if self.streams.keyboard:
             return "terminal"
         if self._notebook:
             return f"notebook {self._job['notebook']}"
@@ -466,149 +386,124 @@ class Command:
         """Let go of everything; what still runs in the background writes to nobody."""
         if self._args.get("language") == "python":
             remove_code(self._args["name"])
-        close(self._given)
-        if self._stdin is not None:
-            os.close(self._stdin)
-            self._stdin = None
         if self._deadline:
             self._deadline.cancel()
-        if self.keyboard:
-            self.keyboard.close()
-        for tap in self._taps.values():
-            tap.discard() if self._worker else tap.close()
-        self._capture.close()
+        self.streams.close(read_on=bool(self._worker))
         if self._worker:
             self._worker.listener = None
 
 
-def _kept(data: bytes) -> int:
-    """A file without a name that holds this."""
-    file = os.memfd_create("given", os.MFD_CLOEXEC)
-    os.write(file, data)
-    return file
+class Wait:
+    """A call that waits for a command's end, for a text in its output, or until it is released.
 
+    The owner's is the one that started it: if it is cancelled, the command is killed. When the
+    owner is answered before the end, the command goes on, and is nobody's.
+    """
 
-def _flowing(file: int) -> int:
-    """A pipe that holds what is in the file, or the file itself where that is too much."""
-    theirs, ours = os.pipe()
-    widen(ours)
-    os.set_blocking(ours, False)
-    size, sent = os.fstat(file).st_size, 0
-    try:
-        sent = os.sendfile(ours, file, 0, size) if size <= WINDOW else 0
-    except OSError:
-        sent = -1
-    os.close(ours)
-    if sent == size:
-        os.close(file)
-        return theirs
-    os.close(theirs)
-    return file
-
-
-class Operation:
-    """One file operation on its way."""
-
-    def __init__(self, loop: Loop, pool: Pool, reply: Reply) -> None:
-        self._loop = loop
+    def __init__(self, reply: Reply, command: Command, op: str, args: dict[str, Any]) -> None:
+        self.command = command
+        self.owns = op == "run"
+        self._op, self._args = op, args
+        # Not only what was printed since the last answer.
+        self.whole = bool(args.get("whole"))
+        self.met = False
+        # All of stdout is the caller's; it is read on only as the caller takes it.
+        self.takes = bool(args.get("take"))
         self._reply = reply
-        self._pool = pool
-        self._worker: Worker | None = None
-        self._credit = WINDOW
-        self._job: dict[str, Any] = {}
-        self._given: list[int] = []
-        self._tries_left = _OPERATION_TRIES
-        self._ending: dict[str, Any] | None = None
-        self._inflow: Inflow | None = None
-        self._tap: Tap | None = None
+        self._live = _LIVE_WINDOW if self.takes or args.get("live") else 0
+        self._until = (args.get("until") or "").encode()
+        self._last: dict[str, bytes] = {}
+        self._released = False
+        if len(self._until) > _MOST_UNTIL:
+            raise OpError("invalid", "the text to wait for is too long")
+        if "text" in args:
+            command.type(args["text"], args["key"])
+        command.waits.append(self)
 
-    def start(self, op: str, args: dict[str, Any], body: bytes, *, more: bool) -> None:
-        theirs_in, ours_in = os.pipe()
-        ours_out, theirs_out = os.pipe()
+    def start(self, body: bytes, *, more: bool) -> None:
+        """Give the command its code, then its stdin, or look on. May raise OpError."""
+        size = self._args.get("code_bytes")
         if more:
-            widen(ours_in)
-        widen(ours_out)
-        end = os.urandom(_END_BYTES)
-        self._inflow = Inflow(self._loop, ours_in, self._reply.credit, end)
-        self._tap = Tap(self._loop, ours_out, self._taken)
-        self._job = {"op": op, "args": args, "end": end.hex()}
-        self._given = [theirs_in, theirs_out]
-        self._launch()
-        self.feed(body, more=more)
-        # Workers forked from now on have it loaded.
-        import mcp_sandbox.runner.files.operations  # noqa: F401, PLC0415
+            self.took(len(body))
+        if self._op == "stop":
+            self.command.stop(int(self._args["signal"]), float(self._args["grace_s"]))
+        elif self._op == "type" and self.command.streams.keyboard:
+            self.command.streams.keyboard.when_still(self.release)
+        if not self.owns:
+            self._look_on()
+        elif size is None:
+            self.command.start(None, body, more=more)
+        elif isinstance(size, int) and 0 <= size <= len(body):
+            self.command.start(body[:size], body[size:], more=more)
+        else:
+            raise OpError("invalid", "the code is larger than one frame")
 
-    def _launch(self) -> None:
-        try:
-            self._worker = self._pool.start(self._job, self._given, self._hear)
-        except OpError as exc:
-            self._end({"e": "fail", "code": exc.code, "message": exc.message})
+    def _look_on(self) -> None:
+        """What is waited for may be there already."""
+        for name, held in self.command.streams.held():
+            if not self._reply.is_open:
+                return
+            # What is left out before it is not there to be joined to.
+            self._last.pop(name, None)
+            self.hear(name, held)
+        if self._reply.is_open and self.command.has_ended:
+            self.command.leave(self)
 
     def feed(self, data: bytes, *, more: bool) -> None:
-        if self._inflow:
-            self._inflow.add(data, more=more)
+        self.took(len(data))
+        self.command.feed(data, more=more)
+
+    def took(self, size: int) -> None:
+        """So much of what the caller gives was taken, and more may come."""
+        self._reply.credit(size)
+
+    @property
+    def is_full(self) -> bool:
+        """The caller is to take what was printed before anything more is read."""
+        return self.takes and self._live <= 0
 
     def credit(self, size: int) -> None:
-        """The peer took `size` bytes of the body that comes out."""
-        self._credit += size
-        if self._tap and self._credit > 0:
-            self._tap.resume()
+        was_full = self.is_full
+        self._live += size
+        if was_full and not self.is_full:
+            self.command.streams.read_on("stdout")
+
+    def hear(self, name: str, data: bytes) -> None:
+        if self.takes:
+            if name == "stdout":
+                self._live -= len(data)
+                self._reply.data("body", data)
+        # Live output is a courtesy: without credit it is left out, the result has it all.
+        elif self._live >= len(data):
+            self._live -= len(data)
+            self._reply.data(name, data)
+        if self._until and not self.met:
+            seen = self._last.get(name, b"") + data
+            self.met = self._until in seen
+            self._last[name] = seen[max(0, len(seen) - len(self._until) + 1) :]
+            if self.met:
+                self.release()
+
+    def release(self) -> None:
+        """The caller waits no longer; it is answered when it is sure that the command runs."""
+        self._released = True
+        self.look()
+
+    def look(self) -> None:
+        if self._released and self.command.runs and self in self.command.waits:
+            self.command.leave(self)
 
     def cancel(self) -> None:
-        """Let it clean up behind itself; kill it if it does not."""
-        # Nobody takes the rest any more, nor gives credit for it.
-        if self._tap:
-            self._tap.close()
-        if self._ending:
-            self._finish()
-            return
-        if self._worker and self._worker.pid:
-            processes.send(self._worker.pid, signal.SIGTERM)
-        self._loop.later(_GRACE_S, self._kill)
-
-    def _kill(self) -> None:
-        if self._ending is None and self._worker:
-            self._pool.kill(self._worker)
-
-    def _taken(self, data: bytes) -> None:
-        if data:
-            self._credit -= len(data)
-            self._reply.data("body", data)
-            if self._credit <= 0 and self._tap:
-                self._tap.pause()
-        elif self._ending:
-            self._finish()
-
-    def _hear(self, said: dict[str, Any]) -> None:
-        if said["e"] == "begin":
-            close(self._given)
-        elif said["e"] != "lost":
-            self._end(said)
-        elif self._given and self._tries_left:
-            # User code killed the worker before it had begun.
-            self._tries_left -= 1
-            self._launch()
+        """End what the caller has started; who only looks on leaves it alone."""
+        if self.owns:
+            self.command.kill("cancelled")
         else:
-            message = "the operation was stopped; look at what it had already done"
-            self._end({"e": "fail", "code": "cancelled", "message": message})
+            if self in self.command.waits:
+                self.command.waits.remove(self)
+            self.fail("cancelled", "the wait was cancelled; what it waited for goes on")
 
-    def _end(self, said: dict[str, Any]) -> None:
-        if self._ending:
-            return
-        close(self._given)
-        self._ending = said
-        if self._worker:
-            self._worker.listener = None
-        if said["e"] == "fail" and self._tap:
-            self._tap.close()
-        if not (self._tap and self._tap.open):
-            self._finish()
+    def done(self, result: dict[str, Any], payload: bytes) -> None:
+        self._reply.done({**result, "until_met": self.met}, payload)
 
-    def _finish(self) -> None:
-        ending = self._ending or {}
-        if self._inflow:
-            self._inflow.close()
-        if ending["e"] == "done":
-            self._reply.done(ending["result"])
-        else:
-            self._reply.fail(ending["code"], ending["message"])
+    def fail(self, code: str, message: str) -> None:
+        self._reply.fail(code, message)

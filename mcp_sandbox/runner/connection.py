@@ -8,16 +8,37 @@ import time
 from mcp_sandbox.runner import protocol
 from mcp_sandbox.runner.loop import READ, WRITE
 from mcp_sandbox.runner.protocol import OpError, ProtocolError
-from mcp_sandbox.runner.waits import Wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from typing import Any
+    from typing import Any, Protocol
 
-    from mcp_sandbox.runner.doors import Door
+    from mcp_sandbox.runner.loop import Loop
     from mcp_sandbox.runner.native import Socket
-    from mcp_sandbox.runner.server import Call, Server
+
+    class OpenCall(Protocol):
+        """What the frames of a call go to."""
+
+        def feed(self, data: bytes, *, more: bool) -> None: ...
+        def credit(self, size: int) -> None: ...
+        def cancel(self) -> None: ...
+
+    class Owner(Protocol):
+        """The server, as its connections know it."""
+
+        token: bytes
+        loop: Loop
+        used_at: float
+
+        def describe(self) -> dict[str, Any]: ...
+        def proved(self, connection: Connection) -> None: ...
+        def closed(self, connection: Connection) -> None: ...
+        def open_call(
+            self, connection: Connection, reply: Reply, header: dict[str, Any], body: bytes
+        ) -> None: ...
+        def release(self, call: OpenCall) -> None: ...
+
 
 _HANDSHAKE_S = 5.0
 
@@ -62,7 +83,7 @@ class Reply:
 class Connection:
     """A peer that is not trusted until it has proved the token."""
 
-    def __init__(self, server: Server, sock: Socket) -> None:
+    def __init__(self, server: Owner, sock: Socket) -> None:
         self._server = server
         self._loop = server.loop
         self._sock = sock
@@ -70,7 +91,7 @@ class Connection:
         self._decoder = protocol.Decoder()
         self._seal: protocol.Seal | None = None
         self._nonce = os.urandom(protocol.NONCE_BYTES)
-        self.calls: dict[int, Call | Door] = {}
+        self.calls: dict[int, OpenCall] = {}
         self._owed: dict[int, int] = {}
         self.proved = False
         self.for_doors = False
@@ -150,22 +171,12 @@ class Connection:
             reply.fail("busy", f"{protocol.MAX_CALLS} calls are under way; wait for some to end")
             return
         try:
-            more = bool(header.get("more"))
             self._owed[number] = len(payload)
-            op, args = header["op"], header["args"]
-            if self.for_doors:
-                self.calls[number] = self._server.doors.open_call(reply, op, args)
-            elif call := self._server.open_call(self, reply, op, args):
-                self.calls[number] = call
-                self._server.start(call, header, payload, more=more)
-                if header.get("release") and isinstance(call, Wait):
-                    call.release()
+            self._server.open_call(self, reply, header, payload)
         except OpError as exc:
             reply.fail(exc.code, exc.message)
 
-    def _go_on(
-        self, call: Call | Door, number: int, header: dict[str, Any], payload: bytes
-    ) -> None:
+    def _go_on(self, call: OpenCall, number: int, header: dict[str, Any], payload: bytes) -> None:
         if header["t"] == "data":
             self._owed[number] += len(payload)
             if self._owed[number] > protocol.WINDOW + protocol.MAX_PAYLOAD:
@@ -175,8 +186,8 @@ class Connection:
             call.credit(int(header["n"]))
         elif header["t"] == "cancel":
             call.cancel()
-        elif header["t"] == "release" and isinstance(call, Wait):
-            call.release()
+        elif header["t"] == "release":
+            self._server.release(call)
 
     def send(self, header: dict[str, Any], payload: bytes = b"") -> None:
         if self._sock.fileno() < 0:

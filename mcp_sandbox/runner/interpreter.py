@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.native import CONTROL_FD, Socket, pair, send, signal
@@ -48,6 +49,34 @@ class Worker:
         self.wake()
         send(self.control, job, fds)
         self.job = job
+
+
+class Notebook:
+    """One notebook; to the command that is its cell, it is the worker that has it."""
+
+    seat: Worker
+
+    def __init__(self, control: Socket) -> None:
+        self.control = control
+        # Of the cell that it does, and the id of that.
+        self.listener: Listener | None = None
+        self.cell = ""
+        # As its last cell tells it.
+        self.state = "new"
+        self._started = time.monotonic()
+
+        self.job: dict[str, Any] = {}
+        self.lingers = self.released = False
+
+    @property
+    def pid(self) -> int | None:
+        return self.seat.pid
+
+    def row(self, name: str) -> dict[str, Any]:
+        ended, seconds = self.state == "ended", round(time.monotonic() - self._started, 1)
+        told = {"id": name, "command": "(waits for its next cell)", "of": "notebook"}
+        how = {"running": not ended, "why": "stopped" if ended else None, "seconds": seconds}
+        return {**told, **how, "exit_code": None, "signal": None, "out_of_memory": False}
 
 
 def is_pid(value: object) -> bool:

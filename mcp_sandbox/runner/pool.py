@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import time
 
-from mcp_sandbox.runner import interpreter, processes, worker
-from mcp_sandbox.runner.cells import Cells
-from mcp_sandbox.runner.interpreter import Worker, is_pid, makes_sense
+from mcp_sandbox.runner import processes, worker
+from mcp_sandbox.runner.interpreter import Interpreter, Worker, is_pid, makes_sense
 from mcp_sandbox.runner.loop import READ, Soon
 from mcp_sandbox.runner.native import CONTROL_FD, MOST_FDS, Socket, pair, receive, signal
 from mcp_sandbox.runner.protocol import OpError
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from typing import Any
 
-    from mcp_sandbox.runner.cells import Notebook
-    from mcp_sandbox.runner.interpreter import Listener
+    from mcp_sandbox.runner.interpreter import Listener, Notebook
     from mcp_sandbox.runner.loop import Loop, Timer
 
 # An unused interpreter is given back after this long: it costs about 5 MiB.
@@ -47,38 +45,32 @@ _ROOMY_S = 0.1
 
 
 class Pool:
-    """All workers. What is a child of ours and not `known` is an orphan and is killed."""
+    """All workers, which of them has which job, and what their jobs leave running."""
 
     def __init__(self, loop: Loop, env: dict[str, str], most_processes: int) -> None:
         self._loop = loop
         self._room = Room(most_processes)
         self._lineage = processes.become_subreaper()
-        self._idle: dict[bool, list[Worker]] = {False: [], True: []}
         self._busy: set[Worker] = set()
         # Of notebooks that have no cell to do.
         self._resting: set[Worker] = set()
         # Has started something that waits for `resume`.
         self.held: Worker | None = None
-        self._adopted: dict[int, Callable[[int], None]] = {}
-        self.interpreter = interpreter.Interpreter(env, self._watch, self._cool_later)
-        self._cooling: Timer | None = None
-        self._reaped: dict[int, int] = {}
         self._doomed: set[int] = set()
-        self._looked_at = 0.0
-        self._tidying = Soon(loop, _TIDY_S, self._tidy_now)
+        self.spares = Spares(loop, env, self._hear, self._cool)
+        self.orphans = Orphans(loop, self._known, self._notice_child, self._lineage)
         # To be planned at every call: one signal to each, however many calls there are.
         self.waking = Soon(loop, _SOON_S, self.wake)
         self._looking = Soon(loop, _SOON_S, lambda: self.on_background())  # noqa: PLW0108 - set later
         self.memory = Memory()
-        self.cells = Cells(loop, self)
         self.on_quiet: Callable[[], None] = lambda: None
         self.on_background: Callable[[], None] = lambda: None
-        loop.on_signal(signal.SIGCHLD, self._reap)
+        loop.on_signal(signal.SIGCHLD, self.orphans.reap)
 
     @property
     def quiet(self) -> bool:
         """Nothing of the user runs, not even in the background."""
-        return not self._busy and not self._adopted
+        return not self._busy and not self.orphans.adopted
 
     def wake(self) -> None:
         """Let all go on that user code may have stopped: else no end of a job would be heard."""
@@ -91,7 +83,7 @@ class Pool:
         for one in self._resting:
             one.lingers = not processes.below([one.pid or -1], tree) <= {one.main}
         found = processes.below(self._keepers(), tree) - {one.main for one in self._resting}
-        return found if self._lineage else found.union(self._orphans())
+        return found if self._lineage else found.union(self.orphans.find())
 
     def _keepers(self) -> list[int]:
         busy = [one.pid for one in self._busy if one.pid and (one.lingers or not one.listener)]
@@ -123,7 +115,7 @@ class Pool:
     ) -> Worker:
         """Give the job to a free or new worker, or OpError; `listener` hears how it goes."""
         if not self._busy:
-            self._reaped.clear()
+            self.orphans.reaped.clear()
         if job["op"] in ("command", "terminal"):
             self.free_held()
         while True:
@@ -138,9 +130,8 @@ class Pool:
                 return found
 
     def _take(self, *, seat: bool) -> Worker:
-        idle = self._idle[seat]
         try:
-            found = idle.pop() if idle else self._new(seat=seat)
+            found = self.spares.take(seat=seat)
         except OSError as exc:
             self.kill_background()
             raise OpError(
@@ -164,7 +155,7 @@ class Pool:
             held.give(job, fds)
         except ConnectionError:
             self._lost(held)
-        self.prepare()
+        self.spares.prepare()
         return self.held
 
     def resume(self, held: Worker, job: dict[str, Any], listener: Listener) -> bool:
@@ -178,6 +169,183 @@ class Pool:
         self.held, held.listener, held.job = None, listener, job
         self._busy.add(held)
         return True
+
+    def _hear(self, speaker: Worker) -> None:
+        try:
+            said, _ = receive(speaker.control, 65536, wait=False)
+        except BlockingIOError:
+            # The event was for a descriptor that was closed, and whose number this one has now.
+            return
+        except ConnectionError:
+            said = None
+        except (ValueError, RecursionError):
+            said = {}
+        if said is None:
+            self._lost(speaker)
+        elif speaker is not self.spares.interpreter.worker:
+            self._take_message(speaker, said)
+
+    def _take_message(self, speaker: Worker, said: Any) -> None:  # noqa: ANN401 - as it came
+        """Do what a worker says; one that talks nonsense is not ours any more, and is killed.
+
+        User code can speak for a seat, whose interpreter loads the chat's start-up files.
+        """
+        event = said.get("e") if isinstance(said, dict) else None
+        if event == "hello" and speaker.pid is None and is_pid(said.get("pid")):
+            speaker.pid, self.spares.interpreter.forks = said["pid"], True
+            if speaker.doomed:
+                self.kill(speaker)
+        elif event == "free" and speaker.listener is None and speaker in self._busy:
+            self._release(speaker)
+        elif speaker.listener and makes_sense(said):
+            if event == "pid":
+                speaker.main = said["pid"]
+            elif event == "exit":
+                speaker.main = None
+                self._notice_background(speaker, stays=said["stays"])
+            speaker.listener(said)
+            # With its command the whole job has ended, unless something of it stays.
+            if event == "exit" and not said["stays"] and speaker.pid not in self._doomed:
+                self._release(speaker)
+        else:
+            self._lost(speaker)
+            self.kill(speaker)
+
+    def _release(self, freed: Worker) -> None:
+        self._busy.discard(freed)
+        freed.listener, freed.released = None, False
+        self._lingers_no_more(freed)
+        self.spares.put_back(freed)
+        self.on_quiet()
+
+    def free_held(self) -> None:
+        """End what waits: code that could change it must not run beside it."""
+        held, self.held = self.held, None
+        if held and held.pid:
+            processes.kill_trees([held.pid])
+            self.spares.forget(held)
+
+    def _notice_background(self, speaker: Worker, *, stays: bool) -> None:
+        if stays:
+            speaker.lingers = True
+            self.on_background()
+        if stays or not self._lineage:
+            # Who has just forked still shows the shell's command line for a moment.
+            self._looking.plan()
+
+    def _lingers_no_more(self, freed: Worker) -> None:
+        if freed.lingers:
+            freed.lingers = False
+            self._looking.plan()
+
+    def _lost(self, gone: Worker) -> None:
+        """Its process ended, killed by us or by the user's code."""
+        self.spares.lose(gone)
+        self._busy.discard(gone)
+        self._resting.discard(gone)
+        if gone is self.held:
+            self.held = None
+        self._lingers_no_more(gone)
+        self.orphans.reap()
+        if gone.listener:
+            gone.listener({"e": "lost"})
+        self.orphans.kill_soon()
+        self.on_quiet()
+
+    def kill(self, worker_or_main: Worker | Notebook | int) -> None:
+        """Kill a worker (or an adopted command) with everything below it.
+
+        Soon, not now: what is killed in one round of the loop is looked for together.
+        """
+        pid = worker_or_main if isinstance(worker_or_main, int) else worker_or_main.pid
+        warm = self.spares.interpreter
+        if pid is None and worker_or_main in self._busy and warm.forks:
+            self._kill_unnamed(worker_or_main)
+            return
+        if pid is None and warm.worker:
+            pid = warm.worker.pid
+        if pid is not None:
+            if not self._doomed:
+                self._loop.later(0, self._kill_doomed)
+            self._doomed.add(pid)
+
+    def _kill_unnamed(self, seat: Worker) -> None:
+        """Kill a seat at its hello; below the interpreter, which forks it, others run, too."""
+
+        def give_up() -> None:
+            if seat.pid is None and seat in self._busy and self.spares.interpreter.worker:
+                self.kill(self.spares.interpreter.worker)
+
+        seat.doomed = True
+        self._loop.later(_DYING_S, give_up)
+
+    def _kill_doomed(self) -> None:
+        doomed, self._doomed = self._doomed, set()
+        processes.kill_trees(doomed)
+
+    def kill_background(self) -> None:
+        """Kill all whose command has ended and left something running."""
+        self.free_held()
+        # What has ended and was not waited for holds a place, too.
+        tree = {pid: int(fields[1]) for pid, fields in processes.stats()} if self._resting else {}
+        left = [one for one in self._resting if len(processes.below([one.pid or -1], tree)) > 1]
+        for one in (*left, *(one for one in self._busy if one.listener is None)):
+            self.kill(one)
+        self.orphans.kill()
+
+    def _known(self) -> set[int]:
+        """Return the pids of all workers and of the commands that they have."""
+        everyone = [*self.spares.all(), *self._busy, *self._resting]
+        everyone += [self.held] if self.held else []
+        return {pid for one in everyone for pid in (one.pid, one.main) if pid}
+
+    def _notice_child(self, stopped: bool) -> None:
+        if stopped:
+            self.wake()
+        elif not self._lineage:
+            self._looking.plan()
+
+    def _cool(self) -> None:
+        self.free_held()
+        in_use = self._resting or any(one.seat for one in self._busy)
+        self.spares.give_back(python=not in_use)
+
+
+class Spares:
+    """The workers that have no job, and the warm interpreter.
+
+    Unused for a while, they are given back to the system.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        env: dict[str, str],
+        hear: Callable[[Worker], None],
+        cool: Callable[[], None],
+    ) -> None:
+        """`hear`: a worker has said something. `cool`: it is time to give back what is unused."""
+        self._loop, self._hear, self._cool = loop, hear, cool
+        self._idle: dict[bool, list[Worker]] = {False: [], True: []}
+        self.interpreter = Interpreter(env, self._watch, self._cool_later)
+        self._cooling: Timer | None = None
+
+    def all(self) -> list[Worker]:
+        warm = self.interpreter.worker
+        return [*self._idle[False], *self._idle[True], *([warm] if warm else [])]
+
+    def take(self, *, seat: bool) -> Worker:
+        """Return a free or new worker. May raise OSError."""
+        idle = self._idle[seat]
+        return idle.pop() if idle else self._new(seat=seat)
+
+    def put_back(self, freed: Worker) -> None:
+        """Keep a worker whose job has ended for the next one."""
+        if len(self._idle[freed.seat]) < _MOST_IDLE:
+            self._idle[freed.seat].append(freed)
+        else:
+            self.forget(freed)
+        self._cool_later()
 
     def prepare(self, *, seat: bool = False) -> None:
         """Have a worker ready before a call asks for it."""
@@ -212,161 +380,78 @@ class Pool:
         self._loop.watch(new.control.fileno(), READ, lambda _events: self._hear(new))
         return new
 
-    def _hear(self, speaker: Worker) -> None:
-        try:
-            said, _ = receive(speaker.control, 65536, wait=False)
-        except BlockingIOError:
-            # The event was for a descriptor that was closed, and whose number this one has now.
-            return
-        except ConnectionError:
-            said = None
-        except (ValueError, RecursionError):
-            said = {}
-        if said is None:
-            self._lost(speaker)
-        elif speaker is not self.interpreter.worker:
-            self._take_message(speaker, said)
-
-    def _take_message(self, speaker: Worker, said: Any) -> None:  # noqa: ANN401 - as it came
-        """Do what a worker says; one that talks nonsense is not ours any more, and is killed.
-
-        User code can speak for a seat, whose interpreter loads the chat's start-up files.
-        """
-        event = said.get("e") if isinstance(said, dict) else None
-        if event == "hello" and speaker.pid is None and is_pid(said.get("pid")):
-            speaker.pid, self.interpreter.forks = said["pid"], True
-            if speaker.doomed:
-                self.kill(speaker)
-        elif event == "free" and speaker.listener is None and speaker in self._busy:
-            self._release(speaker)
-        elif speaker.listener and makes_sense(said):
-            if event == "pid":
-                speaker.main = said["pid"]
-            elif event == "exit":
-                speaker.main = None
-                self._notice_background(speaker, stays=said["stays"])
-            speaker.listener(said)
-            # With its command the whole job has ended, unless something of it stays.
-            if event == "exit" and not said["stays"] and speaker.pid not in self._doomed:
-                self._release(speaker)
-        else:
-            self._lost(speaker)
-            self.kill(speaker)
-
-    def _release(self, freed: Worker) -> None:
-        self._busy.discard(freed)
-        freed.listener, freed.released = None, False
-        self._lingers_no_more(freed)
-        if len(self._idle[freed.seat]) < _MOST_IDLE:
-            self._idle[freed.seat].append(freed)
-        else:
-            self._forget(freed)
-        self._cool_later()
-        self.on_quiet()
-
-    def free_held(self) -> None:
-        """End what waits: code that could change it must not run beside it."""
-        held, self.held = self.held, None
-        if held and held.pid:
-            processes.kill_trees([held.pid])
-            self._forget(held)
-
-    def _notice_background(self, speaker: Worker, *, stays: bool) -> None:
-        if stays:
-            speaker.lingers = True
-            self.on_background()
-        if stays or not self._lineage:
-            # Who has just forked still shows the shell's command line for a moment.
-            self._looking.plan()
-
-    def _lingers_no_more(self, freed: Worker) -> None:
-        if freed.lingers:
-            freed.lingers = False
-            self._looking.plan()
-
-    def _forget(self, gone: Worker) -> None:
+    def forget(self, gone: Worker) -> None:
         """Let it end: it leaves when its socket closes."""
         self._loop.unwatch(gone.control.fileno())
         gone.control.close()
 
-    def _lost(self, gone: Worker) -> None:
-        """Its process ended, killed by us or by the user's code."""
-        self._forget(gone)
-        self._busy.discard(gone)
-        self._resting.discard(gone)
-        if gone is self.held:
-            self.held = None
-        self._lingers_no_more(gone)
+    def lose(self, gone: Worker) -> None:
+        """Forget a worker, with a job or without, whose process has ended."""
+        self.forget(gone)
         if gone in self._idle[gone.seat]:
             self._idle[gone.seat].remove(gone)
         if gone is self.interpreter.worker:
             self.interpreter.worker = None
-        self._reap()
-        if gone.listener:
-            gone.listener({"e": "lost"})
-        self._tidy()
-        self.on_quiet()
 
-    def kill(self, worker_or_main: Worker | Notebook | int) -> None:
-        """Kill a worker (or an adopted command) with everything below it.
+    def _cool_later(self) -> None:
+        if self._cooling:
+            self._cooling.cancel()
+        self._cooling = self._loop.later(_WARM_S, self._cool)
 
-        Soon, not now: what is killed in one round of the loop is looked for together.
+    def give_back(self, *, python: bool) -> None:
+        """Let all end that have no job, and with `python` the interpreter.
+
+        A new worker takes their place: it shares more memory with us than any forked earlier.
         """
-        pid = worker_or_main if isinstance(worker_or_main, int) else worker_or_main.pid
-        if pid is None and worker_or_main in self._busy and self.interpreter.forks:
-            self._kill_unnamed(worker_or_main)
-            return
-        if pid is None and self.interpreter.worker:
-            pid = self.interpreter.worker.pid
-        if pid is not None:
-            if not self._doomed:
-                self._loop.later(0, self._kill_doomed)
-            self._doomed.add(pid)
+        unused = self._idle[True] + self._idle[False]
+        if python and self.interpreter.worker:
+            unused.append(self.interpreter.worker)
+            self.interpreter.worker = None
+        self._idle = {False: [], True: []}
+        for one in unused:
+            self.forget(one)
+        self.prepare()
 
-    def _kill_unnamed(self, seat: Worker) -> None:
-        """Kill a seat at its hello; below the interpreter, which forks it, others run, too."""
 
-        def give_up() -> None:
-            if seat.pid is None and seat in self._busy and self.interpreter.worker:
-                self.kill(self.interpreter.worker)
+class Orphans:
+    """The children of ours that no worker answers for: they are killed, unless adopted."""
 
-        seat.doomed = True
-        self._loop.later(_DYING_S, give_up)
+    def __init__(
+        self,
+        loop: Loop,
+        known: Callable[[], set[int]],
+        notice: Callable[[bool], None],
+        lineage: bool,
+    ) -> None:
+        """`known`: the pids of workers and commands. `notice`: a child has stopped, else ended."""
+        self._known, self._notice, self._lineage = known, notice, lineage
+        # Commands whose worker was killed under them, and who hears of their end.
+        self.adopted: dict[int, Callable[[int], None]] = {}
+        # How those ended that nobody waited for.
+        self.reaped: dict[int, int] = {}
+        self._looked_at = 0.0
+        self._killing = Soon(loop, _TIDY_S, self._kill_all)
 
-    def _kill_doomed(self) -> None:
-        doomed, self._doomed = self._doomed, set()
-        processes.kill_trees(doomed)
-
-    def kill_background(self) -> None:
-        """Kill all whose command has ended and left something running."""
-        self.free_held()
-        # What has ended and was not waited for holds a place, too.
-        tree = {pid: int(fields[1]) for pid, fields in processes.stats()} if self._resting else {}
-        left = [one for one in self._resting if len(processes.below([one.pid or -1], tree)) > 1]
-        for one in (*left, *(one for one in self._busy if one.listener is None)):
-            self.kill(one)
-        self.kill_orphans()
-
-    def _tidy(self) -> None:
-        """A worker or an adopted command ended: what it leaves is nobody's, and is killed soon."""
+    def kill_soon(self) -> None:
+        """Kill what a worker or an adopted command leaves that has just ended."""
         if self._lineage:
-            self._tidying.plan()
+            self._killing.plan()
 
-    def _tidy_now(self) -> None:
-        if self.kill_orphans():
-            self._tidy()
+    def _kill_all(self) -> None:
+        if self.kill():
+            self.kill_soon()
 
-    def kill_orphans(self, born_since: float = 0.0) -> int:
-        """Kill what fell to us and is nobody's; how many there were.
+    def kill(self, born_since: float = 0.0) -> int:
+        """Kill the orphans; how many there were.
 
         Where lineage is lost (no subreapers), only what began at `born_since` (ticks) or later.
         """
-        lost = self._orphans()
+        lost = self.find()
         if not self._lineage:
             lost = [pid for pid in lost if born_since <= processes.birth(pid) < float("inf")]
         if lost:
             # One that is ending may still be the parent of a command that has outlived it.
-            processes.kill_trees(lost, self._adopted)
+            processes.kill_trees(lost, self.adopted)
             self._looked_at = 0.0
         return len(lost)
 
@@ -378,21 +463,19 @@ class Pool:
         self._looked_at = 0.0
         found = [
             pid
-            for pid in self._orphans()
+            for pid in self.find()
             if processes.session_of(pid) == pid and processes.birth(pid) >= born_since
         ]
         # It may have ended already; workers that died with its keeper were killed.
-        ended = [pid for pid, status in self._reaped.items() if status != signal.SIGKILL]
+        ended = [pid for pid, status in self.reaped.items() if status != signal.SIGKILL]
         return found[0] if len(found) == 1 else ended[-1] if ended and not found else None
 
-    def _orphans(self) -> list[int]:
-        """None, when none were seen just now: many ends at once ask the same question."""
+    def find(self) -> list[int]:
+        """Return none when none were seen just now: many ends at once ask the same question."""
         if time.monotonic() - self._looked_at < _LOOK_S:
             return []
-        others = [one for one in (self.interpreter.worker, self.held) if one]
-        everyone = [*self._idle[False], *self._idle[True], *self._busy, *self._resting, *others]
-        # A command whose worker has just died is not nobody's yet: we have not heard it.
-        known = {pid for one in everyone for pid in (one.pid, one.main) if pid} | set(self._adopted)
+        # A command whose worker has just died is known, too: we have not heard of that yet.
+        known = self._known() | set(self.adopted)
         me, tree = os.getpid(), processes.parents()
         lost = [pid for pid, parent in tree.items() if parent == me and pid not in known]
         self._looked_at = 0.0 if lost else time.monotonic()
@@ -406,15 +489,15 @@ class Pool:
         pid = pid or self._newest_leader(born_since)
         if pid is None:
             return None
-        if pid in self._reaped:
-            ended(self._reaped.pop(pid))
+        if pid in self.reaped:
+            ended(self.reaped.pop(pid))
         elif os.path.exists(f"/proc/{pid}"):
-            self._adopted[pid] = ended
+            self.adopted[pid] = ended
         else:
             ended(signal.SIGKILL)
         return pid
 
-    def _reap(self) -> None:
+    def reap(self) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -423,38 +506,16 @@ class Pool:
             if pid == 0:
                 return
             if os.WIFSTOPPED(status):
-                self.wake()
-            elif ended := self._adopted.pop(pid, None):
+                self._notice(True)
+            elif ended := self.adopted.pop(pid, None):
                 ended(status)
-                self._tidy()
+                self.kill_soon()
             else:
                 # It may be asked for a moment later, when the end of an orphan's worker is heard.
-                self._reaped[pid] = status
-                while len(self._reaped) > 64:
-                    del self._reaped[next(iter(self._reaped))]
-                if not self._lineage:
-                    self._looking.plan()
-
-    def _cool_later(self) -> None:
-        if self._cooling:
-            self._cooling.cancel()
-        self._cooling = self._loop.later(_WARM_S, self._cool)
-
-    def _cool(self) -> None:
-        """Unused for a while: give the interpreter and the workers back to the system.
-
-        A new worker takes their place: it shares more memory with us than any forked earlier.
-        """
-        unused = self._idle[True] + self._idle[False]
-        in_use = self._resting or any(one.seat for one in self._busy)
-        if self.interpreter.worker and not in_use:
-            unused.append(self.interpreter.worker)
-            self.interpreter.worker = None
-        self.free_held()
-        self._idle = {False: [], True: []}
-        for one in unused:
-            self._forget(one)
-        self.prepare()
+                self.reaped[pid] = status
+                while len(self.reaped) > 64:
+                    del self.reaped[next(iter(self.reaped))]
+                self._notice(False)
 
 
 class Memory:

@@ -7,26 +7,25 @@ import sys
 import time
 
 from mcp_sandbox.runner import processes
-from mcp_sandbox.runner.command import Command, Operation
+from mcp_sandbox.runner.cells import Cells
+from mcp_sandbox.runner.command import Command, Wait
 from mcp_sandbox.runner.connection import Connection
 from mcp_sandbox.runner.dial import Dial
 from mcp_sandbox.runner.doors import Doors
 from mcp_sandbox.runner.loop import READ, Loop
 from mcp_sandbox.runner.native import Socket, accept, signal
+from mcp_sandbox.runner.operation import Operation
 from mcp_sandbox.runner.pool import MOST_NAMED, Pool, described
 from mcp_sandbox.runner.protocol import OpError, ProtocolError
 from mcp_sandbox.runner.standby import Standby
 from mcp_sandbox.runner.table import Table
-from mcp_sandbox.runner.waits import Wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from mcp_sandbox.runner.connection import Reply
+    from mcp_sandbox.runner.connection import OpenCall, Reply
     from mcp_sandbox.runner.loop import Timer
-
-    Call = Operation | Wait | Dial
 
 _MOST_CONNECTIONS = 32
 _MOST_UNPROVED = 16
@@ -55,6 +54,7 @@ class Server:
         self._env = env
         self._pool = Pool(self.loop, env, int(settings.get("PIDS", "0")))
         self._pool.on_quiet = self._consider_idle
+        self._cells = Cells(self.loop, self._pool)
         self._standby = Standby(self.loop, self._pool, self._under_way)
         self._pool.on_background = self._tell_background
         self._table = Table(
@@ -64,7 +64,7 @@ class Server:
         self.used_at = time.monotonic()
         self._retiring: Connection | None = None
         self._connections: set[Connection] = set()
-        self.doors = Doors(self.loop)
+        self._doors = Doors(self.loop)
         self._idle: Timer | None = None
         self._count = 0
         self._listener = listener
@@ -74,7 +74,7 @@ class Server:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         else:
             self.loop.on_signal(signal.SIGTERM, self.stop)
-        self._pool.interpreter.adopt(*warm)
+        self._pool.spares.interpreter.adopt(*warm)
         self._awaited = True
 
     def run(self) -> None:
@@ -113,9 +113,9 @@ class Server:
             # Only now: it runs the chat's start-up files, and who proves the token has looked
             # at the sandbox from outside before.
             self._awaited = False
-            self._pool.prepare(seat=True)
+            self._pool.spares.prepare(seat=True)
         # A call that is on its way comes first.
-        self.loop.later(_LULL_S, self._pool.prepare)
+        self.loop.later(_LULL_S, self._pool.spares.prepare)
         self._consider_idle()
 
     def closed(self, connection: Connection) -> None:
@@ -179,8 +179,26 @@ class Server:
         }
 
     def open_call(
+        self, connection: Connection, reply: Reply, header: dict[str, Any], body: bytes
+    ) -> None:
+        """Start a call, or answer it at once. May raise OpError."""
+        number, op, args = header["id"], header["op"], header["args"]
+        if connection.for_doors:
+            connection.calls[number] = self._doors.open_call(reply, op, args)
+        elif call := self._call(connection, reply, op, args):
+            connection.calls[number] = call
+            call.start(body, more=bool(header.get("more")))
+            if header.get("release"):
+                self.release(call)
+
+    def release(self, call: OpenCall) -> None:
+        """Answer who waits for a command; other calls are answered when they end."""
+        if isinstance(call, Wait):
+            call.release()
+
+    def _call(
         self, connection: Connection, reply: Reply, op: str, args: dict[str, Any]
-    ) -> Call | None:
+    ) -> Operation | Wait | Dial | None:
         """The call, not yet started, or OpError; None when it has been answered already."""
         if not isinstance(args, dict):
             raise ProtocolError("arguments are not an object")
@@ -189,17 +207,19 @@ class Server:
         self._pool.waking.plan()
         if op == "run":
             args = self._complete(args)
-            command = Command(self.loop, self._pool, self._standby, self._table, args)
-            return Wait(reply, command, args, owns=True)
+            tools = self.loop, self._pool, self._cells, self._standby
+            command = Command(*tools, self._table.note, args)
+            return Wait(reply, command, op, args)
         if op in ("wait", "stop", "type"):
             return self._about(reply, op, args)
         if op == "dial":
             return Dial(self.loop, reply, args)
         if op not in ("ping", "status", "retire", "processes", "told"):
-            return Operation(self.loop, self._pool, reply)
+            args = self._complete(args) if op == "terminal" else args
+            return Operation(self.loop, self._pool, reply, op, args)
         answer: dict[str, Any] = self._status() if op == "status" else {}
         if op == "processes":
-            answer = {"processes": [*self._table.rows(), *self._pool.cells.rows()]}
+            answer = {"processes": [*self._table.rows(), *self._cells.rows()]}
         elif op == "told":
             self._table.tell(args["processes"])
         elif op == "retire":
@@ -212,11 +232,11 @@ class Server:
     def _about(self, reply: Reply, op: str, args: dict[str, Any]) -> Wait | None:
         """A call about a command; the name of a notebook stands for the cell that it does."""
         name = str(args.get("process"))
-        notebook = self._pool.cells.notebooks.get(name)
+        notebook = self._cells.notebooks.get(name)
         if notebook and op == "stop" and not notebook.listener:
-            self._pool.cells.stop(name, reply.done)
+            self._cells.stop(name, reply.done)
             return None
-        return Wait(reply, self._table.find(notebook.cell if notebook else name), args)
+        return Wait(reply, self._table.find(notebook.cell if notebook else name), op, args)
 
     def _users(self) -> list[Connection]:
         return [each for each in self._hosts() if not each.leaving]
@@ -263,32 +283,6 @@ class Server:
             "workspace": self._workspace,
             "name": f"{os.getpid():x}{self._count:x}-{os.urandom(3).hex()}",
         }
-
-    def start(self, call: Call, header: dict[str, Any], body: bytes, *, more: bool) -> None:
-        """Give the call its body: for a command its code, then its stdin. May raise OpError."""
-        op, args = header["op"], header["args"]
-        if isinstance(call, Operation):
-            args = self._complete(args) if op == "terminal" else args
-            call.start(op, args, body, more=more)
-            return
-        if isinstance(call, Dial):
-            call.start(body, more=more)
-            return
-        size, command = args.get("code_bytes"), call.command
-        if more:
-            call.took(len(body))
-        if op != "run":
-            if op == "stop":
-                command.stop(int(args["signal"]), float(args["grace_s"]))
-            elif command.keyboard and op == "type":
-                command.keyboard.when_still(call.release)
-            call.begin()
-        elif size is None:
-            command.start(None, body, more=more)
-        elif isinstance(size, int) and 0 <= size <= len(body):
-            command.start(body[:size], body[size:], more=more)
-        else:
-            raise OpError("invalid", "the code is larger than one frame")
 
 
 def _identity(path: str) -> list[int] | None:

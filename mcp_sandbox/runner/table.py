@@ -33,11 +33,30 @@ class Table:
         self._sandbox = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(3))
         self._running: dict[str, Command] = {}
         self._ended: dict[str, Command] = {}
-        self.changed = told
+        self._changed = told
         self._on_end = ended
 
-    def enter(self, command: Command) -> str:
-        """The id of a new command; OpError when too many go on already, or its shell is busy."""
+    def note(self, command: Command) -> None:
+        """It begins, goes on after its call, or is over; then its id is known for a while.
+
+        One that begins gets its id; OpError when too many go on, or its shell is busy.
+        """
+        if not command.id:
+            self._enter(command)
+            return
+        if command.has_ended or not command.released:
+            self._running.pop(command.id, None)
+        if not command.released:
+            return
+        if command.has_ended:
+            self._ended[command.id] = command
+            while len(self._ended) > _MOST_ENDED:
+                del self._ended[next(iter(self._ended))]
+            if not command.told:
+                self._on_end(command.row())
+        self._changed()
+
+    def _enter(self, command: Command) -> None:
         shell = command.shell
         busy = [each for each in self._running.values() if each.shell == shell] if shell else []
         if busy:
@@ -55,22 +74,8 @@ class Table:
                 f"process action=stop. They are {named}, …",
             )
         self._count += 1
-        number = f"p{self._count}-{self._sandbox}"
-        self._running[number] = command
-        return number
-
-    def leave(self, command: Command, *, told: bool) -> None:
-        """It has ended. Who had its id may ask for it for a while."""
-        self._running.pop(command.id, None)
-        if not command.released:
-            return
-        self._ended[command.id] = command
-        while len(self._ended) > _MOST_ENDED:
-            del self._ended[next(iter(self._ended))]
-        command.told = told
-        if not told:
-            self._on_end(command.row())
-        self.changed()
+        command.id = f"p{self._count}-{self._sandbox}"
+        self._running[command.id] = command
 
     def find(self, number: object) -> Command:
         """The command of this id; OpError that names those there are."""

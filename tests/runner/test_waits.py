@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sandbox.runner.capture import HALF, Stream
+from mcp_sandbox.runner.command import Wait
 from mcp_sandbox.runner.protocol import OpError
 from mcp_sandbox.runner.table import MOST_RUNNING, Table
-from mcp_sandbox.runner.waits import Wait
 
 PIECES = st.lists(st.tuples(st.sampled_from(["stdout", "stderr"]), st.text("ab€", max_size=5)))
 
@@ -24,18 +24,19 @@ class Scripted:
 
     def __init__(self, *, released: bool = True) -> None:
         self.waits: list[Wait] = []
-        self.streams = {"stdout": Stream(), "stderr": Stream()}
+        self.streams = self
+        self.kept = {"stdout": Stream(), "stderr": Stream()}
         self.answers = 0
         self.released, self.told, self.has_ended, self.ended_at = released, False, False, 0.0
         self.id = ""
 
     def print(self, stream: str, data: bytes) -> None:
-        self.streams[stream].add(data)
+        self.kept[stream].add(data)
         for wait in self.waits if data else ():
             wait.hear(stream, data)
 
     def held(self) -> list[tuple[str, bytes]]:
-        streams = self.streams.items()
+        streams = self.kept.items()
         return [(name, part) for name, each in streams for part in each.parts() if part]
 
     def leave(self, _wait: Wait) -> None:
@@ -46,7 +47,7 @@ class Scripted:
 
 
 def wait_for(command: Any, until: str) -> Wait:
-    return Wait(command, command, {"until": until})
+    return Wait(command, command, "wait", {"until": until})
 
 
 @given(PIECES, PIECES, st.text("ab€", min_size=1, max_size=4))
@@ -59,7 +60,7 @@ def test_a_text_is_found_across_reads_as_soon_as_a_stream_holds_it(
         command.print(name, piece.encode())
         printed[name] += piece
     wait = wait_for(command, until)
-    wait.begin()
+    wait.start(b"", more=False)
     assert wait.met == any(until in text for text in printed.values())
     for name, piece in after:
         command.print(name, piece.encode())
@@ -85,7 +86,7 @@ def test_nothing_is_found_across_what_is_left_out() -> None:
         command.print("stdout", part)
     assert len(command.held()) == 2
     wait = wait_for(command, "ready")
-    wait.begin()
+    wait.start(b"", more=False)
     assert not wait.met
     command.print("stderr", b"rea")
     command.print("stdout", b"rea")
@@ -97,13 +98,14 @@ def test_nothing_is_found_across_what_is_left_out() -> None:
 def started(table: Table, count: int = 1, *, released: bool = True) -> list[Any]:
     commands: list[Any] = [Scripted(released=released) for _ in range(count)]
     for command in commands:
-        command.id = table.enter(command)
+        table.note(command)
     return commands
 
 
 def end(table: Table, command: Any, *, told: bool = False) -> None:
     command.has_ended, command.ended_at = True, time.monotonic()
-    table.leave(command, told=told)
+    command.told = told
+    table.note(command)
 
 
 def ids(table: Table) -> list[str]:
