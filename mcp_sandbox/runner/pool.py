@@ -295,8 +295,8 @@ class Pool:
 
     def _known(self) -> set[int]:
         """Return the pids of all workers and of the commands that they have."""
-        everyone = [*self.spares.all(), *self._busy, *self._resting]
-        everyone += [self.held] if self.held else []
+        held = [self.held] if self.held else []
+        everyone = [*self.spares.all(), *self._busy, *self._resting, *held]
         return {pid for one in everyone for pid in (one.pid, one.main) if pid}
 
     def _notice_child(self, stopped: bool) -> None:
@@ -312,10 +312,7 @@ class Pool:
 
 
 class Spares:
-    """The workers that have no job, and the warm interpreter.
-
-    Unused for a while, they are given back to the system.
-    """
+    """The workers that have no job, and the warm interpreter; ended when unused for a while."""
 
     def __init__(
         self,

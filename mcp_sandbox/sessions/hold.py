@@ -8,8 +8,8 @@ from typing import Literal
 
 import anyio
 
-from mcp_sandbox.errors import Busy, SandboxGone, Unsupported
-from mcp_sandbox.models import BackendName, ChatId, ProcessRow, SandboxId
+from mcp_sandbox.errors import SandboxGone
+from mcp_sandbox.models import BackendName, ChatId, SandboxId
 from mcp_sandbox.sessions.approvals import anew
 from mcp_sandbox.sessions.news import ended, ended_with
 from mcp_sandbox.sessions.pinning import Pinning
@@ -47,10 +47,6 @@ class Hold:
         """There is a sandbox, or nobody makes one."""
         return self._held is not None or not self._lock.locked()
 
-    @property
-    def has_sandbox(self) -> bool:
-        return self._held is not None
-
     async def take_news(self) -> list[str]:
         """What the agent should know and was not told yet; it is told once."""
         rows = self._held.runtime.processes.untold() if self._held else ()
@@ -80,13 +76,10 @@ class Hold:
             paused=held is not None and held.paused,
             calls=self._calls,
             dead=held is not None and held.runtime.broken,
-            age_s=self._age_s(held) if held else 0.0,
+            age_s=self._ways.age_s(held) if held else 0.0,
             background=held.runtime.background.total if held else 0,
             image=(held.sandbox.facts.image or "") if held else "",
         )
-
-    def _age_s(self, held: Held) -> float:
-        return self._rooms.ledger.clock().steady_s - held.started_s
 
     @asynccontextmanager
     async def open_sandbox(
@@ -149,12 +142,7 @@ class Hold:
             for row in () if goes_on else held.runtime.processes.untold():
                 self.tell_agent(ended(row).rpartition(";")[0])
         held.guard.watching.cancel()
-        self._close_doors(held)
-
-    def _close_doors(self, held: Held) -> None:
-        held.doorway.close()
-        if held.doors:
-            held.doors.close()
+        held.close_doors()
 
     async def _open(self) -> Held:
         async with self._lock:
@@ -178,19 +166,17 @@ class Hold:
     async def _look_after(self, held: Held) -> None:
         """Nothing to do for a sandbox that lives, is awake, young and as it should be."""
         if held.paused and not held.runtime.broken:
-            await self._resume(held)
+            with anyio.CancelScope(shield=True):
+                async with self._rooms.records.hold(self.chat):
+                    await self._ways.resume(held)
         if held.runtime.broken:
             # It died with no call under way: the next result tells.
             with anyio.CancelScope(shield=True):
-                self._tell_ended(held, await self._bury(held))
-        elif self._is_old(held):
+                self._ways.tell_ended(held, await self._bury(held))
+        elif not self._keeping and self._ways.age_s(held) >= self.lifetime_s:
             await self._expire(held)
         else:
             await self._renew(held)
-
-    def _is_old(self, held: Held) -> bool:
-        lifetime = self._rooms.settings.sessions.lifetime
-        return not self._keeping and self._age_s(held) >= lifetime
 
     async def _expire(self, held: Held) -> None:
         """End one that is too old, once the calls in it have ended; new ones wait."""
@@ -205,23 +191,6 @@ class Hold:
                 await self._ways.destroy(held)
         if ended := ended_with(background):
             self.tell_agent(f"The sandbox was replaced because of its age.{ended}")
-
-    async def _resume(self, held: Held) -> None:
-        try:
-            with anyio.CancelScope(shield=True):
-                async with self._rooms.records.hold(self.chat):
-                    await held.sandbox.resume()
-            held.paused = False
-            self._rooms.open_doors(self.chat, held)
-        except SandboxGone:
-            await held.runtime.aclose()
-
-    def _tell_ended(self, held: Held, cause: str | None) -> None:
-        if cause is not None:
-            self.tell_agent(
-                f"The sandbox had ended since the last call: {cause or 'it did not answer'}; "
-                f"this is a new one on the same files.{ended_with(held.runtime.background)}"
-            )
 
     def look_again(self) -> None:
         """What its sandbox should be made from has changed."""
@@ -277,43 +246,22 @@ class Hold:
                 for info in () if paused else left:
                     await self._adopt(info.id)
                 if self._held and not self._held.paused:
-                    await self._pause(self._held)
+                    await self._ways.pause(self._held, is_used=self._calls > 0)
                 paused = paused or self._held is not None
         return paused
-
-    async def _pause(self, held: Held) -> None:
-        status = await held.runtime.status()
-        if self._calls or status.calls or status.connections > 1:
-            raise Busy(
-                f"the sandbox of chat {self.chat} is in use: pause it when its call has ended and "
-                "no other server has it open (`mcp-sandbox status`), or end it with "
-                "`mcp-sandbox stop`"
-            )
-        self._close_doors(held)
-        held.paused = await held.sandbox.pause()
-        if not held.paused:
-            self._rooms.open_doors(self.chat, held)
-            raise Unsupported(
-                f"a sandbox of {self.backend} cannot be paused: end it with `mcp-sandbox stop`"
-            )
 
     async def resume(self) -> bool:
         """Let a paused sandbox go on, also one that no server has open; False where none is."""
         with anyio.CancelScope(shield=True):
             async with self._lock:
                 held = self._held
-                if held:
-                    was_paused = held.paused
-                    if was_paused:
-                        await self._resume(held)
-                else:
+                was_paused = held is not None and held.paused
+                if was_paused or not held:
                     async with self._rooms.records.hold(self.chat):
-                        left = await self._ways.running()
-                        paused = [info.id for info in left if info.state == "paused"]
-                        was_paused = bool(paused)
-                        for sandbox_id in paused:
-                            with suppress(SandboxGone):
-                                await self._rooms.backend.attach(sandbox_id)
+                        if held:
+                            await self._ways.resume(held)
+                        else:
+                            was_paused = await self._ways.resume_left()
         return was_paused
 
     async def yield_up(self, *, background_too: bool = False, at_once: bool = False) -> bool:
@@ -329,7 +277,7 @@ class Hold:
                 gone, held = ours, self._held
                 if ours and held and held.runtime.broken:
                     self._forget(held)
-                    self._tell_ended(held, await self._ways.bury(held))
+                    self._ways.tell_ended(held, await self._ways.bury(held))
                 elif ours and held:
                     gone = await self._retire(held, background_too=background_too)
         return gone
@@ -399,7 +347,12 @@ class Hold:
             if status.calls:
                 # Whose call it is ends it.
                 return
-            if await self._stop_all(held):
+            if rows := await held.stop_all():
+                named = ", ".join(f"{row.id} ({row.command})" for row in rows[:_MOST_NAMED])
+                self.tell_agent(
+                    "What ran in the background filled the workspace, and was stopped since the "
+                    f"last call: {named}. Make room: delete what is not needed."
+                )
                 return
             with anyio.CancelScope(shield=True):
                 async with self._rooms.records.hold(self.chat):
@@ -409,18 +362,3 @@ class Hold:
                 "The sandbox was ended since the last call: what ran in its background filled the "
                 f"workspace; this is a new one on the same files.{ended_with(status.background)}"
             )
-
-    async def _stop_all(self, held: Held) -> bool:
-        """End what was started by id, and say so; whether there was such."""
-        rows: list[ProcessRow] = []
-        with suppress(SandboxGone):
-            rows = [row for row in await held.runtime.processes.list() if row.running]
-            for row in rows:
-                await held.runtime.processes.stop(row.id, "KILL")
-        if rows:
-            named = ", ".join(f"{row.id} ({row.command})" for row in rows[:_MOST_NAMED])
-            self.tell_agent(
-                "What ran in the background filled the workspace, and was stopped since the last "
-                f"call: {named}. Make room: delete what is not needed."
-            )
-        return bool(rows)

@@ -5,7 +5,7 @@ A held sandbox has a guard, which keeps its chat to the limits on disk, also bet
 
 import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,8 +16,14 @@ from anyio.abc import TaskGroup
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.backends.base import Backend, Sandbox
 from mcp_sandbox.config.units import MIB, show_size
-from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable, WorkspaceFull
-from mcp_sandbox.models import ChatId, Ending, ExecResult, Limits
+from mcp_sandbox.errors import (
+    OperatorError,
+    SandboxError,
+    SandboxGone,
+    StorageUnavailable,
+    WorkspaceFull,
+)
+from mcp_sandbox.models import ChatId, Ending, ExecResult, Limits, ProcessRow
 from mcp_sandbox.runtime.doors import Doorway
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.news import News
@@ -206,6 +212,20 @@ class Held:
     doors: "Doors | None" = None
     doorway: Doorway = field(init=False)
     guard: GrowthGuard = field(init=False)
+
+    def close_doors(self) -> None:
+        self.doorway.close()
+        if self.doors:
+            self.doors.close()
+
+    async def stop_all(self) -> list[ProcessRow]:
+        """Kill what was started by id and runs; return it as it was."""
+        rows: list[ProcessRow] = []
+        with suppress(SandboxGone):
+            rows = [row for row in await self.runtime.processes.list() if row.running]
+            for row in rows:
+                await self.runtime.processes.stop(row.id, "KILL")
+        return rows
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ class Session:
     @property
     def has_sandbox(self) -> bool:
         """There is one now; else the next call makes it."""
-        return self._hold.has_sandbox
+        return self._hold.use().open
 
     async def take_news(self) -> list[str]:
         """What became of the sandbox between the calls, for the next result; told once."""

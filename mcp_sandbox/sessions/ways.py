@@ -8,7 +8,7 @@ runner's to say.
 
 import logging
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import anyio
@@ -16,10 +16,12 @@ import anyio
 from mcp_sandbox.backends.base import Sandbox
 from mcp_sandbox.errors import (
     BackendUnavailable,
+    Busy,
     OperatorError,
     SandboxError,
     SandboxGone,
     StorageUnavailable,
+    Unsupported,
 )
 from mcp_sandbox.models import ChatId, SandboxId, SandboxInfo, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
@@ -256,6 +258,41 @@ class Ways:
             "before anything ran in it: call again"
         )
 
+    async def pause(self, held: Held, *, is_used: bool) -> None:
+        """Stop all that runs in it, unless this server's calls or others use it."""
+        status = await held.runtime.status()
+        if is_used or status.calls or status.connections > 1:
+            raise Busy(
+                f"the sandbox of chat {self._chat} is in use: pause it when its call has ended and "
+                "no other server has it open (`mcp-sandbox status`), or end it with "
+                "`mcp-sandbox stop`"
+            )
+        held.close_doors()
+        held.paused = await held.sandbox.pause()
+        if not held.paused:
+            self._rooms.open_doors(self._chat, held)
+            backend = self._rooms.backend.name
+            raise Unsupported(
+                f"a sandbox of {backend} cannot be paused: end it with `mcp-sandbox stop`"
+            )
+
+    async def resume(self, held: Held) -> None:
+        """Let it go on; one that has ended meanwhile is `broken` then."""
+        try:
+            await held.sandbox.resume()
+            held.paused = False
+            self._rooms.open_doors(self._chat, held)
+        except SandboxGone:
+            await held.runtime.aclose()
+
+    async def resume_left(self) -> bool:
+        """Let paused sandboxes go on that no server has open; False where none is."""
+        paused = [info.id for info in await self.running() if info.state == "paused"]
+        for sandbox_id in paused:
+            with suppress(SandboxGone):
+                await self._rooms.backend.attach(sandbox_id)
+        return bool(paused)
+
     async def retire(self, held: Held, *, background_too: bool) -> Refusal:
         """End it and hang up, unless it is used; when other servers use it, only hang up.
 
@@ -323,6 +360,18 @@ class Ways:
         except* (SandboxError, TimeoutError):
             refusal = ""
         return refusal == "users"
+
+    def age_s(self, held: Held) -> float:
+        return self._rooms.ledger.clock().steady_s - held.started_s
+
+    def tell_ended(self, held: Held, cause: str | None) -> None:
+        """Tell the agent what a sandbox died of, as `bury` returns it."""
+        if cause is not None:
+            self._rooms.news.tell(
+                self._chat,
+                f"The sandbox had ended since the last call: {cause or 'it did not answer'}; "
+                f"this is a new one on the same files.{ended_with(held.runtime.background)}",
+            )
 
     def tell(self, what: str, held: Held) -> None:
         backend = self._rooms.backend.name

@@ -147,8 +147,8 @@ def test_there_is_no_other_way_into_a_sandbox() -> None:
         "sessions/hold.py: self._held.runtime.processes.untold",
         "sessions/hold.py: self._held.runtime.processes.tell",
         "sessions/hold.py: held.runtime.processes.untold",
-        "sessions/hold.py: held.runtime.processes.list",
-        "sessions/hold.py: held.runtime.processes.stop",
+        "sessions/rooms.py: self.runtime.processes.list",
+        "sessions/rooms.py: self.runtime.processes.stop",
     }
 
 
