@@ -115,15 +115,21 @@ def _matches(given: tuple[str, ...], rules: Rules) -> Iterator[Match]:
     else:
         yield _UNKNOWN
         return
-    left, inside = 2 * _READ, [(facts, 0)]
+    left, inside, tried = 2 * _READ, [(facts, 0)], set[object]()
     while inside:
         facts, depth = inside.pop()
         for fact in facts:
             if isinstance(fact, Fact):
-                found = [*rules.applied(fact)]
-                yield from found if found or "program" not in fact.values else (_OTHER,)
+                key = (fact.language, *fact.values.items())
+                yield from () if key in tried else _applied(fact, rules)
+                tried.add(key)
             elif depth == _DEEPEST or left < len(fact.text) or not fact.language:
                 yield _NESTED
             else:
                 left -= len(fact.text)
                 inside.append((_READERS[fact.language](fact.text), depth + 1))
+
+
+def _applied(fact: Fact, rules: Rules) -> list[Match]:
+    found = [*rules.applied(fact)]
+    return found if found or "program" not in fact.values else [_OTHER]

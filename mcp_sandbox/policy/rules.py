@@ -40,7 +40,7 @@ class Fact:
 
     language: str
     target: str
-    values: Mapping[str, Sequence[str]]
+    values: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)

@@ -95,11 +95,11 @@ class _Reader:
         full = [self._full(word.removeprefix("of=")) for word in words]
         copied = full if program in _COPIES else ()
         values = {
-            "program": [program],
-            "subcommand": [" ".join(words[:count]) for count in (1, 2, 3)],
-            "flags": [word for word in given if word[:1] == "-"],
-            "argument": [*words, *full, " ".join(words)],
-            "writes": [path for path in copied if path.startswith("/dev/")],
+            "program": (program,),
+            "subcommand": tuple([" ".join(words[:count]) for count in (1, 2, 3)]),
+            "flags": tuple([word for word in given if word[:1] == "-"]),
+            "argument": (*words, *full, " ".join(words)),
+            "writes": tuple([path for path in copied if path.startswith("/dev/")]),
         }
         yield Fact("shell", " ".join(given), values)
         self._remember(program, given, words)
