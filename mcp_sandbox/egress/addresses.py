@@ -1,4 +1,4 @@
-"""Which addresses a target may be dialled at: every one of its name must be public."""
+"""Looks up the addresses of a target: every address of its name must be public."""
 
 import socket
 from functools import partial
@@ -12,8 +12,8 @@ HERE = "host.internal"
 """In a rule with `private: true`: this machine's loopback."""
 
 _INTERNET = IPv6Network("2000::/3")
-# What `is_global` lets pass, and tunnels: metadata of clouds, protocol assignments, 6to4, Teredo,
-# documentation (the IANA registries of special-purpose addresses).
+# Special addresses that `is_global` accepts: metadata of clouds, protocol assignments, 6to4,
+# Teredo, documentation (from the IANA registries of special-purpose addresses).
 _OTHERS = tuple(
     ip_network(each)
     for each in (
@@ -24,7 +24,7 @@ _OTHERS = tuple(
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Whether it is one of the internet, and leads to no other by translation."""
+    """Return whether an address is on the public internet and is not translated to another."""
     if isinstance(address, IPv6Address):
         public = address in _INTERNET
     else:
@@ -35,14 +35,14 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 async def addresses_of(
     target: Target, *, private: bool, limiter: CapacityLimiter | None = None
 ) -> list[str]:
-    """Return the addresses of a name, looked up once; `private` ones only where they may be.
+    """Return the addresses of a name, looked up once; private ones only if `private`.
 
     Raises:
         RefusedError: one of them is not public, or there is none.
     """
     if private and target.host == HERE:
         return ["127.0.0.1", "::1"]
-    # As bytes: a text would be encoded once more.
+    # Given as text, the name would be encoded again.
     host, kind = target.host.encode("ascii"), socket.SOCK_STREAM
     look_up = partial(socket.getaddrinfo, host, target.port, type=kind)
     try:
@@ -51,6 +51,6 @@ async def addresses_of(
         raise RefusedError(f"its name has no address ({exc.strerror})", "failed") from exc
     found = [str(where[0]) for *_, where in answer]
     if not private and not all(is_public(ip_address(each)) for each in found):
-        # Which one it is would tell the inside of names of a network that it cannot see.
+        # To name the address would reveal a network that the sandbox cannot see.
         raise RefusedError("its name leads to an address that is not public", "address")
     return found

@@ -1,6 +1,6 @@
-"""The certificate authority of opened TLS, and the authorities that are trusted outside.
+"""The certificate authority of the TLS that the proxy terminates, and the trusted authorities.
 
-Its key stays in its folder; sandboxes get a folder with one file, the certificates to trust.
+Its key stays in its folder. Sandboxes get a folder with one file: the certificates to trust.
 """
 
 import hashlib
@@ -39,8 +39,8 @@ _NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mcp-sandbox allowed 
 class Authority:
     """The authority kept in a folder.
 
-    `bundle` is the folder to mount over /etc/ssl/certs, `outside` speaks TLS with servers, `seed`
-    is a secret that lasts as long as the folder.
+    `bundle` is the folder to mount over /etc/ssl/certs, `outside` is the TLS context for real
+    servers, `seed` is a secret that lasts as long as the folder.
     """
 
     def __init__(self, folder: Path, ca_bundle: Path | None) -> None:
@@ -66,12 +66,12 @@ class Authority:
         try:
             return await to_thread.run_sync(cls, folder, ca_bundle)
         except ssl.SSLError as exc:
-            raise ConfigError(f"a certificate that is trusted is damaged: {exc.reason}") from exc
+            raise ConfigError(f"a trusted certificate is damaged: {exc.reason}") from exc
         except OSError as exc:
             raise StorageUnavailable(f"the folder {folder} cannot be used: {exc}") from exc
 
     async def context_for(self, host: str) -> ssl.SSLContext:
-        """Return what to speak TLS with as the server of this name. Raises OSError."""
+        """Return the TLS context to act as the server of this name. Raises OSError."""
         if _ends_soon(self._certificate):
             await to_thread.run_sync(self._renew)
         return await to_thread.run_sync(self._contexts, host)
@@ -84,23 +84,23 @@ class Authority:
             key = load_pem_private_key(file.read_bytes(), None)
             if isinstance(key, ec.EllipticCurvePrivateKey):
                 return key
-        raise ConfigError(f"{file} is damaged: move it away, and a new one is made")
+        raise ConfigError(f"{file} is damaged: move it away, and a new one will be made")
 
     def _renew(self) -> None:
-        """Have a certificate that does not end soon, and stands in the bundle with the others."""
+        """Make a certificate unless one is valid for long, and put it into the bundle."""
         file, bundle, found = self._folder / "certificate.pem", self.bundle / _BUNDLE, None
         with locked(self._folder / "lock"):
             self._key = self._own_key()
             with suppress(FileNotFoundError, ValueError):
                 found = x509.load_pem_x509_certificate(file.read_bytes())
             if not found or found.public_key() != self._key.public_key() or _ends_soon(found):
-                # Of the same key and name, so that leaves of the last one are good with it, too.
+                # It has the same key and name, so it also verifies what the last one signed.
                 found = _certificate(self._key)
                 write_file(file, found.public_bytes(Encoding.PEM))
             whole = self._trusted + found.public_bytes(Encoding.PEM)
             if not bundle.exists() or bundle.read_bytes() != whole:
                 write_file(bundle, whole)
-            # Whatever the umask is: every sandbox user reads it.
+            # Every sandbox user must be able to read it, whatever the umask is.
             bundle.chmod(0o644)
             self.bundle.chmod(0o755)
         self._certificate = found
@@ -110,7 +110,7 @@ class Authority:
         leaf = _certificate(self._key, host, self._leaf_key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.set_alpn_protocols(["http/1.1"])
-        # The library reads files alone; this one is in memory.
+        # The library reads certificates only from files, so this file is in memory.
         with os.fdopen(os.memfd_create("leaf"), "wb") as stream:
             stream.write(_pem(self._leaf_key) + leaf.public_bytes(Encoding.PEM))
             stream.flush()
@@ -123,14 +123,14 @@ def _certificate(
     host: str = "",
     leaf_key: ec.EllipticCurvePrivateKey | None = None,
 ) -> x509.Certificate:
-    """The authority's own, or that of a host, signed by `key`."""
+    """Return the authority's certificate, or one of a host, signed by `key`."""
     own, owner, now = leaf_key is None, (leaf_key or key).public_key(), datetime.now(UTC)
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
     usage = x509.KeyUsage(not own, False, False, False, False, own, own, False, False)
     builder = (
         x509.CertificateBuilder(_NAME, _NAME if own else x509.Name([]), owner)
         .serial_number(x509.random_serial_number())
-        # The clock of an engine elsewhere may be late.
+        # The clock of a remote engine may be late.
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + _LIFETIME)
         .add_extension(x509.BasicConstraints(own, 0 if own else None), critical=True)
@@ -140,7 +140,7 @@ def _certificate(
         .add_extension(usage, critical=True)
     )
     if not own:
-        # The name stands here alone: a subject holds 64 characters at most.
+        # The name is only here: a subject holds at most 64 characters.
         name = x509.SubjectAlternativeName([x509.DNSName(host)])
         builder = builder.add_extension(name, critical=True)
     return builder.sign(key, SHA256())
@@ -155,14 +155,14 @@ def _ends_soon(certificate: x509.Certificate) -> bool:
 
 
 def trusted(ca_bundle: Path | None) -> bytes:
-    """Return the certificates of the authorities that are trusted outside. Raises ConfigError."""
+    """Return the certificates to trust when connecting to servers. Raises ConfigError."""
     paths = ssl.get_default_verify_paths()
-    # The Python of Debian knows only the folder of the bundle.
+    # Python on Debian knows only the folder of the bundle.
     files = [Path(paths.cafile or ""), Path(paths.capath or "", _BUNDLE), Path(certifi.where())]
     found = list[bytes]()
     for file in filter(None, (next(file for file in files if file.is_file()), ca_bundle)):
         try:
-            # Without the words between them.
+            # Bundles have comments between the certificates.
             certificates = _CERTIFICATE.findall(file.read_bytes())
         except OSError as exc:
             raise ConfigError(f"the bundle {file} cannot be read: {exc.strerror}") from exc

@@ -1,4 +1,4 @@
-"""Which host a TLS client asks for: a bounded parser of its first message. Pure.
+"""Finds the host that a TLS client asks for: a bounded parser of its first message. Pure.
 
 The layout is that of RFC 8446 section 4.1.2 and, for the name, RFC 6066 section 3.
 """
@@ -6,18 +6,18 @@ The layout is that of RFC 8446 section 4.1.2 and, for the name, RFC 6066 section
 from mcp_sandbox.egress.targets import RefusedError, host_of
 
 LARGEST = 16 << 10
-"""Bytes of the longest message that is read."""
+"""The longest message that is read, in bytes."""
 _RECORDS = 64  # Clients send one to three.
 _HANDSHAKE, _MAJOR_VERSION, _CLIENT_HELLO = b"\x16", b"\x03", 1
 
 
 def named_host(data: bytes) -> str | None:
-    """Return the host that a ClientHello names (SNI), None while more of it has to come.
+    """Return the host that a ClientHello names (SNI), or None while it is incomplete.
 
-    `data` is what came so far, from the first byte on.
+    `data` is everything received so far.
 
     Raises:
-        RefusedError: it names none or several, is none, or is larger than 16 KiB.
+        RefusedError: it names no host or several, is no ClientHello, or is larger than 16 KiB.
     """
     message = _message(data)
     if message is None:
@@ -36,7 +36,7 @@ def named_host(data: bytes) -> str | None:
 
 
 def _message(data: bytes) -> bytes | None:
-    """The body of the ClientHello, joined from its records, once it is there."""
+    """Return the body of the ClientHello, joined from its records; None while incomplete."""
     joined, at = b"", 0
     for _ in range(_RECORDS):
         head = data[at : at + 5]
@@ -75,7 +75,7 @@ def _extensions(message: bytes) -> list[tuple[int, bytes]]:
 
 
 def _vector(data: bytes, size: int) -> tuple[bytes, bytes]:
-    """The bytes whose length the first `size` tell, and what follows."""
+    """Return the bytes whose length is in the first `size` bytes, and what follows them."""
     end = size + int.from_bytes(data[:size])
     if len(data) < max(size, end):
         raise _refused("is malformed")

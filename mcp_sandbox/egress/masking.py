@@ -1,7 +1,7 @@
-"""Blots out values in bytes that pass, each in the forms in which programs write it. Pure.
+"""Replaces secret values in a stream of bytes, in the forms in which programs write them. Pure.
 
-These are the value itself, JSON, percent-encoding and base64 (of either alphabet, wherever the
-value begins in what was encoded). It is a net and no wall: other encodings pass.
+The forms are the value itself, JSON, percent-encoding and base64 (of either alphabet, wherever the
+value begins in what was encoded). This prevents accidents, not attacks: other encodings pass.
 """
 
 import re
@@ -13,31 +13,31 @@ FILLER = b"*"
 
 _Span = tuple[int, int]
 _TO_URL = bytes.maketrans(b"+/", b"-_")
-# Escapes of printable ASCII by number or, in JSON, by itself, and such as the end has cut off.
+# Escapes of printable ASCII, numeric or (in JSON) a backslash, also if cut off at the end.
 _PERCENT = re.compile(rb"%(?:([2-7][\dA-Fa-f])|()[2-7]?\Z)")
 _JSON = rb"\\(?:u00([2-7][\dA-Fa-f])|([%b])|(?:u(?:0(?:0[2-7]?)?)?)?\Z)"
 _CUT_OFF = re.compile(rb"\\(?:u(?:0(?:0[2-7]?)?)?)?\Z")
 
 
 class Mask:
-    """Knows values, each of 12 bytes and more of printable ASCII, in all their forms."""
+    """Finds values, each of at least 12 bytes of printable ASCII, in all their forms."""
 
     def __init__(self, values: Iterable[bytes]) -> None:
         self._forms = sorted({form for value in values for form in _forms(value)})
-        # JSON in JSON is full of escapes: only those are undone that a value may need.
+        # JSON in JSON is full of escapes: only those that a value may need are decoded.
         marks = b"/" + bytes({*b'"\\'} & {*b"".join(self._forms)})
         self._hints = [rb"\u00", *(b"\\%c" % mark for mark in marks)]
-        # One more for what follows a backslash that belongs to no escape.
+        # A second pattern is for text after a backslash that belongs to no escape.
         kinds = {marks, marks.replace(b"\\", b"")}
         self._json = [re.compile(_JSON % re.escape(kind)) for kind in kinds]
         self._kept = b""
-        self._covered = 0  # So much of what is kept belongs to a value that began before it.
+        self._covered = 0  # Kept bytes that belong to a value that began before them.
 
     def text(self, data: bytes, *, more: bool = False) -> bytes:
-        """Return what was kept back and the data with filler for each value, of the same length.
+        """Return the bytes kept back and the data, each value replaced by filler of its length.
 
-        With `more` to come, at most the longest form of a value is kept back, and only where one
-        may have begun.
+        If there is `more` to come, bytes that may begin a value are kept back: at most as many as
+        the longest form has.
         """
         data = self._kept + data
         spans, begun = self._look(data)
@@ -48,7 +48,7 @@ class Mask:
         return _filled(data, spans)[:until]
 
     def _look(self, data: bytes) -> tuple[list[_Span], int]:
-        """Return where values are, and where the first begins of which more may come."""
+        """Return where values are, and where the first incomplete one begins."""
         spans, begun = self._search(data)
         hinted = any(hint in data for hint in self._hints)
         if not hinted and (cut := _CUT_OFF.search(data[-5:])):
@@ -79,7 +79,7 @@ def _forms(value: bytes) -> Iterator[bytes]:
     yield value
     yield value.replace(b" ", b"+")
     for before in range(3):
-        # Of the digits only those that depend on nothing but the value.
+        # Only the digits that depend on nothing but the value.
         digits = b64encode(bytes(before) + value)
         inner = digits[-(-8 * before // 6) : 8 * (before + len(value)) // 6]
         yield inner
@@ -92,7 +92,7 @@ def _meant(escape: re.Match[bytes]) -> bytes:
 
 
 def _places(escapes: re.Pattern[bytes], data: bytes) -> Callable[[int], int]:
-    """Return what says where in the data is what is at a place of the text without escapes."""
+    """Return a function from positions in the decoded text to positions in the data."""
     starts, shifts = [0], [0]
     for each in escapes.finditer(data):
         starts.append(each.start() - shifts[-1] + 1)

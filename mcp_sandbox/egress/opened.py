@@ -1,6 +1,6 @@
-"""HTTP/1.1 as the proxy reads it: requests are judged one by one and written anew.
+"""HTTP/1.1 as the proxy reads it: each request is checked and written again.
 
-The same for plain HTTP and for what is inside opened TLS. It knows no rules and dials nothing.
+It serves plain HTTP and HTTP inside terminated TLS. It knows no rules and connects to nothing.
 """
 
 import re
@@ -20,7 +20,7 @@ from mcp_sandbox.egress.targets import Refusal, RefusedError, Target, target_of
 Header = tuple[bytes, bytes]
 
 BATCH = 256 * 1024
-"""Bytes read at once: all TLS records that are there, and one write for them."""
+"""Bytes read at once: all TLS records received so far, passed on in one write."""
 HEAD_S = 10.0
 HUNG_UP = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 _MOST_HEAD = 32 * 1024
@@ -32,13 +32,13 @@ STATUS: dict[Refusal, int] = {
     "failed": 502,
     "limit": 503,
 }
-"""With which refusals are answered; others with 403."""
+"""HTTP status for each kind of refusal; 403 for the others."""
 
 _READING = frozenset({b"GET", b"HEAD", b"OPTIONS"})
-# Nothing in it that a server could decode, cut or resolve to another path.
+# No character that a server could decode, cut or resolve to another path.
 _FETCH = re.compile(rb"[\w./~+@-]*/git-upload-pack", re.ASCII)
 _PATH = re.compile(rb"/[\x21\x22\x24-\x7e]*")
-# What belongs to one connection alone, and what makes a server take one method for another.
+# Headers of a single connection, and headers that make a server use another method.
 _LEFT_OUT = frozenset(
     b"host connection keep-alive proxy-connection proxy-authorization proxy-authenticate trailer"
     b" upgrade alt-svc x-http-method x-http-method-override x-method-override".split()
@@ -46,7 +46,7 @@ _LEFT_OUT = frozenset(
 
 
 class Peer:
-    """One end of a conversation: a stream, and what HTTP makes of it."""
+    """One end of an HTTP conversation: a byte stream and the state of its parser."""
 
     def __init__(self, stream: ByteStream, role: type[h11.CLIENT | h11.SERVER]) -> None:
         self.stream = stream
@@ -57,12 +57,12 @@ class Peer:
         await self.stream.send(b"".join(self.http.send(event) or b"" for event in events))
 
     async def receive(self) -> bytes:
-        """Return what has come, nothing at the end."""
+        """Return what has been received; empty at the end."""
         try:
             pieces = [await self.stream.receive(BATCH)]
         except anyio.EndOfStream:
             return b""
-        # The linter takes it for Django's.
+        # The linter mistakes it for Django's `extra`.
         if (tls := self.stream.extra(TLSAttribute.ssl_object, None)) is not None:  # noqa: S610
             with suppress(ssl.SSLWantReadError):
                 while pieces[-1] and len(pieces) * 16384 < BATCH:
@@ -70,7 +70,7 @@ class Peer:
         return b"".join(pieces)
 
     async def events(self) -> list[h11.Event]:
-        """Return the next event, and what is there of the same body.
+        """Return the next event, and what has already come of the same body.
 
         Raises:
             RefusedError: what has come is not HTTP/1.1, or a server's connection broke.
@@ -80,7 +80,7 @@ class Peer:
             while not found or isinstance(found[-1], h11.Data):
                 event = self.http.next_event()
                 if isinstance(event, h11.EndOfMessage):
-                    # Its trailers are left out.
+                    # Trailers are dropped.
                     found.append(h11.EndOfMessage())
                 elif isinstance(event, h11.Event):
                     found.append(event)
@@ -100,7 +100,7 @@ class Peer:
         """Return the next request, or None when the client hangs up instead.
 
         Raises:
-            RefusedError: what comes is no request, or comes too slowly.
+            RefusedError: it is not a valid request, or comes too slowly.
         """
         if not first and not self.http.trailing_data[0]:
             self.http.receive_data(await self.receive())
@@ -116,7 +116,7 @@ class Peer:
         return event
 
     async def connect(self, target: str) -> bytes:
-        """Have a proxy connect to a target; returns what has come from there already."""
+        """Let a proxy connect to a target; return what the target has sent already."""
         asked = h11.Request(method="CONNECT", target=target, headers=[("Host", target)])
         await self.send(asked, h11.EndOfMessage())
         answer = (await self.events())[0]
@@ -126,7 +126,7 @@ class Peer:
         return self.http.trailing_data[0]
 
     async def watch(self, ended: Callable[[], None]) -> None:
-        """Call `ended` when the client hangs up; return before, if it asks for much in advance."""
+        """Call `ended` when the client hangs up; return earlier if it pipelines many requests."""
         data = b"."
         while data and len(self.http.trailing_data[0]) < _MOST_HEAD:
             data = await self.receive()
@@ -135,13 +135,13 @@ class Peer:
             ended()
 
     async def answer(self, status: int, kind: str, body: bytes, reason: bytes = b"") -> None:
-        """Answer so and close, if no other answer has begun."""
+        """Send this answer and close, unless another answer has begun."""
         if self.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         fields = {"Content-Type": kind, "Content-Length": str(len(body)), "Connection": "close"}
         headers = [*fields.items()]
         await self.send(h11.Response(status_code=status, headers=headers, reason=reason))
-        # The answer to HEAD has none.
+        # The answer to HEAD has no body.
         with suppress(h11.LocalProtocolError):
             await self.send(h11.Data(body), h11.EndOfMessage())
 
@@ -160,8 +160,8 @@ def outgoing(
     if b"content-length" in names and b"transfer-encoding" in names:
         raise RefusedError("it has both Content-Length and Transfer-Encoding", "request")
     if b"upgrade" in names or request.method.upper() == b"CONNECT":
-        # What is said after one of these is no HTTP: our reading of it would never end.
-        raise RefusedError("no upgrade to another protocol, or late CONNECT, can pass", "request")
+        # What follows one of these is not HTTP, so it could not be checked.
+        raise RefusedError("upgrades to other protocols and a later CONNECT cannot pass", "request")
     if b"host" in names and target_of(names[b"host"], default_port) != target:
         raise RefusedError("the request names another Host", "name")
     if read and not _reads(request.method, path):
@@ -181,10 +181,10 @@ def _reads(method: bytes, path_and_query: bytes) -> bool:
 async def exchange(
     client: Peer, server: Peer, request: h11.Request, mask: Mask | None, ended: Callable[[], None]
 ) -> None:
-    """Send a request with the client's body, and the answer back with filler for secrets.
+    """Send a request with the client's body, and the answer back with secrets masked.
 
-    `ended` is told that the client has hung up. Raises a group of RefusedError if an answer may
-    not pass, or of what the client's stream raises.
+    `ended` is called when the client has hung up. Raises a group of RefusedError if an answer may
+    not pass, or of the errors of the client's stream.
     """
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_upload, client, server, request, ended)
@@ -201,7 +201,7 @@ async def _upload(
 ) -> None:
     events: list[h11.Event] = [request]
     with suppress(anyio.BrokenResourceError):
-        # What a server says that takes no more is told by its answer.
+        # If a server takes no more, its answer says why.
         await server.send(request)
         while not isinstance(events[-1], h11.EndOfMessage):
             events = await client.events()
@@ -211,9 +211,9 @@ async def _upload(
 
 def _answered(event: h11.Event, mask: Mask | None) -> Iterator[h11.Event]:
     if isinstance(event, h11.ConnectionClosed):
-        raise RefusedError("it hung up and did not answer", "failed")
+        raise RefusedError("it hung up without an answer", "failed")
     if isinstance(event, h11.InformationalResponse):
-        # Others are hints, which the client does not need.
+        # Other interim answers are hints, which the client does not need.
         if event.status_code == 100:
             yield h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
     elif isinstance(event, h11.Response):
@@ -235,5 +235,5 @@ def _answered(event: h11.Event, mask: Mask | None) -> Iterator[h11.Event]:
 
 def _passed(message: h11.Request | h11.Response) -> list[Header]:
     items = message.headers.raw_items()
-    # To servers of the CGI family a `_` in a name is a `-`.
+    # CGI servers treat `_` in a header's name as `-`.
     return [each for each in items if each[0].lower().replace(b"_", b"-") not in _LEFT_OUT]

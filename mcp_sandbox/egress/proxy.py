@@ -1,7 +1,7 @@
-"""The proxy that programs inside speak to: CONNECT and HTTP/1.1 with whole URLs, nothing else.
+"""The proxy for programs inside: CONNECT and HTTP/1.1 with whole URLs, nothing else.
 
-One connection: its head, the rule, the name, the address, a dial, and bytes both ways. What any of
-them throws ends that connection alone.
+It reads a connection's first request, finds the rule, checks the name and the address, connects,
+and passes bytes both ways. An error ends only the connection in which it occurs.
 """
 
 import logging
@@ -32,20 +32,20 @@ from mcp_sandbox.models import ChatId
 logger = logging.getLogger(__name__)
 
 _MOST = 1024
-# A look-up may hang for half a minute; those of other chats do not wait for it.
+# A DNS look-up may hang for half a minute; look-ups of other chats do not wait for it.
 _MOST_LOOKING = 8
 _DIAL_S, _IDLE_S = 10.0, 15 * 60.0
-# How long a connection may be silent of which one side has ended; and a client may take its leave.
+# How long a half-closed connection may be silent; and how long a client may take to hang up.
 _ENDING_S, _LAST_S = 15.0, 1.0
 _TLS = b"\x16"
 
 Note = Callable[[Target | None, Rule | RefusedError, int, int, float], None]
-"""Told once a connection that a rule let pass, and once a refusal: bytes out and in, ms."""
+"""Called once for each allowed connection and each refusal: bytes out, bytes in, ms."""
 
 
 @dataclass
 class Proxy:
-    """What the connections of a server share; `upstream` is http://HOST:PORT or empty."""
+    """What all connections share; `upstream` is the next proxy, http://HOST:PORT, or empty."""
 
     rules: Rules
     authority: Authority
@@ -58,7 +58,7 @@ class Proxy:
 
 
 class _Wire(BufferedByteStream):
-    """A stream that counts what passes and tells that something does."""
+    """A stream that counts bytes and reports activity."""
 
     def __init__(self, stream: ByteStream, stirred: Callable[[], None]) -> None:
         super().__init__(stream)
@@ -99,14 +99,14 @@ class Connection:
         self._stir()
 
     async def serve(self) -> None:
-        """Serve it until it is to be closed, whatever comes."""
+        """Serve the connection until it ends; no error leaves this method."""
         self._proxy.connections += 1
         try:
             await self._run()
         except* HUNG_UP:
             pass
         except* Exception as group:  # noqa: BLE001 - one connection must not end the others
-            # Without its words, which may be a client's or a server's.
+            # The messages are left out: a client or server may have written them.
             names = ", ".join(type(each).__name__ for each in group.exceptions)
             logger.warning("a connection of chat %s failed: %s", self._chat, names)
         finally:
@@ -124,7 +124,7 @@ class Connection:
             self._note(self._target, refused, 0, 0, (anyio.current_time() - began_s) * 1000)
             said = f"network: refused {self._target or 'a request'}: {refused}"
             status, kind = STATUS.get(refused.verdict, 403), "text/plain; charset=utf-8"
-            # Programs that show no body of a proxy show the reason.
+            # Some programs show only the reason phrase of a proxy's answer, not its body.
             await self._client.answer(status, kind, f"{said}\n".encode(), said.encode())
 
     async def _serve(self) -> None:
@@ -165,7 +165,7 @@ class Connection:
         await sink.send_eof()
 
     async def _is_tls(self, target: Target) -> bool:
-        """Look at the first bytes: TLS has to name the host, and port 443 has to speak TLS."""
+        """Check the first bytes: TLS must name the host, and port 443 must speak TLS."""
         data = b"" if target.port == 443 else await self._wire.receive()
         is_tls = target.port == 443 or data.startswith(_TLS)
         if is_tls:
@@ -197,11 +197,11 @@ class Connection:
                     self._wire, server_side=True, ssl_context=context, standard_compatible=False
                 )
         except (ssl.SSLError, TimeoutError) as exc:
-            why = "its TLS is opened here, and the program does not trust /etc/ssl/certs"
+            why = "its TLS is read by the proxy, and the program does not trust /etc/ssl/certs"
             raise RefusedError(why, "failed") from exc
 
     async def _requests(self, request: h11.Request | None, at: Target | None = None) -> None:
-        """Pass on one request after another; inside a tunnel all go to where it leads."""
+        """Pass on one request after another; inside a tunnel all go to its target."""
         while request:
             self._target, path = (at, request.target) if at else split_url(request.target)
             await self._pass_on(request, self._target, path)
@@ -227,7 +227,7 @@ class Connection:
         return (url.hostname, url.port) if url.hostname and url.port else None
 
     async def _reach(self, target: Target, rule: Rule) -> ByteStream:
-        """Connect to the first address that takes one, or to the proxy outside. Raises OSError."""
+        """Connect to the first address that accepts, or to the next proxy. Raises OSError."""
         if upstream := self._upstream(rule):
             return await anyio.connect_tcp(*upstream)
         found = await addresses_of(target, private=rule.private, limiter=self._looking)
@@ -240,7 +240,7 @@ class Connection:
     async def _dial(
         self, target: Target, rule: Rule, *, http: bool = False
     ) -> AsyncGenerator[Peer]:
-        """Connect to a target, or through the proxy through which this machine goes."""
+        """Connect to a target, directly or through this machine's own proxy."""
         began_s = anyio.current_time()
         async with AsyncExitStack() as stack:
             try:
@@ -259,14 +259,14 @@ class Connection:
             try:
                 yield server
             finally:
-                # What is refused before a byte has passed is told as that alone.
+                # A refusal before the first byte is reported only as a refusal.
                 if wire.sent + wire.received or not isinstance(sys.exception(), Exception):
                     taken_ms = (anyio.current_time() - began_s) * 1000
                     self._note(target, rule, wire.sent, wire.received, taken_ms)
 
 
 def _why(failure: Exception) -> str:
-    """Why a server cannot be spoken with, in a clause that names no address."""
+    """Return why a server cannot be used, in a clause that names no address."""
     if isinstance(failure, TimeoutError):
         return f"it did not answer within {_DIAL_S:g} s"
     if isinstance(failure, ssl.SSLError):

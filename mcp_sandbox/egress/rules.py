@@ -1,4 +1,4 @@
-"""Which rule decides about a target: deny first, then the narrowest that allows it. Pure."""
+"""Finds the rule for a target: first deny, then the narrowest that allows it. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from mcp_sandbox.egress.targets import RefusedError, Target, target_of
 from mcp_sandbox.errors import ConfigError, InvalidArgument
 
 PORTS = frozenset({80, 443})
-"""What a rule without a port means."""
+"""The ports of a rule that names none."""
 _PRESETS = Path(__file__).with_name("presets.yaml")
 
 
@@ -20,8 +20,8 @@ _PRESETS = Path(__file__).with_name("presets.yaml")
 class Rule:
     """A host, or `*.` and a name for its subdomains at any depth, and ports; none = every port.
 
-    `read`: only what reads may pass. `private`: its addresses need not be public. `source` says
-    who made it.
+    `read`: only requests that read may pass. `private`: its addresses need not be public. `source`
+    says who made the rule.
     """
 
     host: str
@@ -35,34 +35,34 @@ class Rule:
         return f"{self.host}{port}{' (read only)' if self.read else ''}"
 
     def names(self, host: str) -> bool:
-        """Whether the host is meant, at some port."""
+        """Return whether the rule names this host, whatever the port."""
         return host.endswith(self.host[1:]) if self.host.startswith("*") else host == self.host
 
     def covers(self, target: Target) -> bool:
-        """Whether the target is meant."""
+        """Return whether the rule names this host and port."""
         return self.names(target.host) and (not self.ports or target.port in self.ports)
 
     @property
     def width(self) -> tuple[bool, int, int]:
-        """How much it means: the narrower of two rules for one target is less."""
+        """A sort key: of two rules for one target the narrower has the smaller key."""
         return self.host.startswith("*"), -self.host.count("."), len(self.ports) or 1 << 16
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The operator's; of two for the same, the first counts."""
+    """The operator's rules; of two for the same target, the first counts."""
 
     allow: tuple[Rule, ...] = ()
     deny: tuple[Rule, ...] = ()
 
     def judge(self, target: Target, grants: Sequence[Rule] = ()) -> tuple[Rule | None, str]:
-        """Return by which rule a target may pass for a chat that has these grants, and why."""
+        """Return the rule that allows a target to a chat with these grants, or None, and why."""
         for rule in self.deny:
             if rule.covers(target):
                 return None, f"{rule.source} names {rule}"
         known = [*grants, *self.allow]
         if found := [rule for rule in known if rule.covers(target)]:
-            # A private address is reached by the operator's rule alone: no grant hides it.
+            # Only an operator's rule allows private addresses, so a grant must not hide it.
             rule = min(found, key=lambda rule: (rule.width, not rule.private))
             return rule, f"{rule.source} names {rule}"
         if any(rule.names(target.host) for rule in known):
@@ -71,7 +71,7 @@ class Rules:
 
 
 def rules_of(settings: EgressConfig) -> Rules:
-    """Return the rules of the settings, those of presets after the rest.
+    """Return the rules of the settings, then those of presets.
 
     Raises:
         ConfigError: a rule cannot be understood, or contradicts another.
@@ -103,10 +103,10 @@ def rule_of(
     read: bool = False,
     private: bool = False,
 ) -> Rule:
-    """Return the rule for HOST[:PORT]; `ports` are those of a text without one.
+    """Return the rule for HOST[:PORT]; `ports` are used if the text names none.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: the text cannot be a rule.
     """
     name, colon, _ = text.partition(":")
     star = "*." if name.startswith("*.") else ""
@@ -118,7 +118,7 @@ def rule_of(
         how = "write HOST, HOST:PORT or *.HOST, such as *.example.org"
         raise InvalidArgument(f"{text!r} is no host for a rule: {exc}; {how}") from exc
     if star and "." not in target.host:
-        raise InvalidArgument(f"{text!r} means too much: write two labels or more after the *.")
+        raise InvalidArgument(f"{text!r} is too wide: write two labels or more after the *.")
     if private and (star or not colon):
         raise InvalidArgument(f"{text!r} is private: write its one host and its port")
     if "." not in target.host and not private:

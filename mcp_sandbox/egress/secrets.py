@@ -1,7 +1,7 @@
-"""Values that requests to their hosts get on the way out, and the placeholders that are inside.
+"""Secret values, put into requests to their hosts in place of the placeholders used inside.
 
-A value is in this process's memory alone: no repr, error or log line shows it, nor what a command
-writes beside it.
+A value is only in this process's memory: no repr, error or log line shows it, nor anything else
+that a source's command writes.
 """
 
 import base64
@@ -33,14 +33,14 @@ Header = tuple[bytes, bytes]
 
 SHORTEST, LONGEST = 12, 4096
 SOURCE_S, KEPT_S = 10.0, 300.0
-# What asks for an answer in a form in which no value can be found.
+# Headers that ask for an answer in which values cannot be found.
 _PARTS = frozenset({b"accept-encoding", b"te", b"range", b"if-range"})
 _HEADER_TEXT = re.compile(rb"[!-~](?:[ -~]*[!-~])?")
 
 
 @dataclass(frozen=True)
 class SecretState:
-    """What people may know of a secret: how long its value is in bytes, or the problem with it."""
+    """What people may see of a secret: the length of its value in bytes, or its problem."""
 
     name: str
     hosts: tuple[str, ...]
@@ -51,26 +51,26 @@ class SecretState:
 
 
 class Source:
-    """Where a value comes from: `file:PATH`, or `command: PROGRAM ARGS`, which no shell reads.
+    """Where a value comes from: `file:PATH`, or `command: PROGRAM ARGS`, run without a shell.
 
-    A file that is `private` must be this user's alone. Raises ValueError: the command cannot be
-    split.
+    With `private`, only this user may be able to read or change the file. Raises ValueError: the
+    command cannot be split.
     """
 
     def __init__(self, where: str, *, private: bool = False) -> None:
         kind, _, place = where.partition(":")
         self._path, self._private = place if kind == "file" else "", private
         self._command = shlex.split(place) if kind == "command" else []
-        self.known = b""  # The last value that it has given.
-        self.problem = ""  # Why it gave none when it was asked last.
+        self.known = b""  # The last value read.
+        self.problem = ""  # Why the last attempt gave no value.
         self._asked_at = -KEPT_S
         self._asking = anyio.Lock()
 
     async def value(self) -> bytes:
-        """Return the value; who waits while the source is asked gets the same answer.
+        """Return the value; concurrent callers share one reading of the source.
 
         Raises:
-            RefusedError: it gives none that can be used; the message is its `problem`.
+            RefusedError: the source gives no usable value; the message is its `problem`.
         """
         came = anyio.current_time()
         async with self._asking:
@@ -83,7 +83,7 @@ class Source:
         return self.known
 
     async def _ask(self) -> str:
-        """Ask for the value; return what is wrong, if anything is."""
+        """Read the value; return what is wrong, or ""."""
         try:
             with anyio.fail_after(SOURCE_S):
                 if self._command:
@@ -94,7 +94,7 @@ class Source:
         except TimeoutError:
             return f"its source did not answer within {SOURCE_S:g} s"
         except OSError as exc:
-            # Without the name, which may be a value in a wrong place.
+            # The name is left out: someone may have put the value itself there.
             return f"its source cannot be used: {exc.strerror}"
         value = said.removesuffix(b"\n")
         if not SHORTEST <= len(value) <= LONGEST:
@@ -107,34 +107,34 @@ class Source:
 
 
 class BoundSecret:
-    """A secret: where its value comes from, and which requests may carry it."""
+    """A secret: the source of its value, and which requests may carry it."""
 
     def __init__(self, name: str, settings: SecretConfig) -> None:
         self.name, self.users, self.header = name, settings.users, settings.header.lower()
         try:
-            # A value goes over TLS alone.
+            # A value is only sent over TLS.
             self._rules = [rule_of(each, ports=frozenset({443})) for each in settings.hosts]
             self.source = Source(settings.source)
         except ValueError as exc:
             raise ConfigError(f"secrets.{name}: {exc}") from None
         if any(rule.ports == {80} for rule in self._rules):
-            raise ConfigError(f"secrets.{name}: a value goes over TLS alone, and not to port 80")
+            raise ConfigError(f"secrets.{name}: values are only sent over TLS: remove port 80")
 
     @property
     def state(self) -> SecretState:
-        """What is known by now."""
+        """What people may see of it now."""
         known, problem = self.source.known, self.source.problem
         length = len(known) if known and not problem else None
         hosts = tuple(map(str, self._rules))
         return SecretState(self.name, hosts, self.header, self.users, length, problem)
 
     def serves(self, chat: ChatId, target: Target) -> bool:
-        """Whether requests of this chat to the target may carry it."""
+        """Return whether requests of this chat to the target may carry it."""
         return chat.user in self.users and any(rule.covers(target) for rule in self._rules)
 
 
 class Secrets:
-    """The operator's secrets; `seed` keeps placeholders the same, and unlike anybody else's.
+    """The operator's secrets; `seed` makes placeholders stable, and unique to this data root.
 
     Raises:
         ConfigError: a host or a command cannot be understood.
@@ -143,7 +143,7 @@ class Secrets:
     def __init__(self, settings: Mapping[str, SecretConfig], seed: bytes) -> None:
         self._all = [BoundSecret(name, each) for name, each in settings.items()]
         self._seed = seed
-        # Told of every request that gets a value.
+        # Called for every request that gets a value.
         self.used: Callable[[ChatId, str, Target], object] = lambda *_used: None
 
     def placeholders(self, chat: ChatId) -> dict[str, str]:
@@ -161,13 +161,13 @@ class Secrets:
     async def fill(
         self, chat: ChatId, target: Target, headers: Sequence[Header]
     ) -> tuple[list[Header], Mask | None]:
-        """Return the headers with values for placeholders, and the mask for the answer.
+        """Return the headers with values in place of placeholders, and the mask for the answer.
 
-        Where a secret is bound to the target, they ask for a whole answer that is not compressed;
-        else the mask is None.
+        If no secret is bound to the target, the mask is None; else the headers ask for a complete,
+        uncompressed answer.
 
         Raises:
-            RefusedError: the source of a value that is needed fails.
+            RefusedError: the source of a needed value fails.
         """
         if not (bound := self.bound(chat, target)):
             return list(headers), None
@@ -180,30 +180,30 @@ class Secrets:
                     try:
                         plain = plain.replace(placeholder, await source.value())
                     except RefusedError as exc:
-                        what = f"the secret {secret.name} cannot be had: {exc}"
+                        what = f"the secret {secret.name} cannot be read: {exc}"
                         how = "A person must look: mcp-sandbox secrets check"
                         raise RefusedError(f"{what}. {how}", "secret") from exc
                     self.used(chat, secret.name, target)
                     filled[at] = name, scheme + base64.b64encode(plain) if scheme else plain
             if not (source.known or source.problem):
-                # An answer is masked, whether or not its request carries the value.
+                # Answers are masked even if the request does not carry the value.
                 with suppress(RefusedError):
                     await source.value()
         return [*filled, (b"Accept-Encoding", b"identity")], _mask(bound)
 
     def states(self, user: str = "") -> list[SecretState]:
-        """Return what is known by now, of one user's or of all secrets."""
+        """Return what people may see of one user's secrets, or of all."""
         return [each.state for each in self._all if user in ("", *each.users)]
 
     async def check(self) -> list[SecretState]:
-        """Ask every source, one after another, as each may ask a person."""
+        """Read every source, one after another, as each may prompt a person."""
         for each in self._all:
             with suppress(RefusedError):
                 await each.source.value()
         return self.states()
 
     def masked(self, line: str) -> str:
-        """Return a log line with filler for every value that is known by now."""
+        """Return a log line in which every value known so far is replaced by filler."""
         told = _mask(self._all).text(line.encode("utf-8", "surrogatepass"))
         return told.decode("utf-8", "surrogatepass")
 
@@ -213,7 +213,7 @@ def _mask(secrets: Sequence[BoundSecret]) -> Mask:
 
 
 def _decoded(text: bytes) -> tuple[bytes, bytes]:
-    """Return "Basic " and the credentials that a header's text holds; else nothing and the text."""
+    """Return "Basic " and the decoded credentials of a header; else nothing and its text."""
     scheme, space, digits = text.partition(b" ")
     with suppress(binascii.Error):
         if scheme.lower() == b"basic":
@@ -222,7 +222,7 @@ def _decoded(text: bytes) -> tuple[bytes, bytes]:
 
 
 def _contents(path: str, *, private: bool) -> bytes:
-    """Return the beginning of a file, longer than a value may be; a pipe is not waited for."""
+    """Return a file's beginning, enough to see that it is too long; do not wait for a pipe."""
     with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
         found, place = os.fstat(file.fileno()), shlex.quote(path)
         if private and (found.st_uid != os.geteuid() or found.st_mode & 0o077):
@@ -232,9 +232,9 @@ def _contents(path: str, *, private: bool) -> bytes:
 
 
 async def _output(command: Sequence[str]) -> bytes:
-    """Return what a program writes, longer than a value may be at most; then it ends, or failed.
+    """Return a program's output, enough to see that it is too long; then kill it. Raises OSError.
 
-    It has a daemon's variables and folder, so for a person it does the same. Raises OSError.
+    It runs with a daemon's variables and folder, so that a check by a person gives the same.
     """
     said, env = b"", daemon_variables()
     async with await anyio.open_process(

@@ -1,6 +1,6 @@
-"""Which host and port a program inside asks for: the only parser of targets. Pure.
+"""The only parser of targets: the host and port that a program inside asks for. Pure.
 
-It accepts names alone, in one spelling: what the rules match is, byte for byte, what is resolved.
+It accepts only names, in one spelling: rules match exactly the bytes that are resolved.
 """
 
 import re
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 Refusal = Literal["target", "rule", "address", "name", "limit", "request", "secret", "failed"]
-"""What a refused connection is counted as."""
+"""How a refused connection is counted in the metrics."""
 
 _LABEL = re.compile(rb"[a-z0-9_-]{1,63}")
 _PORT = re.compile(rb"[0-9]{1,5}")
-# The C library takes 127.1, 2130706433 and 0x7f.1 for addresses.
+# The C library parses 127.1, 2130706433 and 0x7f.1 as addresses.
 _LAST_OF_ADDRESS = re.compile(rb"[0-9]+|0x.*")
 _ADDRESS = "a host is reached by its name, not by an address"
 _URL = re.compile(rb"http://([^/?]*)([\x21\x22\x24-\x7e]*)", re.IGNORECASE)
 
 
 class RefusedError(Exception):
-    """A connection or request is refused, or failed; the message is a clause that says why."""
+    """A connection or request was refused or failed; the message is a clause that says why."""
 
     def __init__(self, reason: str, verdict: Refusal) -> None:
         super().__init__(reason)
@@ -41,7 +41,7 @@ def host_of(name: bytes) -> str:
     """Return a host name in the one spelling that is matched and resolved.
 
     Raises:
-        RefusedError: it is an address, or no name that can be resolved.
+        RefusedError: it is an address, or not a valid name.
     """
     host = name.lower().removesuffix(b".")
     labels = host.split(b".")
@@ -56,7 +56,7 @@ def target_of(authority: bytes, default_port: int | None = None) -> Target:
     """Return the target that `HOST:PORT` names; without a default the port is required.
 
     Raises:
-        RefusedError: it names none.
+        RefusedError: it names no target.
     """
     name, colon, digits = authority.rpartition(b":")
     if not colon and default_port is not None:
@@ -67,10 +67,10 @@ def target_of(authority: bytes, default_port: int | None = None) -> Target:
 
 
 def split_url(url: bytes) -> tuple[Target, bytes]:
-    """Return the target of `http://HOST[:PORT]/PATH?QUERY`, and what to ask there: /PATH?QUERY.
+    """Return the target of `http://HOST[:PORT]/PATH?QUERY`, and /PATH?QUERY.
 
     Raises:
-        RefusedError: it is no such URL.
+        RefusedError: it is not such a URL.
     """
     if not (match := _URL.fullmatch(url)):
         raise _no_target("it is no http:// URL in plain ASCII; other schemes go by CONNECT")

@@ -85,7 +85,7 @@ def test_without_a_daemon_rules_are_told_and_grants_are_kept(
 @pytest.mark.parametrize(
     ("name", "value", "word"),
     [
-        ("EGRESS__ALLOW", '["*.com"]', "means too much"),
+        ("EGRESS__ALLOW", '["*.com"]', "is too wide"),
         ("EGRESS__CA_BUNDLE", "/nonexistent.pem", "cannot be read"),
         ("EGRESS__UPSTREAM_PROXY", "ftp://a", "is not usable"),
         ("BACKEND", "unsafe-local", "unsafe-local has none"),

@@ -336,7 +336,7 @@ async def test_a_program_that_does_not_trust_us_is_noted(world: World) -> None:
     said = await world.curl("--cacert", f"{world.folder}/company.pem", f"https://{HOST}:{port}/")
     assert "unable to get local issuer certificate" in said
     [(_, why, *_)] = await world.until_noted()
-    assert why.startswith("failed: its TLS is opened here, and the program does not trust")
+    assert why.startswith("failed: its TLS is read by the proxy, and the program does not trust")
 
 
 async def test_another_name_in_the_hello_is_refused(world: World) -> None:
@@ -441,7 +441,7 @@ async def test_a_secret_that_cannot_be_had_is_told(tmp_path: Path, command: str)
             token = world.proxy.secrets.placeholders(CHAT)["API_TOKEN"]
             url = f"https://{HOST}:{port}/"
             said = await world.curl("-H", f"Authorization: Bearer {token}", url)
-    assert "the secret API_TOKEN cannot be had" in said
+    assert "the secret API_TOKEN cannot be read" in said
     assert said.endswith("502")
     assert not web.asked
 

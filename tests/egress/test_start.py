@@ -33,7 +33,7 @@ def bundles(tmp_path: Path) -> Path:
     ("text", "words"),
     [
         ('egress: {allow: ["*"]}', "'*' is no host for a rule: it is no host name; write HOST"),
-        ('egress: {allow: ["*.com"]}', "'*.com' means too much: write two labels or more"),
+        ('egress: {allow: ["*.com"]}', "'*.com' is too wide: write two labels or more"),
         ('egress: {allow: ["https://a.example"]}', "'https://a.example' is no host for a rule"),
         ("egress: {allow: [package]}", "'package' is no preset here (packages, git)"),
         ("egress: {allow: [10.0.0.1]}", "a host is reached by its name, not by an address"),
@@ -80,7 +80,7 @@ def test_the_client_reads_the_sentence_and_no_traceback(tmp_path: Path) -> None:
     file = written(tmp_path, 'egress: {allow: ["*.com"]}')
     done = run("stdio", "--config", str(file), home=tmp_path)
     assert done.returncode != 0
-    assert "'*.com' means too much" in done.stderr
+    assert "'*.com' is too wide" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert not (tmp_path / "data" / "sandbox" / "authority").exists()
