@@ -1,6 +1,6 @@
 """The host side of the runner: typed calls over one multiplexed channel per sandbox.
 
-channel.py speaks frames and trusts no byte of the other side; runtime.py (code and commands)
-and files.py (file operations) turn calls into frames and replies into values. This room knows
-no chats, no policy and no MCP.
+channel: frames both ways, trusting no byte from inside; calls: the state of each call. runtime:
+code, commands, shells; processes: commands by id; files: file operations; doors: connections that
+programs inside make to the host. This package knows no chats, no policy and no MCP.
 """

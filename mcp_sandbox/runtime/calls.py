@@ -1,4 +1,4 @@
-"""The calls under way on a channel, and what the frames of a runner make of them."""
+"""The calls under way on a channel, and how the runner's frames change their state."""
 
 import signal
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
@@ -49,7 +49,7 @@ class Call:
         self, sink: Sink | None = None, *, keeps: bool = False, window: int = protocol.WINDOW
     ) -> None:
         self.sink = sink
-        # Whether data waits in `pieces`, within the credit given; else it is dropped.
+        # Whether data is kept in `pieces`, within the credit given, or dropped.
         self.keeps = keeps or sink is not None
         self.pieces: list[tuple[str, bytes]] = []
         self._window = window
@@ -57,18 +57,18 @@ class Call:
         self.reply: Reply | None = None
         self.error: errors.SandboxError | None = None
         self.credit = window
-        # It has been opened, for so many doors in all, at this port if any.
+        # Of a door, once it is open: how many doors may be open in all, and its port or 0.
         self.opened: tuple[int, int] | None = None
         self.last = ""
         self.event = anyio.Event()
 
     def wake(self) -> None:
-        """Let everybody who waits for a change look again."""
+        """Wake all tasks that wait for a change of this call."""
         before, self.event = self.event, anyio.Event()
         before.set()
 
     def take(self, header: JsonObject, payload: bytes) -> None:
-        """What a frame of the runner says of this call; ProtocolError if it may not."""
+        """Apply a frame of the runner to this call; raise ProtocolError if it is not allowed."""
         if header["t"] == "data":
             self._collect(str(header["s"]), payload)
         elif header["t"] == "credit":
@@ -95,14 +95,14 @@ class Call:
                 raise protocol.ProtocolError("more data than credit was given for")
             last, data = self.pieces[-1] if self.pieces else ("", b"")
             if last == name and len(data) + len(payload) <= _SMALL:
-                # Else a byte a frame would take a hundred times its size.
+                # Joined, as a frame of one byte would take a hundred times its size in memory.
                 self.pieces.pop()
                 payload = data + payload
             self.pieces.append((name, payload))
 
 
 def background_of(said: JsonObject) -> Background:
-    """What the runner says of processes in the background, bounded."""
+    """Return the background processes that the runner reports, bounded in number and size."""
     named = said["background"][:_MOST_NAMED]
     return Background(
         tuple(
@@ -114,7 +114,7 @@ def background_of(said: JsonObject) -> Background:
 
 
 def row_of(said: JsonObject) -> ProcessRow:
-    """A process as a list shows it; TypeError and its like if that is no such thing."""
+    """Return a process as a list shows it; raise KeyError, TypeError or ValueError if malformed."""
     number = small(said["signal"])
     return ProcessRow(
         id=str(said["id"])[:40],
@@ -131,7 +131,7 @@ def row_of(said: JsonObject) -> ProcessRow:
 
 
 def small(value: object) -> int | None:
-    """An exit code or signal, or None."""
+    """Return an exit code or signal number, or None; raise TypeError for anything else."""
     if value is None or (isinstance(value, int) and 0 <= value <= 255):
         return value
     raise TypeError("no exit code")
@@ -145,10 +145,10 @@ def _signal_name(number: int) -> str:
 
 
 async def pieces(body: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
-    """A body in parts that fit in frames."""
+    """Yield a body in parts that fit into frames."""
     if isinstance(body, bytes):
         view = memoryview(body)
-        # The first piece may be as long as a frame: the code of a command must be whole in it.
+        # The first piece may fill a frame: it must hold the complete code of a command.
         yield bytes(view[: protocol.WINDOW])
         for start in range(protocol.WINDOW, len(view), protocol.CHUNK):
             yield bytes(view[start : start + protocol.CHUNK])

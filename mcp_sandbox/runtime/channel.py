@@ -1,8 +1,8 @@
 """Frames to and from one runner: many calls at once over one byte stream.
 
-The channel proves the token, matches replies to calls, keeps the credit of both directions and
-bounds everything it holds. It trusts no byte of the other side: whatever breaks the protocol ends
-the channel, and every call under way with it.
+The channel proves the token, matches replies to calls, limits how much either side may send
+(credit) and bounds everything it keeps. It trusts no byte of the other side: any violation of the
+protocol ends the channel and every call under way.
 """
 
 import os
@@ -21,21 +21,21 @@ from mcp_sandbox.runtime.calls import Call, JsonObject, Reply, Sink, background_
 from mcp_sandbox.telemetry.calls import span
 
 HANDSHAKE_S = 10.0
-# The runner reads at once; one that does not take a frame within this time is stuck.
+# The runner always reads; if it does not take a frame within this time, it is stuck.
 SEND_S = 10.0
-# How long a cancelled call may take to tell that everything it started is dead.
+# How long the runner may take to confirm that all processes of a cancelled call are dead.
 CANCEL_S = 8.0
-# A runner answers whatever its calls do: one that is silent so long is asked, and then given up.
+# A runner silent for SILENT_S during a call is pinged; without answer in ASKED_S it is given up.
 SILENT_S = 10.0
 ASKED_S = 15.0
 _MOST_ENDED = 32
-# A sender of many small frames must not keep all others waiting.
+# After so many frames other tasks get a turn, so that many small frames do not delay them.
 _AT_A_STRETCH = 64
 
 
 @asynccontextmanager
 async def own_tasks() -> AsyncGenerator[TaskGroup]:
-    """Tasks that end with the block. Who fails first, they or the block, says what is raised."""
+    """Yield a group of tasks that end with the block; raise the first error of these or it."""
     try:
         async with anyio.create_task_group() as tasks:
             yield tasks
@@ -45,17 +45,17 @@ async def own_tasks() -> AsyncGenerator[TaskGroup]:
 
 
 class Channel:
-    """A connection to one runner, of use once it is `open`."""
+    """A connection to one runner; call `open` before any other method."""
 
     def __init__(
         self, stream: ByteStream, token: bytes, role: Literal["host", "doors"] = "host"
     ) -> None:
-        """As `doors` it is for these alone, counts for nothing and is not sealed."""
+        """`doors`: used only for these, keeps no sandbox alive, and frames are not sealed."""
         self.hello = RunnerHello("", 0, 0)
         self.background = Background()
-        # The ends of processes that nobody was told of, by their ids.
+        # Ended processes that no user or agent has been told of, by id.
         self.ended: dict[str, ProcessRow] = {}
-        # It ended because the runner does not answer any more.
+        # It ended because the runner no longer answers.
         self.silent = False
         self._stream = stream
         self._token = token
@@ -65,7 +65,7 @@ class Channel:
         self._calls: dict[int, Call] = {}
         self._last_id = 0
         self._send_lock = anyio.Lock()
-        # Why no further call can succeed.
+        # Why no further call can succeed, or None.
         self.broken: errors.SandboxGone | None = None
         self._ended, self._busy = anyio.Event(), anyio.Event()
         self.wait_broken = self._ended.wait
@@ -95,7 +95,7 @@ class Channel:
             tasks.start_soon(self._watch)
 
     async def aclose(self) -> None:
-        """Hang up; calls under way are lost, and the runner ends what they started."""
+        """Close the connection; calls under way fail, and the runner ends what they started."""
         await self._break("the connection was closed")
 
     async def call(  # noqa: PLR0913 - a call's four ways to go on
@@ -112,11 +112,11 @@ class Channel:
         """Send one call and wait for its end. It is never sent twice.
 
         `sink` gets (name, bytes) pieces as they come; without one they are dropped. Cancelling
-        `stop` stops what the call started, and it answers all the same; cancelling `leave` has it
-        answered, and what it started goes on.
+        `stop` kills what the call started, and the call still returns its result; cancelling
+        `leave` returns the result so far, and what the call started goes on.
 
         Raises:
-            CallerError: the runner says why it could not be done.
+            CallerError: the runner could not do it, and says why.
             SandboxGone: the connection broke, or no end came within `timeout_s`.
         """
         if self.broken:
@@ -132,7 +132,7 @@ class Channel:
                     if leave is None:
                         return await self._converse(number, call, header, body)
                     is_over = leave.deadline <= anyio.current_time()
-                    # What it is given it is given whole, whoever waits.
+                    # The body is sent completely, even if `leave` is cancelled meanwhile.
                     await self._begin(number, call, {**header, "release": is_over}, body)
                     with anyio.CancelScope() if is_over else leave:
                         return await self._result(number, call)
@@ -141,7 +141,7 @@ class Channel:
                 await self._drop(number, call)
                 return await self._result(number, call)
         except errors.TooLarge:
-            # Nothing of it was sent, or it has been answered.
+            # Nothing was sent, or the call has been answered.
             call.ended = True
             raise
         except TimeoutError as exc:
@@ -153,14 +153,14 @@ class Channel:
             self.forget(number)
 
     def number(self, call: Call) -> int:
-        """The number of a new call, which gets its frames from now on until we `forget` it."""
+        """Return the number of a new call; until `forget` it gets the frames of this number."""
         self._last_id += 1
         self._calls[self._last_id] = call
         self._busy.set()
         return self._last_id
 
     def forget(self, number: int) -> None:
-        """Drop what still comes for this call."""
+        """Drop all further frames for this call."""
         self._calls.pop(number, None)
 
     async def _converse(
@@ -183,7 +183,7 @@ class Channel:
     async def _begin(
         self, number: int, call: Call, header: JsonObject, body: bytes | AsyncIterable[bytes]
     ) -> None:
-        """The body in frames, as fast as it is taken. A command's code is whole in the first."""
+        """Send the body in frames as credit allows; the first has the complete code."""
         if isinstance(body, bytes) and len(body) <= protocol.WINDOW:
             await self.send(header, body)
             return
@@ -202,7 +202,7 @@ class Channel:
             while call.pieces and call.sink:
                 name, data = call.pieces.pop(0)
                 await call.sink(name, data)
-                # What came before the connection broke is handed over all the same.
+                # Data that came before the connection broke is still delivered.
                 with suppress(errors.SandboxGone):
                     await self.send({"t": "credit", "id": number, "n": len(data)}, b"")
             if call.error:
@@ -212,7 +212,7 @@ class Channel:
             await call.event.wait()
 
     async def _heed(self, stop: anyio.CancelScope, number: int, call: Call) -> None:
-        """Stop the call without a break in what its sink gets: it gets all there is."""
+        """Stop the call once `stop` is cancelled; its sink still gets all output."""
         with stop:
             await anyio.sleep_forever()
         await self._cancel(number, call)
@@ -222,7 +222,7 @@ class Channel:
         await self._cancel(number, call)
 
     async def _cancel(self, number: int, call: Call) -> None:
-        """Stop what the call started; returns when the runner says that all of it is dead."""
+        """Stop what the call started; return when the runner says that all of it is dead."""
         with anyio.move_on_after(CANCEL_S, shield=True):
             await self.send({"t": "cancel", "id": number}, b"")
             while not call.ended:
@@ -231,7 +231,7 @@ class Channel:
         await self._give_up("the sandbox did not stop a cancelled call")
 
     async def send(self, header: JsonObject, payload: bytes | memoryview = b"") -> None:
-        """One frame, whole: half of one would break the channel, so it cannot be cancelled."""
+        """Send one frame; it cannot be cancelled, as half a frame would break the channel."""
         try:
             with anyio.fail_after(SEND_S, shield=True):
                 async with self._send_lock:
@@ -248,7 +248,7 @@ class Channel:
         return await self._break(reason)
 
     async def _break(self, reason: str) -> errors.SandboxGone:
-        """End the channel: every call under way learns it. What it broke of first."""
+        """End the channel and fail every call under way; return the error of the first break."""
         if not self.broken:
             self.broken = errors.SandboxGone(
                 f"{reason}; what was under way is lost, files are kept. "
@@ -301,7 +301,7 @@ class Channel:
             del self.ended[next(iter(self.ended))]
 
     async def _watch(self) -> None:
-        """Ask a runner that says nothing during a call whether it still lives."""
+        """Check whether a runner that is silent during a call still answers."""
         while not self.broken:
             self._busy = anyio.Event()
             if not self._calls:
@@ -314,14 +314,14 @@ class Channel:
                     await self.call("ping", {}, timeout_s=ASKED_S)
 
     async def _one_frame(self) -> JsonObject:
-        """The next frame; the runner sends no second one before it is answered."""
+        """Return the next frame of the handshake: only one may come before it is answered."""
         while True:
             for header, _ in self._decoder.feed(await self._stream.receive(65536)):
                 return header
 
     async def _read(self) -> None:
         """Hand every frame to its call until the stream ends."""
-        # What has come together with the welcome is there already.
+        # Data received together with the runner's welcome is already in the decoder.
         data = b""
         try:
             while True:
@@ -339,7 +339,7 @@ class Channel:
     def _take(self, header: JsonObject, payload: bytes) -> None:
         call = self._calls.get(header.get("id", 0))
         if call is None:
-            # What belongs to no call, or to one that has ended.
+            # The frame belongs to no call, or to one that has ended.
             if header["t"] == "broken":
                 raise protocol.ProtocolError(str(header["message"])[:500])
             if header["t"] == "background":

@@ -1,6 +1,6 @@
-"""Doors: connections that programs inside make to places there, each answered by a handler here.
+"""Doors: ports and sockets inside a sandbox whose connections are answered by handlers here.
 
-They come over a channel of their own, which is no use of the sandbox; see `runner/doors.py`.
+They use a channel of their own, which does not keep the sandbox alive; see `runner/doors.py`.
 """
 
 import logging
@@ -24,10 +24,10 @@ Handler = Callable[[ByteStream], Awaitable[None]]
 
 _LISTEN_S = 10.0
 _POSTED = 8
-# The runner takes so many calls on one channel.
+# The runner accepts at most MAX_CALLS calls on one channel.
 _MOST_IN_ALL = protocol.MAX_CALLS - protocol.MOST_PLACES
 _WINDOW = protocol.STREAM_WINDOW
-# How long a client may take nothing of what is left for it, and stay when it has all.
+# How long a client may read nothing of the remaining data, and stay after it has read all.
 _STALLED_S, _LAST_S = 60.0, 1.0
 _HUNG_UP = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
 
@@ -36,11 +36,11 @@ _HUNG_UP = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStr
 async def open_doors(
     open_channel: Callable[[], Awaitable[ByteStream]], token: bytes
 ) -> AsyncGenerator["Doors"]:
-    """Open the channel for doors of the sandbox whose `open_channel` and `token` these are.
+    """Open the channel for doors of a sandbox, given its `open_channel` and `token`.
 
     Raises:
         SandboxGone, BackendUnavailable: the sandbox does not answer.
-        SandboxError: of any kind, if code inside has got between, as these frames are not sealed.
+        SandboxError: any kind: these frames are not sealed, so code inside may have forged them.
     """
     async with own_tasks() as tasks:
         channel = Channel(await open_channel(), token, "doors")
@@ -52,12 +52,12 @@ async def open_doors(
 
 
 class Doors:
-    """The places where we listen in one sandbox."""
+    """The ports and sockets in one sandbox on which the host listens."""
 
     def __init__(self, channel: Channel) -> None:
         self.wait_ended = channel.wait_broken
         self._channel = channel
-        # Of all places, posted doors too.
+        # Counts the connections of all places, and doors that wait for one.
         self._room = anyio.CapacityLimiter(_MOST_IN_ALL)
 
     @property
@@ -68,15 +68,15 @@ class Doors:
     async def listen(
         self, handler: Handler, at: int | str = 0, *, most: int = 64, shared: bool = False
     ) -> AsyncGenerator[int | str]:
-        """Listen while the block lasts: yields the port of 127.0.0.1, or the path of a unix socket.
+        """Listen while the block lasts; yield the port of 127.0.0.1, or the path of a unix socket.
 
-        `at` 0 is a free port. `handler` gets each connection as a stream, at most so many at once,
-        and is cancelled with the block, or when the channel ends. Other servers may listen at a
-        place, too, that all of them share.
+        `at` 0 is a free port. `handler` gets each connection as a stream, at most `most` at once,
+        and is cancelled with the block, or when the channel ends. Several servers may share a
+        place.
 
         Raises:
-            Busy: a program inside listens there, or another block; or too many do.
-            SandboxError: as of `open_doors`.
+            Busy: a program inside or another block listens there, or too many do.
+            SandboxError: as `open_doors`.
         """
         listening = Door(self._channel)
         try:
@@ -92,7 +92,7 @@ class Doors:
             await listening.hang_up()
 
     async def _serve_all(self, handler: Handler, at: int | str, most: int) -> None:
-        """Keep some doors posted, and hand each at which there is a client to the handler."""
+        """Keep some doors waiting, and give each that a client has reached to the handler."""
         places = anyio.Semaphore(most)
 
         async def serve(tasks: TaskGroup) -> None:
@@ -104,7 +104,7 @@ class Doors:
             except* (*_HUNG_UP, SandboxError):
                 pass
             except* Exception:
-                logger.exception("a connection out of a sandbox ended by an error of its handler")
+                logger.exception("the handler of a connection out of a sandbox failed")
 
         async with anyio.create_task_group() as tasks:
             for _ in range(_POSTED):
@@ -114,7 +114,7 @@ class Doors:
 
 
 class Doorway:
-    """The channel for doors of one sandbox: there from the first of them on, until it is closed."""
+    """The channel for doors of one sandbox: opened for the first door, open until closed."""
 
     def __init__(
         self, open_channel: Callable[[], Awaitable[ByteStream]], token: bytes, tasks: TaskGroup
@@ -129,7 +129,7 @@ class Doorway:
         self._scope.cancel()
 
     async def doors(self) -> Doors:
-        """The channel, opened if need be; SandboxGone, if the sandbox does not answer."""
+        """Return the doors; open the channel if needed. Raises SandboxGone if none answers."""
         async with self._lock:
             if self._doors is None or self._doors.ended:
                 self._doors = await self._tasks.start(self._open)
@@ -152,10 +152,10 @@ class Door(ByteStream):
         self._channel = channel
         self._call = Call(keeps=True, window=_WINDOW)
         self._number = channel.number(self._call)
-        self._received = 0  # So much was not given credit for.
+        self._received = 0  # Bytes received for which no new credit was given yet.
 
     async def opened(self, op: str, **args: object) -> tuple[int, int]:
-        """Make the call; returns when it is open, for how many doors, and at which port."""
+        """Make the call; when it is open, return how many doors may be open, and the port."""
         await self._channel.send({"t": "call", "id": self._number, "op": op, "args": args})
         while self._call.opened is None:
             if self._call.error:
@@ -195,9 +195,9 @@ class Door(ByteStream):
         await self._send({"t": "data", "more": False})
 
     async def aclose(self) -> None:
-        """Hang up when the client has all that was sent, and had a moment to do so first.
+        """Close the connection after the client has read everything, or could close it first.
 
-        While it still sends, its kernel would drop the answer.
+        To close it while the client still sends would make its kernel drop the answer.
         """
         try:
             await self.send_eof()
@@ -213,7 +213,7 @@ class Door(ByteStream):
             await self.hang_up()
 
     async def hang_up(self) -> None:
-        """End it at once."""
+        """Close the connection at once."""
         with suppress(*_HUNG_UP):
             await self._send({"t": "cancel"})
         self._call.ended = True

@@ -1,7 +1,7 @@
-"""Typed file operations in one sandbox: calls go out as values, replies come in checked.
+"""Typed file operations in one sandbox, with checked replies.
 
-What a reply holds was made by a program that user code may have broken, so every type and size is
-checked here. A path is text; bytes of a name that are not UTF-8 are lone surrogates in it.
+User code may have changed the program that replies, so every type and size is checked here. A
+path is text; bytes of a name that are not UTF-8 are lone surrogates in it.
 """
 
 import json
@@ -27,7 +27,7 @@ from mcp_sandbox.runtime.channel import Channel
 
 MAX_READ = 256 * 1024 * 1024
 _MAX_REPLY = 40 * 1024 * 1024
-# Moving this much over a slow engine may take long; nobody waits for it at a prompt.
+# A large file over a slow engine takes long, and no person waits for it at a prompt.
 _TRANSFER_S = 600.0
 
 _Value = TypeVar("_Value")
@@ -39,15 +39,15 @@ _COLUMNS = ("path", "kind", "size", "modified", "target")
 class Files:
     """The files of one sandbox, over one channel.
 
-    Every method raises a CallerError that says what to do, or SandboxGone when the sandbox died
-    or answered nonsense.
+    Every method raises a CallerError that says what to do, or SandboxGone if the sandbox died or
+    sent a malformed answer.
     """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """The bytes of a regular file, or of a part of it; TooLarge when more than 256 MiB."""
+        """Return the bytes of a regular file or a part of it; TooLarge above 256 MiB."""
         args: JsonObject = {"path": path, "offset": offset, "length": length}
         args["max_bytes"] = MAX_READ
         reply = await self._call("read", args, timeout_s=_TRANSFER_S, max_body=MAX_READ)
@@ -57,7 +57,7 @@ class Files:
     async def read_lines(
         self, path: str, *, offset: int = 1, limit: int = 2000, max_bytes: int = 30_000
     ) -> FileContent:
-        """Some lines of a text file, a whole image, or the first bytes of anything else."""
+        """Return some lines of a text file, a complete image, or the first bytes of other files."""
         args = {"path": path, "offset": offset, "limit": limit, "max_bytes": max_bytes}
         reply = await self._call("read_lines", args)
         return replace(_checked(FileContent, {**reply.result, "data": ""}), data=reply.body)
@@ -65,7 +65,7 @@ class Files:
     async def write(
         self, path: str, data: bytes | AsyncIterable[bytes], *, append: bool = False
     ) -> WriteResult:
-        """Put data into a file, all or nothing; directories above it are made."""
+        """Write a file, all or nothing; missing parent directories are made."""
         args = {"path": path, "append": append}
         reply = await self._channel.call("write", args, body=data, timeout_s=_TRANSFER_S)
         return _checked(WriteResult, reply.result)
@@ -73,11 +73,11 @@ class Files:
     async def edit(
         self, path: str, old: str, new: str, *, replace_all: bool = False, dry_run: bool = False
     ) -> EditResult:
-        """Replace text that is in a file once, or everywhere with `replace_all`.
+        """Replace text that occurs once in a file, or every occurrence with `replace_all`.
 
         Raises:
-            NoMatch: it is not there; the message shows the nearest lines.
-            Ambiguous: it is there more than once; the message names the lines.
+            NoMatch: the text does not occur; the message shows the nearest lines.
+            Ambiguous: it occurs more than once; the message names the lines.
         """
         before, after = _encode(old), _encode(new)
         args = {"old_bytes": len(before), "replace_all": replace_all, "dry_run": dry_run}
@@ -87,7 +87,7 @@ class Files:
     async def list(
         self, path: str = ".", *, depth: int = 1, limit: int = 500, hidden: bool = True
     ) -> Listing:
-        """What a directory holds, down to `depth` levels, sorted by path."""
+        """Return the entries of a directory, down to `depth` levels, sorted by path."""
         args = {"path": path, "depth": depth, "limit": limit, "hidden": hidden}
         reply = await self._call("list", args)
         rows = _checked(tuple[_Row, ...], reply.body)
@@ -96,7 +96,7 @@ class Files:
         return _checked(Listing, {**reply.result, "entries": tuple(entries)})
 
     async def glob(self, pattern: str, path: str = ".", *, limit: int = 500) -> GlobResult:
-        """The files whose path matches, newest first."""
+        """Return the files whose path matches, newest first."""
         reply = await self._call("glob", {"pattern": pattern, "path": path, "limit": limit})
         paths = _checked(tuple[str, ...], reply.body)
         _require(len(paths) <= limit)
@@ -112,7 +112,7 @@ class Files:
         context: int = 0,
         limit: int = 200,
     ) -> GrepResult:
-        """The lines that a regular expression matches, in files that `glob` matches."""
+        """Return the lines that match a regular expression, in files that match `glob`."""
         args = {"pattern": pattern, "path": path, "glob": glob, "ignore_case": ignore_case}
         reply = await self._call("grep", {**args, "context": context, "limit": limit})
         lines = tuple(reply.body.decode("utf-8", "replace").split("\n")[:-1])
@@ -125,7 +125,7 @@ class Files:
         return _checked(DeleteResult, reply.result)
 
     async def move(self, source: str, destination: str, *, overwrite: bool = False) -> MoveResult:
-        """Give a file, link or directory a name, one that is taken only with `overwrite`."""
+        """Rename a file, link or directory; only with `overwrite` over an existing one."""
         args = {"source": source, "destination": destination, "overwrite": overwrite}
         return _checked(MoveResult, (await self._call("move", args, timeout_s=_TRANSFER_S)).result)
 
@@ -138,7 +138,7 @@ class Files:
         timeout_s: float = 60.0,
         max_body: int = _MAX_REPLY,
     ) -> Reply:
-        """One call whose body is collected; taking it piece by piece gives the credit for more."""
+        """Make one call and collect the body of its reply piece by piece."""
         received = bytearray()
 
         async def collect(_: str, data: bytes) -> None:
@@ -159,8 +159,8 @@ def _encode(text: str) -> bytes:
 
 
 def _checked(kind: type[_Value], said: object) -> _Value:
-    """The value in JSON bytes, or in what was made of such, if it is one of that kind."""
-    # Strict JSON takes an object for a value class, strict Python does not.
+    """Return JSON bytes, or parsed JSON, as a value of that kind; SandboxGone if it is none."""
+    # In strict mode pydantic builds a value class from a JSON object, but not from a dict.
     text = said if isinstance(said, bytes) else json.dumps(said)
     adapter = _ADAPTERS.get(kind) or _ADAPTERS.setdefault(kind, TypeAdapter(kind))
     try:
@@ -177,6 +177,6 @@ def _require(holds: bool) -> None:
 
 def _nonsense() -> SandboxGone:
     return SandboxGone(
-        "the sandbox gave an answer that makes no sense; it is not to be trusted any more. "
+        "the sandbox sent a malformed answer, so it is no longer trusted. "
         "Reset it and call again: files are kept"
     )

@@ -1,4 +1,4 @@
-"""Typed calls about commands by their ids, and what a runner says of how commands go."""
+"""Typed calls about commands by their ids, and the results of commands."""
 
 import signal
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
@@ -17,7 +17,7 @@ Stop = Literal["TERM", "INT", "HUP", "KILL"]
 _Typing = Literal["enter", "tab", "escape", "backspace", "space", "ctrl-c", "ctrl-d", "ctrl-z"]
 Key = Literal[_Typing, "up", "down", "left", "right", "page-up", "page-down"]
 
-# Who is this late is ended with all that runs in it: so a slow machine gets its time.
+# A sandbox that answers later is given up and ended, so this allows for a slow machine.
 LATE_S = 12.0
 _COUNTED = ("created", "changed", "deleted")
 _WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
@@ -25,7 +25,7 @@ _MOST_ROWS = 1000
 _MOST_FIGURES = 100
 _OF_SHELL = {
     "new": "this shell is new; the next call with its name goes on where this one has ended",
-    "broken": "what this shell remembered was damaged: it has begun anew",
+    "broken": "the saved state of this shell was damaged: it has started again",
     "moved": "the directory this shell was in is gone: this command began in /workspace",
     "kept": "the shell remembers nothing of this command and is as before it: bash was killed, "
     "replaced by exec, or left by exit under its own EXIT trap, or more than 4 MiB were to be kept",
@@ -33,17 +33,17 @@ _OF_SHELL = {
 
 
 class Processes:
-    """What runs in one sandbox, or has run, over one channel.
+    """The processes of one sandbox, over one channel.
 
-    Any call may raise SandboxGone, and NotFound for an id that the sandbox does not know; it says
-    which there are.
+    Any call may raise SandboxGone, and NotFound for an unknown id; the message lists the known
+    ones.
     """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
     async def list(self) -> Sequence[ProcessRow]:
-        """What runs, and what has ended lately, the newest last."""
+        """Return what runs and what has ended lately, the newest last."""
         reply = await self._channel.call("processes", {}, timeout_s=LATE_S)
         async with making_sense(self._channel):
             return [row_of(said) for said in reply.result["processes"][:_MOST_ROWS]]
@@ -57,20 +57,20 @@ class Processes:
         on_output: Sink | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
-        """Its end, or how far it is: as soon as `until` is in its output, or `leave` is cancelled.
+        """Wait for the end, for `until` in the output, or until `leave` is cancelled.
 
-        What was printed since the last answer about it, or the `whole` as far as it is held.
+        The result has the output since the last answer, or all that is kept if `whole`.
         """
         args = {"process": process, "until": until, "whole": whole, "live": bool(on_output)}
         return await self._look("wait", args, on_output, leave)
 
     async def stop(self, process: str, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
-        """End it: a signal to its process group, after the grace its whole tree is killed."""
+        """Send a signal to its process group; after `grace_s` seconds kill its process tree."""
         args = {"process": process, "signal": signal.Signals[f"SIG{how}"].value}
         return await self._look("stop", {**args, "grace_s": grace_s})
 
     async def type(self, process: str, text: str, key: Key | None) -> ExecResult:
-        """Type on its terminal; how far it is when its screen has been still for a moment."""
+        """Type on its terminal; return its state once its screen is still for a moment."""
         return await self._look("type", {"process": process, "text": text, "key": key})
 
     async def dial(
@@ -83,9 +83,9 @@ class Processes:
     ) -> None:
         """Connect to a port of the sandbox's loopback, until both directions have ended.
 
-        `sink` gets ("body", bytes), and ("end", …) once. Without one, to be connected is enough.
+        `sink` gets ("body", bytes), and ("end", …) once. Without one, only try to connect.
 
-        Raises NotFound: nothing answers within `wait_s`; the message names the ports that are used.
+        Raises NotFound: no program answers within `wait_s`; the message names the ports in use.
         """
         args = {"port": port, "wait_s": wait_s, "look": sink is None}
         await self._channel.call("dial", args, body=sent, timeout_s=float("inf"), sink=sink)
@@ -107,11 +107,11 @@ class Processes:
         return result
 
     def untold(self) -> Sequence[ProcessRow]:
-        """The ends that nobody was told of, as far as the runner has said."""
+        """Return ended processes that no user or agent has been told of, as the runner reports."""
         return [*self._channel.ended.values()]
 
     async def tell(self, rows: Sequence[ProcessRow]) -> None:
-        """Somebody has been told of these: no other server needs to."""
+        """Tell the runner that these ends were reported, so that no other server does it again."""
         for row in rows:
             self._channel.ended.pop(row.id, None)
         await self._channel.call("told", {"processes": [row.id for row in rows]}, timeout_s=LATE_S)
@@ -119,16 +119,16 @@ class Processes:
 
 @asynccontextmanager
 async def making_sense(channel: Channel) -> AsyncGenerator[None]:
-    """Read a result; one that is malformed is none of our runner, and nothing more is believed."""
+    """Read a result in the block; if it is malformed, close the channel and raise SandboxGone."""
     try:
         yield
     except (KeyError, TypeError, ValueError, OverflowError) as exc:
         await channel.aclose()
-        raise SandboxGone(f"the sandbox sent a result that makes no sense: {exc}") from exc
+        raise SandboxGone(f"the sandbox sent a malformed result: {exc}") from exc
 
 
 def result_of(reply: Reply) -> ExecResult:
-    """How a command ended, or how far it is."""
+    """Return how a command ended, or its state while it runs."""
     said, body = reply.result, BytesIO(reply.body)
     out_head, out_tail, err_head, err_tail = (body.read(int(size)) for size in said["sizes"])
     out_from, err_from = (int(start) for start in said["starts"])
@@ -152,7 +152,7 @@ def result_of(reply: Reply) -> ExecResult:
         file_counts=counts and dict(zip(_COUNTED, map(int, counts), strict=True)),
         made_room=background_of(said["made_room"]) if "made_room" in said else Background(),
         figures=tuple(
-            # Not read yet.
+            # Only paths: the files are read later.
             FileContent(str(path)[:4096], "binary", "", 0, b"")
             for path in said["figures"][:_MOST_FIGURES]
         ),
@@ -170,7 +170,7 @@ def result_of(reply: Reply) -> ExecResult:
 
 
 def _text(head: bytes, tail: bytes, total: int) -> str:
-    """Whole output, or both ends with a line between them that says how much is left out."""
+    """Return the complete output, or both ends and a line that says how much is left out."""
     missing = total - len(head) - len(tail)
     if missing <= 0:
         return (head + tail).decode("utf-8", "replace")

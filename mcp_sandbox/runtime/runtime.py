@@ -14,7 +14,7 @@ from mcp_sandbox.runtime.files import Files
 from mcp_sandbox.runtime.processes import LATE_S, Processes, making_sense, result_of
 from mcp_sandbox.telemetry.calls import ended_span
 
-# Why a sandbox does not retire: other servers, calls, or what runs in the background; or it does.
+# Why a sandbox does not end: other servers, calls, background processes; "" if it ends.
 Refusal = Literal["users", "calls", "background", ""]
 OnOutput = Callable[[str, bytes], Awaitable[None]]
 Show = Callable[[bytes], Awaitable[None]]
@@ -26,8 +26,8 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,32}")
 class Runtime:
     """The runner of one sandbox, over one channel.
 
-    Unless files `may_grow`, the kernel lets none become longer that a command writes to. Any call
-    may raise SandboxGone: it died, or does not answer.
+    Unless files `may_grow`, the kernel stops commands from making any file longer. Any call may
+    raise SandboxGone: the sandbox died or does not answer.
     """
 
     def __init__(self, channel: Channel, *, keep_bytes: int, may_grow: bool = True) -> None:
@@ -40,7 +40,7 @@ class Runtime:
         self._stop: CancelScope | None = None
 
     def bounded(self, stop: CancelScope | None = None, *, may_grow: bool) -> "Runtime":
-        """The same runner for one call, which is killed, and answers, when `stop` is cancelled."""
+        """Return the runner for one call, which is killed, and returns, if `stop` is cancelled."""
         keep_bytes = self._keep_bytes if may_grow else 0
         bounded = Runtime(self._channel, keep_bytes=keep_bytes, may_grow=may_grow)
         bounded._stop = stop
@@ -48,17 +48,17 @@ class Runtime:
 
     @property
     def broken(self) -> bool:
-        """No further call can succeed."""
+        """Whether no further call can succeed."""
         return self._channel.broken is not None
 
     @property
     def silent(self) -> bool:
-        """It is broken because the runner does not answer, which others will find, too."""
+        """Whether it is broken because the runner does not answer: other servers will see this."""
         return self._channel.silent
 
     @property
     def background(self) -> Background:
-        """What commands have left running, as the runner last said; it tells every change."""
+        """The processes that commands left running; the runner reports every change."""
         return self._channel.background
 
     async def status(self, *, timeout_s: float = LATE_S) -> RunnerStatus:
@@ -68,10 +68,10 @@ class Runtime:
             return RunnerStatus(connections, calls, background_of(said), float(said["idle_s"]))
 
     async def retire(self, *, background_too: bool, leaving: bool = False) -> Refusal:
-        """End the sandbox unless somebody else uses it; why not, or "" when it ends.
+        """End the sandbox unless it is in use; return why not, or "" if it ends.
 
-        What runs in the background keeps it, too, unless `background_too`. With `leaving` we do
-        not count any more once it goes on for other servers: hang up then.
+        Background processes also keep it, unless `background_too`. With `leaving` this server no
+        longer counts as a user if the sandbox goes on for others: close the channel then.
         """
         args = {"background_too": background_too, "leaving": leaving}
         said = (await self._channel.call("retire", args, timeout_s=LATE_S)).result
@@ -91,11 +91,11 @@ class Runtime:
         on_output: OnOutput | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
-        """Run code in a fresh process of its language, or in a notebook; the rest as in `exec`.
+        """Run code in a new process of its language, or in a notebook; the rest as in `exec`.
 
         Raises:
             Unsupported: the language is not installed in this sandbox.
-            Busy: the notebook has a cell to do, or there are too many.
+            Busy: the notebook runs another cell, or there are too many notebooks.
         """
         if language not in get_args(Language):
             raise InvalidArgument(f"language is one of {', '.join(get_args(Language))}")
@@ -117,21 +117,21 @@ class Runtime:
         take: Show | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
-        """Run a bash command line, or a program with its arguments without any shell.
+        """Run a bash command line, or a program with its arguments and no shell.
 
         After `timeout_s` it is killed. When `leave` is cancelled, or `until` is in its output, the
-        call is answered and the command goes on. `on_output` gets ("stdout" | "stderr", bytes)
-        live, with gaps when it is slow. With `tty` what its terminal is sent is its stdout.
+        call returns and the command goes on. `on_output` gets ("stdout" | "stderr", bytes) live,
+        with gaps if it is slow. With `tty` stdout is what the command writes to its terminal.
 
-        `take` gets all of stdout, in order; the command is paused while it does not take, and the
-        result comes after the last byte of it and has none. If it raises, the command is killed.
+        `take` gets all of stdout, in order; the command is paused while `take` runs, and the
+        result comes after the last byte and has no stdout. If it raises, the command is killed.
 
-        A `shell` of that name goes on where its last command has ended; see `runner/shell.py`.
+        A named `shell` goes on where its last command ended; see `runner/shell.py`.
 
         Raises:
             NotFound: `cwd` cannot be used.
-            InvalidArgument: `shell` is no name for one, or there is no command line; or with `tty`;
-                or `take` with what is answered before the end, or with other ways to listen.
+            InvalidArgument: `shell` is not a valid name, or is used with a list or `tty`; or
+                `take` is used with `tty`, `until`, `on_output` or `leave`.
             Busy: `shell` runs another command.
         """
         args: JsonObject = {"timeout_s": timeout_s, "until": until, "tty": tty}
@@ -139,7 +139,7 @@ class Runtime:
             raise InvalidArgument("tty takes no stdin and no shell: leave these out, or tty")
         if take:
             if tty or until or on_output or leave:
-                raise InvalidArgument("take goes without tty, until, on_output, leave and wait_s")
+                raise InvalidArgument("take excludes tty, until, on_output, leave and wait_s: drop these")
             args["take"] = True
         if shell is not None:
             if not NAME.fullmatch(shell):
@@ -160,9 +160,9 @@ class Runtime:
     async def terminal(
         self, frames: AsyncIterable[bytes], show: Show, *, args: Mapping[str, object]
     ) -> TerminalEnd:
-        """Let a person use a shell; it ends at the latest with `frames` (runner/frames.py).
+        """Run a shell for a person; it ends at the latest with `frames` (runner/frames.py).
 
-        `args`: its `env`, whether it has a `tty`, and the `command` to run instead.
+        `args`: its `env`, whether it has a `tty`, and a `command` to run instead of a shell.
 
         Raises Unsupported: the sandbox has no shell.
         """
@@ -186,7 +186,7 @@ class Runtime:
     ) -> ExecResult:
         limit_s = args["timeout_s"]
         args |= {"keep_bytes": self._keep_bytes, "grow": self._may_grow, "live": bool(on_output)}
-        # Who takes may take long after the end.
+        # `take` may still be reading long after the command's end.
         endless = limit_s is None or "take" in args
         if env:
             args["env"] = dict(env)
