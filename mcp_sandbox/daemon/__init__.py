@@ -1,12 +1,11 @@
-"""One process that owns the sandboxes of a data root, and the way to talk to it.
+"""One process that owns the sandboxes of a data root, and its unix socket.
 
-    claim      one daemon per data root, one listener per socket
-    door       lets clients in, who greet first
-    daemon     its life, from listening to the ending, and what a person may ask of it: chats
-    agents     coding agents at work in chats
-    copying    files that a person sends into a chat
-    client     the command line's side of that
-    tokens     who may come over HTTP
+    claim      locks: one daemon per data root, one listener per socket
+    door       accepts clients and reads their first line
+    daemon     the daemon's life from start to end, and its control commands
+    chats, agents, copying    further commands: about chats, coding agents, and files
+    client     the command line's side of the socket
+    tokens     bearer tokens for users who connect over HTTP
 
-What a client of a chat says is handed on unread: this room knows no MCP.
+A chat client's messages are passed on unread: this package knows no MCP.
 """

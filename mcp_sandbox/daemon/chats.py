@@ -1,4 +1,4 @@
-"""Commands of a person about the chats of the data root."""
+"""Control commands, given by a person, about the chats of the data root."""
 
 import json
 import re
@@ -23,9 +23,9 @@ _TERM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 
 class Chats:
-    """`list`, `find`, `stop`, `pause` and others, and the conversation `shell`.
+    """The commands `list`, `find`, `stop`, `pause` and others, and the conversation `shell`.
 
-    `manager` opens the manager when need be.
+    `manager` returns the session manager, and opens it if needed.
     """
 
     def __init__(self, manager: Callable[[], Awaitable[SessionManager]]) -> None:
@@ -45,7 +45,7 @@ class Chats:
     async def _list(self, arguments: JsonObject) -> JsonObject:
         manager = await self._manager()
         rows = [_row(status) for status in await manager.list()]
-        # With thousands of chats a list of all sizes takes long: "latest" are those used last.
+        # To measure thousands of chats takes long: "latest" stops after those used last.
         sizes, until = arguments.get("sizes"), anyio.current_time() + 0.1
         for number, row in enumerate(rows if sizes else ()):
             if sizes == "latest" and number >= 20 and anyio.current_time() > until:
@@ -71,7 +71,7 @@ class Chats:
         return asdict(await manager.collect(dry_run=bool(arguments.get("dry_run"))))
 
     async def _egress(self, arguments: JsonObject) -> JsonObject:
-        """Show or change what may leave: `do` is list, allow, deny or check."""
+        """Show or change the allowed hosts: `do` is list, allow, deny or check."""
         egress, do = (await self._manager()).egress, arguments["do"]
         host, chat = str(arguments.get("host")), None
         if egress is None:
@@ -89,7 +89,7 @@ class Chats:
         return {"chat": str(chat), **await egress.told(chat)}
 
     async def _approvals(self, arguments: JsonObject) -> JsonObject:
-        """What waits for a person: `do` is list, show or answer, with the `word` for one."""
+        """Show or answer calls that wait for approval: `do` is list, show or answer."""
         approvals, do = (await self._manager()).approvals, arguments["do"]
         if do == "list":
             found = await approvals.list()
@@ -110,10 +110,10 @@ class Chats:
         return await manager.session(chat)
 
     async def shell(self, arguments: JsonObject, connection: Connection) -> None:
-        """Say that frames follow, and pass them on both ways until the shell ends.
+        """Announce that frames follow, and pass them on both ways until the shell ends.
 
         Raises:
-            SandboxError: it cannot begin; nothing has been said.
+            SandboxError: the shell cannot begin; nothing was sent to the client.
         """
         session = await self.session(arguments)
         first = size(_positive(arguments, "rows"), _positive(arguments, "columns"))
@@ -156,12 +156,12 @@ def _row(status: SessionStatus) -> dict[str, Any]:
 
 
 def find_chat(text: str, chats: Collection[ChatId]) -> ChatId:
-    """The chat called `text`, else the one whose id or user/id begins with it.
+    """Return the chat called `text`, else the one whose id or user/id begins with it.
 
     Raises:
-        NotFound: there is none.
-        Ambiguous: there are several; the message names them.
-        InvalidArgument: nothing was named.
+        NotFound: no chat matches.
+        Ambiguous: several match; the message names them.
+        InvalidArgument: `text` is empty.
     """
     if not text:
         raise InvalidArgument("name a chat: `mcp-sandbox ls` lists them")
@@ -174,12 +174,12 @@ def find_chat(text: str, chats: Collection[ChatId]) -> ChatId:
         if found:
             names, more = sorted(map(str, found))[:_MOST_SHOWN], len(found) - _MOST_SHOWN
             listed = ", ".join(names) + (f" or one of {more} others" if more > 0 else "")
-            raise Ambiguous(f"{text!r} may be {listed}: write more of the name")
+            raise Ambiguous(f"{text!r} could mean {listed}: write more of the name")
     raise NotFound(f"no chat is called {text!r}: `mcp-sandbox ls` lists them")
 
 
 async def _typed(first: bytes, connection: Connection) -> AsyncGenerator[bytes]:
-    """The person's frames as they come; the runner, who reads them, checks them."""
+    """Yield the person's frames as they come, unchecked: the runner checks them."""
     yield first
     with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
         while True:

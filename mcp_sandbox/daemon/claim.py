@@ -1,7 +1,7 @@
-"""The right to serve: one daemon per data root, one listener per socket. Blocks.
+"""Locks: one daemon per data root, one listener per socket. Blocks.
 
-Locks die with their process. The file of a lock says who holds it; it is never deleted: a lock on
-a deleted file guards nothing. A socket lies in a folder of ours alone.
+Locks end with their process. The file of a lock says which process holds it; it is never deleted:
+a lock on a deleted file guards nothing. Only this user can write to a socket's folder.
 """
 
 import json
@@ -21,15 +21,15 @@ from anyio import to_thread
 from mcp_sandbox.durable import lock, unlock
 from mcp_sandbox.errors import AlreadyServed, StorageUnavailable
 
-# A daemon that leaves waits for its running calls and ends its sandboxes.
+# A daemon that ends waits for its running calls and ends its sandboxes.
 _LEAVING_S = 60.0
-# A socket's address has 108 bytes; the name while it is being made is longer by four.
+# A socket's address has 108 bytes, and its temporary name is four bytes longer.
 _LONGEST_PATH = 103
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock. `started` is an ISO time; `leaving`: it will let go soon."""
+    """The process that holds a lock. `started` is an ISO time; `leaving`: it is about to end."""
 
     pid: int
     version: str
@@ -39,7 +39,7 @@ class Holder:
 
 
 class Claim:
-    """The right to serve a data root on a socket: two locks, taken and given back together."""
+    """The locks of a data root and of a socket, taken and released together."""
 
     def __init__(self, data_root: Path, path: Path, holder: Holder) -> None:
         self.holder = holder
@@ -50,11 +50,11 @@ class Claim:
         self._files = list[int]()
 
     def take(self) -> Holder | None:
-        """Take both, or neither; who is in the way, None = nobody.
+        """Take both locks, or neither; return None, or the ending process that still holds one.
 
         Raises:
             StorageUnavailable: a lock file cannot be made.
-            AlreadyServed: a daemon that stays holds one of them.
+            AlreadyServed: a daemon that is not ending holds one of them.
         """
         for place, does in self._places.items():
             try:
@@ -73,7 +73,7 @@ class Claim:
         return None
 
     def announce_leaving(self) -> None:
-        """Let who comes now wait instead of giving up."""
+        """Tell daemons that start now to wait for the locks instead of giving up."""
         for file in self._files:
             _describe(file, replace(self.holder, leaving=True))
 
@@ -83,14 +83,14 @@ class Claim:
 
 
 def _describe(file: int, holder: Holder) -> None:
-    """Write down who holds a lock, for those who are refused."""
+    """Write into a lock's file which process holds it, for processes that are refused."""
     text = json.dumps(asdict(holder)).encode()
-    # Blanks wipe out what was there, so that a reader never meets an empty file.
+    # Padding overwrites the old text in one step, so that readers never see an empty file.
     os.pwrite(file, text.ljust(os.fstat(file).st_size), 0)
 
 
 def _leaving(place: Path, does: str) -> Holder:
-    """The holder of a lock, when it is about to let go."""
+    """Return the holder of a lock if it is ending; else raise AlreadyServed."""
     try:
         with place.open("rb") as file:
             found = Holder(**json.loads(file.read(8192)))
@@ -107,10 +107,10 @@ def _leaving(place: Path, does: str) -> Holder:
 
 @asynccontextmanager
 async def claimed(data_root: Path, path: Path, version: str) -> AsyncGenerator[Claim]:
-    """Be the only daemon of a data root and of the socket at `path`; waits for one that leaves.
+    """Be the only daemon of a data root and of the socket at `path`; wait for one that is ending.
 
     Raises:
-        AlreadyServed: another daemon is there and stays.
+        AlreadyServed: another daemon runs and is not ending.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
     claim = Claim(data_root, path, Holder(os.getpid(), version, str(path), started))
@@ -133,7 +133,7 @@ class Listener:
 
     Raises:
         StorageUnavailable: the folder is not safe or cannot be written.
-        AlreadyServed: somebody answers on the socket.
+        AlreadyServed: a program listens on the socket.
     """
 
     def __init__(self, path: Path) -> None:
@@ -141,7 +141,7 @@ class Listener:
         self.listen()
 
     def listen(self) -> None:
-        """Make a socket, which appears at the path at once and complete; close no earlier one."""
+        """Make a socket that appears at the path ready for use; an earlier one stays open."""
         _check_folder(self.path)
         _check_place(self.path)
         new = self.path.with_name(f"{self.path.name}.new")
@@ -161,14 +161,14 @@ class Listener:
         self.socket, self._inode = listener, inode
 
     def is_in_place(self) -> bool:
-        """Whether clients that look for the path find us."""
+        """Return whether clients that connect to the path reach this socket."""
         try:
             return self.path.lstat().st_ino == self._inode
         except OSError:
             return False
 
     def close(self) -> None:
-        """Listen no more, and leave no socket behind that leads nowhere."""
+        """Stop listening, and remove the socket's file."""
         if self.socket.fileno() >= 0 and self.is_in_place():
             self.path.unlink(missing_ok=True)
         self.socket.close()
@@ -186,7 +186,7 @@ async def listening(path: Path) -> AsyncGenerator[Listener]:
 
 
 def _check_folder(path: Path) -> None:
-    """Others must not be able to put their own socket in the place of ours."""
+    """Raise StorageUnavailable if other users could replace a socket at the path."""
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise StorageUnavailable(
             f"the socket's path {path} has more than {_LONGEST_PATH} bytes: name a shorter one "
@@ -209,7 +209,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _check_place(path: Path) -> None:
-    """What is there may be replaced only if it is a socket that nobody listens on."""
+    """Raise unless the path is free or is a socket on which no program listens."""
     try:
         is_socket = stat.S_ISSOCK(path.lstat().st_mode)
     except FileNotFoundError:

@@ -15,26 +15,26 @@ from mcp_sandbox.errors import NoDaemon, OperatorError
 
 JsonObject = Mapping[str, Any]
 
-# The longest event of an agent, of 32 MiB, has three bytes here for one there at the most.
+# The longest event of an agent, 32 MiB, grows at most threefold in this JSON.
 _MAX_LINE = 128 << 20
 
 
 class Conversation:
-    """A command under way. `daemon` is what the daemon says of itself."""
+    """A command under way. `daemon` is the daemon's answer: its version and process number."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.rest = bytearray()
-        """What has come after the last message."""
+        """Bytes received after the last message."""
         self.daemon = self.receive()
         if not self.daemon.get("ok"):
             raise OperatorError(str(self.daemon.get("error")))
 
     def receive(self) -> JsonObject:
-        """The next message.
+        """Return the next message.
 
         Raises:
-            OperatorError: it is the word that the command failed.
+            OperatorError: the message says that the command failed.
             NoDaemon: the daemon hung up.
         """
         seen = 0
@@ -57,23 +57,23 @@ def conversation(path: Path, command: str, arguments: JsonObject) -> Generator[C
     """Give the daemon at `path` a command.
 
     Raises:
-        NoDaemon: none answers there.
-        OperatorError: it refuses.
+        NoDaemon: no daemon answers there.
+        OperatorError: the daemon refuses.
     """
     with socket.socket(socket.AF_UNIX) as connection:
-        # What fails in the block, such as a pipe that nobody reads, is not the daemon's fault.
+        # An error in the block, such as a closed pipe, is not the daemon's fault.
         said = {"role": "control", "command": command, "arguments": arguments}
         yield _begun(connection, path, json.dumps({"mcp-sandbox": PROTOCOL, **said}).encode())
 
 
 def _begun(connection: socket.socket, path: Path, greeting: bytes) -> Conversation:
-    # A daemon that has just begun answers late; one that is stuck never does.
+    # A daemon that has just started may answer late; one that is stuck never answers.
     connection.settimeout(30)
     try:
         connection.connect(str(path))
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         _, uid, _ = struct.unpack("3i", credentials)
-        # Commands are for our own daemon only.
+        # Commands go only to a daemon of the same user.
         if os.geteuid() not in (0, uid):
             raise OperatorError(
                 f"{path} belongs to a daemon of the user with uid {uid}, not to yours"
@@ -103,14 +103,14 @@ def ask(
     data: bytes = b"",
     **arguments: object,
 ) -> JsonObject:
-    """Return the result of a command, which `data` follow; `on_event` gets what comes before it.
+    """Send a command, then `data`, and return its result; `on_event` gets the events before it.
 
-    Raises as `conversation`, and OperatorError when the command failed. An interrupt is raised when
-    the command has ended.
+    Raises as `conversation`, and OperatorError if the command failed. After KeyboardInterrupt the
+    command is ended first.
     """
     with conversation(path, command, arguments) as talk:
         try:
-            # One that is refused already is met when we read.
+            # If the daemon has refused already, its message is read below.
             with suppress(ConnectionError):
                 talk.connection.sendall(data)
             while "result" not in (message := talk.receive()):
@@ -126,10 +126,10 @@ def ask(
 
 
 def shut_down(path: Path, *, timeout_s: float) -> int:
-    """Ask the daemon to end, wait until it has, and return its process number.
+    """Ask the daemon to end, wait until it has ended, and return its process number.
 
     Raises:
-        NoDaemon: none answers at `path`.
+        NoDaemon: no daemon answers at `path`.
         OperatorError: it has not ended within `timeout_s`.
     """
     with conversation(path, "shutdown", {}) as talk:

@@ -1,4 +1,4 @@
-"""Files into a chat's sandbox and out of it: a tar, streamed through a shell without a terminal."""
+"""Copies files into a chat's sandbox and out of it: a tar through a shell without a terminal."""
 
 import secrets
 from contextlib import suppress
@@ -23,7 +23,7 @@ else fail 'is no file or folder'
 fi
 code=$?; [[ $gnu && $code == 1 ]] || exit $code  # With 1 it says that something changed meanwhile.
 """
-# The stage has a name such as the runner's own drafts, which no list shows.
+# The stage is named like the runner's own drafts, which file lists leave out.
 _IN = rf"""{_PATH}
 [[ -d $p ]] && p=${{p%/}}/$2
 stage=${{p%/*}}/.~mcp-$3
@@ -37,9 +37,9 @@ mkdir -m 700 "$stage" && tar -xpof - -C "$stage" && chmod u+w "$stage/x" &&
 
 
 async def copy(chats: Chats, arguments: JsonObject, connection: Connection) -> None:
-    """Pass on a tar out of a chat; or, with a `name`, one of a thing called `x` into it.
+    """Stream a tar out of a chat; or, given a `name`, into it, with one entry called `x`.
 
-    It gets its name when it is whole; else nothing is left.
+    The copy gets its name when it is complete; after a failure nothing is left.
     """
     path, name = (str(arguments.get(key) or "") for key in ("path", "name"))
     plain = {**arguments, "tty": False, "rows": 1, "columns": 1}

@@ -1,4 +1,4 @@
-"""The life of a daemon: it serves, does what a person asks, and ends when asked or not needed."""
+"""The life of a daemon: it serves chats, runs control commands, and ends when asked or idle."""
 
 import logging
 import os
@@ -23,16 +23,16 @@ logger = logging.getLogger(__name__)
 ServeChat = Callable[[Connection, ChatGreeting], Awaitable[None]]
 Command = Callable[[JsonObject], Awaitable[JsonObject]]
 Conversation = Callable[[JsonObject, Connection], Awaitable[None]]
-"""Takes arguments and the connection, which is its own from then on."""
+"""Takes arguments and the connection, which it owns from then on."""
 Reason = Literal["signal", "shutdown", "idle", "hand-over"]
 
 _LONGEST_LINE = 4000
 
 
 class Ending:
-    """Why the daemon is to end: the first reason counts; asking again ends at once what runs.
+    """Why the daemon is to end: the first reason counts; a second request ends calls at once.
 
-    `let_go` answers the calls that wait for a process, which goes on.
+    `let_go` makes calls that wait for a process return, while the process goes on.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Ending:
             self.urgent.set()
 
     async def in_time(self, finish: Callable[[float], Awaitable[object]], grace_s: float) -> None:
-        """Let calls finish within the grace, then go on without us, unless it gets urgent."""
+        """Let calls finish within `grace_s`, then return them; stop when it gets urgent."""
 
         async def hurry() -> None:
             await self.urgent.wait()
@@ -62,14 +62,14 @@ class Ending:
             until = anyio.current_time() + grace_s
             await finish(grace_s)
             if anyio.current_time() >= until:
-                # What goes on without its call is answered at once.
+                # Calls that can leave their process running return now.
                 self.let_go()
                 await finish(5)
             tasks.cancel_scope.cancel()
 
 
 class RecentLog(logging.Handler):
-    """Keeps the last lines, numbered from 1, in the form of the process's log."""
+    """Keeps the last lines of the log, numbered from 1, in the log's own format."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class RecentLog(logging.Handler):
         self._lines.append((next(self._numbers), self.format(record)[:_LONGEST_LINE]))
 
     def after(self, number: int) -> Sequence[tuple[int, str]]:
-        # Other threads log, too.
+        # Other threads also log.
         self.acquire()
         try:
             return [(at, line) for at, line in self._lines if at > number]
@@ -104,7 +104,7 @@ def recent_log() -> Generator[RecentLog]:
 
 @asynccontextmanager
 async def while_connected(connection: Connection) -> AsyncGenerator[None]:
-    """Cancel the block when the client hangs up; what it says meanwhile is left out."""
+    """Cancel the block when the client hangs up; drop what it sends meanwhile."""
 
     async def watch() -> None:
         with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -120,7 +120,7 @@ async def while_connected(connection: Connection) -> AsyncGenerator[None]:
 
 @dataclass(frozen=True)
 class Control:
-    """Does one command a connection: `logs`, `shutdown`, `hand-over`, and those in `more`."""
+    """Runs one command per connection: `logs`, `shutdown`, `hand-over`, and those in `more`."""
 
     ending: Ending
     log: RecentLog
@@ -128,7 +128,7 @@ class Control:
     conversations: Mapping[str, Conversation]
 
     async def answer(self, connection: Connection, said: ControlGreeting) -> None:
-        """Do one command; a client that hangs up meanwhile wants it no more."""
+        """Run one command; cancel it if the client hangs up."""
         if conversation := self.conversations.get(said.command):
             try:
                 await conversation(said.arguments, connection)
@@ -154,7 +154,7 @@ class Control:
             return {"error": str(exc)}
 
     async def _logs(self, arguments: JsonObject, connection: Connection) -> None:
-        """Tell the last `lines` lines, and with `follow` those that come until the ending."""
+        """Send the last `lines` lines, and with `follow` all further ones until the ending."""
         wanted, lines = arguments.get("lines"), self.log.after(0)
         seen = lines[-1][0] if lines else 0
         if isinstance(wanted, int) and 0 <= wanted < len(lines):
@@ -174,7 +174,7 @@ class Control:
         return {}
 
     async def _hand_over(self, _arguments: JsonObject) -> JsonObject:
-        """Return when another daemon may take the data root; what runs here goes on."""
+        """Return when another daemon may take the data root; running calls go on."""
         self.ending.begin("hand-over")
         await self.ending.claim_released.wait()
         return {}
@@ -182,9 +182,9 @@ class Control:
 
 @dataclass(frozen=True)
 class Daemon:
-    """Serves who comes through the door until the ending.
+    """Serves the clients that the door accepts, until the ending.
 
-    `in_use` tells whether something must go on without clients; `notice` what else these hear.
+    `in_use`: whether it is needed without clients; `notice`: more fields for a chat's first answer.
     """
 
     claim: Claim
@@ -195,7 +195,7 @@ class Daemon:
     notice: Callable[[Mapping[str, Any]], Awaitable[Mapping[str, str]]]
 
     async def run(self, serve_chat: ServeChat, control: Control) -> None:
-        """Return when the daemon may end: running calls have finished or had their time."""
+        """Serve until the daemon may end: running calls have finished or had their time."""
 
         async def welcome(connection: Connection, said: ChatGreeting | ControlGreeting) -> None:
             who = {"ok": True, "version": self.claim.holder.version, "pid": os.getpid()}
@@ -226,7 +226,7 @@ class Daemon:
         self.ending.begin("idle")
 
     async def _leave(self) -> None:
-        """Close the door, and wait until everybody has left or the time is up."""
+        """Accept no more clients, and wait until all have left or the time is up."""
 
         async def see_out(limit_s: float) -> None:
             with anyio.move_on_after(limit_s):

@@ -1,8 +1,8 @@
-"""The daemon's unix socket: who may come in, how many at once, and what they say first.
+"""Accepts clients on the daemon's unix socket, limits their number, and reads their first line.
 
-Only processes of our own user (and root) get in, by the kernel's word and before a byte of theirs
-is read. Who has not said yet what it wants has little time and little room, and nothing of what it
-says is trusted.
+Only processes of the same user and root are accepted, as the kernel tells, before a byte of theirs
+is read. Until its first line is complete a client gets little time and little memory. Nothing that
+it sends is trusted.
 """
 
 import hashlib
@@ -46,11 +46,11 @@ _HUNG_UP = (
 
 @dataclass(frozen=True)
 class ChatGreeting:
-    """A client that wants to work in a chat's computer, in its folder `project` of this host."""
+    """A client that works in a chat; `project` is the folder of this host in which it runs."""
 
     chat: ChatId
     project: Path | None
-    said: Mapping[str, Any]  # All of it, with the settings of the client's environment.
+    said: Mapping[str, Any]  # The complete line, with the settings of the client's environment.
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class ControlGreeting:
 
 
 def parse_greeting(line: bytes) -> ChatGreeting | ControlGreeting:
-    """What a first line says.
+    """Parse a client's first line.
 
     Raises:
-        InvalidArgument: it is not such a line, or names a chat that cannot be.
+        InvalidArgument: the line is malformed, or names an invalid chat.
     """
     try:
         said = json.loads(line)
@@ -104,7 +104,7 @@ def _chat(said: Mapping[str, Any]) -> ChatId:
 
 
 def chat_of_project(project: Path) -> str:
-    """Name a chat of a folder's own: the hash keeps folders apart, the name is for people."""
+    """Return the name of a folder's chat: a hash to make it unique, and a name for people."""
     shown = _UNUSUAL.sub("-", project.name)[:60]
     digest = hashlib.sha256(str(project).encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"dir-{shown}-{digest}"
@@ -131,14 +131,14 @@ def _text(said: Mapping[str, Any], name: str) -> str | None:
 
 
 class Connection(BufferedByteStream):
-    """A byte stream whose sending does not wait for ever."""
+    """A byte stream whose sending has a time limit."""
 
     async def tell(self, message: Mapping[str, Any]) -> None:
         """Send one object as a line."""
         await self.send(json.dumps(message).encode() + b"\n")
 
     async def send(self, item: bytes) -> None:
-        # A client that takes nothing for so long is stuck for good; it must not hold up its calls.
+        # A client that reads nothing for so long is stuck, and must not block its calls.
         with anyio.move_on_after(300):
             await super().send(item)
             return
@@ -150,7 +150,7 @@ Welcome = Callable[[Connection, ChatGreeting | ControlGreeting], Awaitable[None]
 
 
 class Door:
-    """Lets clients in until it is closed. `most`: connections at a time; `connected`: now."""
+    """Accepts clients until closed. `most`: connections at a time; `connected`: open ones now."""
 
     def __init__(self, listener: Listener, *, most: int) -> None:
         self._listener = listener
@@ -172,7 +172,7 @@ class Door:
                         await self._accept(tasks, welcome)
 
     async def close(self) -> None:
-        """Let nobody in any more; who has said what it wants stays."""
+        """Accept no more clients; those whose first line was read stay connected."""
         self._accepting.cancel()
         self._staying.cancel()
         for scope in self._unproven:
@@ -185,7 +185,7 @@ class Door:
             await self._left.wait()
 
     async def _stay_in_place(self) -> None:
-        """Come back when somebody takes the socket away, such as the end of a login session."""
+        """Make the socket again if its file is removed, such as at the end of a login session."""
         with self._staying:
             while True:
                 await anyio.sleep(5)
@@ -195,13 +195,11 @@ class Door:
                 try:
                     await to_thread.run_sync(self._listener.listen)
                 except OperatorError as exc:
-                    logger.warning("no client can find this daemon: %s", exc)
+                    logger.warning("no client can reach this daemon: %s", exc)
                     continue
                 anyio.notify_closing(before)
                 before.close()
-                logger.warning(
-                    "the socket was taken away; listening on %s again", self._listener.path
-                )
+                logger.warning("the socket was removed; listening on %s again", self._listener.path)
 
     async def _accept(self, tasks: TaskGroup, welcome: Welcome) -> None:
         try:
@@ -243,7 +241,7 @@ class Door:
         except _HUNG_UP:
             logger.debug("a client hung up")
         except Exception:
-            # One client's trouble, and be it a fault of ours, is not the others'.
+            # An error with one client, even a bug, must not end the others.
             logger.exception("a connection failed unexpectedly")
         finally:
             raw.close()
@@ -251,7 +249,7 @@ class Door:
             self._left.set()
 
     async def _greeting(self, connection: Connection) -> ChatGreeting | ControlGreeting | None:
-        """What the client says it wants; one that says nothing usable is told so."""
+        """Return the client's parsed first line; tell the client and return None if unusable."""
         problem = f"no first line came within {GREETING_S:g} s"
         with self._waiting_room() as scope:
             try:
@@ -268,7 +266,7 @@ class Door:
 
     @contextmanager
     def _waiting_room(self) -> Generator[anyio.CancelScope]:
-        """Time and room are small: when it is full, the one that waits for longest must go."""
+        """Limit the time for a first line; if too many clients wait, drop the oldest."""
         with anyio.move_on_after(GREETING_S) as scope:
             self._unproven[scope] = None
             if len(self._unproven) > MOST_UNPROVEN:

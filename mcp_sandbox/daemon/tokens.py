@@ -1,8 +1,8 @@
-"""Bearer tokens of users who come over HTTP: shown once, kept as hashes in one file of this user.
+"""Bearer tokens of users who connect over HTTP: shown once, kept as hashes in one private file.
 
-The command line replaces the file and a running server reads it, so a token counts, and stops to
-count, from the next request on. A file that cannot be read lets nobody in. `Tokens` alone does not
-block on the disk.
+The command line replaces the file and a running server reads it again, so changes count from the
+next request on. If the file cannot be read, no token is accepted. Only `Tokens` does not block on
+the disk.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _LARGEST_FILE = 16 << 20
 
 
 class Token(BaseModel):
-    """What is known of a token: everything but the token. Times are seconds since the epoch."""
+    """What is stored of a token: all but the token itself. Times: seconds since the epoch."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -74,7 +74,7 @@ class TokenFile:
                 if not own or others_write:
                     raise ConfigError(
                         f"{self._path} is not a file that only this user can change, so no token "
-                        f"is accepted: look who changed it, then `chown {os.geteuid()}` and "
+                        f"is accepted: find out who changed it, then `chown {os.geteuid()}` and "
                         "`chmod 600` it"
                     )
                 data = stream.read(_LARGEST_FILE + 1)
@@ -87,10 +87,10 @@ class TokenFile:
             ) from exc
 
     def add(self, user: str, lifetime_s: float | None = None) -> tuple[Token, str]:
-        """Make a token for a user; returns what is kept and the token, which is not.
+        """Make a token for a user; return what is stored, and the token, which is not stored.
 
         Raises:
-            InvalidArgument: the user is not a usable id.
+            InvalidArgument: the user is not a valid id.
         """
         ChatId(user, "any")
         secret = f"mcs_{secrets.token_urlsafe(32)}"
@@ -110,11 +110,11 @@ class TokenFile:
         return token, secret
 
     def revoke(self, token_id: str) -> Token:
-        """Forget the token whose id begins so.
+        """Remove the token whose id begins with `token_id`.
 
         Raises:
-            NotFound: no token has this id.
-            InvalidArgument: several ids begin so.
+            NotFound: no id begins with it.
+            InvalidArgument: several ids begin with it.
         """
         with self._changing() as tokens:
             found = [token for token in tokens if token_id and token.id.startswith(token_id)]
@@ -129,7 +129,7 @@ class TokenFile:
         return found[0]
 
     def signature(self) -> tuple[int, ...] | None:
-        """Return what changes whenever the file is replaced; None when there is none."""
+        """Return values that change whenever the file is replaced; None if there is no file."""
         try:
             status = self._path.lstat()
         except FileNotFoundError:
@@ -138,7 +138,7 @@ class TokenFile:
 
     @contextmanager
     def _changing(self) -> Generator[Sequence[Token]]:
-        """Yield the tokens, and let nobody else change them meanwhile."""
+        """Yield the tokens, locked against changes by other processes."""
         with storage_errors(self._data_root):
             os.close(open_data_root(self._data_root))
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -150,37 +150,37 @@ class TokenFile:
 
 
 class Tokens:
-    """The tokens as a server asks for them; every question looks whether the file has changed."""
+    """The tokens for a server; every call checks whether the file has changed."""
 
     def __init__(self, data_root: Path) -> None:
         self._file = TokenFile(data_root)
         self._last: tuple[tuple[int, ...] | None, Sequence[Token]] | None = None
 
     async def find(self, secret: str) -> TokenGrant | None:
-        """Return who a token belongs to; None when it is unknown, revoked or expired.
+        """Return the user of a token; None if it is unknown, revoked or expired.
 
         Raises as `TokenFile.read`.
         """
         tokens = await to_thread.run_sync(self._current)
         digest = _digest(secret[:128])
-        # All are compared, so that the time tells nothing about which one was nearly right.
+        # All are compared, so that the time does not reveal how close a guess was.
         found = [token for token in tokens if hmac.compare_digest(token.sha256, digest)]
         valid = (TokenGrant(each.user, each.id) for each in found if not each.expired(time.time()))
         return next(valid, None)
 
     async def still_valid(self, token_id: str) -> bool:
-        """Say whether a token that was found before is neither revoked nor expired by now."""
+        """Return whether a token found earlier is neither revoked nor expired now."""
         tokens = await to_thread.run_sync(self._current)
         return any(each.id == token_id and not each.expired(time.time()) for each in tokens)
 
     async def exist(self) -> bool:
-        """Say whether anybody has a token, expired or not. Raises as `find`."""
+        """Return whether any token exists, expired or not. Raises as `find`."""
         return bool(await to_thread.run_sync(self._current))
 
     def _current(self) -> Sequence[Token]:
         signature = self._file.signature()
         if self._last is None or self._last[0] != signature:
-            # The signature is older than the content, so a change in between is read once more.
+            # The signature is taken first, so that a change in between causes another read.
             self._last = signature, self._file.read()
         return self._last[1]
 

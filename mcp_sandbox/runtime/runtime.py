@@ -139,7 +139,7 @@ class Runtime:
             raise InvalidArgument("tty takes no stdin and no shell: leave these out, or tty")
         if take:
             if tty or until or on_output or leave:
-                raise InvalidArgument("take excludes tty, until, on_output, leave and wait_s: drop these")
+                raise InvalidArgument("take excludes tty, until, on_output, leave, wait_s: drop it")
             args["take"] = True
         if shell is not None:
             if not NAME.fullmatch(shell):
