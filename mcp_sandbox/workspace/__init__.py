@@ -1,8 +1,9 @@
 """What survives every sandbox: the trees of a chat on the host.
 
 The data root holds, for each chat, a *workspace* (mounted at /workspace) and a *home* (mounted at
-the sandbox user's home). This room creates them, measures them, throws them into the *trash* and
-empties it. `directory.Workspaces` is its door.
+the sandbox user's home). `directory.Workspaces` is the entry point; layout makes and checks the
+directories, beneath and walk access them safely, meter measures, trash and retention remove,
+aliases adds paths, projects and project_copy show a user's folder, pool holds trees of warm ones.
 
 Everything below a workspace is hostile: names, types, links, depth, and all of it may change
 between two system calls. So host code never hands a path below a workspace to the kernel as one

@@ -1,10 +1,10 @@
-"""Further paths under which a chat finds the same files. Decides only; does no I/O.
+"""Plans further paths under which a chat finds the same files. Does no I/O.
 
 An alias is written "/path" (the workspace) or "/path=name" (the directory `name` in it), with
 {user} and {chat} replaced. How it is made differs:
 
-- The workspace elsewhere is a mount of the workspace: its host path is ours alone.
-- A directory of the workspace elsewhere is a link in a small read-only mounted folder of ours.
+- The workspace elsewhere is a mount of the workspace: only the server can change its host path.
+- A directory of the workspace elsewhere is a link in a small read-only mounted folder.
   It must not be a mount: user code can swap that directory for a link to anywhere, and an engine
   that mounts by path would follow it on the host.
 - Anything beneath /workspace is a relative link in the workspace. A mount there would leave
@@ -66,7 +66,7 @@ class AliasPlan:
 
 
 def parse_aliases(templates: Iterable[str]) -> tuple[Alias, ...]:
-    """The aliases, placeholders still in them; ConfigError says which cannot be used and why."""
+    """Parse aliases, keeping placeholders; ConfigError says which cannot be used and why."""
     aliases = tuple(_parse(template) for template in templates)
     sample = ChatId("user", "chat")
     targets = [PurePosixPath(_fill(alias.target, sample)) for alias in aliases]
@@ -80,7 +80,7 @@ def parse_aliases(templates: Iterable[str]) -> tuple[Alias, ...]:
 
 
 def plan(chat: ChatId, templates: Iterable[str]) -> AliasPlan:
-    """What to make for this chat."""
+    """Return what to make for this chat's aliases."""
     inner_links: list[tuple[str, str]] = []
     mounts: list[str] = []
     links: dict[str, list[tuple[str, str]]] = {}
@@ -110,7 +110,7 @@ def plan(chat: ChatId, templates: Iterable[str]) -> AliasPlan:
 
 
 def alias_mounts(planned: AliasPlan, workspace: Path, folders: Path) -> tuple[Mount, ...]:
-    """The mounts, parents first; `folders` is the host directory that holds the link folders."""
+    """Return the mounts, parents first; `folders` is the host directory of the link folders."""
     mounts = [Mount(folders / each.name, each.target, read_only=True) for each in planned.folders]
     mounts += [Mount(workspace, target) for target in planned.mounts]
     return tuple(sorted(mounts, key=lambda mount: mount.target.count("/")))
@@ -145,6 +145,6 @@ def _fill(target: str, chat: ChatId) -> str:
 
 
 def _children(parent: str, targets: Iterable[str]) -> tuple[str, ...]:
-    """The first component beneath `parent` of each target that lies there."""
+    """Return the first component beneath `parent` of each target that lies there."""
     inside = (each for each in targets if each.startswith(parent + "/"))
     return tuple(sorted({each.removeprefix(parent + "/").partition("/")[0] for each in inside}))

@@ -1,4 +1,4 @@
-"""Safe host access to trees that somebody else writes to at the same time.
+"""Safe host access to trees that other processes change at the same time.
 
 Paths are resolved beneath an open directory by openat2, or component by component where the
 kernel or a seccomp filter has no openat2. There is no way back to plain strings. Both ways refuse
@@ -100,12 +100,12 @@ def make_link(parent: int, name: bytes, text: bytes, *, owner: tuple[int, int]) 
 
 
 def rename_new(source_parent: int, source: bytes, target_parent: int, target: bytes) -> None:
-    """Rename to a name that is free; what has it already stays, and FileExistsError is raised."""
+    """Rename to a free name; raise FileExistsError, and change nothing, if it is taken."""
     _rename(source_parent, source, target_parent, target, _RENAME_NOREPLACE)
 
 
 def exchange(source_parent: int, source: bytes, target_parent: int, target: bytes) -> None:
-    """Let two names change their places in one step, so that both are always there."""
+    """Exchange two names in one step, so that both always exist."""
     _rename(source_parent, source, target_parent, target, _RENAME_EXCHANGE)
 
 
@@ -129,7 +129,7 @@ def give(file: int, owner: tuple[int, int]) -> None:
 def grant_owner(parent: int, name: bytes) -> int:
     """Give the owner of a closed directory (mode 000, say) all rights on it; returns its old mode.
 
-    Raises PermissionError when it is not ours.
+    Raises PermissionError if this process does not own it.
     """
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY
     with closing_fd(os.open(name, flags, dir_fd=parent)) as directory:
@@ -153,7 +153,7 @@ def _open(root: int, path: bytes, flags: int, mode: int, resolver: Resolver | No
 
 @functools.cache
 def choose_resolver(preferred: Resolver) -> Resolver:
-    """`preferred` unless its system call is missing or forbidden here; then `by_walking`."""
+    """Return `preferred`, or `by_walking` if its system call is missing or forbidden here."""
     with closing_fd(os.open("/", os.O_PATH | os.O_DIRECTORY)) as here:
         try:
             os.close(preferred(here, b".", os.O_RDONLY | os.O_DIRECTORY, 0))
@@ -214,14 +214,14 @@ def _open_here(parent: int, name: bytes, flags: int, mode: int, mount: int) -> i
 
 
 def _components(path: bytes) -> list[bytes]:
-    """The parts of a path; one that wants a directory ends with "."."""
+    """Return the parts of a path; one that requires a directory ends with "."."""
     parts = [part for part in path.split(b"/") if part not in (b"", b".")]
     wants_directory = path.endswith((b"/", b"/.")) or not parts or parts[-1] == b".."
     return [*parts, b"."] if wants_directory else parts
 
 
 def _mount_id(file: int) -> int:
-    """Which mount an open file is on; st_dev does not tell bind mounts apart."""
+    """Return the id of an open file's mount; st_dev does not tell bind mounts apart."""
     with Path(f"/proc/self/fdinfo/{file}").open("rb") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith(b"mnt_id:"))
 

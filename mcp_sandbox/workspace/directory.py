@@ -47,7 +47,7 @@ _ATTEMPTS = 20
 
 
 def _chats_in(sandbox: int, user: str | None = None) -> list[ChatId]:
-    """The chats that have a workspace, of all users or of one; what else lies there is not ours."""
+    """Return the chats that have a workspace, of all users or of one; skip foreign files."""
     found = []
     for name in [user] if user else _directories(open_directory(sandbox, b"workspace")):
         try:
@@ -62,28 +62,28 @@ def _chats_in(sandbox: int, user: str | None = None) -> list[ChatId]:
 
 
 def _directories(parent: int) -> list[str]:
-    """The names of directories in an open one, which is closed."""
+    """Return the names of directories in an open one, which is closed."""
     with closing_fd(parent), os.scandir(parent) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
 class UserTotals:
-    """What each user's chats occupy, from what was last measured of each of them.
+    """What each user's chats occupy, from the last measurement of each.
 
-    An open chat is measured all the time, so only figures of the others grow old.
+    An open chat is measured all the time, so only the figures of the others get old.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # Allocated bytes, and until when they are good.
+        # Allocated bytes, and until when the figure is valid.
         self._figures: dict[ChatId, tuple[int, float]] = {}
 
     def measure(
         self, chat: ChatId, siblings: Iterable[ChatId], measure: Callable[[ChatId], Usage]
     ) -> tuple[Usage, int]:
-        """The usage of a chat, and the bytes of its user's other chats.
+        """Return the usage of a chat, and the bytes of its user's other chats.
 
-        Of these, those are measured that are not known, or else the one with the oldest figure.
+        Of the others, those without a figure are measured, or else the one with the oldest.
         """
         own = self._take(chat, measure)
         others = [sibling for sibling in siblings if sibling != chat]
@@ -168,11 +168,11 @@ class Workspaces:
         self._trash_limiter = anyio.CapacityLimiter(1)
 
     async def open(self, chat: ChatId) -> ChatDirectories:
-        """The chat's trees, made when they are not there yet."""
+        """Return the chat's trees, made if absent."""
         return await to_thread.run_sync(self._open, chat, limiter=self._layout_limiter)
 
     async def discard(self, chat: ChatId) -> ChatDirectories:
-        """Begin with an empty workspace; the one before is thrown away, earlier ones are deleted.
+        """Begin an empty workspace; the old one goes to the trash, earlier ones are deleted.
 
         No sandbox of the chat may be running: it would go on in the discarded tree.
         """
@@ -192,24 +192,24 @@ class Workspaces:
         return await to_thread.run_sync(self._path("workspace", chat).exists)
 
     async def trashed(self, *, measured: bool = True) -> Sequence[TrashItem]:
-        """What the trash holds; unless `measured`, without how much it is."""
+        """Return the items of the trash; their sizes are 0 unless `measured`."""
         return await to_thread.run_sync(self._trashed, measured, limiter=self._trash_limiter)
 
     async def empty_trash(
         self, *, is_due: Callable[[str], bool]
     ) -> tuple[Sequence[str], Sequence[str]]:
-        """Delete the items that are due, by their names; which are gone, and which are stuck.
+        """Delete the items that are due by name; return the deleted names and the failed ones.
 
         Cancelling stops it midway.
         """
         return await to_thread.run_sync(self._empty_trash, is_due, limiter=self._trash_limiter)
 
     def skills_of(self, chat: ChatId) -> Path | None:
-        """The tree of the chat's skills, where sandboxes see them; `open` makes it."""
+        """Return the tree of the chat's skills, None if sandboxes see none; `open` makes it."""
         return self._path("skills", chat) if self._skills else None
 
     def meter(self, chat: ChatId) -> Meter:
-        """A new meter for all files of the chat together; keep one per open chat."""
+        """Return a new meter for all files of the chat together; keep one per open chat."""
         measure_chat = functools.partial(self._measure, chat)
         return Meter(measure_chat, self._settings, limiter=self._walk_limiter)
 
@@ -245,12 +245,12 @@ class Workspaces:
     def _present(
         self, stack: ExitStack, sandbox: int, chat: ChatId, kinds: Sequence[str]
     ) -> dict[str, tuple[int, bytes]]:
-        """Parent and name of each of the chat's trees that is there, ready to be moved."""
+        """Return parent and name of each existing tree of the chat, ready to be moved."""
         trees: dict[str, tuple[int, bytes]] = {}
         for kind in kinds:
             user = layout.enter(stack, sandbox, kind, chat.user)
             if layout.exists(user, tree_name(chat)):
-                # Opening gives us back the rights that moving the tree needs.
+                # Opening restores the rights that moving the tree needs.
                 self._tree(stack, sandbox, kind, chat)
                 trees[kind] = (user, tree_name(chat))
         return trees
@@ -331,7 +331,7 @@ def _allocated_bytes(bin_: int, name: str) -> int:
 def chat_directories(
     trees: Mapping[str, Path], inode: int, planned: aliases.AliasPlan, data_root: Path
 ) -> ChatDirectories:
-    """What a sandbox on these trees, by kind, is to mount; without skills it sees none."""
+    """Return what a sandbox on these trees, by kind, is to mount; without skills it sees none."""
     workspace, skills = trees["workspace"], trees.get("skills")
     mounts = aliases.alias_mounts(planned, workspace, data_root / "sandbox" / "alias")
     shown = (Mount(skills / layout.SHOWN, SHOWN_SKILLS, read_only=True),) if skills else ()
@@ -339,5 +339,5 @@ def chat_directories(
 
 
 def tree_name(chat: ChatId) -> bytes:
-    """The name of a chat's tree in its user's directory."""
+    """Return the name of a chat's tree in its user's directory."""
     return f"chat-{chat.chat}".encode()

@@ -79,7 +79,7 @@ def open_data_root(path: Path) -> int:
 
 @contextmanager
 def sandbox_directory(data_root: Path) -> Generator[int]:
-    """Open the directory of ours in a data root; any OSError in the block is StorageUnavailable."""
+    """Open the directory `sandbox` of a data root; an OSError in the block: StorageUnavailable."""
     with storage_errors(data_root), ExitStack() as stack:
         root = open_data_root(data_root)
         stack.callback(os.close, root)
@@ -96,7 +96,7 @@ def sandbox_directory(data_root: Path) -> Generator[int]:
 
 
 def enter(stack: ExitStack, parent: int, *names: str) -> int:
-    """Open directories of ours one in the other, made when absent; `stack` closes them."""
+    """Open nested private directories, made if absent; `stack` closes them."""
     for name in names:
         parent, _ = make_directory(parent, name.encode())
         stack.callback(os.close, parent)
@@ -104,7 +104,7 @@ def enter(stack: ExitStack, parent: int, *names: str) -> int:
 
 
 def exists(parent: int, name: bytes) -> bool:
-    """Whether anything has that name."""
+    """Return whether the name exists, also as a broken link."""
     try:
         os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
@@ -121,7 +121,7 @@ def make_tree(parent: int, name: bytes, owner: tuple[int, int]) -> tuple[int, bo
         return open_directory(parent, name), False
     status = os.fstat(tree)
     if status.st_uid == os.geteuid():
-        # Ours and not the sandbox user's: the process that made it was killed before giving it.
+        # The process that made it was killed before it gave it to the sandbox user.
         give(tree, owner)
     if status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
         os.fchmod(tree, stat.S_IMODE(status.st_mode) | stat.S_IRWXU)

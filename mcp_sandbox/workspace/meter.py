@@ -33,14 +33,14 @@ class Reading:
 
 
 def interval_s(duration_s: float, least_s: float = _LEAST_INTERVAL_S) -> float:
-    """How long a reading is good for: measuring takes at most a twentieth of the time."""
+    """Return how long a reading is valid, so that measuring takes at most 5 % of the time."""
     return max(least_s, _INTERVAL_PER_DURATION * duration_s)
 
 
 def refusal(
     usage: Usage, free: FreeSpace, config: WorkspaceConfig, adding: int = 0
 ) -> SandboxError | None:
-    """Why `adding` more bytes may not be written; None when they may."""
+    """Return why `adding` more bytes may not be written; None if they may."""
     return next(_problems(usage, free, config, adding), None)
 
 
@@ -80,7 +80,7 @@ def _problems(
 
 
 def overshoot(start: Reading, now: Reading, config: WorkspaceConfig) -> SandboxError | None:
-    """Why calls that go on since `start` must be ended; None while they may go on.
+    """Return why calls that run since `start` must be ended; None while they may go on.
 
     In a workspace that was full already a call may run, and delete, as long as it adds nothing.
     Files without a name are in no tree, so a disk that fills up counts as growth too.
@@ -94,7 +94,7 @@ def overshoot(start: Reading, now: Reading, config: WorkspaceConfig) -> SandboxE
 
 
 def mib(size: int) -> str:
-    """A size for a message."""
+    """Return a size in MiB for a message."""
     return f"{size / 1024**2:,.0f} MiB"
 
 
@@ -124,7 +124,7 @@ class Meter:
         self._admitted = 0
 
     async def usage(self) -> WorkspaceUsage:
-        """What is used: now, or when the last call ended."""
+        """Return what is used: now, or when the last call ended."""
         reading = await self.read()
         if self._changed:
             reading = await self.read(anew=True)
@@ -138,7 +138,7 @@ class Meter:
         )
 
     async def problem(self) -> SandboxError | None:
-        """Why nothing more may be written now; None when it may."""
+        """Return why nothing more may be written now; None if it may."""
         await self._catch_up()
         return await self._refusal(0)
 
@@ -175,9 +175,9 @@ class Meter:
         self._grew |= grew
 
     async def read(self, *, fresh: bool = False, anew: bool = False) -> Reading:
-        """The last reading while it is good, else or if `anew` a new one.
+        """Return the last reading while it is valid, else, or if `anew`, a new one.
 
-        With `fresh` it is good for the shortest interval only, whatever a new one costs.
+        With `fresh` it is valid for the shortest interval only, whatever a new one costs.
         """
         async with self._lock:
             now, last = self._clock(), self._reading
@@ -200,7 +200,7 @@ class Meter:
         return refusal(reading.usage, reading.free, self._config, adding)
 
     async def _take(self) -> Reading:
-        """A new reading; a measurement that fails leaves noted what was noted."""
+        """Measure anew; if that fails, keep the notes of changes and admitted bytes."""
         changed, grew, admitted = self._changed, self._grew, self._admitted
         self._changed, self._grew, self._admitted = False, False, 0
         started = self._clock()

@@ -10,8 +10,8 @@ workspace, which makes it the chat's. A mount follows the directory, so that the
 sandbox that was born on them has them still. Where mounts do not, that shows when the trees are
 moved out of `new`, long before a chat depends on it.
 
-Of a process that was killed the lock is free: whoever comes next removes its folder, after the
-sandboxes on it.
+The lock of a killed process is free: the next server removes its folder, after the sandboxes that
+use it.
 """
 
 import os
@@ -79,7 +79,7 @@ class PoolFolder:
         return not any("{" in alias for alias in self._settings.aliases)
 
     async def open(self) -> None:
-        """Make the folder unless it is open; it is ours until `aclose` or this process's end."""
+        """Make the folder unless it is open, and lock it until `aclose` or this process's end."""
         if self._lock is None:
             await to_thread.run_sync(self._open, limiter=self._limiter)
 
@@ -105,7 +105,7 @@ class PoolFolder:
         await to_thread.run_sync(self._discard, warm, limiter=self._limiter)
 
     def abandoned(self) -> frozenset[str]:
-        """The processes that were killed, as labels begin with them. Blocks, as the next two."""
+        """Return the killed processes whose folders are left. Blocks, as the next two."""
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             pool = layout.enter(stack, sandbox, "pool")
             with os.scandir(pool) as entries:
@@ -113,7 +113,7 @@ class PoolFolder:
             return frozenset(name for name in names if _is_free(pool, name))
 
     def keeps(self, label: str) -> bool:
-        """Whether the trees with this label are still in the pool, so that no chat has them."""
+        """Return whether the trees with this label are still in the pool, so no chat has them."""
         if not _LABEL.fullmatch(label):
             return False
         with layout.sandbox_directory(self._data_root) as sandbox:
@@ -195,7 +195,7 @@ class PoolFolder:
 
 
 def _is_free(pool: int, process: str) -> bool:
-    """Whether nobody has the lock of a folder; one without a lock is being made or removed."""
+    """Return whether a folder's lock is free; without a lock it is being made or removed."""
     with suppress(OSError), closing_fd(open_directory(pool, process.encode())) as folder:
         if (taken := _lock(folder)) is not None:
             unlock(taken)

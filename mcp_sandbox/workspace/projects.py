@@ -54,7 +54,7 @@ class Shown:
 class ClientFolders:
     """The folder that each chat's client works in, for as long as the client is connected.
 
-    `private` are folders of ours that no sandbox may show.
+    `private` are the server's own folders, which no sandbox may show.
     """
 
     def __init__(self, private: Sequence[Path] = ()) -> None:
@@ -63,7 +63,7 @@ class ClientFolders:
 
     @contextmanager
     def brought(self, chat: ChatId, folder: Path | None) -> Generator[None]:
-        """While the block runs the chat has this folder; of several clients the last one counts."""
+        """Give the chat this folder during the block; of several clients the last one counts."""
         if folder is None:
             yield
             return

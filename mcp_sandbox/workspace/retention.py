@@ -1,7 +1,7 @@
 """Which files are due to go, and why. Pure: knows no clock and no disk.
 
-A clock on the wall may be wrong, and jump. So it is asked once for each thing, when that is first
-seen; from then on ages are counted by a clock that nobody can set. Nothing is due before it was
+The wall clock may be wrong, and jump. So it is read once for each thing, when that is first seen;
+from then on ages are counted by a clock that cannot be set. Nothing is due before it was
 watched for a while, nothing that is in use, and nothing that was used while it was watched.
 """
 
@@ -67,7 +67,7 @@ class Ages(Generic[K]):
         self._seen: dict[K, _Sighting] = {}
 
     def look(self, stamps: Mapping[K, float | None], now: Moment) -> Mapping[K, Age]:
-        """Ages by the wall clock's times of last use; None, an unknown one, counts from now on.
+        """Return ages, from wall-clock times of last use; None (unknown) counts from now on.
 
         A stamp from the future counts as now. What is not in `stamps` is forgotten.
         """
@@ -101,7 +101,7 @@ def _age(sighting: _Sighting, now: Moment) -> Age:
 
 
 def outdated(ages: Mapping[K, Age], keep_s: float, watched_s: float = WATCHED_S) -> list[K]:
-    """What nobody used for `keep_s` and was watched for `watched_s`, longest first."""
+    """Return keys unused for `keep_s` and watched for `watched_s`, the longest unused first."""
     found = [
         key for key, age in ages.items() if age.idle_s >= keep_s and age.watched_s >= watched_s
     ]
@@ -115,7 +115,7 @@ def due(
     in_use: Collection[ChatId] = (),
     watched_s: float = WATCHED_S,
 ) -> list[Due]:
-    """The chats that nobody used for `keep_s`; with 0, none ever."""
+    """Return the chats unused for `keep_s` seconds; with 0, none."""
     if keep_s <= 0:
         return []
     kept = f"kept for {in_words(keep_s)} (workspace.retention)"
@@ -124,12 +124,12 @@ def due(
 
 
 def is_time(schedule: str, last: datetime, now: datetime) -> bool:
-    """Whether a cron expression had a turn after `last`, up to `now`; both in local time."""
+    """Return whether a cron expression was due after `last`, up to `now`; both local time."""
     return last < now and next(CronSim(schedule, last)) <= now
 
 
 def in_words(seconds: float) -> str:
-    """A time for a message: its largest unit, rounded down."""
+    """Return a duration for a message: in its largest unit, rounded down."""
     for name, unit_s in _UNITS:
         if seconds >= unit_s:
             count = int(seconds // unit_s)

@@ -26,12 +26,12 @@ _ITEM = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{16}")
 
 
 def item_name(now: float) -> str:
-    """A new name that carries the time (seconds since the epoch)."""
+    """Return a new item name that contains the time (seconds since the epoch)."""
     return f"{datetime.fromtimestamp(now, UTC).strftime(_STAMP)}-{secrets.token_hex(8)}"
 
 
 def discarded_at(name: str) -> float | None:
-    """When an item was discarded; None when the name is not that of an item."""
+    """Return when an item was discarded (epoch); None if the name is not that of an item."""
     match = _ITEM.fullmatch(name)
     with suppress(ValueError):
         return match and datetime.strptime(match[1], _STAMP).replace(tzinfo=UTC).timestamp()
@@ -61,14 +61,14 @@ def destroy(trash: int, parent: int, name: bytes, now: float) -> None:
 
 
 def items(trash: int) -> dict[str, float]:
-    """When each item was discarded, by its name."""
+    """Return when each item was discarded (seconds since the epoch), by its name."""
     with os.scandir(trash) as entries:
         found = {entry.name: discarded_at(entry.name) for entry in entries}
     return {name: when for name, when in sorted(found.items()) if when is not None}
 
 
 def owner(trash: int, name: str) -> ChatId | None:
-    """Whose an item was; None when it does not say."""
+    """Return the chat that an item belonged to; None if unknown."""
     with suppress(OSError, InvalidArgument):
         with os.fdopen(open_file(trash, f"{name}/chat".encode()), "rb") as stream:
             user, _, chat = stream.read(512).decode(errors="replace").rstrip().partition("/")
@@ -79,7 +79,7 @@ def owner(trash: int, name: str) -> ChatId | None:
 def empty(
     trash: int, *, is_due: Callable[[str], bool], checkpoint: Checkpoint
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Delete the items that are due; the names of those that are gone, and of the stuck ones."""
+    """Delete the items that are due; return the deleted names and the failed ones."""
     due = [name for name in items(trash) if is_due(name)]
     gone = tuple(name for name in due if _delete_item(trash, name.encode(), checkpoint))
     return gone, tuple(name for name in due if name not in gone)

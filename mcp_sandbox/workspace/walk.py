@@ -50,7 +50,7 @@ class FreeSpace:
 
 
 def free_space(root: int) -> FreeSpace:
-    """What is left for an unprivileged process on the file system of an open directory."""
+    """Return what unprivileged processes may still use on an open directory's file system."""
     status = os.statvfs(root)
     return FreeSpace(status.f_bavail * status.f_frsize, status.f_favail if status.f_files else None)
 
@@ -61,7 +61,7 @@ def measure(
     checkpoint: Checkpoint = lambda: None,
     max_entries: int = 5_000_000,
 ) -> Usage:
-    """What the trees occupy by allocated blocks; each hard-linked file counts once.
+    """Return what the trees occupy in allocated blocks; each hard-linked file counts once.
 
     Whatever `checkpoint` raises passes through, except TimeoutError: that ends the walk with
     what was counted so far.
@@ -183,7 +183,7 @@ class _Descent:
         return directory, closed_mode
 
     def _leave(self) -> None:
-        """Back to the parent; if the directory was moved away, to the nearest one still open."""
+        """Go back to the parent; if the directory was moved away, to the nearest open one."""
         left = self.levels.pop()
         if self.levels and self.levels[-1].directory is None and left.directory is not None:
             self.levels[-1].directory = _parent(left.directory, self.levels[-1].identity)
