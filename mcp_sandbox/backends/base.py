@@ -45,7 +45,7 @@ class Sandbox(Protocol):
         """Let it go on; one that is not paused is fine. Raises SandboxGone."""
 
     async def ending(self, *, within_s: float = 0.0) -> Ending | None:
-        """What it ended of; None if it still runs after `within_s`."""
+        """Return why it ended; None if it still runs after `within_s` seconds."""
 
 
 class Backend(Protocol):
@@ -54,7 +54,7 @@ class Backend(Protocol):
     @property
     def name(self) -> BackendName: ...
     async def probe(self) -> str:
-        """One line that says what works here, after really trying it.
+        """Return one line that says what works here, after really trying it.
 
         Raises:
             BackendUnavailable: it cannot isolate here; the message names the failing step
@@ -63,7 +63,7 @@ class Backend(Protocol):
         """
 
     async def origin(self, image: str = "") -> str:
-        """What sandboxes of this `image` are made from now; raises OperatorError if none can."""
+        """Return an identity of what sandboxes of this `image` are made from. OperatorError."""
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Make and start a sandbox; returns once its runner accepts connections.
@@ -77,13 +77,13 @@ class Backend(Protocol):
         """
 
     async def attach(self, sandbox_id: SandboxId) -> Sandbox:
-        """Find a running sandbox, whoever made it; a paused one goes on. Raises SandboxGone."""
+        """Find a running sandbox of any server; a paused one goes on. Raises SandboxGone."""
 
     async def relabel(self, sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:
         """Give a sandbox other labels; raises SandboxGone, StorageUnavailable."""
 
     async def running(self) -> Sequence[SandboxInfo]:
-        """The sandboxes of this data root."""
+        """Return the sandboxes of this data root."""
 
     async def destroy(self, sandbox_id: SandboxId) -> None:
         """Stop and remove it with everything that runs in it; gone already is not an error.

@@ -29,8 +29,8 @@ _NOT_YET = (FileNotFoundError, ConnectionRefusedError)
 class SocketStream(ByteStream):
     """A connected unix socket as a byte stream, for one reader and one writer at a time.
 
-    The event loop's own goes once round the loop for each piece that it sends or takes, and
-    stumbles over a socket that is closed in the moment in which something arrives.
+    The event loop's own stream needs a turn of the loop for each piece, and fails if a socket is
+    closed at the moment in which data arrives.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -71,7 +71,7 @@ class SocketStream(ByteStream):
 
     async def aclose(self) -> None:
         if self._socket.fileno() >= 0:
-            # Whoever waits for it learns that it is closed.
+            # Tasks that wait for the socket learn that it is closed.
             anyio.notify_closing(self._socket)
             self._socket.close()
 
@@ -81,7 +81,7 @@ class SocketStream(ByteStream):
 
 
 async def dial(path: str) -> SocketStream:
-    """Connect to a socket that is named by a path of ours. Raises OSError when nobody listens."""
+    """Connect to a socket at a trusted path. Raises OSError if no process listens."""
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         client.setblocking(False)
@@ -89,7 +89,7 @@ async def dial(path: str) -> SocketStream:
             try:
                 client.connect(path)
             except BlockingIOError:
-                # Too many do so at once; the kernel tells nobody when there is room.
+                # The queue is full, and the kernel does not tell when there is room.
                 await anyio.sleep(_RETRY_S)
             else:
                 return SocketStream(client)
@@ -103,8 +103,8 @@ async def connect(
 ) -> ByteStream:
     """Wait until the runner's socket in `directory` accepts a connection, and open one.
 
-    `has_ended` tells that waiting is in vain: nobody is left who could listen. Raises SandboxGone
-    if it does not within `deadline_s`, or something else took its place.
+    `has_ended` returns whether the runner has ended. Raises SandboxGone if no connection is
+    accepted within `deadline_s`, or something else is in the socket's place.
     """
     with anyio.move_on_after(deadline_s):
         while True:
@@ -119,7 +119,7 @@ async def connect(
 
 
 def _open_socket(directory: Path) -> int:
-    """A path descriptor of the socket; raises FileNotFoundError when it is not there yet."""
+    """Return a path descriptor of the socket; raise FileNotFoundError if it is not there yet."""
     try:
         folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as exc:

@@ -32,12 +32,12 @@ class ProcessId:
 
 @cache
 def boot_id() -> str:
-    """The id of this boot of the machine."""
+    """Return the id of this boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The identity of a running process, or None when it has ended; a zombie has."""
+    """Return the identity of a running process, or None if it has ended or is a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -48,12 +48,12 @@ def identify(pid: int) -> ProcessId | None:
 
 
 def is_alive(process: ProcessId) -> bool:
-    """True while this very process runs; a zombie does not."""
+    """Return whether this very process runs; a zombie does not."""
     return identify(process.pid) == process
 
 
 def reap(pid: int) -> bool:
-    """Collect a child of ours that has ended; True when there is nothing more to collect."""
+    """Collect an ended child process; return True if nothing is left to collect."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
@@ -61,7 +61,7 @@ def reap(pid: int) -> bool:
 
 
 def hold(process: ProcessId) -> int | None:
-    """A descriptor that becomes readable when the process ends; None when it has ended.
+    """Return a descriptor that becomes readable when the process ends; None if it has ended.
 
     The caller closes it.
     """
@@ -77,7 +77,7 @@ def hold(process: ProcessId) -> int | None:
 
 
 def has_ended(descriptor: int) -> bool:
-    """Whether the process of a descriptor from `hold` has ended."""
+    """Return whether the process of a descriptor from `hold` has ended."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
@@ -104,7 +104,7 @@ async def kill(process: ProcessId) -> bool:
 
 
 def wrong_status(status: str, user: str) -> list[str]:
-    """What /proc/PID/status shows to be weaker than a first process's must be; `user`: UID:GID."""
+    """Return how /proc/PID/status is weaker than a first process must be; `user`: UID:GID."""
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     user_id, _, group_id = user.partition(":")
     wanted = {
@@ -122,7 +122,7 @@ def wrong_status(status: str, user: str) -> list[str]:
 
 
 def wrong_mounts(mountinfo: str, wanted: Mapping[str, bool]) -> list[str]:
-    """What /proc/PID/mountinfo lacks; `wanted` maps where a mount should be to whether read-only.
+    """Return what /proc/PID/mountinfo lacks; `wanted` maps each mount point to: is read-only.
 
     A mount that went through a link lies elsewhere than it should.
     """

@@ -36,7 +36,7 @@ _SANDBOX_USER = 10001
 
 
 def _steady_s() -> float:
-    """Seconds since the machine started, asleep or not: a clock that jumps makes nothing old."""
+    """Return seconds since the machine started, sleep included; this clock never jumps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -63,7 +63,7 @@ class Record:
         return self.process is not None and is_alive(self.process)
 
     def given_up(self, after_s: float = math.inf) -> bool:
-        """Whether its maker is dead, or has been at it for too long."""
+        """Return whether its maker is dead or has taken longer than `after_s` seconds."""
         late = _steady_s() - self.made_s > after_s
         return late or self.maker is None or not is_alive(self.maker)
 

@@ -48,13 +48,13 @@ _NOWHERE = "/nonexistent"
 
 
 def runner_sources() -> list[Path]:
-    """The files, all below `PACKAGE`."""
+    """Return the runner's source files, all below `PACKAGE`."""
     found = [*(PACKAGE / "runner").rglob("*.py"), *(PACKAGE / "runner").glob("*.cjs")]
     return [*sorted(found), PACKAGE / "relay.py"]
 
 
 def digest_of(sources: Iterable[Path]) -> str:
-    """A digest of the names and contents of such files. Blocks."""
+    """Return a digest of the names and contents of source files. Blocks."""
     digest = hashlib.sha256()
     for source in sources:
         data = source.read_bytes()
@@ -65,7 +65,7 @@ def digest_of(sources: Iterable[Path]) -> str:
 
 @cache
 def runner_digest() -> str:
-    """The digest of the files as this process found them: an image carries it as a label."""
+    """Return the digest of the files when first read: an image carries it as a label."""
     return digest_of(runner_sources())
 
 
@@ -126,7 +126,7 @@ def _compile(root: Path, python: Path) -> None:
 
 
 def environment(spec: SandboxSpec, path: str, home: str) -> dict[str, str]:
-    """The environment of commands; nothing of the server's own is in it."""
+    """Return the environment of commands; it has nothing of the server's own environment."""
     offline = OFFLINE if spec.network == "none" else {}
     found = {"PATH": path, **USUAL, **offline, **spec.env, "HOME": home}
     if any(mount.target == PROGRAMS for mount in spec.mounts):
@@ -135,7 +135,7 @@ def environment(spec: SandboxSpec, path: str, home: str) -> dict[str, str]:
 
 
 def beside_pid_1(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables for commands under names of ours, so that they do not steer pid 1.
+    """Return variables for commands under other names, so that they do not affect pid 1.
 
     Its language and time zone are theirs; its home is nowhere, for it loads packages from there.
     """
