@@ -1,6 +1,6 @@
-"""What an author's `allowed-tools` leaves of our tools. Pure; it takes away and never gives.
+"""Which tools a skill's `allowed-tools` leaves to the model. Pure; it restricts, never permits.
 
-The names are those of Claude Code, of other clients, and ours:
+Our tools, and the entries of Claude Code and other clients that allow them:
 
     exec, run_code            Bash, Bash(prefix:*), Bash(pattern)
     read_file                 Read, Read(pattern)
@@ -25,7 +25,7 @@ from mcp_sandbox.reading.commands import DYNAMIC
 from mcp_sandbox.reading.shell import read_script
 
 ALWAYS = frozenset({"skills_list", "skill_activate", "sandbox_info", "process"})
-"""What no skill can take away."""
+"""Tools that no skill can forbid."""
 
 _NAMES: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(
@@ -70,7 +70,7 @@ class Active:
 
 
 def refusal(active: Iterable[Active], tool: str, arguments: Given) -> str | None:
-    """Why a call is outside of what the active skills allow together; None if it is within.
+    """Return why no active skill allows a call, or None if one of them does.
 
     A skill that names no tools neither allows nor forbids any.
     """
@@ -103,7 +103,7 @@ def _allows(skill: Active, tool: str, arguments: Given) -> bool:
             patterns.append(_FOLDER.sub(lambda _: folder, pattern) if folder else pattern)
 
     def may_write(path: str) -> bool:
-        # From which folder another path leads is known where nothing but it is said.
+        # A relative path can be resolved only if the call sets no folder of its own.
         known = path.startswith("/") or not (path.startswith("~") or arguments.get("cwd"))
         return known and _allows(skill, "write_file", {"path": path})
 
@@ -152,7 +152,7 @@ def _line_matches(patterns: Sequence[str], line: str, may_write: Callable[[str],
     sets_what_runs = script.set_variables and not (harmless and not _EVALUATES.search(line))
     if script.cut or not script.commands or sets_what_runs:
         return False
-    # Where a redirection writes is not the command's business.
+    # Files that redirections write are not among a command's words, so they are checked here.
     writes = [path for path in script.writes if path not in _NOWHERE]
     moves = any(each.words[0] == "cd" for each in script.commands)
     known = not moves or all(path.startswith("/") for path in writes)
@@ -171,7 +171,7 @@ def _is_harmless(words: Sequence[str]) -> bool:
 
 
 def _command_matches(patterns: Sequence[str], command: str) -> bool:
-    """Claude's rules: `words:*` is a beginning, `*` stands for anything, else it is the whole."""
+    """Match by Claude's rules: `words:*` is a prefix, `*` any text, anything else the whole."""
     for pattern in patterns:
         beginning = pattern.removesuffix(":*").removesuffix(" *")
         if beginning != pattern and "*" not in beginning:

@@ -1,4 +1,4 @@
-"""What is offered at one moment: the skills of all roots of a chat. Immutable, no I/O."""
+"""The skills of all roots of a chat at one moment. Immutable, no I/O."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Set
@@ -17,8 +17,8 @@ _NEAREST_OF = 300
 class Catalogue:
     """All skills, those of the roots with precedence first, then by name.
 
-    Of several with one name all but the first have `shadowed_by` set: they are meant by their uri
-    or `root/name` only. `problems` has every folder with a SKILL.md of any spelling that is not
+    Of several with one name all but the first have `shadowed_by` set: only their uri or `root/name`
+    finds them. `problems` has every folder with a SKILL.md of any spelling that is not
     among them, and what of the roots was not searched.
     """
 
@@ -26,7 +26,7 @@ class Catalogue:
     problems: tuple[Problem, ...] = ()
 
     def find(self, name: str, listing: str = "skills_list") -> Skill:
-        """The skill that a bare name, `root/name`, `root/folders/name` or uri means.
+        """Return the skill that a bare name, `root/name`, `root/folders/name` or uri means.
 
         Raises UnknownSkill: none; the message names the nearest, and `listing` for the others.
         """
@@ -35,7 +35,7 @@ class Catalogue:
         raise UnknownSkill(self._unknown(name, listing))
 
     def changed_since(self, before: "Catalogue") -> Set[str]:
-        """The uris of what came, went or was edited."""
+        """Return the uris of the skills that were added, removed or edited."""
         old, new = before.by_uri, self.by_uri
         edited = {uri for uri in old.keys() & new.keys() if old[uri].stamp != new[uri].stamp}
         return (old.keys() ^ new.keys()) | edited
@@ -46,7 +46,7 @@ class Catalogue:
 
     @cached_property
     def unusable(self) -> tuple[Problem, ...]:
-        """The problems without those that only tell how far was searched."""
+        """Return the problems without those that only say how far the search went."""
         return tuple(
             one for one in self.problems if any(each.level != "note" for each in one.diagnostics)
         )
@@ -69,7 +69,7 @@ class Catalogue:
         offered = [skill for skill in by_name if skill.front.model_invocable]
         names = [skill.name for skill in offered]
         asked = words(name[:64])
-        # Comparing is slow: only names of about that length are looked at, and not too many.
+        # Comparing is slow: only some names of about that length are compared.
         alike = [known for known in names if abs(len(known) - len(name)) <= 3]
         near = difflib.get_close_matches("-".join(asked), alike[:_NEAREST_OF], n=1)
         for skill in offered[:_NEAREST_OF] if asked else ():
@@ -82,7 +82,7 @@ class Catalogue:
 
 
 def merge(parts: Iterable[Catalogue]) -> Catalogue:
-    """One catalogue of those of several roots, which come by precedence."""
+    """Merge the catalogues of several roots, which come in order of precedence."""
     skills: list[Skill] = []
     problems: list[Problem] = []
     winners: dict[str, str] = {}

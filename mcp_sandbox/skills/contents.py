@@ -32,20 +32,20 @@ Stamp = tuple[int, int, int, int, int]
 """Device, inode, time of the last change of content, of anything, and bytes."""
 
 # How far the clock of a file system may lag behind: a tick of the kernel, or two seconds where
-# it keeps whole seconds only.
+# it stores whole seconds only.
 _TICK_NS = 50_000_000
 _WHOLE_SECONDS_NS = 2_000_000_000
 
 MAX_BYTES = 16 * 1024 * 1024
-"""A skill may have so much in all, and no single file more."""
+"""The limit of all files of a skill together, and so of each."""
 _ATTEMPTS = 3
 JUNK_FOLDERS = frozenset(
     {".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", ".tox", ".nox",
      ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 )  # fmt: skip
-"""What tools leave and nobody means to teach: no part of any skill, never searched."""
+"""Folders that tools leave behind: no part of any skill, never searched."""
 _FILES = frozenset({".DS_Store", "Thumbs.db", "desktop.ini", ".git"})
-# What the standard library lacks, or takes for something that no skill has.
+# Types that the standard library lacks, or names otherwise than skills mean them.
 _MORE = {
     ".bash": "application/x-sh", ".cjs": "text/javascript", ".go": "text/x-go",
     ".ipynb": "application/x-ipynb+json", ".jsonl": "application/jsonl",
@@ -56,7 +56,7 @@ _MORE = {
     ".woff2": "font/woff2", ".xsd": "application/xml", ".yaml": "application/yaml",
     ".yml": "application/yaml",
 }  # fmt: skip
-# Not the module's own functions: these know what the machine's files say, too.
+# Not `mimetypes.guess_type`: its answers depend on files of the machine.
 _TYPES = mimetypes.MimeTypes()
 for _ending, _type in _MORE.items():
     _TYPES.add_type(_type, _ending)
@@ -78,7 +78,7 @@ class Whole(NamedTuple):
 def read_whole(directory: int, path: str) -> Whole:
     """Read a regular file beneath an open folder, following no link.
 
-    Who rewrites it in place and pauses in the middle cannot be told from who has ended.
+    A writer that pauses while it rewrites the file in place looks as if it had finished.
 
     Raises:
         OSError: there is none.
@@ -90,7 +90,7 @@ def read_whole(directory: int, path: str) -> Whole:
             now = time.time_ns()
             before = stamp_of(os.fstat(file))
             data = _all(file, path)
-            # A stamp that is not settled would not show an edit: the same bytes twice do.
+            # A stamp that is not settled may hide an edit, so the bytes must be the same twice.
             settled = is_settled(before, now)
             same = settled or _all(file, path) == data
             if same and stamp_of(os.fstat(file)) == before:
@@ -109,12 +109,12 @@ def _all(file: int, path: str) -> bytes:
 
 
 def stamp_of(s: os.stat_result) -> Stamp:
-    """The stamp of a file or folder; any edit changes it, unless it is not settled."""
+    """Return the stamp of a file or folder; any edit changes it once it is settled."""
     return s.st_dev, s.st_ino, s.st_mtime_ns, s.st_ctime_ns, s.st_size
 
 
 def is_settled(stamp: Stamp, now_ns: int) -> bool:
-    """Whether a change after `now_ns` (since the epoch) would show in the stamp.
+    """Return whether a change after `now_ns` (since the epoch) would change the stamp.
 
     It would not if the last change is so recent that the next may get the same time.
     """
@@ -123,19 +123,19 @@ def is_settled(stamp: Stamp, now_ns: int) -> bool:
 
 
 def is_junk_file(name: str) -> bool:
-    """Whether a file of that name is no part of a skill."""
+    """Return whether a file of that name is no part of a skill."""
     return name in _FILES or name.endswith((".pyc", ".pyo"))
 
 
 def is_junk(path: str) -> bool:
-    """Whether a path relative to a skill's folder leads to or into what is no part of it."""
+    """Return whether a path, relative to a skill's folder, is or lies in what is no part of it."""
     *folders, name = path.split("/")
     return not JUNK_FOLDERS.isdisjoint((*folders, name)) or is_junk_file(name)
 
 
 @contextmanager
 def opened(folder: Path, anchor: Path | None) -> Iterator[int]:
-    """A descriptor of a folder; below the anchor no link is followed. Raises OSError."""
+    """Open a folder and yield its descriptor; follow no link below the anchor. Raises OSError."""
     with closing_fd(os.open(anchor or folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as top:
         inside = os.fsencode(folder.relative_to(anchor or folder))
         with closing_fd(open_directory(top, inside)) as directory:
@@ -151,7 +151,7 @@ class Kept(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """A skill's contents, and what tells whether they are still the same."""
+    """A skill's contents, and what is needed to see whether they are still the same."""
 
     contents: Contents
     kept: Mapping[str, Kept]
@@ -164,7 +164,7 @@ def gather(
     anchor: Path | None = None,
     before: Gathered | None = None,
 ) -> Gathered:
-    """All files of the skill in a folder; those that are as they were `before` are not read again.
+    """Return all files of a skill's folder; files unchanged since `before` are not read again.
 
     Below `anchor`, or the folder itself where there is none, no link is followed.
 
@@ -178,31 +178,31 @@ def gather(
 
 
 def set_digest(files: Mapping[str, str]) -> str:
-    """The digest of a skill from those of its files, by their paths."""
+    """Return the digest of a skill, from the digests of its files by path."""
     ordered = sorted(files, key=str.encode)
     lines = (f"{files[path].removeprefix('sha256:')}  {path}\0" for path in ordered)
     return digest_of("".join(lines).encode())
 
 
 def digest_of(data: bytes) -> str:
-    """The digest of a file's raw bytes."""
+    """Return the digest of a file's raw bytes."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def kind_of(data: bytes) -> FileKind:
-    """Whether a file is text: UTF-8 without NUL."""
+    """Return whether a file is text: UTF-8 without NUL."""
     with suppress(UnicodeDecodeError):
         return "binary" if "\0" in data.decode() else "text"
     return "binary"
 
 
 def is_utf8(path: str) -> bool:
-    """Whether a path can be written in JSON and in a uri."""
+    """Return whether a path can be written in JSON and in a uri."""
     return path.encode(errors="ignore").decode() == path
 
 
 class _OverTheLimit(Exception):
-    """The skill has more than is offered; the message says of what."""
+    """The skill is over a limit; the message says which."""
 
 
 class _Gathering:
@@ -250,7 +250,7 @@ class _Gathering:
                 return known
         whole = read_whole(self._directory, path)
         kind = kind_of(whole.data)
-        # The ending alone: a whole name could be taken for a URL.
+        # Only the suffix: `mimetypes` could take a whole name for a URL.
         guessed, packed = _TYPES.guess_type(f"file{PurePosixPath(path).suffix.lower()}")
         mime = guessed or _UNKNOWN[kind]
         if packed is not None:

@@ -1,7 +1,7 @@
 """Looks at one skill's folder as a whole: can it be used, and what is wrong with it. Blocking.
 
-What harms whoever uses it is found by reading its files, never by running them. What is said of
-that is advice: a teaching text about attacks looks like one. Nothing is refused for it.
+Harmful text is found by reading the files, never by running them. Such findings are advice: a text
+that teaches about attacks looks like one. No skill is refused for them.
 """
 
 import difflib
@@ -98,7 +98,7 @@ def examine(folder: Path, *, strictly: bool = False) -> Examined:
         fix = "Make its files small enough, and leave them alone for a moment."
         return Examined(folder, None, (Diagnostic("unreadable", "error", str(exc), fix),))
     found = examine_files(files, folder.name, document)
-    # The tool reads without bounds, so only what could be read within bounds gets there.
+    # The tool reads without limits, so it gets only what was read within ours.
     refused = _refused(folder) if strictly and found.front is not None else ()
     return replace(
         found, folder=folder, diagnostics=(*refused, *found.diagnostics, *contents.diagnostics)
@@ -132,7 +132,7 @@ def _refused(folder: Path) -> Iterator[Diagnostic]:
 
 @dataclass(frozen=True)
 class _Sign:
-    """Text that tells of harm; "{}" in the reason stands for it."""
+    """A pattern of harmful text; "{}" in the reason stands for the match."""
 
     code: str
     reason: str
@@ -198,7 +198,7 @@ def _of_file(path: str, data: bytes) -> Iterator[Diagnostic]:
     if kind_of(data) == "text":
         yield from _of_text(path, data[:_BYTES_READ].decode("utf-8", "replace"))
     elif data.startswith(_PROGRAMS):
-        reason = f"{path} is a program that nobody can read."
+        reason = f"{path} is a compiled program, which cannot be reviewed."
         fix = "Put its source there, or say in the text how to install it."
         yield Diagnostic("program", "warning", reason, fix, file=path)
     elif data.startswith(_ARCHIVES) and PurePosixPath(path).suffix.lower() not in _DOCUMENTS:
@@ -215,7 +215,7 @@ def _of_text(path: str, text: str) -> Iterator[Diagnostic]:
         for match in sign.pattern.finditer(text):
             if sign.code != "secret" or not _EXAMPLE.search(match[0]):
                 yield _at(sign, path, text, match)
-    # What hides in the document itself is told with its body.
+    # Hidden characters of the document itself are reported with its body.
     if path != DOCUMENT and (hidden := HIDDEN.search(text.removeprefix("\ufeff"))):
         reason = f"It has the hidden character U+{ord(hidden[0]):04X}."
         fix = "Delete it, or write it as an escape."
@@ -230,7 +230,7 @@ def _at(sign: _Sign, path: str, text: str, match: re.Match[str]) -> Diagnostic:
 
 
 def _thinned(found: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
-    """The first of each kind; hundreds would hide the others."""
+    """Yield the first of each kind; hundreds of one kind would hide the others."""
     counts = Counter[str]()
     kept = list[Diagnostic]()
     for each in found:

@@ -1,8 +1,8 @@
 """Finds skills by words, without a model, and lists them page by page.
 
-A search is BM25 over what skills say of themselves. The name counts three times as much as the
-description and the tags, the headings of the text a third. SQLite compares words by their stems; a
-word that no skill has is taken for a mistyped one.
+A search ranks by BM25: the name counts three times as much as the description and the tags, the
+headings of the text a third. SQLite compares words by their stems; a
+word that no skill has counts as mistyped.
 
 A cursor holds the place of the last skill that was shown and not a number, so that a skill which
 is there all the time is listed exactly once, whatever comes and goes meanwhile. The places of
@@ -42,7 +42,7 @@ _MAKE = (
 _ADD = "INSERT INTO card(name, description, tags, headings) VALUES (?, ?, ?, ?)"
 _KNOWN = "SELECT 1 FROM card WHERE card MATCH ? LIMIT 1"
 _RANK = "SELECT rowid, bm25(card, 3.0, 1.0, 1.0, 0.3) FROM card WHERE card MATCH ?"
-# All matches are gone through once; asked for one by one, each would do so again.
+# One query for all rows: one for each row would go through all matches every time.
 _MARK = (
     "SELECT rowid, highlight(card, 0, char(2), char(3)), highlight(card, 1, char(2), char(3)), "
     "highlight(card, 2, char(2), char(3)), highlight(card, 3, char(2), char(3)) FROM card "
@@ -92,7 +92,7 @@ class _Term:
     guesses: tuple[str, ...] = ()
 
     def forms(self) -> tuple[str, str]:
-        """What matches the word itself, and what its guesses or words that begin like it."""
+        """Return the search expressions for the word itself and for longer or similar words."""
         word = _phrase(self.word)
         begun = [f"{word}*"] if len(self.word) > 2 else []
         return word, " OR ".join([*begun, *map(_phrase, self.guesses)])
@@ -115,7 +115,7 @@ class Index:
         return database
 
     def update(self, skills: Sequence[Skill]) -> None:
-        """Hold exactly these."""
+        """Index exactly these skills."""
         with self._lock, self._database:
             wanted = {skill.uri: skill for skill in skills}
             for row, skill in [*self._skills.items()]:
@@ -138,13 +138,13 @@ class Index:
         self._vocabulary = None
 
     def search_among(self, skills: Sequence[Skill], query: str, most: int = 50) -> list[Match]:
-        """Update and search, with nobody between: what others hold here is never found."""
+        """Update and search under one lock, so that only the given skills can be found."""
         with self._lock:
             self.update(skills)
             return self.search(query, most)
 
     def search(self, query: str, most: int = 50) -> list[Match]:
-        """The skills that fit best, at most so many; none for a query without words."""
+        """Return the best matching skills, at most `most`; none for a query without words."""
         with self._lock:
             scores = self._scores(self._understood(query))
             for row in scores:
@@ -154,7 +154,7 @@ class Index:
             return [Match(self._skills[row], round(scores[row], 3)) for row in best]
 
     def reasons(self, query: str, skills: Sequence[Skill]) -> list[tuple[str, ...]]:
-        """For each of the skills, which of its words fit the query, and where they stand."""
+        """Return for each skill which of its words match the query, and in which fields."""
         with self._lock:
             asked = self._understood(query)
             match = " OR ".join(form for term in asked for form in term.forms() if form)
@@ -181,7 +181,7 @@ class Index:
         return near(term, self._vocabulary)
 
     def _scores(self, asked: Sequence[_Term]) -> dict[int, float]:
-        """How well the rows fit that have enough of the query; what most have tells little."""
+        """Score the rows that match enough of the query; words that most rows have count little."""
         by_term = [self._scores_of(term) for term in asked]
         telling = [1 - max(len(found) - 1, 0) / max(len(self._rows), 1) for found in by_term]
         least = _LEAST * min(sum(telling), _LONG_QUERY)
@@ -207,13 +207,13 @@ class Finder:
 
     def __init__(self) -> None:
         self._index_of = lru_cache(8)(lambda _user: Index())
-        # Searches of one user wait for each other: not in the threads that all else needs.
+        # Searches of one user wait for each other, so they get threads of their own.
         self._searching = CapacityLimiter(4)
 
     async def find(
         self, user: str, skills: Sequence[Skill], query: str, cursor: str | None, limit: int
     ) -> Page:
-        """A page of those of the user's skills that the query fits, the best first.
+        """Return a page of the user's skills that match the query, the best first.
 
         Raises InvalidArgument: the cursor is not one of this listing.
         """
@@ -231,7 +231,7 @@ class Finder:
 
 
 def by_name(skills: Iterable[Skill]) -> Placed:
-    """All skills in the order of their names."""
+    """Return all skills, sorted by name."""
     ranks = {True: "\0hidden", False: "\0"}
     placed = [
         ((0, 0, each.name.casefold() + ranks[bool(each.shadowed_by)], _short(each.uri)), each)
@@ -243,7 +243,7 @@ def by_name(skills: Iterable[Skill]) -> Placed:
 def best_first(
     skills: Sequence[Skill], matches: Sequence[Match], query: str, cursor: str | None, limit: int
 ) -> Page:
-    """A page of what a query found among the skills; raises InvalidArgument as `page_of`."""
+    """Return a page of the skills that a query found; raises InvalidArgument as `page_of`."""
     asked = zlib.crc32(query.encode("utf-8", "replace")) or 1
     these = zlib.crc32("\n".join(skill.uri for skill in skills).encode("utf-8", "replace"))
     placed = [
@@ -253,7 +253,7 @@ def best_first(
 
 
 def _short(uri: str) -> str:
-    """The uri, or what stands for a long one: no skill's cursor is longer than callers may give."""
+    """Return the uri, shortened by a digest if it is long, as callers pass it in a cursor."""
     if len(uri) <= _LONGEST_URI:
         return uri
     return uri[:_LONGEST_URI] + hashlib.sha256(uri.encode()).hexdigest()
@@ -262,7 +262,7 @@ def _short(uri: str) -> str:
 def page_of(
     placed: Placed, cursor: str | None, limit: int, query: int = 0, skills: int = 0
 ) -> Page:
-    """A page of all skills, as `by_name` gives them, or of what a query found.
+    """Return a page of all skills, sorted as by `by_name`, or of the results of a query.
 
     Raises InvalidArgument: the cursor is not one of this listing.
     """
@@ -280,7 +280,7 @@ def _cursor(place: _Place) -> str:
 
 
 def _read(cursor: str, query: int) -> tuple[tuple[str | float, str], object]:
-    """The place of a cursor in its listing, and of which skills that was made."""
+    """Return the position that a cursor names, and a checksum of the skills it was made for."""
     try:
         asked, skills, rank, uri = json.loads(base64.b64decode(cursor[:4000], b"-_", validate=True))
     except (ValueError, TypeError, RecursionError):
@@ -298,12 +298,12 @@ def _hits(marked: Sequence[str], asked: Sequence[_Term]) -> Iterator[str]:
 
 
 def _phrase(term: str) -> str:
-    # Words hold letters and digits only, so that nothing of them is syntax within quotes.
+    # Words have only letters and digits, so nothing in them can end the quotes.
     return f'"{spaced(term).strip()}"'
 
 
 def _told(word: str, asked: Sequence[_Term]) -> str:
-    """The word that was found, and what was asked for if one cannot see that from it."""
+    """Return the word that was found, with the word of the query if that is not evident."""
     plain = word.replace(" ", "")
     meant = [term.word for term in asked if any(each[:5] == plain[:5] for each in term.guesses)]
     is_plain = not meant or any(term.word[:4] == plain[:4] for term in asked)
@@ -312,7 +312,7 @@ def _told(word: str, asked: Sequence[_Term]) -> str:
 
 def _clipped(text: str, most: int) -> str:
     text = text[:most].replace("\x02", " ").replace("\x03", " ")
-    # A word says no more when it comes again; characters of unspaced scripts do.
+    # Repeated words add nothing, but characters of unspaced scripts form words by their order.
     return spaced(" ".join(dict.fromkeys(text.split())))
 
 

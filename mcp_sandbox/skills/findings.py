@@ -27,7 +27,7 @@ from mcp_sandbox.skills.uris import is_document
 
 MAX_FILE_BYTES = 256 * 1024
 MAX_BYTES = 1024 * 1024
-"""Of all files together."""
+"""The limit for all files together."""
 
 _LANGUAGES: Mapping[str, Language] = {
     ".py": "python", ".pyw": "python", ".sh": "shell", ".bash": "shell", ".zsh": "shell",
@@ -44,7 +44,7 @@ _INTERPRETERS = {
     ".mjs": "node", ".cjs": "node", ".rb": "ruby", ".pl": "perl", ".ps1": "pwsh", ".r": "Rscript",
     ".php": "php", ".lua": "lua",
 }  # fmt: skip
-# What lies there is copied or tried out; no use of the skill runs it as it is.
+# Files there are copied or tried out; no use of the skill runs them as they are.
 _NOT_RUN = frozenset({"assets", "templates", "template", "node_modules", "fixtures", "__pycache__"})
 _SELDOM_RUN = frozenset({"tests", "test", "examples", "evals", "references"})
 _TEST = re.compile(r"test_.*|.*_test\.\w+|.*\.(?:test|spec)\.\w+|conftest\.py")
@@ -56,7 +56,7 @@ _SHOWN = 50
 
 
 def worth_reading(path: str, size: int) -> bool:
-    """Whether `scan` makes use of what is in the file."""
+    """Return whether `scan` uses the contents of the file."""
     known = PurePosixPath(path).suffix.lower() in {"", *_LANGUAGES, *_INTERPRETERS}
     return size <= MAX_FILE_BYTES and (known or _is_declaration(path))
 
@@ -64,7 +64,7 @@ def worth_reading(path: str, size: int) -> bool:
 def scan(
     files: Mapping[str, bytes], others: Sequence[str] = ()
 ) -> tuple[Findings, tuple[Use, ...]]:
-    """What the files of a skill use, by their paths in it, and what must be there to run them.
+    """Return what a skill's files, given by path, seem to use, and what running them needs.
 
     `others` are the paths of those that are not given.
     """

@@ -22,7 +22,7 @@ from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.skills.models import Diagnostic, Json, Level
 
 HEAD_BYTES = 64 * 1024
-"""So much of a document has to be read to know its front matter."""
+"""How many bytes of a document are read to find its front matter."""
 MAX_BYTES = 16 * 1024
 """Longer front matter is refused; the longest of thousands of published ones is far shorter."""
 _MAX_VALUES = 1000
@@ -39,7 +39,7 @@ _LINE_END = re.compile(rb"\r\n?|\n")
 _ALMOST = re.compile(rb"\s*(?:-{2,}|\xe2\x80\x93|\xe2\x80\x94|\+\+\+|```)")
 _UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _TAGGED = (yaml.ScalarEvent, yaml.CollectionStartEvent)
-# Scalars of up to so many characters are likely to come again.
+# Scalars of up to this many characters are likely to repeat, so they are cached.
 _WORD = 24
 _DASHES = "Begin the file with a line of three dashes, the fields, and again three dashes."
 _ODD: Final[dict[str, tuple[Level, str, str]]] = {
@@ -54,7 +54,7 @@ _ODD: Final[dict[str, tuple[Level, str, str]]] = {
         "Save the file with Unix line ends."),
 }  # fmt: skip
 _MISTAKES = frozenset({"yaml", "key"})
-"""What quotes may cure."""
+"""Codes of errors that quoting a value may repair."""
 _QUOTED_LINES = re.compile(r"[^\r\n]*(?:\r\n?|\n|\Z)")
 _ENTRY = re.compile(r"( *)[\w.-]+[ \t]*:[ \t]+(?=[^\s#])")
 _COLON = re.compile(r":(?:\s|\Z)")
@@ -150,7 +150,7 @@ def split(data: bytes, *, cut: bool = False) -> Parts:
 
 
 def text(parts: Parts) -> str:
-    """The YAML of the front matter as text, in which lines end in line feeds.
+    """Return the YAML of the front matter as text whose lines end in line feeds.
 
     Raises Refused: there is none, it is too long, or it is not UTF-8.
     """
@@ -170,7 +170,7 @@ def text(parts: Parts) -> str:
 def read_mended(source: str, line: int = 1) -> Fields:
     """Read a text that begins in that line, with values in quotes only if it is no YAML as it is.
 
-    Raises Refused: quotes do not help; what it says is about the text as it is.
+    Raises Refused: quotes do not help; the diagnostic is about the original text.
     """
     try:
         return read(source, line)
@@ -220,9 +220,9 @@ class _Strict(YAMLHandler):
 
 
 def quoted(source: str) -> tuple[str, tuple[int, ...]]:
-    """The YAML text with such values in quotes, and the lines of them, counted from 0.
+    """Quote values that are not YAML; return the text and the lines of them, counted from 0.
 
-    Lines stay the lines that they were. At most 32 values are looked at.
+    No line is added or moved. At most 32 values are looked at.
     """
     lines = _QUOTED_LINES.findall(source)
     blocks: list[str] = []
@@ -357,7 +357,7 @@ def _scalar(event: yaml.ScalarEvent) -> str:
     return _word(event.value) if len(event.value) <= _WORD else Plain(event.value)
 
 
-# One object for all that say the same: thousands of skills have the same keys.
+# Equal words share one object: thousands of skills have the same keys.
 _word = functools.lru_cache(maxsize=1024)(Plain)
 
 
@@ -392,12 +392,12 @@ def _absent(data: bytes) -> Diagnostic:
 
 
 def short(value: str) -> str:
-    """The value in quotes, cut where it is long."""
+    """Return the value in quotes, shortened if it is long."""
     return repr(value if len(value) <= 40 else value[:39] + "…")
 
 
 def as_json(value: Json) -> Json:
-    """The value with what its plain scalars mean. What JSON cannot say stays text."""
+    """Return the value with its plain scalars converted. What JSON cannot express stays text."""
     if isinstance(value, dict):
         return {_key(key): as_json(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -417,7 +417,7 @@ def _meant(text: Plain) -> Json:
 
 
 def _key(key: str) -> str:
-    """A key as hosts that turn it into text know it: `1.50` is "1.5", and `~` is nothing."""
+    """Return a key as hosts convert it to text: `1.50` becomes "1.5", and `~` the empty text."""
     value = _meant(key) if isinstance(key, Plain) else key
     if isinstance(value, bool):
         return str(value).lower()

@@ -1,9 +1,9 @@
-"""All skills that there are: the way into this room.
+"""All skills that there are: the way into this package.
 
-Folders are looked at again and again rather than watched by the kernel: that works on every file
-system and through every mount, needs no watch for each folder, and a program that writes
-thousands of files next to a skill causes no more than the next look does. A look costs a stat or
-two for each skill. Nobody looks when nobody waits.
+Folders are polled rather than watched by the kernel: that works on every file system and through
+every mount, needs no watch for each folder, and a program that writes thousands of files next to a
+skill costs no more than the next scan. A scan without changes costs a stat or two for each
+skill. Nothing is polled when no caller waits.
 """
 
 import difflib
@@ -26,17 +26,16 @@ from mcp_sandbox.skills.models import Contents, Skill
 from mcp_sandbox.skills.scan import Scanner, Whose, is_trusted, roots, shared_roots
 from mcp_sandbox.skills.uris import DOCUMENT
 
-# A look that takes long is repeated more seldom, so that no more than this part of one CPU goes
-# into looking.
+# A slow scan is repeated less often, so that scanning takes at most this share of one CPU.
 _MAX_SHARE = 0.05
-# What is remembered of the roots of users and chats that come no more is forgotten, oldest first.
+# Scanners of users and chats that ask no more are dropped, the least recent first.
 _REMEMBERED = 64
 _GATHERED_FILES = 20_000
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How often it is looked, how long edits must have rested, and how long that is waited for."""
+    """How often to scan, how long edits must have rested, and how long to wait for that."""
 
     poll_s: float = 1.0
     settle_s: float = 1.0
@@ -44,23 +43,23 @@ class Pace:
 
 
 class Library:
-    """The skills of all roots, for any chat. What it knows is looked up again at every call."""
+    """The skills of all roots, for any chat. Every call checks for changes."""
 
     def __init__(self, settings: SkillsConfig, data_dir: Path, *, pace: Pace | None = None) -> None:
-        """Nothing is read yet. `pace` is how changes are looked for."""
+        """Read nothing yet; `pace` says how often to look for changes."""
         self._pace = pace or Pace()
         self._settings = settings
         self._data_dir = data_dir
         remember = lru_cache(_REMEMBERED + len(settings.folders))
         self._scanner = remember(lambda root: Scanner(root, shared_roots(settings)))
-        # By the catalogues themselves, not by what they hold: the same ones make the same one.
+        # Keyed by the identity of the catalogues, so that the same ones give the same result.
         self._merge = lru_cache(32)(merge)
         self._gathered: OrderedDict[Path, Gathered] = OrderedDict()
         self._looking = CapacityLimiter(4)
         self._reading = CapacityLimiter(4)
 
     async def catalogue(self, whose: Whose, *, max_age_s: float = 0.0) -> Catalogue:
-        """What is offered to a chat or user, as the folders are now or were `max_age_s` ago.
+        """Return what a chat or user is offered, at most `max_age_s` seconds out of date.
 
         It is the same object as before as long as nothing changed.
 
@@ -72,7 +71,7 @@ class Library:
 
     @asynccontextmanager
     async def changes(self, whose: Whose) -> AsyncGenerator[AsyncIterator[Set[str]]]:
-        """The uris of what came, went or was edited, one set for each burst of edits."""
+        """Yield the uris of added, removed and edited skills, one set for each burst of edits."""
         async with aclosing(self._changes(whose, await self.catalogue(whose))) as changes:
             yield changes
 
@@ -100,14 +99,14 @@ class Library:
         return catalogue
 
     async def contents(self, skill: Skill) -> Contents:
-        """All files of a skill; only those that changed since the last call are read.
+        """Return all files of a skill; only those that changed since the last call are read.
 
         Raises:
             UnknownSkill: it is gone.
             Busy: a file of it is being written all the time.
             TooLarge: its document has more than 16 MiB.
         """
-        # As in `sweep`: what is known is compared by a stat, which is not for untrusted folders.
+        # A stat compares with what is known, and follows links: not for untrusted folders.
         known = self._gathered.get(skill.folder) if is_trusted(skill) else None
         gathered = await to_thread.run_sync(self._gather, skill, known, limiter=self._reading)
         self._gathered[skill.folder] = gathered
@@ -117,7 +116,7 @@ class Library:
         return gathered.contents
 
     async def read(self, skill: Skill, path: str) -> bytes:
-        """A file of a skill by its path in the folder; SKILL.md is the document in any spelling.
+        """Read a file of a skill by its path in the folder; SKILL.md finds any spelling of it.
 
         Raises:
             UnknownSkill: the skill is gone or has no such file; the message names the nearest.
@@ -158,7 +157,7 @@ class Library:
             return read_whole(directory, skill.document if path == DOCUMENT else path).data
 
     def _anchor(self, skill: Skill) -> Path | None:
-        """The folder from which on no link is followed to the skill."""
+        """Return the folder below which no link is followed on the way to the skill."""
         named = shared_roots(self._settings) if is_trusted(skill) else ()
         folders = (*(root.folder for root in named), self._data_dir)
         return next((each for each in folders if skill.folder.is_relative_to(each)), None)

@@ -45,7 +45,7 @@ _KNOWN: Mapping[str, tuple[Level, str, str]] = {
         _MOVE),
     "too-many-skills": ("error", "Skills before it take all that a root may have: {skills:,}, or "
         "{heads:,} bytes of front matter.",
-        "Remove skills that nobody uses, or shorten their front matter."),
+        "Remove skills that are not used, or shorten their front matter."),
     "left-out": ("warning", "{file} is left out: {why}.",
         "Put a regular file with a plain name there, or remove it."),
     "over-the-limit": ("warning",
@@ -188,7 +188,7 @@ class Findings:
 
 
 def problem(code: str, file: str = "SKILL.md", **values: object) -> Diagnostic:
-    """A diagnostic that can be written as UTF-8, whatever bytes the names in it have."""
+    """Return a known diagnostic; names in it that are not UTF-8 are escaped."""
     level, reason, fix = _KNOWN[code]
     error = values.get("error")
     if isinstance(error, OSError):
@@ -201,6 +201,6 @@ def problem(code: str, file: str = "SKILL.md", **values: object) -> Diagnostic:
 
 
 def of_many(code: str, paths: Sequence[str], **values: object) -> Diagnostic:
-    """One for the first of several paths, which says how many more there are."""
+    """Return one diagnostic for several paths: it names the first and counts the others."""
     more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
     return problem(code, paths[0], many=f"{paths[0]}{more}", **values)

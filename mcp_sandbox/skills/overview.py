@@ -1,9 +1,9 @@
 """The catalogue as text for a model, within a budget, saying what it leaves out.
 
-What skills say of themselves was written by anybody: each gets one line, in which nothing breaks
-the line, hides, or changes the direction of reading. The files themselves stay as they are.
+Descriptions are untrusted text: each gets one line, without line breaks, hidden characters or
+marks that change the direction of reading. The files themselves stay as they are.
 
-Words are told here, too: how a text is cut, what says nothing, what was mistyped.
+The words of texts and queries are found here, too: without stop words, and corrected if mistyped.
 """
 
 import re
@@ -51,7 +51,7 @@ class Overview:
 
 
 def overview(skills: Sequence[Skill], budget: int) -> Overview:
-    """What fits into so many characters: descriptions, shorter ones, names, or their subjects.
+    """Return what fits into `budget` characters: descriptions, cut ones, names or subjects.
 
     Every skill is treated alike, so that the same skills always give the same text.
     """
@@ -68,7 +68,7 @@ def overview(skills: Sequence[Skill], budget: int) -> Overview:
 
 
 def _longest_that_fits(cards: Sequence[tuple[str, str]], budget: int) -> int:
-    """How much of each description there is room for; 0 when less than is worth reading."""
+    """Return how many characters of each description fit; 0 if too few to be worth reading."""
     room = budget - sum(len(name) + len("- : \n") for name, _ in cards)
 
     def needs(most: int) -> int:
@@ -93,13 +93,13 @@ def _subjects(skill: Skill) -> Iterable[str]:
 
 
 def call_name(skill: Skill) -> str:
-    """By what it is asked for: its name, if that means this one and can be read; else its uri."""
+    """Return how calls name a skill: by its name if that is plain and not shadowed, or its uri."""
     plain = one_line(skill.name) == skill.name and len(skill.name) <= _LONGEST_NAME
     return skill.name if plain and skill.shadowed_by is None else skill.uri
 
 
 def one_line(text: str) -> str:
-    """The text on one line, without characters that are not seen."""
+    """Return the text on one line, without invisible characters."""
     if text.isprintable():
         # Most texts are, and one by one their characters take long.
         return " ".join(text.split())
@@ -108,22 +108,22 @@ def one_line(text: str) -> str:
 
 
 def cut_short(text: str, most: int) -> str:
-    """The text, or as much of it as there is room for, with a sign where it was cut."""
+    """Return the text, cut to at most `most` characters with an ellipsis at the end."""
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
 def spaced(text: str) -> str:
-    """The text with characters of unspaced scripts set apart."""
+    """Put spaces around each character of a script that has none between words."""
     return _UNSPACED.sub(r" \1 ", text)
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in lower case, those of unspaced scripts as runs."""
+    """Return the words of a text in lower case; a run of an unspaced script counts as one."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
 def terms(query: str) -> tuple[str, ...]:
-    """What a query asks for: its distinct words, without those that say nothing."""
+    """Return the distinct words of a query, without stop words if others remain."""
     found = dict.fromkeys(word[:40] for word in words(query))
     return tuple(([word for word in found if word not in _EMPTY] or [*found])[:16])
 

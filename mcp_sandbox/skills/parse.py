@@ -1,4 +1,4 @@
-"""Reads a `SKILL.md`: what can be used is used, and what is wrong with it is said. Pure."""
+"""Reads a `SKILL.md` leniently, and reports everything that is wrong with it. Pure."""
 
 import re
 import unicodedata
@@ -13,13 +13,13 @@ NAME_CHARACTERS = 64
 DESCRIPTION_CHARACTERS = 1024
 COMPATIBILITY_CHARACTERS = 500
 ARGUMENTS = 32
-"""So many arguments of a skill are asked for and put into its text."""
+"""How many arguments of a skill are asked for and put into its text."""
 REFUSED = frozenset(
     {"no-name", "name-case", "name-hyphens", "name-characters", "name-too-long", "name-mismatch",
      "description-too-long", "compatibility-too-long", "not-text", "unknown-field", "flow-style",
      "anchor"}
 )  # fmt: skip
-"""Codes of what strict readers refuse a skill for, and which is no error here."""
+"""Codes of warnings and notes for which strict readers refuse a skill."""
 BODY_LINES = 500
 BODY_TOKENS = 5000
 BYTES_OF_A_TOKEN = 4
@@ -105,7 +105,7 @@ def _fields(parts: Parts, found: list[Diagnostic]) -> Fields:
 
 
 def front_of(values: Mapping[str, Json], folder_name: str) -> FrontMatter:
-    """The front matter that those fields make, in a folder of that name."""
+    """Return the front matter with these fields, for a skill in a folder of that name."""
     metadata, hint = values.get("metadata"), _texts(values, "argument-hint")
     return FrontMatter(
         name=unicodedata.normalize("NFKC", _text(values, "name") or folder_name),
@@ -133,7 +133,7 @@ def _texts(values: Mapping[str, Json], field: str) -> list[str]:
 
 
 def _words(values: Mapping[str, Json], field: str) -> tuple[str, ...]:
-    """The words of a list or of a text, divided at blanks and commas outside parentheses."""
+    """Return the words of a list or text, split at blanks and commas outside parentheses."""
     words: list[str] = []
     for text in (_text(values, field), *_texts(values, field)):
         word, depth = "", 0
@@ -161,7 +161,7 @@ def _of_fields(fields: Fields, front: FrontMatter, folder_name: str) -> Iterator
 
 
 def of_body(body: bytes, first_line: int = 1) -> Iterator[Diagnostic]:
-    """What is wrong with the text after the front matter, which begins in that line."""
+    """Yield what is wrong with the text after the front matter, which begins in that line."""
     lines = body.count(b"\n")
     if lines > BODY_LINES and len(body) // BYTES_OF_A_TOKEN <= BODY_TOKENS:
         yield _long_body(f"{lines:,} lines", f"{BODY_LINES:,}")
@@ -179,7 +179,7 @@ def of_body(body: bytes, first_line: int = 1) -> Iterator[Diagnostic]:
 
 
 def headings(body: bytes) -> str:
-    """The headings of a text, one to a line, outside of blocks of code; the first of very many."""
+    """Return the first headings of a text, one to a line, without those in blocks of code."""
     lines = body.decode("utf-8", "replace").splitlines() if b"#" in body else ()
     found, fence = list[str](), ""
     for mark, heading in _FENCE_OR_HEADING.findall("\n".join(("", *lines))):

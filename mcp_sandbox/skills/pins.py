@@ -44,7 +44,7 @@ class Pins:
         self._tree, self._active = tree, tree / "active.json"
 
     def names(self) -> dict[str, str]:
-        """The names of the skills' folders by uri; none where what tells it is unreadable."""
+        """Return the names of the skills' folders by uri; none if active.json is unreadable."""
         try:
             return {uri: str(name) for uri, name in (read_note(self._active) or {}).items()}
         except (OSError, ValueError) as exc:
@@ -53,7 +53,7 @@ class Pins:
             return {}
 
     def last(self) -> str | None:
-        """The path in the sandbox of the skill that was activated last, if it is there."""
+        """Return the path in the sandbox of the skill activated last; None if it is gone."""
         name = next(reversed(self.names().values()), None)
         return path_of(name) if name and self.folder(name).is_dir() else None
 
@@ -69,7 +69,7 @@ class Pins:
         return self._tree / SHOWN / name
 
     def find(self, uri: str) -> tuple[str, Contents] | None:
-        """The name and the files of a skill as the chat has it; None where these are unreadable."""
+        """Return the name and files of a skill as the chat has it; None if they are unreadable."""
         name = self.names().get(uri)
         try:
             return (name, gather(self.folder(name), anchor=self._tree).contents) if name else None
@@ -77,7 +77,7 @@ class Pins:
             return None
 
     def read(self, name: str, path: str) -> bytes:
-        """One of the files of a skill. Raises OSError."""
+        """Read one of the files of a skill. Raises OSError."""
         with opened(self.folder(name), self._tree) as folder:
             return read_whole(folder, path).data
 
@@ -99,7 +99,7 @@ class Pins:
                 _delete(new)
                 raise
             if skill.uri not in names:
-                # Before it is there: a name without a folder stands for no version.
+                # Written before the folder exists: a name without a folder is ignored.
                 write_note(self._active, {**names, skill.uri: name})
             _place(new, self.folder(name))
             old = sorted(self._tree.glob(f"{_NEW}*"), key=lambda each: each.lstat().st_ctime_ns)
@@ -123,12 +123,12 @@ class Pins:
 
 
 def path_of(name: str) -> str:
-    """Where the sandbox has the skill with that name in the view."""
+    """Return the path in the sandbox of the skill with that name in the view."""
     return f"{SHOWN_SKILLS}/{name}"
 
 
 def name_in_view(skill: Skill, taken: Collection[str] = ()) -> str:
-    """The name of a skill's folder in a view, other than those that are taken."""
+    """Return a name for a skill's folder in a view that is not among those taken."""
     # Other characters than these may mean something to a shell or a path.
     name = "".join(
         char
@@ -145,7 +145,7 @@ def name_in_view(skill: Skill, taken: Collection[str] = ()) -> str:
 
 
 def drift(pinned: Contents, current: Contents) -> tuple[str, ...]:
-    """The files in which two versions differ, by path."""
+    """Return the paths of the files in which two versions differ."""
     before = {file.path: file.digest for file in pinned.files}
     now = {file.path: file.digest for file in current.files}
     return tuple(sorted({path for path, _ in before.items() ^ now.items()}))
@@ -160,7 +160,7 @@ def _write(new: Path, files: Mapping[str, bytes]) -> None:
             file.write(data)
             os.fchmod(file.fileno(), 0o555 if data.startswith(b"#!") else 0o444)
     for folder, _, _ in os.walk(new):
-        # The topmost has to be moved yet.
+        # The top folder stays writable: it is still to be moved.
         Path(folder).chmod(0o755 if Path(folder) == new else 0o555)
 
 

@@ -1,11 +1,11 @@
 """What a skill needs and a sandbox lacks. Pure: what the sandbox has comes as a value.
 
-What it has a program inside of it tells. Its answer is as untrusted as all that comes out of a
-sandbox. Only what is asked for is answered: so the answer is no longer than the question, however
-much is installed.
+`PROGRAM` lists inside the sandbox what it has. Its answer is untrusted, as all that comes out of a
+sandbox. It names only what was asked for, so it is no longer than the question, however much is
+installed.
 
-Where a command or a package can come from is what `layers.toml` says: a layer is a group of
-packages that an operator adds to the image of the sandboxes; the image of this program has none.
+`layers.toml` says where a command or a package can come from: a layer is a group of packages that
+an operator adds to the image of the sandboxes; the shipped image has none.
 """
 
 import json
@@ -81,7 +81,7 @@ _STEPS = {
     "apt": "RUN apt-get update && apt-get install -y --no-install-recommends {} "
     "&& rm -rf /var/lib/apt/lists/*",
     "pip": "RUN pip install --no-cache-dir {}",
-    # Where programs find packages, wherever they lie themselves.
+    # Node.js looks in /node_modules, wherever the program itself lies.
     "npm": "RUN npm install --prefix /opt/node --no-audit --no-fund {} "
     "&& ln -s /opt/node/node_modules /node_modules",
 }
@@ -113,7 +113,7 @@ _INVENTORY = TypeAdapter(Inventory)
 
 
 def unmet(needs: Sequence[Use], inventory: Inventory) -> tuple[Unmet, ...]:
-    """What is lacking, what every use needs first."""
+    """Return what is missing, first what every use of the skill needs."""
     modules = (each.name for each in needs if each.kind == "python")
     imported = {distribution(distribution_of(module)) for module in modules}
     lacking = [
@@ -163,7 +163,7 @@ def _remedy(name: str, *, of_python: bool) -> tuple[str | None, str]:
 
 
 def question(needs: Iterable[Use]) -> bytes:
-    """What the program is to look for."""
+    """Return what the program shall look for, as JSON."""
     needs = tuple(needs)
     asked: dict[str, list[str]] = {}
     for key, kinds in _ANSWERED_BY.items():
@@ -176,7 +176,7 @@ def question(needs: Iterable[Use]) -> bytes:
 
 
 def read_inventory(answer: str) -> Inventory:
-    """What the program printed. Raises ValueError: it is not what the program prints."""
+    """Parse what the program printed. Raises ValueError: it is not an inventory."""
     return replace(_INVENTORY.validate_json(answer), network=False)
 
 
@@ -199,22 +199,22 @@ def keys_in(*table: str) -> Mapping[str, str]:
 
 
 def distribution_of(module: str) -> str:
-    """The name by which pip knows a Python module."""
+    """Return the name by which pip knows a Python module."""
     return keys_in("modules").get(module, module.replace(".", "-"))
 
 
 def layers() -> Mapping[str, Mapping[str, list[str]]]:
-    """What belongs to each layer: packages by "apt", "pip" and "npm"."""
+    """Return the packages of each layer, by "apt", "pip" and "npm"."""
     return cast("Mapping[str, Mapping[str, list[str]]]", _read()["layers"])
 
 
 def layer_of(installer: str, package: str) -> str | None:
-    """The layer that a package belongs to."""
+    """Return the layer that a package belongs to; None if it is in none."""
     return next((name for name, has in layers().items() if package in has[installer]), None)
 
 
 def recipe(names: Sequence[str]) -> str:
-    """A Dockerfile that adds layers to the image of the sandboxes.
+    """Return a Dockerfile that adds layers to the image of the sandboxes.
 
     Raises InvalidArgument: there is no layer of a name.
     """

@@ -1,8 +1,8 @@
 """Repairs the front matter of a document so that strict readers take it too. Pure.
 
-Nothing of the values is lost: the body stays byte for byte, fields that are in order stay as they
-are written, and a repair whose values are not the ones from before is not made. The others are
-written anew by python-frontmatter, one key or item to a line; comments within them go. What cannot
+No value is lost: the body stays byte for byte, correct fields stay as they are written, and a
+repair that would change a value is refused. Other fields are written anew by python-frontmatter,
+one key or item to a line; comments within them are lost. What cannot
 be known (a missing description, which of two keys is meant) is left to a person.
 """
 
@@ -233,7 +233,7 @@ def _without_empty(value: Json) -> Json:
 
 
 def _wanted_name(name: str, folder_name: str) -> str:
-    """The name that it should have; "" where the folder's name cannot be one."""
+    """Return the name that the skill should have; "" to leave it as it is."""
     if _is_good_name(folder_name):
         same = unicodedata.normalize("NFKC", name) == unicodedata.normalize("NFKC", folder_name)
         return name if same else folder_name

@@ -5,12 +5,12 @@ workspace                 /workspace/skills of the chat, if the settings allow i
 user                      {data}/skills/{user}/
 shipped                   what comes with this program
 
-Of two skills with one name that of the earlier root goes first. A root is searched again and again,
-and only what changed is read.
+Of two skills with one name that of the earlier root comes first. Roots are scanned repeatedly, and
+only what changed is read.
 
-Looking again costs a stat for each folder and each SKILL.md as long as all are as they were; when
-one is not, all folders are searched, and the documents that changed are read. Only a document's
-head is ever read. Folders are searched breadth first: what the limits cut is the deepest.
+A scan costs a stat for each folder and each SKILL.md as long as none has changed; when one has,
+all folders are searched, and the heads of documents that changed are read; the rest never is.
+Folders are searched breadth first: what the limits cut is the deepest.
 
 Nothing in a root is trusted. Folders and documents are opened beneath the root without following
 links; what is not a regular file is never opened. A link to a folder is followed in a trusted
@@ -46,7 +46,7 @@ from mcp_sandbox.workspace.directory import tree_name
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 MAX_DOCUMENT_BYTES = 1024 * 1024
 """A longer SKILL.md is not offered: no model can read it."""
-# Somebody removed or replaced it while we looked; the next look sees what is there then.
+# It was removed or replaced during the scan; the next scan sees what is there then.
 _VANISHED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
 _UNTRUSTED = "workspace"
 _PACKAGE = Path(__file__).parents[1]
@@ -72,7 +72,7 @@ class Root:
 
 
 class Listing(NamedTuple):
-    """The names that matter in a folder, sorted, and its stamp from before it was looked into.
+    """The names that matter in a folder, sorted, and its stamp from before it was listed.
 
     `documents` are regular files, the one that counts first. `linked` and `special` have a
     spelling of SKILL.md too, but are symbolic links, or neither files nor links. `links` may lead
@@ -95,7 +95,7 @@ class Listing(NamedTuple):
 
 
 def list_folder(directory: int, limit: int) -> Listing:
-    """What lies in an open folder; entries after the first `limit` are not seen. Raises OSError."""
+    """List an open folder; entries after the first `limit` are ignored. Raises OSError."""
     now = time.time_ns()
     stamp = stamp_of(os.fstat(directory))
     settled = is_settled(stamp, now)
@@ -184,10 +184,10 @@ UNTRUSTED = Limits(folders=1000, entries=20_000, skills=256, heads=512 * 1024)
 
 @dataclass
 class Seen:
-    """What a look saw; `readings` are by the folders' paths, in the order of the search.
+    """What a scan saw; `readings` are by the folders' paths, in the order of the search.
 
-    `known` says how each path was, and whether links were followed to it; where one led nowhere
-    there is no stamp. All is as it was if these are, as far as the times can tell: `settled`.
+    `known` has each path, its stamp (None: it led nowhere) and whether links were followed to it.
+    If no stamp has changed, nothing has, provided that `settled` is true.
     """
 
     problems: list[Problem] = field(default_factory=list[Problem])
@@ -196,7 +196,7 @@ class Seen:
     settled: bool = True
 
     def is_still(self, directory: int) -> bool:
-        """Whether everything in the root, which is open, is as it was."""
+        """Return whether nothing has changed in the root, which is open as `directory`."""
         return self.settled and all(
             _stamp(directory, path, follow=follow) == stamp for path, stamp, follow in self.known
         )
@@ -231,7 +231,7 @@ class Sweep:
     def __init__(
         self, directory: int, root: Root, allowed: Sequence[Root], limits: Limits, before: Seen
     ) -> None:
-        """`allowed` are the roots that links may lead into, `before` what the last look saw."""
+        """Take the `allowed` roots that links may lead into, and what the last scan saw."""
         self._directory = directory
         self._root = root
         self._allowed = allowed
@@ -304,7 +304,7 @@ class Sweep:
         return () if item.linked else self._below(item, listing)
 
     def _read(self, item: _Item, listing: Listing, directory: int, folder: Path) -> Reading | None:
-        """What the document of an open folder says, if it has one and there is room for it."""
+        """Read the document of an open folder; None if it has none or a limit is reached."""
         many, heads = len(self._seen.readings), self._heads
         if not listing.documents or many >= self._limits.skills or heads >= self._limits.heads:
             return None
@@ -319,7 +319,7 @@ class Sweep:
         return read_document(directory, listing.spellings, self._root.name, names, folder)
 
     def _open(self, item: _Item) -> tuple[int, Path]:
-        """A descriptor of a folder, and where it is on the host."""
+        """Open a folder and return its descriptor and its path on the host."""
         if not item.linked:
             path = os.fsencode(item.path or ".")
             return open_directory(self._directory, path), self._root.folder / item.path
@@ -344,7 +344,7 @@ class Sweep:
         return further
 
     def _leads_to_a_folder(self, item: _Item) -> bool:
-        """Whether a link does; what it leads to in an untrusted root is not even looked at."""
+        """Return whether a link does. Raises Refused, without a look at it, in untrusted roots."""
         if not self._root.trusted:
             raise Refused
         try:
@@ -368,7 +368,7 @@ class Scanner:
     def __init__(
         self, root: Root, shared: Sequence[Root] = (), limits: Limits | None = None
     ) -> None:
-        """`shared` are the roots that links may lead into."""
+        """Take the root, and the `shared` roots that links may lead into."""
         self._root = root
         self._allowed = (root, *shared) if root.trusted else ()
         self._limits = limits or (Limits() if root.trusted else UNTRUSTED)
@@ -378,7 +378,7 @@ class Scanner:
         self._looked_at = float("-inf")
 
     def look(self, since: float) -> Catalogue:
-        """What the root has, as it is now or was after `since`, in monotonic seconds."""
+        """Return what the root has, as seen after `since` (in monotonic seconds)."""
         with self._lock:
             if self._looked_at < since:
                 began = time.monotonic()
@@ -387,10 +387,10 @@ class Scanner:
             return self._catalogue
 
     def scan(self) -> Catalogue:
-        """What the root has now; the same object as before if nothing changed."""
+        """Return what the root has now; the same object as before if nothing changed."""
         try:
             with opened(self._root.folder, self._root.anchor) as directory:
-                # A stat would follow links above what it is of: that is not for untrusted roots.
+                # A stat would follow links in the folders above: not for untrusted roots.
                 if self._root.trusted and self._seen.known and self._seen.is_still(directory):
                     return self._catalogue
                 seen = Sweep(directory, self._root, self._allowed, self._limits, self._seen).run()
@@ -406,13 +406,13 @@ class Scanner:
 
 
 def _catalogue(found: Sequence[Reading], noticed: Sequence[Problem]) -> Catalogue:
-    """The catalogue of one root: by name, of the same name those near the root first."""
+    """Return the catalogue of one root, sorted by name and then by depth."""
     broken = [each.result for each in found if isinstance(each.result, Problem)]
     pairs = [(each.result, each) for each in found if isinstance(each.result, Skill)]
     # The search goes from the root downwards, and sorting keeps that order where names are equal.
     pairs.sort(key=lambda pair: pair[0].front.name)
-    # Two want the same uri only where a folder has the name of the skill in its parent: then the
-    # one whose folder has its name keeps it.
+    # Two skills get the same uri only where a folder has the name of the skill in its parent: then
+    # the skill that has its folder's name keeps it.
     taken = {skill.uri: skill for skill, read in pairs if skill.name == read.folders[-1]}
     skills = list[Skill]()
     for skill, reading in pairs:
@@ -427,7 +427,7 @@ def _catalogue(found: Sequence[Reading], noticed: Sequence[Problem]) -> Catalogu
 
 
 def roots(settings: SkillsConfig, data_dir: Path, whose: Whose) -> tuple[Root, ...]:
-    """The roots of a chat or user; earlier ones go before later ones.
+    """Return the roots of a chat or user, in order of precedence.
 
     Raises InvalidArgument: no user can have that id.
     """
@@ -438,7 +438,7 @@ def roots(settings: SkillsConfig, data_dir: Path, whose: Whose) -> tuple[Root, .
     chat = whose if isinstance(whose, ChatId) else ChatId(whose, "none")
     own = [Root("user", data_dir / "skills" / chat.user, anchor=data_dir, optional=True)]
     if settings.workspace and isinstance(whose, ChatId):
-        # As `workspace.directory` lays a chat's files out.
+        # The same path as `workspace.directory` makes for a chat's files.
         tree = data_dir / "sandbox" / "workspace" / chat.user / os.fsdecode(tree_name(chat))
         folder = tree / "skills"
         own.insert(0, Root(_UNTRUSTED, folder, trusted=False, anchor=data_dir, optional=True))
@@ -446,7 +446,7 @@ def roots(settings: SkillsConfig, data_dir: Path, whose: Whose) -> tuple[Root, .
 
 
 def shared_roots(settings: SkillsConfig) -> tuple[Root, ...]:
-    """The roots that everybody has; links in other roots may lead into these."""
+    """Return the roots that all users share; links in other roots may lead into them."""
     folders = dict.fromkeys(settings.folders)
     names = ("assistant", *(f"assistant-{number}" for number in range(2, len(folders) + 1)))
     assistants = [Root(name, folder) for name, folder in zip(names, folders, strict=False)]
@@ -455,10 +455,10 @@ def shared_roots(settings: SkillsConfig) -> tuple[Root, ...]:
 
 @functools.cache
 def shipped_folder() -> Path:
-    """Inside the package in an installed wheel, beside it in a checkout."""
+    """Return the shipped skills: in the package if installed, beside it in a checkout."""
     return next((folder for folder in _SHIPPED if folder.is_dir()), _SHIPPED[-1])
 
 
 def is_trusted(skill: Skill) -> bool:
-    """Whether it lies where a chat's code cannot put anything."""
+    """Return whether the skill lies in a root that code in a sandbox cannot write to."""
     return skill.root != _UNTRUSTED

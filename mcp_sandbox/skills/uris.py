@@ -14,23 +14,23 @@ _LOWER = DOCUMENT.lower()
 
 
 def is_document(name: str) -> bool:
-    """Whether a file of that name is a skill's document, in any spelling."""
+    """Return whether a file of that name is a skill's document, in any spelling."""
     return len(name) == len(DOCUMENT) and name.lower() == _LOWER
 
 
 def document_among(names: Iterable[str]) -> str:
-    """The document among the names in a folder; the usual spelling goes before others."""
+    """Return the document among the names in a folder; the usual spelling comes first."""
     found = filter(is_document, names)
     return min(found, key=lambda name: (name != DOCUMENT, name), default=DOCUMENT)
 
 
 def skill_uri(root: str, folders: Iterable[str], name: str) -> str:
-    """The uri of a skill: that of its SKILL.md."""
+    """Return the uri of a skill, which is the uri of its SKILL.md."""
     return f"{SCHEME}{root}/{_joined((*folders, name))}/{DOCUMENT}"
 
 
 def file_uri(skill: str, path: str) -> str:
-    """The uri of a file of the skill with that uri; `path` is relative to the skill's folder."""
+    """Return the uri of a skill's file; `path` is relative to the skill's folder."""
     return skill.removesuffix(DOCUMENT) + _joined(path.split("/"))
 
 

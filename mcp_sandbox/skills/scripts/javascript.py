@@ -19,7 +19,7 @@ _PACKAGE = re.compile(r"(@[a-z0-9~][\w.~-]*/)?[a-zA-Z0-9~][\w.~-]*")
 
 
 def read_javascript(text: str) -> Uses:
-    """What the script uses; modules of Node.js itself are not among it."""
+    """Return what the script uses, without the modules of Node.js itself."""
     uses = Uses()
     tokens = javascript_tokens(text)
     for at, token in enumerate(tokens):
@@ -31,7 +31,7 @@ def read_javascript(text: str) -> Uses:
 
 
 def package_of(name: str) -> str:
-    """The package that a module belongs to; empty for Node.js's own, files and addresses."""
+    """Return the package of a module; "" for Node.js's own modules, files and addresses."""
     name = name.removeprefix("npm:")
     if name.startswith((".", "/", "#", "node:", "bun:", "jsr:", "http:", "https:", "@/", "~/")):
         return ""
@@ -60,7 +60,7 @@ def _module(tokens: list[Token], at: int, text: str, uses: Uses) -> None:
 
 
 def _is_type(tokens: list[Token], at: int) -> bool:
-    """`import type … from`, which is gone when the script runs."""
+    """Return whether it is an `import type … from`, which is gone when the script runs."""
     if mark(tokens, at - 1) != "from":
         return False
     words = [token.text for token in tokens[max(0, at - 200) : at]]

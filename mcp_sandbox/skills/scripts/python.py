@@ -1,8 +1,8 @@
 """What a Python script uses. Pure.
 
-Told apart are imports that every run needs, those inside of functions and branches, which some
-runs need, and those that a `try` with `except ImportError` makes optional, unless its handler ends
-the program.
+It distinguishes imports that every run needs, those in functions and branches, which some runs
+need, and those that a `try` with `except ImportError` makes optional, unless its handler ends the
+program.
 """
 
 import re
@@ -58,7 +58,7 @@ class _Import:
 
 
 def read_python(text: str) -> Uses:
-    """What the script uses; its own modules and the standard library are among the imports."""
+    """Return what the script uses; imports include its own modules and the standard library."""
     reader = _Reader()
     for statement in python_statements(text):
         reader.take(statement)

@@ -1,4 +1,4 @@
-"""What a shell script uses; its own functions and variables are not among it. Pure."""
+"""What a shell script uses, without its own functions and variables. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ _KNOWN = names(
 
 
 def read_shell(text: str) -> Uses:
-    """What the script uses; its own functions and variables are not among it."""
+    """Return what the script uses, without its own functions and variables."""
     script = read_script(text)
     uses = Uses()
     own = [[name] for name in script.functions]
@@ -64,7 +64,7 @@ def _note(command: Command, script: Script, uses: Uses) -> None:
 
 
 def _guarded(words: Sequence[str]) -> tuple[str, ...] | None:
-    """The programs that a `command -v` and its like ask for; None if it is another command."""
+    """Return the programs that a `command -v` or the like looks for; None for other commands."""
     if words[0] == "command" and len(words) > 2 and words[1] in ("-v", "-V"):
         asked = words[2:]
     elif words[0] in ("which", "type", "hash") and len(words) > 1:
@@ -75,7 +75,7 @@ def _guarded(words: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def _ends_without(commands: Sequence[Command]) -> bool:
-    """Whether what follows a guard that fails is the end of the script."""
+    """Return whether the script ends if the guard fails."""
     guard, *rest = commands
     if not guard.negated and not (rest and rest[0].joined == "||"):
         return False

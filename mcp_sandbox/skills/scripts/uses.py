@@ -1,4 +1,4 @@
-"""What the readers of the languages write down, and what commands and declarations tell. Pure."""
+"""What readers of each language record, and reading commands and lists of packages. Pure."""
 
 import json
 import re
@@ -21,12 +21,12 @@ _MOST = 500
 _HOST = re.compile(
     r"\b(?:https?|wss?|ftp)://(?:[^\s/@\0]*@)?([A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)"
 )
-# Names of XML languages and of licences; nobody connects to them.
+# Hosts in names of XML languages and of licences; programs do not connect to them.
 _NO_HOSTS = re.compile(
     r"(?:schemas?\..*|(?:.*\.)?(?:w3\.org|purl\.org|opensource\.org|apache\.org|"
     r"openxmlformats\.org|openoffice\.org|example\.(?:com|org|net)|example|gnu\.org|json-schema\.org))"
 )
-# What npm takes for a package: anything else would be words of its author among ours.
+# Package names as npm allows them: other text of an author must not get into our messages.
 _PACKAGE_NAME = re.compile(r"@?[A-Za-z0-9][\w./-]{0,99}")
 _LOCAL = re.compile(r"localhost|127\..*|0\.0\.0\.0|\[?::1\]?|host\.docker\.internal")
 _PROGRAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}")
@@ -232,12 +232,12 @@ def _network(name: str, words: list[str], uses: Uses) -> None:
 
 
 def distribution(name: str) -> str:
-    """A distribution's name in the one spelling that all others are compared by."""
+    """Return a distribution's normalised name, by which names are compared."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def read_requirements(text: str) -> Uses:
-    """A `requirements.txt`."""
+    """Read a `requirements.txt`."""
     uses = Uses()
     for line in text.splitlines():
         if not line.lstrip().startswith(("#", "-", "http:", "https:", "git+", ".", "/")):
@@ -252,7 +252,7 @@ def _requirement(line: str, uses: Uses) -> None:
 
 
 def read_package_json(text: str) -> Uses:
-    """A `package.json`: what its scripts need when they run, not what building them needs."""
+    """Read from a `package.json` what scripts need when they run, not what building needs."""
     uses = Uses()
     try:
         document = json.loads(text)
@@ -266,7 +266,7 @@ def read_package_json(text: str) -> Uses:
 
 
 def read_inline_metadata(text: str) -> Uses:
-    """The `# /// script` block of a Python script (PEP 723)."""
+    """Read the `# /// script` block of a Python script (PEP 723)."""
     uses = Uses()
     found = _BLOCK.search(text[:16_384])
     if not found:
@@ -285,7 +285,7 @@ def read_inline_metadata(text: str) -> Uses:
 
 
 def read_shebang(text: str) -> tuple[str, Uses]:
-    """The program that runs the file, by its first line; empty without one."""
+    """Return the program that the file's first line names ("" without one) and its needs."""
     uses = Uses()
     words = text[2:300].partition("\n")[0].split() if text.startswith("#!") else []
     if words and words[0].rsplit("/", 1)[-1] == "env":
@@ -299,7 +299,7 @@ def read_shebang(text: str) -> tuple[str, Uses]:
 
 
 def code_blocks(text: str) -> Iterator[tuple[Language, str]]:
-    """The fenced blocks of a Markdown text that are in a language known here."""
+    """Yield the fenced blocks of a Markdown text that are in a supported language."""
     for number, found in enumerate(FENCED.finditer(text + "\n")):
         language = _LANGUAGES.get(found["language"].lower())
         if language and number < 100:
@@ -309,7 +309,7 @@ def code_blocks(text: str) -> Iterator[tuple[Language, str]]:
 
 
 def _unprompted(code: str) -> str:
-    """Without the prompts of a console, and then without what the programs said."""
+    """Return the commands of a console's transcript, without prompts and output."""
     lines = [line.lstrip() for line in code.splitlines()]
     prompted = [line[2:] for line in lines if line.startswith("$ ")]
     return "\n".join(prompted or code.splitlines())

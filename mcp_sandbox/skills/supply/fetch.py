@@ -124,7 +124,7 @@ def _from_git(source: GitSource) -> Incoming:
 def _only_skill(
     paths: Iterable[str], source: Source, named: Callable[[str], str], do: str = "name one of them"
 ) -> str:
-    """The folder of the one skill that there is; of several, `do` says what to do with `named`."""
+    """Return the folder of the only skill; the error for several ends in `do` and their names."""
     places = _outermost(paths, source)
     if len(places) > 1:
         names = (named(place) for place in places[:_MAX_NAMED])
@@ -135,7 +135,7 @@ def _only_skill(
 
 
 def _outermost(paths: Iterable[str], where: Source) -> list[str]:
-    """The folders of documents that lie in no other document's folder."""
+    """Return the folders of documents that lie in no other document's folder."""
     found = {path.rpartition("/")[0] for path in documents(p for p in paths if not is_junk(p))}
     if not found:
         raise SourceUnavailable(f"{where} has no {DOCUMENT}, so there is no skill in it")
@@ -147,14 +147,14 @@ def _outermost(paths: Iterable[str], where: Source) -> list[str]:
 
 
 def _documents_below(top: Path) -> Iterator[str]:
-    """The paths of files that could be a skill's document, without going through links."""
+    """Yield the paths of files that could be a skill's document, without following links."""
     if not top.is_dir():
         raise SourceUnavailable(f"{top} is no folder: look at its spelling")
     for number, (folder, folders, files) in enumerate(os.walk(top)):
         place = Path(folder).relative_to(top)
         deepest = len(place.parts) >= _MAX_DEPTH
         folders[:] = [] if deepest else sorted(set(folders) - JUNK_FOLDERS)
-        # A folder of that name is one that somebody took for a skill.
+        # A folder with such a name was meant to be a skill.
         yield from ((place / name).as_posix() for name in documents([*files, *folders]))
         if number >= _MAX_FOLDERS:
             raise UnusableSkill(f"{top} has over {_MAX_FOLDERS:,} folders: name a skill's folder")
@@ -181,7 +181,7 @@ def parse_source(text: str, here: Path) -> Source:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a path is that of an archive, as far as its name tells."""
+    """Return whether a path is that of an archive, judging by its name."""
     return path.name.lower().endswith(SUFFIXES) and not path.is_dir()
 
 
@@ -211,7 +211,7 @@ def _url(text: str) -> GitSource:
     if parts.scheme not in _SCHEMES:
         raise InvalidArgument(
             f"{show(text)} cannot be a source: of git's addresses {', '.join(_SCHEMES)} are "
-            "allowed; anybody on the way could change what comes over others"
+            "allowed; what comes over others could be changed on the way"
         )
     if parts.query or (parts.scheme == "https" and "@" in parts.netloc):
         raise InvalidArgument(

@@ -1,8 +1,8 @@
 """Reads a folder of a git repository into a tree, without ever checking it out.
 
 Objects are fetched and then read as they are: no work tree, so no hooks, filters, attributes,
-links, submodules or large-file storage of the repository take part. Only the protocols of the
-address may be spoken, nobody is asked for anything, and time and disk are bounded.
+links, submodules or large-file storage of the repository take part. Git may speak
+only https and ssh (or file, for such an address) and not prompt; time and disk are bounded.
 """
 
 import os
@@ -86,7 +86,7 @@ class Repository:
         self.commit = commit.decode().strip()
 
     def paths(self, folder: str) -> Sequence[str]:
-        """The paths of all files below a folder, in relation to it."""
+        """Return the paths of all files below a folder, relative to it."""
         return [listed.path for listed in self._listed(folder)]
 
     def tree(self, folder: str) -> Tree:
@@ -141,7 +141,7 @@ class Repository:
         spoken = "file" if self._source.url.startswith("file:") else "https:ssh"
         environment = {**git_variables(), **_VARIABLES, "GIT_ALLOW_PROTOCOL": spoken}
         settings = (part for setting in _SETTINGS for part in ("-c", setting))
-        # A tree may refer to itself in layers and be endless when listed: the kernel ends it.
+        # Nested trees may repeat each other until a listing has no end: the kernel ends it.
         limited = ["/bin/sh", "-c", f'ulimit -f {mib * 2048}; exec "$@"', "sh"]
         with ExitStack() as stack:
             stdin, stdout, stderr = (

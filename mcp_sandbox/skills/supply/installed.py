@@ -144,8 +144,7 @@ class Installed:
             old = read_folder(self.folder / name) if self._is_there(name) else None
             if old != instead_of:
                 raise AlreadyExists(
-                    f"the skill {name} was changed by somebody else just now: look at it, and try "
-                    "again"
+                    f"the skill {name} was changed by another process: look at it, and try again"
                 )
             former = None if old is None else self._present(name, old)
             self._carry_out(name, tree, _entry(_version(tree, source, commit), former))
@@ -286,7 +285,7 @@ def write_tree(folder: Path, tree: Tree) -> None:
 
 
 def file_digests(tree: Tree) -> dict[str, str]:
-    """Each file's digest by its path."""
+    """Return the digest of each file by its path."""
     return {path: digest_of(file.data) for path, file in tree.items()}
 
 

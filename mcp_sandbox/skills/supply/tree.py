@@ -1,12 +1,12 @@
 """All files of one skill, in memory. Whatever a source says, a `Tree` is small and harmless.
 
 A name that could mean another place, or mean two files on another file system, is refused and
-not repaired: who made it can do it again, and who attacks gets nothing.
+not repaired: an honest author can rename the file, and an attacker gains nothing.
 
-An archive (`.zip` or `.skill`) is hostile; its sizes are claims. Refused are archives larger than
-any skill, zip64 (nothing that small needs it), overlapping entries, encryption, other methods than
-stored and deflated, links and special files, and rights beyond reading, writing and running.
-Archives inside are files like others.
+Archives (`.zip` or `.skill`) are untrusted, and so are the sizes they state. Refused are archives
+larger than any skill, zip64 (nothing that small needs it), overlapping entries, encryption, other
+methods than stored and deflated, links and special files, and rights beyond reading, writing and
+running. Archives inside are files like others.
 """
 
 import errno
@@ -48,7 +48,7 @@ _END_SIZE = 22
 _ZIP64_LOCATOR = b"PK\x06\x07"
 _LOCAL_SIZE = 30
 _ENCRYPTED = 0x1 | 0x40
-# What the library raises for archives that are not as they should be.
+# What `zipfile` raises for damaged archives.
 _DAMAGES = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, LookupError, OverflowError,
     RuntimeError, ValueError,
@@ -255,7 +255,7 @@ def unpack(data: bytes) -> Tree:
 
 def _check_end(data: bytes) -> None:
     """Bound the directory of the archive before it is parsed."""
-    # The last mark counts, as for the library; a comment may follow it.
+    # The last mark counts, as it does for `zipfile`; a comment may follow it.
     at = data.rfind(_END, max(0, len(data) - _END_SIZE - 0xFFFF))
     if at < 0 or len(data) < at + _END_SIZE:
         raise UnusableSkill("this is no zip archive: pack the skill's folder with `zip -r`")

@@ -63,7 +63,7 @@ def test_what_was_changed_meanwhile_is_not_overwritten(installed: Installed) -> 
     put(installed, 1)
     seen = installed.state(NAME).tree
     (installed.folder / NAME / "mine.txt").write_text("work")
-    with pytest.raises(AlreadyExists, match="changed by somebody else"):
+    with pytest.raises(AlreadyExists, match="changed by another process"):
         installed.put(NAME, version(2), "x", instead_of=seen)
     with pytest.raises(AlreadyExists):
         installed.put(NAME, version(2), "x", instead_of=None)
