@@ -1,4 +1,4 @@
-"""What a server records with: when that reaches the disk, and what follows if it cannot."""
+"""Records events of a server: when they reach the disk, and what follows if they cannot."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ from mcp_sandbox.telemetry.logs import event
 logger = logging.getLogger(__name__)
 
 _BATCH_S, _HOUR_S = 0.1, 3600.0
-# What programs inside can repeat is written once in this time, and of so many kinds for a chat.
+# Events that programs inside can repeat: one line in this time, and so many kinds for a chat.
 _MINUTE_S, _MOST_NOTED = 60.0, 30
 
 _Noted = tuple[str, ChatId, tuple[tuple[str, str], ...]]
@@ -39,7 +39,7 @@ class Audit:
         self.mask: Callable[[str], str] = str
         self._folder, self._settings = folder, settings
         self._writer = Writer(folder, settings.max_file)
-        # Lines that have to wait take no thread that others need.
+        # Lines that have to wait take threads of their own.
         self._limiter = CapacityLimiter(1)
         self._dirty, self._synced = anyio.Event(), anyio.Event()
         # Why the last fdatasync failed, until one succeeds.
@@ -52,14 +52,14 @@ class Audit:
         """Append a line and return its number, or 0. Fields that are None are left out.
 
         Raises:
-            StorageUnavailable: it cannot be recorded, and nothing may run that is not.
+            StorageUnavailable: it cannot be recorded, so the event must not happen.
         """
         if not self.enabled:
             return 0
         try:
             number = self._writer.append(kind, fields, wait=False)
             if not number or self._settings.sync == "each":
-                # A call that is cancelled has its lines, too.
+                # A cancelled call is recorded, too.
                 with CancelScope(shield=True):
                     number = number or await self._append(kind, fields)
                     if self._settings.sync == "each":
@@ -90,9 +90,9 @@ class Audit:
         return 0
 
     def note(self, kind: str, chat: ChatId, **fields: str) -> None:
-        """Record soon what programs inside can repeat: once a minute, and then how often.
+        """Record soon an event that programs inside can repeat: once a minute, with a count.
 
-        Of many kinds at a time some are one line, without fields.
+        If there are many kinds at a time, the last are one line, without fields.
         """
         if not self.enabled:
             return
@@ -178,7 +178,7 @@ async def open_audit(folder: Path, settings: AuditConfig) -> AsyncGenerator[Audi
     """Open the audit in a folder, which is made if need be.
 
     Raises:
-        StorageUnavailable: it cannot be written, and nothing may run that is not recorded.
+        StorageUnavailable: it cannot be written, and only what is recorded may run.
     """
     try:
         async with anyio.create_task_group() as tasks:
@@ -190,6 +190,6 @@ async def open_audit(folder: Path, settings: AuditConfig) -> AsyncGenerator[Audi
                 tasks.cancel_scope.cancel()
                 await audit.end()
     except BaseExceptionGroup as group:
-        # The tasks raise nothing: it is the block's own.
+        # The tasks raise nothing, so the error is that of the caller's block.
         error = group.exceptions[0]
         raise error from error.__cause__

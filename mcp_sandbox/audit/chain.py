@@ -1,4 +1,4 @@
-"""The chain of an audit: how a line is written, and what is wrong with lines that were changed.
+"""The chain of an audit: writes a line, and finds lines that were changed.
 
 A line is a JSON object that begins with `n`, `time` and `kind` and ends with `prev`, the hash of
 the line before, and `hash`: SHA-256, in hex, of the line's bytes without `,"hash":"…"`, from `{` to
@@ -36,18 +36,18 @@ class Head:
 
     @classmethod
     def of(cls, text: str) -> "Head":
-        """Read what str() has written; raises ValueError."""
+        """Parse what `str` returns; raises ValueError."""
         if not (found := re.fullmatch(r"(\d{1,18}):([0-9a-f]{64})", text.strip(), re.ASCII)):
             raise ValueError("write a head as N:HASH, as `audit head` prints it")
         return cls(int(found[1]), found[2])
 
 
 START = Head(0, "0" * 64)
-"""What the first line follows."""
+"""The head before the first line."""
 
 
 def line_after(head: Head, kind: str, fields: Fields) -> tuple[bytes, Head]:
-    """Return the line that follows the head, of this moment, and the new head.
+    """Return the line that follows the head, with the present time, and the new head.
 
     Fields that are None are left out; long texts are cut.
     """
@@ -88,7 +88,7 @@ def _digest(line: bytes) -> str:
 
 @dataclass
 class Check:
-    """What was found by `see`ing all lines; `problems` say what was changed, `notes` are harmless.
+    """The result of checking all lines; `problems` say what was changed, `notes` are harmless.
 
     `wanted` is a head that was kept elsewhere: the chain must hold it.
     """
@@ -126,7 +126,7 @@ class Check:
             self.head = before = self._front = Head(n - 1, str(prev, "ascii"))
             self._before = {before.hash}
         if computed.encode() != stated:
-            # What it says of itself counts for nothing.
+            # What a changed line states counts for nothing.
             n, time, kind = before.n + 1, self._time, b""
             self.problems.append(f"line {n} was changed")
         elif n <= before.n:
@@ -151,7 +151,7 @@ class Check:
         self._time, self._unread = time, False
 
     def end(self) -> None:
-        """All lines were seen."""
+        """Finish after the last line."""
         if str(self._front) not in self._removed:
             self.problems.append(
                 f"what line {self._front.n + 1} follows is missing, and no line says that "

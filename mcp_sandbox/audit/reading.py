@@ -1,4 +1,4 @@
-"""The lines of an audit again: whole for people and programs, and checked. Blocking."""
+"""Reads the lines of an audit back, and checks them. Blocking."""
 
 import fcntl
 import json
@@ -13,7 +13,7 @@ from mcp_sandbox.errors import StorageUnavailable
 
 
 def verify(folder: Path, wanted: Head | None = None) -> Check:
-    """Look at every line of the audit in a folder; with a head that was kept, for that too.
+    """Check every line of the audit in a folder, and that it has the given head.
 
     Raises:
         StorageUnavailable: it cannot be read.
@@ -29,9 +29,9 @@ def verify(folder: Path, wanted: Head | None = None) -> Check:
 
 
 def events(folder: Path, chat: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each line and what it holds, of one chat (CHAT or USER/CHAT) or all.
+    """Yield each line and its event, of one chat (CHAT or USER/CHAT) or all.
 
-    What was damaged is left out. Raises as `verify` does.
+    Damaged lines are left out. Raises as `verify` does.
     """
     with _opened(folder) as files:
         for line in (line for _, lines in files for line in lines):

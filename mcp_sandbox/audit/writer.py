@@ -1,8 +1,8 @@
-"""Appends to the files of an audit, beside other processes that do. Blocking.
+"""Appends to the files of an audit, also while other processes do. Blocking.
 
 `audit.jsonl` grows; when it is full it becomes `audit-N.jsonl`, N being the number of its first
-line. `audit.lock` is held for each line. What stands after the last line that is as it was written,
-as after a power cut, is moved to `audit.torn-TIMESTAMP`.
+line. `audit.lock` is held for each line. What follows the last intact line, as after a
+power cut, is moved to `audit.torn-TIMESTAMP`.
 """
 
 import errno
@@ -23,7 +23,7 @@ from mcp_sandbox.audit.chain import START, Fields, last_sealed, line_after
 logger = logging.getLogger(__name__)
 
 CURRENT = "audit.jsonl"
-# No file blocks by the last; what else lies there must not hold up who opens it.
+# O_NONBLOCK: a pipe in the file's place must not block the open.
 _OPEN = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -35,7 +35,7 @@ def retired(folder: Path) -> list[Path]:
 
 
 def _opened(path: Path) -> int:
-    """Open a file, made if need be; what else lies in its place is set aside. Raises OSError."""
+    """Open or create a file; anything else in its place is set aside. Raises OSError."""
     try:
         file = os.open(path, _OPEN, 0o600)
     except OSError as exc:
@@ -50,7 +50,7 @@ def _opened(path: Path) -> int:
 
 
 class Writer:
-    """Appends to the audit in a folder, made if need be; `head` is the last line that it knows.
+    """Appends to the audit in a folder, created if missing; `head` is the last line it knows.
 
     Any method may raise OSError.
     """
@@ -68,7 +68,7 @@ class Writer:
         self._file = self._lock = -1
 
     def append(self, kind: str, fields: Fields, *, wait: bool) -> int:
-        """Write one line and return its number; without `wait` 0 if it takes more than a moment."""
+        """Write one line and return its number; without `wait` 0 if it would have to wait."""
         if not (wait or self._file >= 0) or not self._hold(wait=wait):
             return 0
         try:
@@ -82,7 +82,7 @@ class Writer:
             self._let_go()
 
     def remove_old(self, keep_s: float) -> None:
-        """Remove the first files, as far as they were written last longer ago than that."""
+        """Remove the oldest files, up to the first that was written less long ago than that."""
         self._hold(wait=True)
         try:
             self._find_end()
@@ -98,18 +98,18 @@ class Writer:
             self._let_go()
 
     def sync(self) -> None:
-        """Bring all lines onto the disk."""
+        """Bring all lines onto the disk with fdatasync."""
         with self._busy:
-            # The file may become full meanwhile, and is closed then.
+            # The file may become full and be closed meanwhile.
             file = os.dup(self._file) if self._file >= 0 else -1
         if file >= 0:
             with durable.closing_fd(file):
                 os.fdatasync(file)
 
     def _hold(self, *, wait: bool) -> bool:
-        """Keep other threads and processes out until `_let_go`; False if one is in, and no `wait`.
+        """Lock out other threads and processes until `_let_go`; False if locked and not `wait`.
 
-        No context manager: that would cost a line a tenth of its time.
+        No context manager: that would make a line a tenth slower.
         """
         if not self._busy.acquire(blocking=wait):
             return False
@@ -131,7 +131,7 @@ class Writer:
         self._busy.release()
 
     def _is_current(self) -> bool:
-        """Whether the file ends where this process has left it, and has room."""
+        """Return whether the file ends where this process has left it, and has room."""
         if self._file < 0 or self._end >= self._max_bytes:
             return False
         status = os.fstat(self._file)
@@ -147,7 +147,7 @@ class Writer:
     def _find_end(self) -> None:
         """Open the file, and find its last line; others may have written, or begun another file.
 
-        A head that is known goes before an earlier one, so that lines which are gone are missed.
+        A known head takes precedence over an earlier one, so that removed lines are noticed.
         """
         path = self._folder / CURRENT
         self._open(path)
@@ -191,7 +191,7 @@ class Writer:
         full = path.with_name(f"audit-{int(found[1]) if found else self.head.n:012}.jsonl")
         if full.exists():
             raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), str(full))
-        # Another process that has it open sees by this line that it has to look again.
+        # This line tells another process that has the file open to open the new one.
         self._put("full", {"file": full.name})
         os.fdatasync(self._file)
         path.rename(full)

@@ -1,7 +1,7 @@
-"""Grades what is to be run by its text, and says what follows from the grade.
+"""Grades code by its text before it runs, and decides what follows from the grade.
 
-Text can be disguised: the grade refuses what surely destroys the user's work, picks the few calls
-to ask about, and is recorded; what holds is the sandbox. This room runs and remembers nothing, and
+Code can be disguised, so policy is no wall; the sandbox is. A grade refuses what surely destroys
+the user's work, picks the few calls to ask about, and is recorded. This package runs nothing, and
 knows neither chats nor how a person is asked.
 """
 

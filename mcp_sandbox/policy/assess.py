@@ -18,9 +18,9 @@ _READERS = {"shell": read_commands, "python": read_python, "javascript": read_ja
 _READ = 65_536
 _DEEPEST = 8
 _MOST_OF_A_RULE = 20
-# Above it grading can take more than a few milliseconds.
+# Characters of code above which grading can take more than a few milliseconds.
 _LONG = 4096
-# Up to it a grade is remembered.
+# Characters of code up to which a grade is cached.
 _SHORT = 2048
 _GIVEN: Mapping[str, object] = MappingProxyType({})
 _UNREAD = Match("unread", "high", "only the first 64 KiB were read")
@@ -32,9 +32,9 @@ _OTHER = Match("other-program", "medium", "not all that it runs is known to be h
 def assess(
     content: str, language: str, params: Mapping[str, object] = _GIVEN, rules: Rules | None = None
 ) -> Assessment:
-    """Grade code in shell (or bash), python, javascript or browser; without `rules` by the shipped.
+    """Grade code in shell (or bash), python, javascript or browser, by the shipped rules if none.
 
-    Of `params` the folder `cwd` of a command line counts, and with browser every value.
+    Of `params` a command line uses the folder `cwd`, and browser every value.
     """
     language, cwd = "shell" if language == "bash" else language, params.get("cwd")
     seen = map(str, params.values()) if language == "browser" else (str(cwd or ""),)
@@ -83,7 +83,7 @@ def load_rules(files: Sequence[Path] = ()) -> Rules:
 
 
 def failures(rules: Rules, tried: Rules | None = None) -> Iterator[str]:
-    """Yield a sentence for each example that is not as its rule has it; not for rules `tried`."""
+    """Yield a sentence for each example that its rule gets wrong; skip the rules in `tried`."""
     for rule in rules.all:
         if tried and rule in tried.all:
             continue

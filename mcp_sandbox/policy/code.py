@@ -1,4 +1,4 @@
-"""What Python and JavaScript code imports, names and calls, by whatever name. Pure."""
+"""What Python and JavaScript code imports, names and calls, aliases resolved. Pure."""
 
 import re
 import shlex

@@ -16,7 +16,7 @@ _INSTEAD = "find a way without it, or have the user do it"
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens to a call, in one `sentence`, and the match that decided; None if none did.
+    """What happens to a call, in one `sentence`, and the match that decided (None: no match).
 
     `asks` are all matches about which a person is to be asked.
     """

@@ -10,9 +10,9 @@ from mcp_sandbox.policy.rules import Code, Fact
 from mcp_sandbox.reading.commands import DYNAMIC, behind, names, without_assignments
 from mcp_sandbox.reading.shell import Script, read_script
 
-# The home is where `~` leads, whatever it is; words are split at blanks.
+# Variables with assumed values: the home is `~`, and words are split at blanks.
 _VALUES = {"HOME": "~", "IFS": " "}
-# What runs code of its arguments: the language of the code, and the options before it.
+# Programs that run an argument as code: its language, and the options before it.
 _SHELL = ("shell", re.compile(r"-[a-z]*c|--command"))
 _PYTHON = ("python", re.compile(r"-[A-Za-z]*c"))
 _NODE = ("javascript", re.compile(r"-p?e|-p|--eval|--print|eval"))
@@ -43,14 +43,14 @@ def read_commands(text: str, cwd: str = "") -> Iterator[Fact | Code]:
     script = read_script(text, _VALUES)
     yield from _Reader(script, cwd).read()
     if script.cut:
-        yield Code("", "")  # What was not read.
+        yield Code("", "")  # The rest, which was not read.
 
 
 class _Reader:
     def __init__(self, script: Script, cwd: str) -> None:
         self._script = script
-        self._cwds = [cwd]  # Of each subshell: the folder that it is in.
-        self._makers: list[tuple[str, ...]] = []  # Of each command: what made its output.
+        self._cwds = [cwd]  # The working folder of each subshell.
+        self._makers: list[tuple[str, ...]] = []  # What made the output of each command.
         self._texts: list[str] = []  # The output itself, where it is known.
         self._fetched: set[str] = set()
 
@@ -111,7 +111,7 @@ class _Reader:
             yield Fact("shell", " ".join(sources), {"piped from": sources})
 
     def _remember(self, program: str, given: Sequence[str], words: Sequence[str]) -> None:
-        """Note where it changes to, what it prints, and what it fetches."""
+        """Note where a command changes to, what it prints, and what it fetches."""
         command = self._script.commands[len(self._texts) - 1]
         self._makers[-1] = (*self._makers[-1], *self._inside[-20:], program)
         if program in ("cd", "pushd"):
@@ -125,7 +125,7 @@ class _Reader:
             self._fetched |= {self._full(file) for file in files if file and "://" not in file}
 
     def _given(self, program: str, given: list[str], words: list[str]) -> _Given:
-        """The code that a program is given, and by what that is made which is not known."""
+        """Return the code that a program is given, and what produces code that is not known."""
         if program in ("eval", "trap", "alias"):
             aliases = [word.partition("=")[2] for word in words]
             lines = {"eval": [" ".join(given)], "trap": words[:1]}.get(program, aliases)
@@ -146,7 +146,7 @@ class _Reader:
         return self._inside if any(DYNAMIC in text for text in texts) else ()
 
     def _full(self, path: str) -> str:
-        """The path from the root or the home on, if it is known where it begins."""
+        """Return the path from the root or the home, if it is known where it begins."""
         if path[:1] not in ("/", "~"):
             path = posixpath.join(self._cwds[-1], path)
         full = posixpath.normpath(path)
@@ -154,7 +154,7 @@ class _Reader:
 
 
 def _wrapped(program: str, given: list[str]) -> list[str]:
-    """The command that a program runs with its arguments; none if it runs no other."""
+    """Return the command that a program runs with its arguments; empty if it runs none."""
     if program in _RUNNERS and given[:1] == ["run"]:
         rest = _arguments(program, given)[1:2]
         return given[given.index(rest[0]) :] if rest else []
@@ -164,7 +164,7 @@ def _wrapped(program: str, given: list[str]) -> list[str]:
 
 
 def _arguments(program: str, given: Sequence[str]) -> list[str]:
-    """The words that are neither options nor belong to one that takes a word."""
+    """Return the words that are neither options nor arguments of options."""
     takes, found, skips = _TAKES.get(program, frozenset()), list[str](), False
     for at, word in enumerate(given):
         if word == "--":
