@@ -1,4 +1,4 @@
-"""`mcp-sandbox demo`: the whole way from an MCP client into a sandbox and back, as a transcript.
+"""`mcp-sandbox demo`: calls from an MCP client into a sandbox and back, as a transcript.
 
 It starts the real server twice for one chat, as an MCP client does, and leaves nothing running.
 """
@@ -100,7 +100,7 @@ async def show(config: Config, console: Console, config_file: Path | None, keep:
                     await _call(client, console, step)
         finally:
             with anyio.CancelScope(shield=True):
-                # What a server that was cut off has left, and nobody else's.
+                # Remove what an interrupted server has left, and nothing of other chats.
                 for info in await backend.running():
                     if info.labels.get("chat") == CHAT:
                         await backend.destroy(info.id)

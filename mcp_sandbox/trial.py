@@ -1,7 +1,7 @@
-"""Tries a skill out, and tells what it would lack, in a sandbox that ends with that.
+"""Tries a skill out in a sandbox of its own, and says what the sandbox lacks.
 
-A skill is activated as a chat does it, so that it lies where agents find it; what it declares is
-run in fresh copies of its folder. Nothing of it sees a network, other skills or other files.
+A skill is activated as in a chat, so that it lies where agents find it; the tests and examples that
+it declares run in fresh copies of its folder, without a network, other skills or other files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ _COPY = 'mkdir -p "$1" && cp -r "$2/." "$1" && chmod -R u+w "$1"'
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of an example; `why` unless it passed."""
+    """The outcome of an example; `why` unless it passed."""
 
     example: Example
     verdict: Verdict
@@ -46,7 +46,7 @@ class Trial:
 
 
 async def try_out(folder: Path, config: Config, *, timeout_s: float = 60.0) -> Sequence[Trial]:
-    """Run what the skill in a folder declares; `timeout_s` is for each of its examples.
+    """Run the examples of the skill in a folder, each for at most `timeout_s`.
 
     Raises:
         UnusableSkill: it cannot be used, or its files cannot be accepted.
@@ -72,7 +72,7 @@ async def try_out(folder: Path, config: Config, *, timeout_s: float = 60.0) -> S
 
 
 def _read(folder: Path) -> tuple[str, Tree]:
-    """The skill's name and files, so that a model could activate it."""
+    """Return the skill's name and files, changed so that a model may activate it."""
     tree = spelled(read_folder(folder))
     document = tree[DOCUMENT]
     front = parse(document.data, folder.resolve().name).front
@@ -81,7 +81,7 @@ def _read(folder: Path) -> tuple[str, Tree]:
             f"the skill in {folder} cannot be used: `mcp-sandbox skills validate {folder}` says why"
         )
     if not front.model_invocable:
-        # Kept from models; the wish is moved to where nobody acts on it.
+        # Move the field that hides the skill from models to where it has no effect.
         repaired = repair(document.data, front.name, everything=True).data
         tree = {**tree, DOCUMENT: File(repaired)}
     return front.name, tree
@@ -127,9 +127,9 @@ def _last_lines(result: ExecResult) -> str:
 async def lacking(
     skills: Mapping[str, Mapping[str, bytes]], config: Config
 ) -> Mapping[str, Sequence[Diagnostic]]:
-    """Return what a sandbox lacks of what skills need, before any chat has one.
+    """Return what the skills need that a sandbox lacks, before any chat has one.
 
-    One new sandbox with the settings of all others is asked. None is made where nothing is needed.
+    A new sandbox with the settings of all others is asked, unless nothing is needed.
     """
     scanned = await to_thread.run_sync(lambda: {name: scan(skills[name]) for name in skills})
     needs = {(need.kind, need.name): need for _, all_ in scanned.values() for need in all_}

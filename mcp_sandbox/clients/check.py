@@ -1,4 +1,4 @@
-"""A first real call through what was written: proof that the client's first one will work too."""
+"""Makes a first real call through a client's entry, to prove that the client's will work."""
 
 import time
 from contextlib import AsyncExitStack
@@ -17,15 +17,15 @@ from mcp_sandbox.config.environment import variable
 from mcp_sandbox.errors import OperatorError
 
 CHAT = "first-call"
-"""The chat of this call, so that it touches no other one's files."""
+"""The chat of this call, so that it touches no other chat's files."""
 _PATIENCE_S = 120.0
 _CALL = {"code": "import platform; print(6 * 7, platform.platform())"}
 
 
 async def first_call(entry: Entry, folder: Path) -> str:
-    """Use the entry as a client in `folder` would, run code in a sandbox, say how it went.
+    """Start the entry as a client in `folder` would, run code in a sandbox, say how it went.
 
-    Raises OperatorError: there is no right answer; the message holds what came instead.
+    Raises OperatorError: the answer is not the expected one; the message has what came.
     """
     started = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""What each client starts, in which file it looks for that, and how such a file is changed.
+"""The file and the entry of each client, and how such a file is changed.
 
 A change is shown as a diff, written as a whole, and taken back by a copy of what was there before.
 The file may hold keys of other servers, so only its owner can read the copy.
@@ -44,9 +44,9 @@ _NEXT = {
     "cursor": ("open", "this folder in Cursor and switch `sandbox` on under Settings > Tools."),
     "vscode": ("open", "this folder in VS Code, run `MCP: List Servers` and start `sandbox`."),
 }
-# What of an entry is set here; what the user has added to it is the user's.
+# Keys of an entry that are set here; others are the user's, and stay.
 _OURS = frozenset({"type", "command", "args", "url", "headers"})
-# Some editors begin a file with it.
+# The byte-order mark, with which some editors begin a file.
 _MARK = "\ufeff"
 
 
@@ -96,12 +96,12 @@ def claude_of_user() -> Target:
 
 
 def inspector(address: str | None) -> Target:
-    """Return the list of servers that MCP Inspector's page, terminal and command line share.
+    """Return the file of servers that MCP Inspector's page, terminal and command line share.
 
     Its calls all belong to one chat. Raises ConfigError as `of_project`.
     """
-    # It fills no variables in, so the token is given on its command line; and headers there stand
-    # for all of the file's, so the chat is named again.
+    # It expands no variables, so the token is given on its command line; headers there replace all
+    # of the file's, so the chat is named again.
     by_http = address and _http_entry(address, chat=_INSPECTOR, token=None)
     headers = (f"Authorization: Bearer ${TOKEN_VARIABLE}", f"{CHAT_HEADER}: {_INSPECTOR}")
     given = "".join(f' --header "{each}"' for each in headers) if address else ""
@@ -115,9 +115,9 @@ def inspector(address: str | None) -> Target:
 
 
 def _stdio_entry(*options: str) -> Entry:
-    """The entry that starts the relay, by paths that hold in any folder.
+    """Return the entry that starts the relay, by absolute paths.
 
-    Agents with windows do not see the PATH of a shell, so the program is named in full.
+    Desktop programs do not have the PATH of a shell, so the program is named in full.
     """
     program, arguments = Path(sys.executable).with_name("mcp-sandbox"), ["connect", *options]
     if not program.is_file():
@@ -126,7 +126,7 @@ def _stdio_entry(*options: str) -> Entry:
 
 
 def _http_entry(address: str, *, chat: str, token: str | None) -> Entry:
-    """The entry of a server at an address; `token` is how the client fills the token in."""
+    """Return the entry of a server at an address; `token` is what the client expands to it."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{address!r} is no address: give one like http://127.0.0.1:8080/mcp")
@@ -152,7 +152,7 @@ class _Backup:
 
 @dataclass(frozen=True)
 class Change:
-    """What a file holds and what it shall hold; None: no file. `undo`: go back to the backup."""
+    """A file's text before and after; None: no file. `undo`: the backup is restored."""
 
     path: Path
     before: str | None
@@ -190,7 +190,7 @@ class Change:
             if self.after is None:
                 self.path.unlink(missing_ok=True)
                 for folder in self.backup.made:
-                    # Others may have put something there meanwhile.
+                    # Another program may have put something there meanwhile.
                     with contextlib.suppress(OSError):
                         Path(folder).rmdir()
             else:
@@ -204,9 +204,9 @@ class Change:
 
 
 def changing(target: Target, *, undo: bool) -> Change:
-    """Return the change that adds the entry or brings it up to date, or takes it away again.
+    """Return the change that adds, updates or removes the entry.
 
-    It is taken away exactly, if no other program wrote since.
+    Removing restores the file exactly, if no other program wrote since.
 
     Raises ConfigError: the file cannot be changed without harm, or there is nothing to undo.
     """
@@ -225,7 +225,7 @@ def changing(target: Target, *, undo: bool) -> Change:
 
 @contextlib.contextmanager
 def _unharmed(path: Path) -> Generator[None]:
-    """Refuse a file in which something would be lost, such as one that is not plain JSON."""
+    """Refuse a file of which rewriting would lose something, such as comments in its JSON."""
     try:
         yield
     except (ValueError, RecursionError) as exc:
@@ -243,9 +243,9 @@ def _unharmed(path: Path) -> Generator[None]:
 
 
 def _with_entry(text: str | None, target: Target, *, ours: bool) -> str:
-    """The text with the entry; of one that another wrote nothing is kept.
+    """Return the text with the entry; an entry of another author is replaced as a whole.
 
-    It could have set the environment in which our program starts.
+    It could set the environment in which our program starts.
     """
     document = _parsed(text)
     servers = _servers(document, target.section)
@@ -303,20 +303,20 @@ def _servers(document: Mapping[str, Any], section: str) -> Mapping[str, Any]:
 
 
 def _rendered(document: Mapping[str, Any], *, like: str) -> str:
-    """The document as text with the indentation, the line ends and the last line of a file."""
+    """Return the document as text with the indentation, line ends and last line of a file."""
     body = like.removeprefix(_MARK)
     indented = re.search(r"\n([ \t]+)\S", body)
     indent = indented[1] if indented else None if body.strip() not in ("", "{}") else "  "
     text = json.dumps(document, indent=indent, ensure_ascii=body.isascii())
     if body.endswith("\n") or not body:
         text += "\n"
-    text.encode()  # Half of a character cannot be written.
+    text.encode()  # A lone surrogate cannot be written as UTF-8.
     mark = _MARK if like.startswith(_MARK) else ""
     return mark + (text.replace("\n", "\r\n") if "\r\n" in body else text)
 
 
 def _resolved(path: Path) -> Path:
-    """The file behind links, which is the one that is changed."""
+    """Return the file behind links, which is the one that is changed."""
     try:
         if path.is_symlink() and not path.exists():
             raise ConfigError(f"{path} is a link to nothing: make its file or remove the link")
@@ -332,7 +332,7 @@ def _resolved(path: Path) -> Path:
 
 
 def _read(path: Path) -> str | None:
-    """The text exactly as it is, None if there is no file."""
+    """Return the text exactly as it is, None if there is no file."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
@@ -344,7 +344,7 @@ def _read(path: Path) -> str | None:
 
 
 def _make_folders(folder: Path) -> tuple[str, ...]:
-    """Make what is missing; returns what was made, the innermost first. Raises OSError."""
+    """Create the missing folders; return them, the innermost first. Raises OSError."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     for place in reversed(missing):
         place.mkdir()

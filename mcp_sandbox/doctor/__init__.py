@@ -1,5 +1,5 @@
-"""Checks a machine and says what to do about what does not work; repairs and decides nothing.
+"""Checks a machine and says how to mend what does not work; changes nothing itself.
 
-`machine` looks whether sandboxes work here and with which limits; `attack` whether they hold:
-`attack_inside` is the program that it runs in one.
+`machine` checks whether sandboxes work here and with which limits; `attack` tries to break out of
+one, by `attack_inside`, the program that it runs there.
 """

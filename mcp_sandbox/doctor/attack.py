@@ -1,4 +1,4 @@
-"""Attacks a new sandbox with what is known to matter, and says what held.
+"""Attacks a new sandbox in known ways, and says what it withstood.
 
 Attempts look for canaries of this process: a file, sockets, a variable, a process, a secret, and
 another chat. All is in a data root of its own, which goes away with everything that was started.
@@ -31,7 +31,7 @@ from mcp_sandbox.sessions.session import Session
 
 _STYLES = {"held": "green", "BROKEN": "bold red", "n/a": "yellow"}
 _MIB = 1 << 20
-# Reached quickly, and harmless where they do not hold.
+# Low limits: quickly reached, and harmless to exceed.
 _TIGHT = LimitsConfig(
     memory=512 * _MIB, pids=64, shm=16 * _MIB, tmp=32 * _MIB, open_files=256, file_size=64 * _MIB
 )
@@ -48,7 +48,7 @@ time.sleep(120)
 
 @dataclass(frozen=True)
 class Result:
-    """What was tried, whether it was held, BROKEN or n/a, and what shows it."""
+    """What was tried, the verdict (held, BROKEN or n/a), and the evidence."""
 
     group: str
     attempt: str
@@ -58,7 +58,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Attack:
-    """What was attacked, and how each attempt ended."""
+    """The sandbox that was attacked, and how each attempt ended."""
 
     backend: str
     isolation: str
@@ -80,7 +80,7 @@ def render(found: Attack, console: Console) -> None:
 
 
 async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
-    """Attack a sandbox of the configured backend, on the configured network; `tell` how far it is.
+    """Attack a sandbox of the configured backend, on the configured network; `tell` the progress.
 
     Raises:
         OperatorError: no sandbox can be made.
@@ -109,7 +109,7 @@ async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
 
 
 async def _made(session: Session, program: str, told: Mapping[str, Any]) -> tuple[str, str]:
-    """Make an attempt; its verdict and evidence, or that by which its program or sandbox ended."""
+    """Make an attempt and return verdict and evidence, or how its program or sandbox ended."""
     attempt, how = told["attempt"], ["python3", "-I", "-S", "-c", program]
     limit_s = _SHORT_S if attempt == inside.TIME else _LIMIT_S
     try:
@@ -127,7 +127,7 @@ async def _made(session: Session, program: str, told: Mapping[str, Any]) -> tupl
 
 
 def _own(config: Config, folder: Path) -> Config:
-    """The configuration with a data root of its own, tight limits and a planted secret."""
+    """Return the configuration with its own data root, tight limits and a planted secret."""
     given = dict(config.limits)
     source = {"from": f"file:{folder / 'value'}", "hosts": ("a.example.com",), "users": ("doctor",)}
     planted = {_SECRET: SecretConfig.model_validate(source)}
@@ -143,11 +143,11 @@ def _own(config: Config, folder: Path) -> Config:
 
 
 def set_out(folder: Path, stack: ExitStack, config: Config) -> dict[str, Any]:
-    """Put canaries on this machine until the stack is closed; return what attempts are told."""
+    """Plant canaries on this machine until the stack closes; return their places by name."""
     names = ("mark", "variable", "value", "hidden", "beside", "process")
     at: dict[str, Any] = {name: token_hex(8) for name in names}
     at |= {"canary": str(folder / at["mark"]), "unix": str(folder / "unix")}
-    # What keeps code away is to be the wall, and no permission.
+    # Readable by all: the sandbox's wall shall protect it, and not its permissions.
     folder.chmod(0o755)
     for name, text, mode in (("value", at["value"], 0o600), (at["mark"], "canary", 0o666)):
         (folder / name).write_text(text)
@@ -173,7 +173,7 @@ def set_out(folder: Path, stack: ExitStack, config: Config) -> dict[str, Any]:
 
 
 def _known_gaps(facts: SandboxFacts, config: Config) -> Mapping[str, str]:
-    """What does not hold there as the README says, by attempt."""
+    """Return by attempt what does not hold in such a sandbox, as the README says."""
     gaps = dict[str, str]()
     if config.network != "allowlist":
         gaps |= dict.fromkeys((inside.DOOR, inside.PLACEHOLDER), "network is not allowlist")

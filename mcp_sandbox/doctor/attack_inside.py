@@ -1,8 +1,8 @@
-"""Runs in a sandbox and makes one attempt to get out of it, with the standard library alone.
+"""Runs in a sandbox and makes one attempt to break out of it, with the standard library alone.
 
 The host sends this file in as text, and on stdin which attempt to make and where its canaries are.
-Where it is held the evidence is printed; else the program fails with it. What succeeds does no
-harm: files are opened and not read, system calls get arguments that mean nothing.
+If the attempt fails, the program prints the evidence; if it succeeds, the program fails with it.
+Success does no harm: files are opened and not read, system calls get arguments that mean nothing.
 """
 
 import ctypes
@@ -26,9 +26,9 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 PR_GET_NO_NEW_PRIVS = 39
 STATUS, MOUNTS = "/proc/self/status", "/proc/self/mountinfo"
 ENVIRONMENTS, COMMANDS, CGROUPS = "/proc/*/environ", "/proc/*/cmdline", "/sys/fs/cgroup/**"
-# What is not searched, and what has no values in its files.
+# Folders that are not searched, and those whose files have no values.
 KERNEL, READ = ("/proc", "/sys"), ("/usr", "/dev")
-# Where a sandbox has mounts, beneath what, and what it must not write to.
+# Where a sandbox has mounts, also beneath, and what it must not write to.
 OWN = ("/", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/tmp", "/var/tmp")
 OURS = ("/opt/mcp-sandbox", "/opt/skills", "/opt/agents")
 BENEATH = ("/proc", "/sys", "/dev", "/etc", "/workspace", "/home/sandbox", "/run/mcp", *OURS)
@@ -56,7 +56,7 @@ def nowhere(found: Iterable[str]) -> str:
 
 
 def none_of(ways: Iterable[Iterable[Any]]) -> str:
-    """Try all: names, functions, their arguments. Say how they were refused, or which were not."""
+    """Call each function (name, function, arguments); return how all were refused, or fail."""
     passed, refused = list[str](), Counter[str]()
     for name, way, *given in ways:
         try:
@@ -78,7 +78,7 @@ def words(path: str) -> list[list[str]]:
 
 def not_in(paths: Iterable[str], needle: str) -> str:
     for path in paths:
-        # Of a pipe nobody may be the writer.
+        # Opening a pipe that has no writer would block.
         with suppress(OSError), open(os.open(path, os.O_NONBLOCK), "rb") as file:
             if needle.encode() in file.read(MIB):
                 sys.exit(f"found: {path}")
@@ -101,7 +101,7 @@ def calls(table: str) -> str:
         number = number if os.uname().machine == "x86_64" else elsewhere
         numbers = [ctypes.c_long(int(each, 0)) for each in (number, *given, *"000000")]
         code = ctypes.get_errno() if LIBC.syscall(*numbers[:7]) == -1 else 0
-        # With another error the kernel has looked at the arguments, so the call is open.
+        # With another error the kernel has looked at the arguments, so the call is allowed.
         if code in (errno.EPERM, errno.ENOSYS):
             raise OSError(code, "closed")
 
@@ -174,7 +174,7 @@ def outlast(name: str) -> str:
 
 
 def end_runner() -> str:
-    # Else the first process may be the machine's, which is to be spared.
+    # Otherwise process 1 may be the machine's own, which must not be killed.
     is_so("mcp-sandbox" in str(words("/proc/1/cmdline")), "the first process is the runner")
     with suppress(OSError):
         os.kill(1, signal.SIGKILL)
@@ -182,7 +182,7 @@ def end_runner() -> str:
     return "it outlives SIGKILL"
 
 
-# Those of which the host knows more.
+# Attempts of which the host judges the outcome.
 TIME, MEMORY = "limits: outlast the time limit", "limits: take more memory"
 PROCESSES = "limits: start more processes"
 LOOK, END = "processes: look into the runner", "processes: end the runner"
@@ -227,7 +227,7 @@ ATTEMPTS: dict[str, Callable[[Any], str]] = {
     ADDRESSES: lambda at: connecting(*at.addresses),
     "network: reach its unix socket": lambda at: connecting(at.unix),
     "network: reach its abstract socket": lambda at: connecting(f"@{at.mark}"),
-    # To an address of documentation: the way is looked up, and nothing is sent.
+    # An address reserved for documentation: connecting a datagram socket sends nothing.
     ROUTE: lambda _: none_of([("192.0.2.1", connected, "192.0.2.1:9", socket.SOCK_DGRAM)]),
     "network: reach another chat": lambda at: connecting(f"127.0.0.1:{at.beside_port}"),
     DOOR: lambda at: door(at.targets),
@@ -247,6 +247,6 @@ if __name__ == "__main__":
     try:
         print(ATTEMPTS[told.attempt](told))
     finally:
-        # What it has started, and not itself.
+        # The processes it has started, without itself.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         os.killpg(0, signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""Looks at the host and the skills, then tries each backend with a real sandbox."""
+"""Checks the host and the skills, then tries each backend with a real sandbox."""
 
 import os
 import platform
@@ -45,7 +45,7 @@ _LIMITS = {
     "PidsLimit": "processes",
     "CpuCfsQuota": "processor time",
 }
-# What closes user namespaces: a setting, the value that does, and the remedy.
+# Settings that disable user namespaces: the name, the disabling value, and the remedy.
 _SWITCHES = (
     ("user/max_user_namespaces", "0", "sudo sysctl -w user.max_user_namespaces=15000"),
     ("kernel/unprivileged_userns_clone", "0", "sudo sysctl -w kernel.unprivileged_userns_clone=1"),
@@ -63,7 +63,7 @@ _DISTRIBUTION = re.compile(r"[+~](ds|dfsg|deb)|ubuntu|\.(el|fc)\d")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `remedy` is what to do about a warning or a failure."""
+    """The result of one check. `remedy` is what to do about a warning or a failure."""
 
     area: str
     name: str
@@ -111,7 +111,7 @@ async def examine(config: Config) -> Report:
 
 
 def examine_machine(config: Config) -> list[Check]:
-    """Return the checks of everything that no backend is asked about. Reads only."""
+    """Return the checks that do not depend on a backend. Only reads."""
     found = {
         "kernel": _kernel(),
         "data directory": _disk(config),
@@ -338,7 +338,7 @@ async def _run_code(place: BackendName, config: Config) -> list[Check]:
 
 @dataclass(frozen=True)
 class Hole:
-    """A known hole and the first version without it in each line of releases."""
+    """A known vulnerability and the first version without it in each line of releases."""
 
     names: str
     what: str
@@ -381,7 +381,7 @@ HOLES = {
 
 
 def holes_of(program: str, text: str) -> list[Hole]:
-    """Return the holes that a version of that number has as far as upstream is concerned."""
+    """Return the vulnerabilities that upstream's release of that version has."""
     match = _NUMBERS.match(text)
     if match is None:
         return []
