@@ -1,7 +1,7 @@
 """The tools of the host that a program inside may call: for each run an MCP server of its own.
 
 They are functions of Python, programs, and tools of other MCP servers, which begin and end with
-the run. What is offered is named one by one; tools of ours are never among them. Whoever calls is
+the run. What is offered is named one by one; our own tools are never among them. The caller is
 hostile: what comes is bounded and checked against the tool's schema before anything sees it.
 """
 
@@ -168,7 +168,7 @@ def _function(function: Callable[..., Any]) -> _HostTool:
 
 
 def _own(settings: BridgeConfig) -> dict[str, _HostTool]:
-    """Functions and programs of the configuration. Blocks."""
+    """Return the functions and programs of the configuration. Blocks."""
     tools = list[_HostTool]()
     for name in settings.python:
         try:
@@ -184,7 +184,7 @@ def _own(settings: BridgeConfig) -> dict[str, _HostTool]:
 async def _served(
     stack: AsyncExitStack, server: str, settings: BridgeServerConfig
 ) -> dict[str, _HostTool]:
-    """The tools of an MCP server, which runs as long as the stack."""
+    """Return the tools of an MCP server, which runs as long as the stack."""
     try:
         if settings.url:
             # It reads the authorities of this machine.

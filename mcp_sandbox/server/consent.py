@@ -46,7 +46,7 @@ class Consent:
         self.round: InputRequiredResult | None = None
 
     async def ask(self, approval: Approval) -> Word | Literal["later"] | None:
-        """What the user says, or "later"; None from a client that cannot ask or knows no answer."""
+        """Return the user's answer, or "later"; None if the client cannot ask or has no answer."""
         form = _FormForChat if approval.what == "network_access" else _Form
 
         async def question() -> Elicit[Any]:
@@ -72,7 +72,7 @@ class Consent:
 
 
 def _words(approval: Approval) -> str:
-    """The effect and its target, the part that has it, and where all of it is to be seen.
+    """Return the effect and its target, the part that has it, and where all of it is to be seen.
 
     Of a long effect, such as many hosts, more is worth knowing than the part.
     """

@@ -67,7 +67,7 @@ def readable_errors() -> Generator[None]:
 def protocol_errors(
     answer: Callable[P, Coroutine[Any, Any, R]],
 ) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Let every failure of ours in answering a request that is no tool call reach the client.
+    """Let each of our errors in a request that is no tool call reach the client.
 
     Raises MCPError: "invalid params" for what the caller can mend, else "internal error".
     """
@@ -85,7 +85,7 @@ def protocol_errors(
 
 
 def text_for_model(error: SandboxError) -> str:
-    """What happened, and what to do next."""
+    """Return what happened, and what to do next."""
     said = shorten(show(str(error) or type(error).__doc__ or ""), _MAX_MESSAGE_BYTES)
     text = f"{said.head}…{said.tail}" if said.left_out else said.head
     todo = next((words for kind, words in _TODO if isinstance(error, kind)), "")

@@ -34,7 +34,7 @@ class Refused(Exception):
         self._headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
     def response(self) -> Response:
-        """A JSON-RPC error; the connection is closed, as nobody reads the rest of the request."""
+        """Return a JSON-RPC error that closes the connection: the request is not read on."""
         error = {"code": INVALID_REQUEST, "message": str(self)}
         return Response(
             json.dumps({"jsonrpc": "2.0", "id": None, "error": error}),
@@ -44,7 +44,7 @@ class Refused(Exception):
 
 
 def too_many(what: str, wait_s: int) -> Refused:
-    """The refusal of a user over a limit, who may try again after so many seconds."""
+    """Return the refusal of a user over a limit, who may try again after so many seconds."""
     text = f"too much at once ({what}): wait and try again"
     return Refused(HTTPStatus.TOO_MANY_REQUESTS, text, retry_after=str(wait_s))
 
@@ -91,7 +91,7 @@ class Share:
 
     @contextmanager
     def of(self, user: str) -> Generator[Callable[[int], bool]]:
-        """Yields what takes so much more if there is room; all is given back after the block."""
+        """Yield a function that takes more if there is room; the block's end gives all back."""
         held = 0
 
         def take(count: int) -> bool:
@@ -126,7 +126,7 @@ class UserSessions(StreamableHTTPSessionManager):
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """A channel that gives a body that was read already, then what else comes."""
+    """Return a channel that gives a body that was read already, then what else comes."""
     left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:

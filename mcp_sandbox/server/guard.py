@@ -48,7 +48,7 @@ class TokenBook(Protocol):
 
 
 def _allowed_names(listens_on: str, allowed: Iterable[str]) -> frozenset[str]:
-    """The names of a server: those of loopback, where it listens, and what the operator allows.
+    """Return a server's names: of loopback, of where it listens, and those the operator allows.
 
     So no web page reaches it under its own name. A name without a port is allowed with every port.
     """
@@ -194,7 +194,7 @@ class Guard:
                     await self.app(scope, replayed(message, _nothing_more), _nowhere)
 
     async def _body(self, request: Request, carry: Callable[[int], bool]) -> bytes:
-        """The body of a request, read in time; `carry` is asked for room for each piece."""
+        """Read the body of a request in time; `carry` is asked for room for each piece."""
         headers, settings, body = request.headers, self.settings, bytearray()
         if request.method != "POST":
             if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
@@ -226,7 +226,7 @@ def _check_size(size: int, max_bytes: int) -> None:
 
 
 def _known_as(user: str, headers: Headers) -> dict[str, object]:
-    """What the rest of the server is told of a caller; refused if its chat is not usable."""
+    """Return what the server is told of a caller; refuse one whose chat is not usable."""
     named = headers.getlist(CHAT_HEADER)
     if len(named) > 1:
         raise Refused(HTTPStatus.BAD_REQUEST, f"send the header {CHAT_HEADER} once")
@@ -262,4 +262,4 @@ async def _nothing_more() -> Message:
 
 
 async def _nowhere(_message: Message) -> None:
-    """Nobody waits for what is said."""
+    """Drop what is sent: the client no longer waits."""

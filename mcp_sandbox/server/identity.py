@@ -40,12 +40,12 @@ CallerOf = Callable[[Request], Caller]
 
 
 def is_over_http(request: Request) -> bool:
-    """Whether its client may be on another machine."""
+    """Return whether its client may be on another machine."""
     return hasattr(request.request_context.request, "scope")
 
 
 def callers_by(chat_of: ChatOf) -> CallerOf:
-    """Who an HTTP request says it comes from; those that came in another way are of `chat_of`."""
+    """Return the caller that an HTTP request names; for other transports see `chat_of`."""
 
     def caller_of(request: Request) -> Caller:
         if not is_over_http(request):
@@ -62,7 +62,7 @@ _connected = ContextVar[ChatId]("chat of the connection")
 
 @contextmanager
 def connected_as(chat: ChatId) -> Generator[None]:
-    """Requests that are served in this block, and in tasks started in it, belong to `chat`."""
+    """Serve requests in this block, and in tasks started in it, as requests of `chat`."""
     before = _connected.set(chat)
     try:
         yield
@@ -71,12 +71,12 @@ def connected_as(chat: ChatId) -> Generator[None]:
 
 
 def chat_of_connection(_request: Request) -> ChatId:
-    """The chat that `connected_as` names."""
+    """Return the chat that `connected_as` names."""
     return _connected.get()
 
 
 def chat_bound(context: ServerRequestContext[Any, Any]) -> str | None:
-    """The chat of a request, to which the answers of its user are bound."""
+    """Return the chat of a request, to which the answers of its user are bound."""
     http: Any = context.request
     if not hasattr(http, "scope"):
         chat = _connected.get(None)

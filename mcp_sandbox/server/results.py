@@ -100,7 +100,7 @@ class Picture(NamedTuple):
 
 
 def inspect(path: str, data: bytes, size: int) -> Picture:
-    """What a file of `size` bytes is; `data` holds all of them, or the first of too many."""
+    """Describe a file of `size` bytes; `data` holds all of them, or the first of too many."""
     mime = image_type(data) or "application/octet-stream"
     if size > MAX_IMAGE:
         return Picture(mime, fault=f"over {MAX_IMAGE:,} bytes; {_smaller_copy(path)}")
@@ -192,7 +192,7 @@ _MEASURES = {"image/png": _png, "image/jpeg": _jpeg, "image/gif": _gif, "image/w
 
 
 def exec_result(result: ExecResult, *, tail: int | None = None) -> CallToolResult:
-    """Standard output, standard error and how the command ended, each a block when not empty.
+    """Return stdout, stderr and how the command ended, each a block when not empty.
 
     With `tail` the last lines of what is held.
     """
@@ -225,7 +225,7 @@ def exec_result(result: ExecResult, *, tail: int | None = None) -> CallToolResul
 
 
 def _pictures(figures: Sequence[FileContent]) -> tuple[list[ImageContent], list[str]]:
-    """The figures to show, and lines on all of them."""
+    """Return the figures to show, and lines on all of them."""
     shown, said, names = list[ImageContent](), list[str](), list[str]()
     for figure in figures[:_FIGURES_SHOWN]:
         name, size = show_name(figure.path), max(figure.size, len(figure.data))
@@ -321,7 +321,7 @@ def _goes_on(result: ExecResult) -> str:
 
 
 def process_list(rows: Sequence[ProcessRow]) -> CallToolResult:
-    """A line each: id, state, seconds, memory, what it belongs to, the command."""
+    """Return a line each: id, state, seconds, memory, what it belongs to, the command."""
     lines = [
         f"{row.id}  {how_it_is(row)}  {row.seconds:.0f} s  "
         f"{f'{row.memory_bytes >> 20} MiB  ' if row.running else ''}"
@@ -411,14 +411,14 @@ def _file_notes(content: FileContent, shown: int) -> Iterable[str]:
 
 
 def write_result(result: WriteResult, *, append: bool) -> CallToolResult:
-    """What was written where."""
+    """Return what was written where."""
     done = "created" if result.created else "appended to" if append else "replaced"
     meta = {"path": show_name(result.path), "written": result.written, "created": result.created}
     return texts([f"{done} {meta['path']} ({_count(result.written, 'byte')})"], meta)
 
 
 def edit_result(result: EditResult, *, dry_run: bool) -> CallToolResult:
-    """The unified diff."""
+    """Return the unified diff."""
     cut = shorten(show(result.diff), _OUTPUT_BYTES)
     gap = f"[… {cut.left_out:,} bytes of the diff left out …]\n"
     diff = f"{cut.head}\n{gap}{cut.tail}" if cut.left_out else cut.head
@@ -430,7 +430,7 @@ def edit_result(result: EditResult, *, dry_run: bool) -> CallToolResult:
 
 
 def glob_result(result: GlobResult) -> CallToolResult:
-    """One path a line, newest first."""
+    """Return one path a line, newest first."""
     lines = fitting(map(show_name, result.paths), _OUTPUT_BYTES)
     truncated = result.truncated or len(lines) < len(result.paths)
     note = f"[{len(lines):,} of {result.total:,} or more shown: narrow the pattern or the path]"
@@ -451,7 +451,7 @@ def grep_result(result: GrepResult) -> CallToolResult:
 
 
 def delete_result(result: DeleteResult) -> CallToolResult:
-    """What was removed."""
+    """Return what was removed."""
     inside = _count(result.entries - 1, "entry", "entries")
     more = f" with {inside}" if result.entries > 1 else ""
     text = f"deleted {result.kind} {show_name(result.path)}{more}"
@@ -459,7 +459,7 @@ def delete_result(result: DeleteResult) -> CallToolResult:
 
 
 def move_result(result: MoveResult) -> CallToolResult:
-    """What went where."""
+    """Return what went where."""
     source, destination = show_name(result.source), show_name(result.destination)
     replaced = " (replaced what was there)" if result.replaced else ""
     meta = {"source": source, "destination": destination, "replaced": result.replaced}
@@ -471,13 +471,13 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 
 def with_news(result: CallToolResult, news: list[str]) -> CallToolResult:
-    """The result, followed by what became of the sandbox before it."""
+    """Return the result, followed by what became of the sandbox before it."""
     told = [TextContent(text=f"[{clip(show(each), 2000)}]", type="text") for each in news]
     return result.model_copy(update={"content": [*result.content, *told]})
 
 
 def texts(blocks: Iterable[str], meta: dict[str, Any], *more: ContentBlock) -> CallToolResult:
-    """Blocks of text that are not empty, and their machine-readable form."""
+    """Return blocks of text that are not empty, and their machine-readable form."""
     content = [TextContent(text=block, type="text") for block in blocks if block]
     return CallToolResult(content=[*content, *more], _meta={RESULT_KEY: meta} if meta else None)
 
@@ -530,7 +530,7 @@ class SandboxInfoReport(BaseModel, frozen=True):
 
 
 def listed_files(listing: Listing) -> CallToolResult:
-    """The entries that fit in one result, with a note on how to see the rest."""
+    """Return the entries that fit in one result, with a note on how to see the rest."""
     entries = fitting(map(_listed, listing.entries), _ENTRIES_BYTES, as_json)
     truncated = listing.truncated or len(entries) < len(listing.entries)
     note = f"{len(entries)} shown: list a subdirectory, or use glob" if truncated else None
@@ -559,7 +559,7 @@ def _utc(seconds: float) -> str:
 
 
 def sandbox_report(report: SandboxReport) -> CallToolResult:
-    """Everything `sandbox_info` knows."""
+    """Return everything `sandbox_info` knows."""
     # Whatever the sandbox says of itself is as hostile as any output.
     programs, versions = (
         {clip(show_name(name), 60): clip(show_name(version), 60) for name, version in pairs}
@@ -572,7 +572,7 @@ def sandbox_report(report: SandboxReport) -> CallToolResult:
 
 
 def structured(answer: BaseModel) -> CallToolResult:
-    """Data, and the same as text; clients show a model nothing else, so it has to be all."""
+    """Return data, and the same as text; clients show a model only this, so it must be complete."""
     text = TextContent(text=as_json(answer), type="text")
     data = answer.model_dump(mode="json", exclude_none=True)
     return CallToolResult(content=[text], structured_content=data)

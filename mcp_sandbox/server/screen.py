@@ -26,7 +26,7 @@ _RAISED = (TypeError, ValueError, LookupError, NameError, AttributeError, Assert
 
 
 def screen(data: bytes, columns: int = COLUMNS, rows: int = ROWS) -> str:
-    """The screen after the end of `data`; what takes too long, without escape sequences instead."""
+    """Return the screen after `data`; if that takes too long, the text without escape sequences."""
     text = data[-_MOST_BYTES:].decode("utf-8", "replace")
     pieces = _PIECE.findall(_IGNORED.sub("", text).replace(_LEFT, _CLEARED))
     drawn = _Screen(columns, rows)

@@ -135,7 +135,7 @@ def build_server(  # noqa: PLR0913 - what the composition root knows
     skills: Visible | None = None,
     calls: CallsConfig | None = None,
 ) -> SandboxServer:
-    """The server with the core tools. It opens no session before a tool is called.
+    """Return the server with the core tools. It opens no session before a tool is called.
 
     `count` gets the record of every call that has ended. `skills` are those that it teaches.
     """

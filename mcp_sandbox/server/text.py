@@ -31,28 +31,28 @@ _INTERNALS = re.compile(
 
 
 def show(text: str) -> str:
-    """The text with control characters, escape sequences and lone surrogates made visible."""
+    """Make control characters, escape sequences and lone surrogates of a text visible."""
     return text.replace("\r\n", "\n").translate(_SHOWN)
 
 
 def printed(text: str) -> str:
-    """What a program printed: without colours, of a line that it overwrote the last state."""
+    """Return what a program printed, without colours, and of an overwritten line the last state."""
     lines = _TERMINAL.sub("", text).split("\n")
     return show("\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines))
 
 
 def without_internals(text: str) -> str:
-    """What Node.js says of an error, without its own parts in it."""
+    """Return what Node.js says of an error, without the frames of Node.js itself."""
     return _INTERNALS.sub(lambda found: "{\n" if found[0].endswith(" {\n") else "", text)
 
 
 def show_name(name: str) -> str:
-    """The same for a name or path: on one line whatever is in it."""
+    """Return the same for a name or path: on one line whatever is in it."""
     return name.translate(_SHOWN_ON_ONE_LINE)
 
 
 def byte_length(text: str) -> int:
-    """How long the text is on the wire."""
+    """Return how long the text is on the wire."""
     return len(text.encode("utf-8", "surrogatepass"))
 
 
@@ -87,12 +87,12 @@ def shorten(text: str, max_bytes: int) -> Shortened:
 
 
 def clip(text: str, max_chars: int) -> str:
-    """The beginning of a text, with a sign where it was cut."""
+    """Return the beginning of a text, with a sign where it was cut."""
     return text if len(text) <= max_chars else f"{text[:max_chars]}…"
 
 
 def fitting(items: Iterable[T], max_bytes: int, text: Callable[[T], str] = str) -> list[T]:
-    """The first items whose lines of text fit together; one at least."""
+    """Return the first items whose lines of text fit together; one at least."""
     used, found = 0, list[T]()
     for item in items:
         used += byte_length(text(item)) + 1

@@ -1,4 +1,4 @@
-"""A tool of ours: checks the arguments, finds the session, answers every failure with text.
+"""A tool: checks the arguments, finds the session, answers every failure with text.
 
 Arguments are checked against the tool's model as a client sent them; problems in plain words.
 """
@@ -156,7 +156,7 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
 
 
 def _graded(result: CallToolResult, record: CallRecord) -> CallToolResult:
-    """The result, whose machine-readable form says how bad that was which has run, if it was."""
+    """Return the result, with the risk of what has run in its machine-readable form."""
     if record.level not in ("medium", "high", "critical"):
         return result
     meta = result.meta or {}
@@ -169,7 +169,7 @@ def _grade(record: CallRecord) -> dict[str, Any]:
 
 
 def patience(request: Request) -> Patience:
-    """That of the client of a request; not every client says when it has lost it."""
+    """Return the patience of a request's client; not every client says when it gives up."""
     given = request.request_context.request
     return given if isinstance(given, Patience) else Patience()
 
@@ -183,7 +183,7 @@ def build_tool(
     note: str = "",
     bounds: Mapping[str, tuple[Any, Any]] | None = None,
 ) -> SandboxTool:
-    """The tool that `function` describes: its name, docstring and parameters are what clients see.
+    """Return the tool of `function`, whose name, docstring and parameters are what clients see.
 
     `note` is added to the description. `bounds`: type and default of parameters that are set.
     """
@@ -213,7 +213,7 @@ def build_tool(
 
 
 def _meant(arguments: Schema, properties: Schema) -> dict[str, Any]:
-    """The arguments as their schemas have them; null and "" are an optional one left out."""
+    """Convert arguments to the types of their schemas; null and "" omit an optional one."""
     schemas = {name: properties.get(name, {}) for name in arguments}
     read = {name: _read(arguments[name], schema) for name, schema in schemas.items()}
     left_out = {name for name in read if "default" in schemas[name] and read[name] in (None, "")}
@@ -221,7 +221,7 @@ def _meant(arguments: Schema, properties: Schema) -> dict[str, Any]:
 
 
 def _read(value: object, schema: Schema) -> object:
-    """What a value of another type can only mean for its parameter."""
+    """Convert a value of another type if it can mean only one thing for its parameter."""
     kinds = {branch.get("type", "string") for branch in schema.get("anyOf", [schema])}
     if isinstance(value, str) and "string" not in kinds:
         with suppress(ValueError, TypeError):
@@ -239,7 +239,7 @@ def _read(value: object, schema: Schema) -> object:
 
 
 def _told(found: Sequence[ErrorDetails], properties: Schema) -> str:
-    """A sentence for each problem, that names the parameter and what is allowed."""
+    """Return a sentence for each problem that names the parameter and what is allowed."""
     missing = [str(error["loc"][0]) for error in found if error["type"] == "missing"]
     # A value that fits no branch of an optional parameter is reported once per branch.
     sentences = dict.fromkeys(_sentence(error, properties, missing) for error in found[:99])
@@ -305,7 +305,7 @@ def _shown(value: object) -> str:
 
 
 def offered(name: str, ours: Iterable[str], table: Mapping[str, str]) -> str:
-    """A question that offers what is meant, the first of `ours` that fits; empty if none does."""
+    """Return a question that offers the first of `ours` that fits; empty if none does."""
     word, known = name.lower(), [*ours]
     called = [each for each in known if word in table.get(each, "").split()]
     likely = called or difflib.get_close_matches(word[:100], known, n=1, cutoff=0.5)

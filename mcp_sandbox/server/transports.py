@@ -113,7 +113,7 @@ class Overlong:
 async def next_line(
     stream: BufferedByteReceiveStream, max_bytes: int = MAX_LINE_BYTES
 ) -> bytes | Overlong | None:
-    """The next line that is not blank, without its end; None when the stream has ended."""
+    """Return the next line that is not blank, without its end; None when the stream has ended."""
     head, dropped = b"", 0
     while True:
         try:
@@ -131,7 +131,7 @@ async def next_line(
 
 
 def find_request_id(line: bytes) -> str | int | None:
-    """The id of a request that no parser takes, so that it can be refused by its id.
+    """Return the id of a request that no parser takes, so that it can be refused by its id.
 
     Looks at the top level only and takes no notice of anything that is wrong elsewhere. Behind
     more than 50,000 tokens it is not found.
@@ -155,14 +155,14 @@ def find_request_id(line: bytes) -> str | int | None:
 class _Wire:
     """One client's line stream, and which of its requests are unanswered.
 
-    A request to be told of changes lasts as long as the client likes, so nobody waits for it.
+    A request to be told of changes lasts as long as the client likes, so it is not waited for.
     """
 
     def __init__(self, send: ByteSendStream, most_bytes: int) -> None:
         self._send = send
         self._most_bytes = most_bytes
         self._lock = anyio.Lock()
-        # Whether somebody waits for the answer.
+        # Whether its answer is waited for.
         self._open: dict[RequestId, bool] = {}
         # Of the tool calls under way.
         self._patience: dict[RequestId | None, Patience] = {}
@@ -240,7 +240,7 @@ class _Wire:
                 logger.debug("the client reads no more: dropped a message to it")
 
     def _about(self, message: JSONRPCMessage) -> ServerMessageMetadata | None:
-        """What the tool that is called learns of its client's patience."""
+        """Return what the called tool learns of its client's patience."""
         self._patience.pop(_cancelled_by(message)[0], None)
         if not isinstance(message, JSONRPCRequest) or message.method != "tools/call":
             return None
@@ -248,7 +248,7 @@ class _Wire:
         return ServerMessageMetadata(request_context=self._patience[message.id])
 
     def _is_lost_patience(self, message: JSONRPCMessage) -> bool:
-        """Whether a client gives up by its own time limit, and no person has interrupted it.
+        """Return whether a client gives up by its own time limit, and no person interrupted it.
 
         It has forgotten the call. What that has started goes on, and the agent is told of its end.
         """
@@ -279,7 +279,7 @@ class _Wire:
 
 
 def _cancelled_by(message: JSONRPCMessage) -> tuple[RequestId, str]:
-    """The request that a message says is cancelled, and why; "" if it says nothing such."""
+    """Return the request that a message says is cancelled, and why; "" if it says nothing such."""
     if not isinstance(message, JSONRPCNotification) or message.method != _CANCELLED:
         return "", ""
     said = message.params or {}

@@ -51,7 +51,7 @@ _SUBSCRIBED = "mcp_sandbox.subscribed"
 
 @dataclass(frozen=True)
 class Follower:
-    """Somebody who wants to hear of changes: of which resources, and how."""
+    """A client that wants to hear of changes: of which resources, and how."""
 
     visible: Visible
     whose: Whose
@@ -87,7 +87,7 @@ class Follower:
             before = now
 
     async def _digests(self) -> Mapping[str, str | None]:
-        """Of each wanted file that is no skill's document: what tells its content from another."""
+        """Return a mark of the content of each wanted file that is no skill's document."""
         found: dict[str, str | None] = {}
         if not self.uris:
             return found
@@ -102,7 +102,7 @@ class Follower:
 
 @asynccontextmanager
 async def with_tasks(_server: object) -> AsyncGenerator[dict[str, Any]]:
-    """The lifespan of a server that tells clients of changes while no request of theirs runs."""
+    """Run beside the server, and tell clients of changes while no request of theirs runs."""
     with sole_error():
         async with anyio.create_task_group() as tasks:
             yield {_TASKS: tasks}
@@ -180,7 +180,7 @@ def _too_many() -> MCPError:
 
 
 def _subscribed(asked: Asked) -> set[str]:
-    """The resources that a connection of the older protocol subscribed."""
+    """Return the resources that a connection of the older protocol subscribed to."""
     state = asked.session._connection.state  # noqa: SLF001
     found: set[str] = state.setdefault(_SUBSCRIBED, set[str]())
     return found

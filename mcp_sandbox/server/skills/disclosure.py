@@ -54,7 +54,7 @@ class Disclosure:
         return {**result, "tools": [t for t in result["tools"] if t["name"] not in SKILL_TOOLS]}
 
     async def _greeting(self, ctx: Asked, result: dict[str, Any]) -> dict[str, Any]:
-        """The answer with the catalogue, and with the account of it for programs."""
+        """Return the answer with the catalogue, and its machine-readable form."""
         whose = self._visible.whose(ctx)
         if isinstance(whose, ChatId):
             self._visible.skills.connected(whose)
@@ -71,7 +71,7 @@ class Disclosure:
 
 
 def _client(ctx: Asked) -> str:
-    """What the client calls itself; a request of the newer protocol says it by itself."""
+    """Return the client's name; in the newer protocol each request carries it."""
     params = ctx.params or {}
     told = params.get("_meta")
     info = told.get(CLIENT_INFO_META_KEY) if isinstance(told, Mapping) else None
@@ -80,7 +80,7 @@ def _client(ctx: Asked) -> str:
 
 
 def about_skills(skills: Sequence[Skill], budget: int) -> tuple[str, Mapping[str, int]]:
-    """The part of the instructions about skills, in so many characters if there is room.
+    """Return the instructions' part about skills, in so many characters if there is room.
 
     With it comes what is left out in it, for programs; a token is taken for four bytes. Skills
     that are hidden by others of the same name are not named.

@@ -53,14 +53,14 @@ class SkillPrompts:
         self._session_for = session_for
 
     async def list(self, asked: Asked, params: PaginatedRequestParams) -> ListPromptsResult:
-        """Those that users may invoke, though a model may not."""
+        """Return those that users may invoke, though a model may not."""
         known = invocable(await self._visible.catalogue(asked))
         found, cursor = page(known, str, params.cursor, _MOST_LISTED)
         prompts = [_prompt(name, known[name]) for name in found]
         return ListPromptsResult(prompts=prompts, next_cursor=cursor)
 
     async def get(self, asked: Asked, params: GetPromptRequestParams) -> GetPromptResult:
-        """The text of a skill, with the arguments where it wants them."""
+        """Return the text of a skill, with the arguments where it wants them."""
         skill = invocable(await self._visible.catalogue(asked)).get(params.name)
         if skill is None:
             raise _refused(f"there is no prompt {shown(params.name)!r}: prompts/list shows all")
@@ -72,7 +72,7 @@ class SkillPrompts:
         return GetPromptResult(description=skill.front.description, messages=[message])
 
     async def _text(self, asked: Asked, skill: Skill, said: Mapping[str, str]) -> str:
-        """The filled text; a chat also gets the skill's files into its sandbox."""
+        """Return the filled text; a chat also gets the skill's files into its sandbox."""
         if isinstance(self._visible.whose(asked), ChatId):
             session = await self._session_for(Context(request_context=asked))
             got = await session.skills.activate(skill.uri, by_user=True)
@@ -85,7 +85,7 @@ class SkillPrompts:
         return wrapped(replace(got, body=text.encode(), repeated=False)) if got else text
 
     async def complete(self, asked: Asked, params: CompleteRequestParams) -> CompleteResult:
-        """What arguments may be: values that go on from what was typed, then others with it."""
+        """Complete an argument: values that begin with what was typed, then ones that contain it."""
         sought = params.argument.value.casefold()
         ranked = sorted(
             (not value.casefold().startswith(sought), value)
@@ -117,7 +117,7 @@ class SkillPrompts:
 
 
 def invocable(catalogue: Catalogue) -> Mapping[str, Skill]:
-    """The skills that users may invoke, by the names of their prompts.
+    """Return the skills that users may invoke, by the names of their prompts.
 
     A skill whose name means another one goes by its path.
     """
@@ -129,7 +129,7 @@ def invocable(catalogue: Catalogue) -> Mapping[str, Skill]:
 
 
 def filled(body: str, front: FrontMatter, given: Mapping[str, str]) -> str:
-    """A body with arguments for `$ARGUMENTS`, and for `$0`, `$ARGUMENTS[0]` and `$name`.
+    """Return a body with arguments for `$ARGUMENTS`, `$0`, `$ARGUMENTS[0]` and `$name`.
 
     A body that wants none gets what was given at its end. Numbers count only in a skill that says
     it takes arguments: elsewhere a `$1` is some program's own.

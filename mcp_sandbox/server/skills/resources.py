@@ -133,7 +133,7 @@ class SkillResources(Extension):
         return ListResourceTemplatesResult(resource_templates=_TEMPLATES)
 
     async def read(self, asked: Asked, params: ReadResourceRequestParams) -> ReadResourceResult:
-        """A file's bytes; text is text and everything else base64."""
+        """Return a file's bytes: text as text, everything else as base64."""
         uri = params.uri
         catalogue = await self._visible.catalogue(asked)
         if uri == _DIAGNOSTICS:
@@ -195,7 +195,7 @@ class SkillResources(Extension):
         return _fresh(resources=told, nextCursor=cursor)
 
     async def _children(self, catalogue: Catalogue, uri: str) -> Sequence[Resource]:
-        """What lies directly in a directory; nothing if there is no such directory."""
+        """Return what lies directly in a directory; nothing if there is no such directory."""
         prefix = uri if uri == SCHEME else f"{uri}/"
         places: dict[str, SkillFile | None] = {f"{folder_uri(s)}/": None for s in catalogue.skills}
         for skill in around(catalogue, uri):
@@ -218,7 +218,7 @@ class SkillResources(Extension):
 
 
 def _fresh(**result: object) -> dict[str, Any]:
-    """A result that holds for its user alone and until something changes; None is left out."""
+    """Return a result that holds for its user alone, until a change; None is left out."""
     told = {key: value for key, value in result.items() if value is not None}
     return {**told, "ttlMs": 0, "cacheScope": "private"}
 
@@ -246,7 +246,7 @@ def _problems(catalogue: Catalogue) -> Iterator[tuple[dict[str, Any], Diagnostic
 
 
 def _suits_hosts(skill: Skill) -> bool:
-    """Whether every host of the extension takes the skill: most refuse what is not exact."""
+    """Return whether every host of the extension takes the skill: most refuse what is not exact."""
     name, description = (as_json(skill.front.fields.get(key)) for key in ("name", "description"))
     return (
         name == skill.name
@@ -259,7 +259,7 @@ def _suits_hosts(skill: Skill) -> bool:
 
 
 def _front_matter(skill: Skill) -> Json:
-    """The front matter as a host reads it; name and description are always there, and text."""
+    """Return the front matter as a host reads it; name and description are always there as text."""
     fields = as_json(dict(skill.front.fields))
     assert isinstance(fields, dict)  # noqa: S101
     for key, value in (("name", skill.name), ("description", skill.front.description)):

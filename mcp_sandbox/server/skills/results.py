@@ -44,7 +44,7 @@ _OWN_FOLDER = ("{baseDir}", "${CLAUDE_SKILL_DIR}", "${CLAUDE_PLUGIN_ROOT}")
 
 
 def missing(unmet: Sequence[Unmet]) -> Iterable[str]:
-    """A line for each thing, what every use needs first; and one for all that is out of reach."""
+    """Return a line for each need, needs of every use first, and one for all out of reach."""
     local = [lack for lack in unmet if lack.need != "network"]
     for lack in local[:_MOST_LINES]:
         yield _line(lack)
@@ -92,7 +92,7 @@ class SkillsListed(BaseModel, frozen=True):
 
 
 def listed_skills(page: Page) -> CallToolResult:
-    """The skills of a page that fit in one result."""
+    """Return the skills of a page that fit in one result."""
     shown = fitting(map(_listed, page.skills), _LIST_BYTES, as_json)
     more = page.more or len(shown) < len(page.skills)
     return structured(
@@ -126,7 +126,7 @@ def _omitted(page: Page, shown: int, *, more: bool) -> Iterable[str]:
 
 
 def activation(got: Activation) -> CallToolResult:
-    """The text of a skill in its wrapper, or that it was given before."""
+    """Return the text of a skill in its wrapper, or that it was given before."""
     if got.repeated:
         text = (
             f"The skill {show_name(got.name)} is active already, as it was given before "
@@ -137,7 +137,7 @@ def activation(got: Activation) -> CallToolResult:
 
 
 def wrapped(got: Activation) -> str:
-    """The text of a skill in its wrapper, after what there is to say of it."""
+    """Return the text of a skill in its wrapper, after the notes on it."""
     body = got.body[:_MOST_BODY_BYTES].decode("utf-8", "replace")
     notes = "\n".join(f"[{note}]" for note in _notes(got, body))
     name, uri = escape(one_line(got.name)), escape(got.uri)
@@ -236,7 +236,7 @@ def _text_notes(got: Activation) -> Iterable[str]:
 
 
 def _meta(got: Activation) -> dict[str, object]:
-    """What programs go by; `receipt` is a line to keep where there is no room for the text."""
+    """Return the machine-readable form; `receipt` is a line to keep if the text has no room."""
     place = f", at {got.path_in_sandbox}" if got.path_in_sandbox else ""
     return {
         **{name: getattr(got, name) for name in _IN_META},
@@ -257,7 +257,7 @@ def _meta(got: Activation) -> dict[str, object]:
 
 
 def skill_file(file: SkillFile, data: bytes, offset: int) -> CallToolResult:
-    """A page of one file: text as it is, else base64.
+    """Return a page of one file: text as it is, else base64.
 
     Raises InvalidArgument: the file ends before `offset`.
     """
@@ -278,7 +278,7 @@ def skill_file(file: SkillFile, data: bytes, offset: int) -> CallToolResult:
 
 
 def _text_page(data: bytes, offset: int) -> bytes:
-    """As much as fits, up to the end of a line or at least of a character."""
+    """Return as much as fits, up to the end of a line or at least of a character."""
     page = data[offset : offset + _PAGE_BYTES]
     if offset + len(page) == len(data):
         return page

@@ -33,9 +33,9 @@ Asked = ServerRequestContext[Any, Any]
 def page(
     items: Iterable[T], key: Callable[[T], str], cursor: str | None, most: int
 ) -> tuple[list[T], str | None]:
-    """The items after a cursor, in the order of their keys, and the cursor to more.
+    """Return the items after a cursor, in the order of their keys, and the cursor to more.
 
-    Raises MCPError: the cursor is none of ours.
+    Raises MCPError: this server gave out no such cursor.
     """
     try:
         sent = base64.b64decode((cursor or "")[:16_000], altchars=b"-_", validate=True)
@@ -48,7 +48,7 @@ def page(
 
 
 def cursor_after(key: str) -> str:
-    """What leads to the items after this one."""
+    """Return the cursor to the items after this one."""
     return base64.urlsafe_b64encode(key.encode()).decode()
 
 
@@ -65,7 +65,7 @@ class Visible:
         return self.skills.library
 
     def whose(self, asked: Asked) -> Whose:
-        """The chat that a request comes from, or its user if it names none."""
+        """Return the chat that a request comes from, or its user if it names none."""
         caller = self.caller_of(Context(request_context=asked))
         return caller.chat or caller.user
 
@@ -73,12 +73,12 @@ class Visible:
         return await self.library.catalogue(self.whose(asked))
 
     async def has_tools(self, whose: Whose) -> bool:
-        """Whether the tools for skills are listed: they are not to whom there are no skills."""
+        """Return whether the tools for skills are listed: only to callers who have skills."""
         # A chat may write its first skill itself, between two looks at the list of tools.
         return self.settings.workspace or bool(await self.skills.offered(whose))
 
     async def file(self, catalogue: Catalogue, uri: str) -> tuple[Skill, SkillFile]:
-        """The file with that uri, and the innermost skill of the catalogue that has it.
+        """Return the file with that uri, and the innermost skill of the catalogue that has it.
 
         Only what a skill's contents name has a uri, so none leads to anything else.
 
@@ -93,7 +93,7 @@ class Visible:
 
 
 def canonical(uri: str) -> str:
-    """The one spelling of a uri that we give out, of all that mean the same.
+    """Return the one spelling that we give out of all uris that mean the same.
 
     Raises UnknownSkill: it is longer than any that we give out.
     """
@@ -108,12 +108,12 @@ def canonical(uri: str) -> str:
 
 
 def folder_uri(skill: Skill) -> str:
-    """The uri of a skill's folder."""
+    """Return the uri of a skill's folder."""
     return skill.uri.removesuffix(f"/{DOCUMENT}")
 
 
 def around(catalogue: Catalogue, uri: str) -> list[Skill]:
-    """The skills in whose folder a uri lies, the innermost first."""
+    """Return the skills in whose folder a uri lies, the innermost first."""
     parts = uri.removeprefix(SCHEME).split("/")
     heads = ("/".join(parts[:length]) for length in range(len(parts), 0, -1))
     found = (catalogue.by_uri.get(f"{SCHEME}{head}/{DOCUMENT}") for head in heads)
@@ -121,5 +121,5 @@ def around(catalogue: Catalogue, uri: str) -> list[Skill]:
 
 
 def shown(uri: str) -> str:
-    """A uri of a caller, fit to be told back."""
+    """Return a caller's uri, safe to repeat in an answer."""
     return clip(show_name(uri), 200)

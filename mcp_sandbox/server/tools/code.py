@@ -70,7 +70,7 @@ NotebookName = Annotated[
 
 @asynccontextmanager
 async def live_progress(session: Session, request: Request) -> AsyncGenerator[OnOutput | None]:
-    """Report what is fed to the yielded function while the body runs; None if nobody listens."""
+    """Report what is fed to the yielded function while the body runs; None without a listener."""
     meta = request.request_context.meta
     if not meta or meta.get("progress_token") is None:
         yield None
@@ -117,7 +117,7 @@ class _Progress:
 
 
 async def hints(result: ExecResult, code: str, language: Language) -> list[str]:
-    """Sentences for an agent about a piece of code that failed, or that showed nothing."""
+    """Return sentences for an agent about code that failed, or that showed nothing."""
     if not result.success:
         return await to_thread.run_sync(_hints, result, code)
     shown = any((result.stdout, result.stderr, result.changed_files, result.figures))
@@ -148,7 +148,7 @@ def _hints(result: ExecResult, code: str) -> list[str]:
 
 
 async def shown(result: ExecResult) -> ExecResult:
-    """The result with what its terminal shows, if it has one, instead of what was sent there."""
+    """Return the result; if it is a terminal's, with the screen instead of what was sent."""
     return await to_thread.run_sync(_on_screen, result) if result.of == "terminal" else result
 
 

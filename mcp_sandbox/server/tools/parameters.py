@@ -33,7 +33,7 @@ def _without_nul(text: str) -> str:
 
 
 def _without_fence(text: str) -> str:
-    """The code inside, when all of it is in one pair of Markdown fences."""
+    """Return the code inside, when all of it is in one pair of Markdown fences."""
     whole = _FENCED.fullmatch(text)
     return whole[2] if whole else text
 

@@ -100,7 +100,7 @@ async def preview(
 
 
 def process_tools(calls: CallsConfig) -> list[SandboxTool]:
-    """The tools process and preview."""
+    """Return the tools process and preview."""
     wait = {"wait_s": waits(calls.longest_wait)}
     opens = CHANGES.model_copy(update={"destructive_hint": False, "idempotent_hint": True})
     return [
