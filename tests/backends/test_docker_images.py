@@ -156,7 +156,7 @@ async def test_an_operators_own_image_may_name_tools_of_its_own(tmp_path: Path) 
 async def test_an_image_that_names_no_tools_does_not_pass(tmp_path: Path) -> None:
     without = "USER root\nRUN rm -r /opt/mcp-sandbox/tools\nUSER 10001:10001"
     async with built_on_base(without, tmp_path) as config:
-        with pytest.raises(BackendUnavailable, match="tells of no tools"):
+        with pytest.raises(BackendUnavailable, match="reports no tools"):
             await images.check(config)
 
 

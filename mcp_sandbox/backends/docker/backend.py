@@ -1,4 +1,4 @@
-"""Makes, finds and removes sandboxes that are containers of a Docker engine.
+"""Creates, finds and removes sandboxes that are containers of a Docker engine.
 
 A runner is reached through a mounted directory where the engine shares this kernel's sockets, else
 (tcp, ssh, a virtual machine, gVisor) through a relay that the engine starts for each channel.
@@ -130,11 +130,11 @@ class DockerBackend:
             info = await self.connection.info()
             refuse_unusable(info)
             image, shared = await self._current_image(spec.image), await self._shares_sockets()
-            # The token goes by a file where that is seen, and nothing steers Python.
+            # By a file if the container sees it and no variable changes how Python starts.
             by_file = shared and not is_steered([*spec.env, *image.env])
 
             def note() -> bytes:
-                # Its maker is looked up.
+                # In a thread: it reads /proc to record which process creates the sandbox.
                 record = Record("docker", labels=dict(spec.labels), network=spec.network)
                 return self._records.open(sandbox_id, record, hand_over=by_file, shown=_SHOWN)
 
@@ -180,24 +180,24 @@ class DockerBackend:
         await to_thread.run_sync(self._records.relabel, sandbox_id, labels)
 
     async def destroy(self, sandbox_id: SandboxId) -> None:
-        # Half removed would be worse than late; each call to the engine has its own limit.
+        # Removal is never cancelled halfway; each call to the engine has its own time limit.
         with anyio.CancelScope(shield=True):
             found = await self._ours(sandbox_id)
             if found is not None:
                 if found["State"]["Status"] == "paused":
-                    # gVisor does not end what is paused.
+                    # gVisor does not kill paused processes.
                     with suppress(SandboxGone):
                         await self.connection.call(client.switch, sandbox_id, paused=False)
                 await self.connection.call(client.remove, sandbox_id)
             await self._clear(sandbox_id)
 
     async def connect(self, sandbox_id: SandboxId, *, deadline_s: float) -> ByteStream:
-        """Open a byte stream to the runner; raises SandboxGone if that does not listen in time."""
+        """Open a byte stream to the runner; raise SandboxGone if it does not listen in time."""
         if await self._shares_sockets():
             return await connect(self._records.socket_directory(sandbox_id), deadline_s=deadline_s)
         command = [PYTHON, "-I", "-S", RELAY, "--announce", SOCKET, f"{deadline_s:g}"]
-        # The token is in the container's environment, and another process of the sandbox could
-        # read it from the relay's before the relay has shut itself off.
+        # The container's environment holds the token, and another process of the sandbox could
+        # read it from the relay's environment before the relay makes itself unreadable.
         path = await self.connection.call(
             client.prepare_exec, sandbox_id, command, forget="MCP_SANDBOX_TOKEN"
         )
@@ -216,7 +216,7 @@ class DockerBackend:
     async def _start(self, spec: SandboxSpec, placement: Placement) -> dict[str, Any]:
         sandbox_id = placement.name
         if spec.network == "open":
-            # Networks are few: those of sandboxes that ended by themselves go first.
+            # An engine has few networks: first remove those of sandboxes that have ended.
             await self._sweep()
             labels = {"app": APP, INSTANCE_LABEL: self._instance}
             await self.connection.call(client.create_network, sandbox_id, labels)
@@ -254,22 +254,22 @@ class DockerBackend:
                 try:
                     stream = await self.connect(sandbox_id, deadline_s=_LOOK_S)
                 except SandboxGone as exc:
-                    # Either it is slow, or it has ended: then the engine says so.
+                    # It is slow, unless the engine no longer has the container.
                     if await self._ours(sandbox_id) is None:
                         raise SandboxGone(
-                            "the sandbox ended while it was started: call again; if that comes "
-                            "again, `mcp-sandbox images check` tells what is wrong with the image"
+                            "the sandbox ended while it was started: call again; if it happens "
+                            "again, run `mcp-sandbox images check` to see what is wrong"
                         ) from exc
                 else:
                     await stream.aclose()
                     return
         raise BackendUnavailable(
-            f"the runner in {sandbox_id} did not listen within {_START_S:g} s: look at the "
-            "machine's load, then try `mcp-sandbox images check`"
+            f"the runner in {sandbox_id} did not listen within {_START_S:g} s: check the "
+            "machine's load, then run `mcp-sandbox images check`"
         )
 
     async def _ours(self, sandbox_id: SandboxId) -> dict[str, Any] | None:
-        """The inspection of a container, None when this data root has none of that name."""
+        """Return the inspection of a container; None if this data root has none of that name."""
         try:
             found = await self.connection.call(client.inspect, sandbox_id)
         except SandboxGone:
@@ -277,11 +277,11 @@ class DockerBackend:
         return found if found["Config"]["Labels"].get(INSTANCE_LABEL) == self._instance else None
 
     async def _sweep(self) -> list[dict[str, Any]]:
-        """Clear up after killed servers and ended sandboxes; returns the containers that stay."""
+        """Clean up after killed servers and ended sandboxes; return the containers that stay."""
         stays = []
         labels = [f"app={APP}", f"{INSTANCE_LABEL}={self._instance}"]
         for row in await self.connection.call(client.labelled, labels):
-            # Its server was killed before it could start it, and nobody else ever will.
+            # Its server was killed before it could start it, and no other server will.
             if row["State"] == "created" and await to_thread.run_sync(self._abandoned, row):
                 await self.connection.call(client.remove, row["Id"])
             else:
@@ -289,7 +289,7 @@ class DockerBackend:
         present = {_name(row) for row in stays}
 
         def stale() -> list[SandboxId]:
-            """Those whose containers have gone by themselves, or never came."""
+            """Return recorded sandboxes whose containers are gone or were never created."""
             known = self._records.all().items()
             return [name for name, each in known if name not in present and each.given_up(_GRACE_S)]
 
@@ -308,15 +308,15 @@ class DockerBackend:
             return
         if record.network == "open":
             await self.connection.call(client.remove_network, sandbox_id)
-        # Last: what is left of a container is found by its record.
+        # Last, because a later sweep finds leftovers by the record.
         await to_thread.run_sync(self._records.forget, sandbox_id)
 
 
 def _refuse(problems: list[str]) -> None:
     if problems:
         raise InsecureSandbox(
-            f"the container came out weaker than asked for and was destroyed: "
-            f"{'; '.join(problems)}. Update the engine, or see `mcp-sandbox doctor`"
+            f"the container is weaker than requested and was destroyed: "
+            f"{'; '.join(problems)}. Update the engine, or run `mcp-sandbox doctor`"
         )
 
 

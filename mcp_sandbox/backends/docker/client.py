@@ -1,6 +1,6 @@
-"""Talks through Docker's library, alone: in threads, with time limits, errors translated once.
+"""The only user of Docker's library: in threads, with time limits, its errors translated here.
 
-What an absent thing means is said per method; other failures become errors with a remedy.
+Each function says what it does if an object is absent; other failures become errors with a remedy.
 """
 
 import shutil
@@ -36,23 +36,23 @@ from mcp_sandbox.models import Ending, SandboxId
 T = TypeVar("T")
 P = ParamSpec("P")
 _TIMEOUT_S = 60
-# The first version with everything that a container of ours asks for.
+# The first version with everything that a sandbox's container requests.
 _OLDEST_API = "1.41"
 _BUILD_TIMEOUT_S = 1800
 _CHUNK = 1024 * 1024
 # The builder's own numbers of layers and containers.
 _TELLS_NOTHING = ("--->", "Removing intermediate")
 _CALLS_AT_ONCE = 16
-# The engine tells of an end a moment after the connection has felt it.
+# The engine reports an end a moment after the connection has broken.
 _TOLD_S = 2.0
 _ASK_AGAIN_S = 0.05
 _KILLED = 128 + 9
-# A process that the kernel ends for want of memory may be long in dying.
+# A process that the kernel kills for lack of memory may take long to end.
 _SHORTLY_NS = 10 * 10**9
 
 
 class Connection:
-    """A connection to one engine, which is looked for and connected at the first call."""
+    """A connection to one engine, which is found and connected at the first call."""
 
     def __init__(self, find: Callable[[], Engine]) -> None:
         self._find = find
@@ -69,13 +69,13 @@ class Connection:
             await to_thread.run_sync(api.close)
 
     async def engine(self) -> Engine:
-        """The engine's address; raises ConfigError."""
+        """Return the engine's address; raise ConfigError."""
         if self._engine is None:
             self._engine = await to_thread.run_sync(self._find, limiter=self._limiter)
         return self._engine
 
     async def info(self) -> dict[str, Any]:
-        """What the engine says of itself and its machine; asked once."""
+        """Return what the engine reports of itself and its machine; it is asked once."""
         if self._info is None:
             self._info = await self.call(lambda api: api.info())
         return self._info
@@ -86,9 +86,9 @@ class Connection:
         *args: P.args,
         **named: P.kwargs,
     ) -> T:
-        """Run a function of this file, or one like them, in a thread.
+        """Run a function that takes the library's client in a thread.
 
-        Raises BackendUnavailable if no other error says it better.
+        Raises BackendUnavailable if no other error is more exact.
         """
         engine = await self.engine()
         async with self._connecting:
@@ -104,19 +104,19 @@ class Connection:
 
 
 def connection_of(config: DockerConfig) -> Connection:
-    """A connection to the engine that the configuration or the environment names."""
+    """Return a connection to the engine that the configuration or the environment names."""
     return Connection(lambda: find_engine(config.host, docker_variables(), home()))
 
 
 def launch(api: docker.APIClient, name: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Create, start and inspect a container; raises ImageMissing, SandboxGone."""
+    """Create, start and inspect a container; raise ImageMissing, SandboxGone."""
     container = _create(api, body, name)
     api.start(container)
     return inspect(api, container)
 
 
 def inspect(api: docker.APIClient, name: str) -> dict[str, Any]:
-    """The inspection of a container; raises SandboxGone if there is none of this name."""
+    """Return the inspection of a container; raise SandboxGone if there is none of this name."""
     try:
         return cast("dict[str, Any]", api.inspect_container(name))
     except docker_errors.NotFound as exc:
@@ -124,13 +124,13 @@ def inspect(api: docker.APIClient, name: str) -> dict[str, Any]:
 
 
 def labelled(api: docker.APIClient, labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Summaries of the containers, running or not, that carry all of `labels`."""
+    """Return summaries of the containers, running or not, that carry all of `labels`."""
     filters: dict[str, Any] = {"label": list(labels)}
     return cast("list[dict[str, Any]]", cast("Any", api).containers(all=True, filters=filters))
 
 
 def remove(api: docker.APIClient, name: str) -> None:
-    """Kill and remove a container; returns when it is gone, also if it was before."""
+    """Kill and remove a container; return when it is gone, also if it was before."""
     with suppress(docker_errors.NotFound):
         try:
             api.remove_container(name, force=True, v=True)
@@ -142,7 +142,7 @@ def remove(api: docker.APIClient, name: str) -> None:
 
 
 def run(api: docker.APIClient, body: dict[str, Any], *, timeout_s: int) -> tuple[int, str]:
-    """Run a container to its end and remove it; returns its exit code and what it printed."""
+    """Run a container to its end and remove it; return its exit code and what it printed."""
     container = _create(api, body, None)
     try:
         api.start(container)
@@ -153,7 +153,7 @@ def run(api: docker.APIClient, body: dict[str, Any], *, timeout_s: int) -> tuple
 
 
 def prepare_exec(api: docker.APIClient, name: str, command: list[str], *, forget: str) -> str:
-    """Prepare a program in a container; returns the API path that starts it.
+    """Prepare a program in a container; return the API path that starts it.
 
     It sees the environment except the variable `forget`. Raises SandboxGone.
     """
@@ -163,7 +163,7 @@ def prepare_exec(api: docker.APIClient, name: str, command: list[str], *, forget
 
 
 def create_network(api: docker.APIClient, name: str, labels: dict[str, str]) -> None:
-    """Create a bridge network whose members do not reach each other; raises CapacityReached."""
+    """Create a bridge network whose members do not reach each other; raise CapacityReached."""
     api.create_network(
         name,
         driver="bridge",
@@ -182,14 +182,14 @@ def remove_network(api: docker.APIClient, name: str) -> None:
 
 
 def switch(api: docker.APIClient, name: str, *, paused: bool) -> None:
-    """Stop all that runs in a container, or let it go on; raises SandboxGone."""
+    """Pause all processes of a container, or let them go on; raise SandboxGone."""
     with _gone_unless_running(name):
         if bool(inspect(api, name)["State"]["Paused"]) != paused:
             (api.pause if paused else api.unpause)(name)
 
 
 async def ending(connection: Connection, name: str, within_s: float) -> Ending | None:
-    """What a container ended of; None if it still runs after `within_s`."""
+    """Return why a container ended; None if it still runs after `within_s` seconds."""
     runs_until = anyio.current_time() + within_s
     told_until = runs_until + _TOLD_S
     while True:
@@ -214,7 +214,7 @@ class Image:
 
 
 def find_image(api: docker.APIClient, name: str) -> Image:
-    """The image of that name; raises ImageMissing."""
+    """Return the image of that name; raise ImageMissing."""
     try:
         found = cast("Any", api).inspect_image(name)
     except docker_errors.ImageNotFound as exc:
@@ -224,7 +224,7 @@ def find_image(api: docker.APIClient, name: str) -> Image:
 
 
 def labelled_images(api: docker.APIClient, label: str, *, dangling: bool = False) -> list[Image]:
-    """The images that carry a label; with `dangling` those without a name."""
+    """Return the images that carry a label; with `dangling` only those without a name."""
     filters: dict[str, Any] = {"label": label, "dangling": dangling}
     return [
         Image(row["Id"], row["Labels"] or {}, tuple(row["RepoTags"] or ()), row["Size"])
@@ -239,7 +239,7 @@ def build_image(
     arguments: dict[str, str],
     say: Callable[[str], None],
 ) -> None:
-    """Build from a tar file; `say` gets each line, in another thread; raises OperatorError."""
+    """Build from a tar file; `say` gets each line, in another thread. Raises OperatorError."""
     for event in api.build(
         fileobj=context,
         custom_context=True,
@@ -263,7 +263,7 @@ def load_image(
 ) -> None:
     """Make an image of one layer from a tar file of a root directory."""
     with tar.open("rb") as file:
-        # An iterator: of a file the library would claim chunks and send none.
+        # An iterator: with a file the library announces chunks and sends none.
         chunks = iter(lambda: file.read(_CHUNK), b"")
         api.import_image_from_stream(chunks, repository, tag, changes)
 
@@ -280,7 +280,7 @@ def remove_image(api: docker.APIClient, image: str) -> None:
 def _connect(engine: Engine) -> docker.APIClient:
     with _translated(engine):
         if engine.is_local:
-            # The library leaks a socket that it cannot connect.
+            # Tried first, because the library leaks a socket that it cannot connect.
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.settimeout(_TIMEOUT_S)
                 probe.connect(engine.url.removeprefix("unix://"))
@@ -300,11 +300,11 @@ def _client(engine: Engine, version: str) -> docker.APIClient:
         version=version,
         timeout=_TIMEOUT_S,
         tls=_tls(engine.tls) if engine.tls else False,
-        # The user's own ssh knows its keys, agents and hosts.
+        # The user's own ssh program knows the user's keys, agents and hosts.
         use_ssh_client=shutil.which("ssh", path=search_path()) is not None,
         max_pool_size=_CALLS_AT_ONCE,
     )
-    # REQUESTS_CA_BUNDLE, meant for other servers, would replace the engine's own CA.
+    # Else REQUESTS_CA_BUNDLE, meant for other servers, replaces the engine's own CA.
     api.trust_env = False
     return api
 
@@ -320,19 +320,19 @@ def _create(api: docker.APIClient, body: dict[str, Any], name: str | None) -> st
 
 
 def _look(api: docker.APIClient, name: str) -> tuple[bool, Ending | None]:
-    """Whether it runs, and what it ended of as far as the engine says already."""
+    """Return whether it runs, and why it ended if the engine already reports that."""
     with suppress(SandboxGone):
         if inspect(api, name)["State"]["Running"]:
             return True, None
     filters = {"type": "container", "container": name, "event": ["oom", "kill", "die"]}
-    # Only what has been: it is not waited for. The library's types know whole seconds only.
+    # Only past events, without a wait. The library's types know whole seconds only.
     until = cast("int", f"{time.time():.9f}")
     with closing(api.events(since=1, until=until, filters=filters, decode=True)) as events:
         return False, _ending(events)
 
 
 def _ending(events: Iterable[dict[str, Any]]) -> Ending | None:
-    """From a container's own events; None when its end is not among them."""
+    """Return why a container ended, from its events; None if its end is not among them."""
     out_of_memory_at, killed = 0, False
     for event in events:
         if event["Action"] == "oom":

@@ -1,7 +1,7 @@
-"""Which engine to talk to, what its account of itself means, and what its complaints mean.
+"""Finds the engine, interprets its description of itself, and explains its errors.
 
-It is chosen as the docker command line chooses it: the configured address, else DOCKER_HOST, else
-DOCKER_CONTEXT, else the current context, else the default socket. Nothing is connected here.
+The engine is chosen as by the docker command line: the configured address, else DOCKER_HOST, else
+DOCKER_CONTEXT, else the current context, else the default socket. This file opens no connection.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from mcp_sandbox.errors import (
 )
 from mcp_sandbox.models import SandboxFacts
 
-# Runtimes whose containers share the host's kernel, so that a socket made inside is a socket here.
+# Runtimes whose containers share the host's kernel, so that the host can connect to their sockets.
 SHARED_KERNEL = ("", "runc", "crun", "io.containerd.runc.v2")
 _MIB = 1024 * 1024
 _NETWORK = {
@@ -94,12 +94,12 @@ class Engine:
 
     @property
     def is_local(self) -> bool:
-        """Whether it shares this machine's directories: only a unix socket says so."""
+        """Whether it shares this machine's directories: assumed of a unix socket only."""
         return self.url.startswith("unix:")
 
 
 def find_engine(host: str | None, variables: Mapping[str, str], home: Path) -> Engine:
-    """The engine that the configuration or the environment names; raises ConfigError."""
+    """Return the engine that the configuration or the environment names; raise ConfigError."""
     folder = Path(variables.get("DOCKER_CONFIG") or home / ".docker")
     address = host or variables.get("DOCKER_HOST")
     if address:
@@ -161,13 +161,13 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def security_options(info: Mapping[str, Any]) -> list[str]:
-    """Names such as seccomp, out of entries such as `name=seccomp,profile=default`."""
+    """Return names such as seccomp, from entries such as `name=seccomp,profile=default`."""
     entries = info.get("SecurityOptions") or []
     return [str(entry).partition(",")[0].removeprefix("name=") for entry in entries]
 
 
 def refuse_unusable(info: dict[str, Any]) -> None:
-    """Raise BackendUnavailable for an engine that cannot keep what a sandbox needs."""
+    """Raise BackendUnavailable for an engine that cannot provide what a sandbox needs."""
     options = security_options(info)
     if info.get("OSType") != "linux":
         raise BackendUnavailable("the Docker engine runs Windows containers: switch it to Linux")
@@ -179,10 +179,10 @@ def refuse_unusable(info: dict[str, Any]) -> None:
     if "rootless" in options or "userns" in options:
         raise BackendUnavailable(
             "the Docker engine maps user ids (rootless or userns-remap), so the sandbox user could "
-            "not use its workspace: use an engine without, or the bubblewrap backend"
+            "not use its workspace: use an engine without that, or the bubblewrap backend"
         )
     for limit, controller in (("MemoryLimit", "memory"), ("PidsLimit", "pids")):
-        # Older engines do not tell of PidsLimit; the inspection of the container does.
+        # Older engines do not report PidsLimit; the container is inspected for it later.
         if info.get(limit, True) is False:
             raise BackendUnavailable(
                 f"the Docker engine's kernel has no {controller} cgroup: enable it "
@@ -191,14 +191,14 @@ def refuse_unusable(info: dict[str, Any]) -> None:
 
 
 def shares_sockets(engine: Engine, info: dict[str, Any], runtime: str) -> bool:
-    """Whether a socket made in a mounted directory can be connected to from here."""
+    """Return whether this server can connect to a socket made in a mounted directory."""
     in_virtual_machine = "Docker Desktop" in str(info.get("OperatingSystem"))
     chosen = runtime or info.get("DefaultRuntime", "")
     return engine.is_local and not in_virtual_machine and chosen in SHARED_KERNEL
 
 
 def is_gvisor(info: dict[str, Any], runtime: str) -> bool:
-    """Whether containers of a runtime ("" is the engine's default) run on gVisor's kernel."""
+    """Return whether containers of a runtime ("": the default one) run on gVisor's kernel."""
     chosen = runtime or str(info.get("DefaultRuntime", ""))
     entry = (info.get("Runtimes") or {}).get(chosen) or {}
     program = str(entry.get("path") or entry.get("runtimeType") or "").rpartition("/")[2]
@@ -206,16 +206,16 @@ def is_gvisor(info: dict[str, Any], runtime: str) -> bool:
 
 
 def processors(info: dict[str, Any]) -> int | None:
-    """How many processors the engine can give to a container; None when it does not tell."""
+    """Return how many processors the engine can give to a container; None if unknown."""
     return int(info.get("NCPU") or 0) or None
 
 
 def facts_of(image: str, inspected: dict[str, Any], info: dict[str, Any]) -> SandboxFacts:
-    """The facts of a container of the image called `image`, on the engine that `info` describes."""
+    """Return the facts of a container of an image called `image`; `info` is the engine's."""
     host_config = inspected["HostConfig"]
     network = "none" if host_config["NetworkMode"] == "none" else "open"
     runtime = host_config.get("Runtime") or "default runtime"
-    # Another kernel, such as gVisor's, does its own filtering and takes no profile.
+    # Another kernel, such as gVisor's, filters system calls itself and takes no profile.
     filtered = ", own seccomp profile" if runtime in SHARED_KERNEL else ", a kernel of its own"
     return SandboxFacts(
         backend="docker",
@@ -249,39 +249,39 @@ def _limits(host_config: dict[str, Any], info: dict[str, Any]) -> dict[str, str]
 
 
 def build_again(image: str) -> str:
-    """What to do about an image that is absent, outdated or broken."""
+    """Return what to do about an image that is absent, outdated or broken."""
     if ours := _OURS.fullmatch(image):
         return BUILD if ours[1] == "base" else f"{BUILD} {ours[1]}"
     return f"{BUILD}, and then build {image} on top of it"
 
 
 def explain_refusal(status: int, text: str) -> OperatorError:
-    """The error for a request that the engine answered with an HTTP error."""
+    """Return the error for a request that the engine answered with an HTTP error."""
     lowered = text.lower()
     for sign, error, remedy in _REFUSALS:
         if sign in lowered:
             return error(f"the Docker engine says: {text}; {remedy}")
     return BackendUnavailable(
         f"the Docker engine refused ({status}): {text or 'no reason given'}; "
-        "see its log (`journalctl -u docker`), and `mcp-sandbox doctor`"
+        "see its log (`journalctl -u docker`), and run `mcp-sandbox doctor`"
     )
 
 
 def explain_build(text: str) -> OperatorError:
-    """The error for a build that failed at a step, or before the first for want of its base."""
+    """Return the error for a build that failed at a step, or did not get its base image."""
     lowered = text.lower()
     failed_command = "returned a non-zero code" in lowered
     if not failed_command and any(sign in lowered for sign in _UNREACHABLE):
         return BackendUnavailable(
             f"building the image failed: {text}; the engine cannot reach the image registry: "
-            "repair its network, proxy or certificates, or make the Debian below the image on "
+            "repair its network, proxy or certificates, or make the Debian base image on "
             "this machine: mcp-sandbox images build --from-packages"
         )
     return explain_refusal(0, f"building the image failed: {text}")
 
 
 def explain_silence(url: str, reason: str) -> BackendUnavailable:
-    """The error for an engine that could not be reached or did not answer."""
+    """Return the error for an engine that could not be reached or did not answer."""
     lowered = reason.lower()
     for sign, remedy in _SILENCES:
         if sign in lowered:

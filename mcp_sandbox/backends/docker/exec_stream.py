@@ -1,8 +1,8 @@
-"""A byte channel to the runner through a relay that the engine starts in the container.
+"""Byte streams to the runner through a relay that the engine starts in the container.
 
-For engines whose mounts are not ours: a remote one, a virtual machine, a runtime with its own
-kernel. The engine turns one HTTP request into a stream of frames: a byte for the output (1 or 2),
-three zero bytes, a length, and so many bytes.
+For engines that do not share this machine's sockets: a remote one, a virtual machine, a runtime
+with its own kernel. The engine answers one HTTP request with a stream of frames: a byte for the
+output (1 or 2), three zero bytes, a length, and so many bytes.
 """
 
 import json
@@ -34,7 +34,7 @@ Alive = Callable[[], Awaitable[bool]]
 
 
 async def dial(engine: Engine) -> ByteStream:
-    """Connect to the engine; raises BackendUnavailable if it cannot be reached."""
+    """Connect to the engine; raise BackendUnavailable if it cannot be reached."""
     try:
         with anyio.fail_after(_TIMEOUT_S):
             return await _connect(engine)
@@ -59,7 +59,7 @@ async def _connect(engine: Engine) -> ByteStream:
         parts.port or 2376,
         ssl_context=await anyio.to_thread.run_sync(engine.tls.context),
         tls_hostname=host,
-        # The engine just closes the connection at the end of a stream.
+        # The engine closes the connection at the end of a stream, without TLS's own end.
         tls_standard_compatible=False,
     )
 
@@ -85,9 +85,9 @@ class _ProcessStream(StapledByteStream):
 
 
 class _Watched(ByteReceiveStream):
-    """What an engine sends, with an end that the engine forgets to send.
+    """The engine's output; it also ends when the container does.
 
-    Where a container with another kernel is killed, the engine may leave the connection open.
+    If a container with another kernel is killed, the engine may leave the connection open.
     """
 
     def __init__(self, raw: ByteStream, alive: Alive) -> None:
@@ -111,7 +111,7 @@ class _Watched(ByteReceiveStream):
 class ExecStream(ByteStream):
     """Standard input and output of a program in a container, as one stream.
 
-    `alive` tells whether the container still runs; it is asked when nothing comes for a while.
+    `alive` returns whether the container still runs; it is called if nothing comes for a while.
     """
 
     def __init__(self, raw: ByteStream, alive: Alive) -> None:
@@ -138,21 +138,21 @@ class ExecStream(ByteStream):
             with _broken_tls():
                 await self._raw.send(item)
         except anyio.EndOfStream as exc:
-            # A TLS stream says so when it finds the end while it writes.
+            # A TLS stream raises this if it finds the end while it writes.
             raise anyio.BrokenResourceError from exc
 
     async def send_eof(self) -> None:
         try:
             await self._raw.send_eof()
         except NotImplementedError:
-            # TLS knows no half-close; ending the stream as a whole is the nearest to it.
+            # TLS has no half-close; to close the whole stream is the nearest to it.
             await self.aclose()
 
     async def aclose(self) -> None:
         await self._raw.aclose()
 
     async def upgraded(self) -> None:
-        """Read the head of the engine's answer; what follows belongs to the program.
+        """Read the head of the engine's answer; what follows is the program's output.
 
         Raises SandboxGone if the engine refuses to start the program.
         """
@@ -170,7 +170,7 @@ class ExecStream(ByteStream):
     async def wait_for(self, message: bytes) -> None:
         """Wait until the program has written `message` to its standard error.
 
-        Raises anyio.EndOfStream if it ended before.
+        Raises anyio.EndOfStream if the program ended first.
         """
         while message not in self.complaint:
             await self._next_frame()
@@ -203,10 +203,10 @@ def _broken_tls() -> Generator[None]:
 
 
 async def open_exec(engine: Engine, path: str, *, deadline_s: float, alive: Alive) -> ExecStream:
-    """Start the prepared relay behind the API path `path`; returns once it is connected.
+    """Start the prepared relay at the API path `path`; return once it is connected.
 
     Raises:
-        SandboxGone: it did not start, or did not find the runner.
+        SandboxGone: the relay did not start, or did not reach the runner.
         BackendUnavailable: the engine cannot be reached.
     """
     raw = await dial(engine)

@@ -1,4 +1,4 @@
-"""Builds, lists and checks the images that sandboxes start from: what `mcp-sandbox images` does."""
+"""Builds, lists and checks the images of sandboxes, for `mcp-sandbox images`."""
 
 import hashlib
 import io
@@ -40,7 +40,7 @@ _PACKAGES_LABEL = "mcp-sandbox.packages"
 _STAGE_LABEL = "mcp-sandbox.stage"
 _ON_OURS = re.compile(r"^ARG BASE=mcp-sandbox/(\S+):latest$", re.MULTILINE)
 _RUN_S = 60
-# One line of JSON: the first line of what each tool says of itself, null where it fails.
+# Prints one line of JSON: the first line of each tool's version output, null if it fails.
 _CHECK = """
 import glob, json, subprocess
 found = {}
@@ -58,19 +58,19 @@ print(json.dumps(found))
 
 
 def packages_of(folder: Path) -> list[str]:
-    """The Debian packages that an image names."""
+    """Return the Debian packages that an image names."""
     lines = (folder / "packages.txt").read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def packages_digest(folder: Path) -> str:
-    """Tells whether a base was made of the same packages."""
+    """Return a digest of the packages that a base is made of."""
     parts = [BASE_TAG, *packages_of(folder), (folder / _NODE).read_text()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 async def make_base(folder: Path, tar: Path, progress: Progress) -> None:
-    """Write a root directory with an image's packages to a tar file; raises BackendUnavailable."""
+    """Write a root directory with an image's packages to a tar file; raise BackendUnavailable."""
     for program in ("mmdebstrap", "npm"):
         if not shutil.which(program, path=search_path()):
             raise BackendUnavailable(
@@ -78,7 +78,7 @@ async def make_base(folder: Path, tar: Path, progress: Progress) -> None:
             )
     packages = ",".join(await to_thread.run_sync(packages_of, folder))
     with tempfile.TemporaryDirectory(prefix="mcp-sandbox-") as scratch, anyio.fail_after(_LIMIT_S):
-        # Its mode becomes that of /usr/local, so it is not the private folder itself.
+        # A folder below: its mode becomes that of /usr/local, and `scratch` is private.
         node = f"{scratch}/node"
         await _run(["sh", str(folder / _NODE), node], progress)
         settings = await _output("apt-config", "dump")
@@ -88,14 +88,14 @@ async def make_base(folder: Path, tar: Path, progress: Progress) -> None:
             "--variant=minbase",
             f"--include={packages}",
             *(f"--dpkgopt=path-exclude={pattern}" for pattern in _SKIPPED),
-            # How this machine's apt reaches its mirrors: proxies and certificate authorities.
+            # This machine's settings to reach the mirrors: proxies, certificate authorities.
             *(
                 f"--aptopt={line}"
                 for line in settings
                 if line.startswith(_REACHED) and '""' not in line
             ),
             f"--customize-hook=sync-in {node} /usr/local",
-            # Settings of this machine are no business of the image.
+            # The image must not keep settings of this machine.
             '--customize-hook=rm -f "$1"/etc/apt/apt.conf.d/99mmdebstrap',
             '--customize-hook=rm -f "$1"/etc/dpkg/dpkg.cfg.d/99mmdebstrap',
         ]
@@ -103,7 +103,7 @@ async def make_base(folder: Path, tar: Path, progress: Progress) -> None:
 
 
 def _mirrors(listing: list[str]) -> list[str]:
-    """The Debian mirrors of this machine as lines of sources.list; none means Debian's own."""
+    """Return this machine's Debian mirrors as lines of sources.list; none means Debian's own."""
     rows = {tuple(line.split(" ")) for line in listing if line.startswith("Debian ")}
     return [
         f"deb {uri} {codename} main"
@@ -113,7 +113,7 @@ def _mirrors(listing: list[str]) -> list[str]:
 
 
 async def _output(*command: str) -> list[str]:
-    """The lines that a program of the package manager says; none where there is no such."""
+    """Return the lines that a program prints; none if it is not installed or fails."""
     if not shutil.which(command[0], path=search_path()):
         return []
     done = await anyio.run_process(command, check=False)
@@ -130,19 +130,19 @@ async def _run(command: list[str], progress: Progress) -> None:
                 progress(line)
     if process.returncode != 0:
         raise BackendUnavailable(
-            f"{command[0]} failed: {last}; see that apt-get and npm reach their packages here"
+            f"{command[0]} failed: {last}; check that apt-get and npm can download packages here"
         )
 
 
 def image_folders() -> dict[str, Path]:
-    """The folders of the images that can be built, by name."""
-    # Of two of one name the first one is taken.
+    """Return the folders of the images that can be built, by name."""
+    # Of two folders of one name, that of the first root is used.
     files = [file for root in reversed(_FOLDERS) for file in root.glob("*/Dockerfile")]
     return {file.parent.name: file.parent for file in files}
 
 
 def image_folder(name: str) -> Path:
-    """The folder of an image that can be built; raises ConfigError if there is none."""
+    """Return the folder of an image that can be built; raise ConfigError if there is none."""
     known = image_folders()
     if name not in known:
         raise ConfigError(f"there is no image {name!r}: choose one of {', '.join(sorted(known))}")
@@ -150,13 +150,13 @@ def image_folder(name: str) -> Path:
 
 
 def _below(folder: Path) -> str | None:
-    """The image of ours that one is built on, None for the first."""
+    """Return the name of this project's image that one is built on, or None."""
     found = _ON_OURS.search((folder / "Dockerfile").read_text())
     return found and found[1]
 
 
 def context_tar(folder: Path, ca_bundle: Path | None) -> io.BytesIO:
-    """The build context; raises ConfigError if the CA bundle cannot be read. Blocks."""
+    """Return the build context; raise ConfigError if the CA bundle cannot be read. Blocks."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w") as tar:
         for path in sorted(folder.iterdir()):
@@ -177,7 +177,7 @@ def context_tar(folder: Path, ca_bundle: Path | None) -> io.BytesIO:
 
 
 def context_digest(folder: Path, below: str = "") -> str:
-    """Tells whether an image was built from the same files, on one with `below`. Blocks."""
+    """Return a digest of an image's files and of `below`, the digest of its base. Blocks."""
     return hashlib.sha256(context_tar(folder, None).getvalue() + below.encode()).hexdigest()
 
 
@@ -187,7 +187,7 @@ def _current_digest(folder: Path) -> str:
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    # Root-owned and dated zero: the same sources give the same layer.
+    # Owned by root and dated zero, so that the same sources give the same layer.
     entry = tarfile.TarInfo(name)
     entry.size = len(data)
     entry.mode = 0o644
@@ -196,7 +196,7 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 @dataclass(frozen=True)
 class ImageRow:
-    """An image of ours on the engine; `current`: it was built from this version's files."""
+    """An image of this project on the engine; `current`: built from this version's files."""
 
     name: str
     id: str
@@ -208,8 +208,8 @@ class ImageRow:
 class Builder:
     """Builds images. `progress` gets each line, from another thread.
 
-    `from_packages` makes the Debian below them on this machine, where no registry can be reached.
-    `ca_bundle` is used during a build alone and is in no layer of the image.
+    `from_packages` makes their Debian base on this machine, for use where no registry is reachable.
+    `ca_bundle` is used during a build only and is in no layer of the image.
     """
 
     config: DockerConfig
@@ -220,11 +220,11 @@ class Builder:
     async def build(
         self, name: str = "base", *, tag: str | None = None, base: str | None = None
     ) -> str:
-        """Build an image; returns its name.
+        """Build an image; return its name.
 
-        It is named `tag`, else as ours: never as the operator's own image of the configuration. It
-        is built on `base`, else on the usual one; if that is one of ours and not current, it is
-        built first.
+        It is named `tag`, else mcp-sandbox/NAME:latest: never as the configured image, which may
+        be the operator's own. It is built on `base`, else on the usual one; if that is an image of
+        this project and not current, it is built first.
 
         Raises ConfigError for an unknown image or an unreadable CA bundle, ImageMissing for an
         absent `base`, else BackendUnavailable.
@@ -250,7 +250,7 @@ class Builder:
         return tag
 
     async def _current(self, name: str) -> str:
-        """The name of an image of ours, which is built if it is not there or not current."""
+        """Return the full name of an image; build it if it is absent or not current."""
         if any(
             row.current and row.name == our_name(name) for row in await list_images(self.config)
         ):
@@ -259,19 +259,19 @@ class Builder:
         return await self.build(name)
 
     async def _clear(self, connection: Connection) -> None:
-        """Remove what a new image replaced, and the stages that saw the certificates."""
+        """Remove replaced images, and build stages that have read the certificates."""
         for label in (RUNNER_LABEL, *((_STAGE_LABEL,) if self.ca_bundle else ())):
             for image in await connection.call(client.labelled_images, label, dangling=True):
                 await connection.call(client.remove_image, image.id)
 
 
 def our_name(name: str) -> str:
-    """What an image that we build is called on the engine."""
+    """Return the name on the engine of an image that this project builds."""
     return f"mcp-sandbox/{name}:latest"
 
 
 async def list_images(config: DockerConfig) -> list[ImageRow]:
-    """The images of ours that the engine has; raises BackendUnavailable."""
+    """Return this project's images on the engine; raise BackendUnavailable."""
     digests = await to_thread.run_sync(
         lambda: {_current_digest(folder) for folder in image_folders().values()}
     )
@@ -286,10 +286,10 @@ async def list_images(config: DockerConfig) -> list[ImageRow]:
 
 
 async def check(config: DockerConfig) -> dict[str, str | None]:
-    """Run the image once, as hardened as a sandbox, and ask each of its tools for its version.
+    """Run the image once, as hardened as a sandbox, and return each tool's version by name.
 
-    What it should have is named in the image itself; the version of what does not work is None.
-    Raises ImageMissing, and BackendUnavailable if the image does not run.
+    The image itself lists its tools; the version of one that does not work is None. Raises
+    ImageMissing, and BackendUnavailable if the image does not run.
     """
     async with aclosing(connection_of(config)) as connection:
         image = await connection.call(client.find_image, config.image)
@@ -301,14 +301,14 @@ async def check(config: DockerConfig) -> dict[str, str | None]:
         found = None
     if code != 0 or not found:
         raise BackendUnavailable(
-            f"{config.image} tells of no tools ({said[-300:].strip()!r}); "
+            f"{config.image} reports no tools ({said[-300:].strip()!r}); "
             f"{build_again(config.image)}"
         )
     return cast("dict[str, str | None]", found)
 
 
 def somewhere(image: Image, instance: str, runtime: str, info: dict[str, Any]) -> Placement:
-    """Where a container of an image can be on the engine that `info` describes, with no network."""
+    """Return a placement without network and name, on the engine that `info` describes."""
     return Placement(
         name=SandboxId("unnamed"),
         image=image.id,
@@ -324,7 +324,7 @@ def somewhere(image: Image, instance: str, runtime: str, info: dict[str, Any]) -
 
 
 async def run_once(connection: Connection, place: Placement, *program: str) -> tuple[int, str]:
-    """Run a Python program, as hardened as a sandbox; returns exit code and what it printed."""
+    """Run a Python program, as hardened as a sandbox; return exit code and what it printed."""
     body = container_body(SandboxSpec(mounts=()), place)
     body["Entrypoint"] = [PYTHON, "-I", "-S", "-c", *program]
     body["HostConfig"] |= {"AutoRemove": False, "LogConfig": {"Type": "json-file"}}
@@ -332,7 +332,7 @@ async def run_once(connection: Connection, place: Placement, *program: str) -> t
 
 
 async def _base_from_packages(connection: Connection, folder: Path, progress: Progress) -> str:
-    """The name of a Debian base made on this machine; one of the same packages is used again."""
+    """Make a Debian base, unless one of the same packages exists; return its name."""
     name = f"{BASE_NAME}:{BASE_TAG}"
     digest = await to_thread.run_sync(packages_digest, folder)
     try:

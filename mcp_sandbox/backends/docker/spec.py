@@ -1,4 +1,4 @@
-"""What a sandbox's container looks like: a pure function from spec to Engine API body.
+"""Makes the Engine API request for a sandbox's container: a pure function of its spec.
 
 Every field is sent, because defaults differ between engines and versions.
 """
@@ -78,19 +78,19 @@ SOCKET = f"{SOCKET_DIRECTORY}/runner.sock"
 HOME = "/home/sandbox"
 PATH = f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 MIB = 1024 * 1024
-# What a container of ours has nothing of.
+# Fields of the request that are false or empty for every sandbox.
 _STREAMS = ("Tty", "OpenStdin", "AttachStdin", "AttachStdout", "AttachStderr")
 _NO_NAME = ("PidMode", "UTSMode", "UsernsMode", "CgroupParent")
 _NONE = (
     *("CapAdd", "GroupAdd", "Devices", "DeviceRequests", "DeviceCgroupRules", "Binds"),
     *("VolumesFrom", "ExtraHosts", "Dns", "DnsSearch", "DnsOptions", "Links"),
 )
-# The group of processes counts gVisor's own threads on the host too, several for each one inside.
+# The control group also counts gVisor's threads on the host, several for each process inside.
 GVISOR_THREADS = 4096
 
 
 def profile() -> dict[str, Any]:
-    """The system calls that a container may make, as the engine takes it."""
+    """Return the seccomp profile of a container: the system calls that it may make."""
     allowed = " ".join((_FILES, _PROCESSES, _MEMORY, _TIME, _WAITING, _SOCKETS)).split()
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
@@ -99,12 +99,12 @@ def profile() -> dict[str, Any]:
         "syscalls": [
             {"names": sorted(allowed), "action": "SCMP_ACT_ALLOW"},
             *(_allow("socket", (0, family)) for family in (_AF_UNIX, _AF_INET, _AF_INET6)),
-            # Before it refuses a pair of another family the kernel loads modules, makes sockets.
+            # For another family the kernel loads modules and makes sockets before it refuses.
             _allow("socketpair", (0, _AF_UNIX)),
             _allow("socket", (0, _AF_NETLINK), (2, _NETLINK_ROUTE)),
             *(_allow("personality", (0, value)) for value in _PERSONALITIES),
             _allow("clone", (0, _NEW_NAMESPACES), op="SCMP_CMP_MASKED_EQ"),
-            # Its flags are out of a filter's sight; with "no such call" libc falls back to clone.
+            # A filter cannot read its flags; after "no such call" libc falls back to clone.
             {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS},
         ],
     }
@@ -140,18 +140,18 @@ class Placement:
 
 
 def instance_of(data_root: Path) -> str:
-    """The label value that tells the containers of one data root from others."""
+    """Return the label value that marks the containers of one data root."""
     return hashlib.sha256(str(data_root).encode()).hexdigest()[:16]
 
 
 def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
-    """The request that makes the container."""
+    """Return the request that creates the container."""
     return {
         "Image": place.image,
         "User": place.user,
         "WorkingDir": "/workspace",
         "Env": _environment(spec, place),
-        # Not by PATH: that leads through a home directory which user code can write to.
+        # Not by PATH, which has a directory that user code can write to.
         "Entrypoint": [PYTHON, RUNNER] if place.token_file else [PYTHON, "-I", "-S", RUNNER],
         "Cmd": [],
         **dict.fromkeys(_STREAMS, False),
@@ -159,7 +159,7 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         "Domainname": "",
         "StopSignal": "SIGKILL",
         "StopTimeout": 1,
-        # A second fence, and a quick start; with it there is no loopback in gVisor, no /etc/hosts.
+        # A second barrier, and a quick start; with it gVisor has no loopback and no /etc/hosts.
         "NetworkDisabled": place.network == "none" and place.socket_directory is not None,
         "Labels": {
             **{LABEL_PREFIX + name: value for name, value in spec.labels.items()},
@@ -197,8 +197,8 @@ def _host_config(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         "CapDrop": ["ALL"],
         "SecurityOpt": [*options, "apparmor=docker-default"] if place.apparmor else options,
         "Sysctls": {},
-        # MaskedPaths and ReadonlyPaths are left to the engine: a list of ours, even an empty
-        # one, would replace a newer engine's better one.
+        # MaskedPaths and ReadonlyPaths are left to the engine: any list sent here, even an
+        # empty one, would replace a newer engine's better one.
         "NetworkMode": place.network,
         "IpcMode": "private",
         "CgroupnsMode": "private",
@@ -208,10 +208,10 @@ def _host_config(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         **_resources(_possible(spec.limits, place)),
         **dict.fromkeys(_NO_NAME, ""),
         **{name: [] for name in _NONE},
-        # A sandbox whose servers were all killed ends by itself, and must leave nothing.
+        # A sandbox whose servers were all killed ends when idle, and must leave nothing.
         "AutoRemove": True,
         "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
-        # What a container prints is nobody's to keep; a log file would fill the disk.
+        # No program reads what a container prints, and a log file would fill the disk.
         "LogConfig": {"Type": "none", "Config": {}},
         "Runtime": place.runtime,
     }

@@ -1,8 +1,8 @@
-"""Whether a container came out as asked: its inspection against the request, field by field.
+"""Checks a container against its request, field by field, and its first process in /proc.
 
-Old engines drop fields they do not know, kernels lack controllers, and an operator's defaults
-may add to a request. Its first process is looked at from the host: what the kernel says, not the
-engine. The backend destroys what they complain about.
+Old engines drop fields they do not know, kernels lack controllers, and an operator's defaults may
+add to a request; /proc shows what the kernel enforces, whatever the engine reports. The backend
+destroys a container that has a problem.
 """
 
 from pathlib import Path
@@ -10,8 +10,8 @@ from typing import Any
 
 from mcp_sandbox.backends.process import wrong_mounts, wrong_status
 
-# Where the kernel cannot account for swap, the engine drops MemorySwap and says so; the
-# memory limit itself holds. `limits_of` tells the difference, so it is not compared here.
+# If the kernel does not count swap, the engine drops MemorySwap, but the memory limit holds;
+# `facts_of` reports it.
 _NOT_COMPARED = {"MemorySwap", "MemoryReservation", "CpuShares", "Mounts"}
 _ENGINE_FILLS_EMPTY = {"Runtime", "Dns", "DnsSearch", "DnsOptions"}
 _MASKED = {"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/acpi", "/sys/firmware"}
@@ -20,7 +20,7 @@ _CONFIG = ("User", "Entrypoint", "Tty", "OpenStdin", "NetworkDisabled", "Hostnam
 
 
 def weaker_fields(body: dict[str, Any], inspected: dict[str, Any]) -> list[str]:
-    """The fields that differ from the request, each with what it should be and what it is."""
+    """Return the fields that differ from the request, each with its wanted and actual value."""
     found = inspected.get("HostConfig", {})
     config = inspected.get("Config", {})
     problems = [
@@ -46,7 +46,7 @@ def _agrees(name: str, wanted: object, found: object) -> bool:
 
 
 def _plain(value: object) -> object:
-    """A form in which null, false and empty are the same and lists have no order."""
+    """Return a form in which null, false and empty are the same and lists have no order."""
     if isinstance(value, dict):
         return sorted((name, _plain(part)) for name, part in value.items() if _plain(part)) or None
     if isinstance(value, list):
@@ -85,7 +85,7 @@ def _short(value: object) -> str:
 
 
 def first_process_problems(inspected: dict[str, Any]) -> list[str]:
-    """What is weaker than asked; nothing where the process cannot be seen from here. Blocks."""
+    """Return what is weaker than requested; nothing if the process is not visible. Blocks."""
     folder = Path("/proc") / str(inspected["State"]["Pid"])
     try:
         status = (folder / "status").read_text()
@@ -93,7 +93,7 @@ def first_process_problems(inspected: dict[str, Any]) -> list[str]:
         mounts = (folder / "mountinfo").read_text()
     except OSError:
         return []
-    # An engine that counts processes elsewhere would give the number of a process of somebody else.
+    # An engine on another machine gives a number that is here an unrelated process's.
     if inspected["Id"] not in groups:
         return []
     wanted = {mount["Destination"]: not mount["RW"] for mount in inspected["Mounts"]}
