@@ -81,11 +81,11 @@ class Audit:
         said = f"the audit in {self._folder} cannot be written: {exc.strerror}"
         if self._settings.on_error == "stop":
             raise StorageUnavailable(
-                f"{said}. What cannot be recorded does not run: make room there or mend the "
+                f"{said}. What cannot be recorded does not run: free space there or repair the "
                 "folder; with audit.on_error: go_on it runs nevertheless"
             ) from exc
         if not self._failing:
-            logger.warning("%s; what runs meanwhile is not recorded", said)
+            logger.warning("%s; what runs until that is repaired is not recorded", said)
         self._failing = True
         return 0
 

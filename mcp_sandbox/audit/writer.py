@@ -180,7 +180,7 @@ class Writer:
         durable.write_file(aside, data)
         os.ftruncate(self._file, self._end)
         logger.warning(
-            "the audit's last %d bytes are damaged: they are in %s now", len(data), aside
+            "the audit's last %d bytes were damaged and are moved to %s", len(data), aside
         )
         told = {"bytes": len(data), "digest": sha256(data).hexdigest(), "file": aside.name}
         self._put("torn", told)

@@ -131,7 +131,7 @@ def _http_entry(address: str, *, chat: str, token: str | None) -> Entry:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{address!r} is no address: give one like http://127.0.0.1:8080/mcp")
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise ConfigError("give the address alone: the token belongs into " + TOKEN_VARIABLE)
+        raise ConfigError("give the address alone: the token belongs in " + TOKEN_VARIABLE)
     url = urlunsplit(parts._replace(path=parts.path if parts.path not in ("", "/") else "/mcp"))
     sent = {"Authorization": f"Bearer {token}"} if token else {}
     return {"type": "http", "url": url, "headers": {**sent, CHAT_HEADER: chat}}
@@ -235,7 +235,7 @@ def _unharmed(path: Path) -> Generator[None]:
         elif isinstance(exc, RecursionError):
             why = "it is nested too deeply"
         elif isinstance(exc, UnicodeEncodeError):
-            why = "it holds half of a character"
+            why = "it holds a lone surrogate"
         raise ConfigError(
             f"{path} cannot be changed without harm: {why}. It is as it was; add the lines that "
             "--print shows yourself, or make it plain JSON and try again"

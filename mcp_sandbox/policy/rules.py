@@ -144,7 +144,7 @@ def read_rules(files: Sequence[Path] = ()) -> Rules:
                 wrong = f"{rule.at} is {rule.level}, but a further rule can only make stricter"
                 raise ConfigError(f"{wrong}: make it medium, or name the rule that it `replaces`")
             if rule.id in rules:
-                raise ConfigError(f"{rule.at} has the id of another rule: take another one")
+                raise ConfigError(f"{rule.at} has the id of another rule: choose another")
             rules[rule.id] = rule
     return Rules(rules.values())
 
@@ -170,7 +170,7 @@ def _rule(given: Mapping[str, object], at: str) -> Rule:
     level = next((level for level in LEVELS if level == given["level"]), None)
     language, tags = str(given["language"]), frozenset(_list(given, "tags"))
     if level is None or language not in _LANGUAGES or not tags <= _TAGS:
-        raise ValueError("its level, language or tags are none that there are")
+        raise ValueError("its level, its language or one of its tags does not exist")
     known = [kind for kind in _KINDS if kind in given]
     conditions = tuple((kind, re.compile(str(given[kind]), re.DOTALL)) for kind in known)
     good, bad = _list(given, "match"), _list(given, "not_match")

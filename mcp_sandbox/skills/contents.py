@@ -95,7 +95,7 @@ def read_whole(directory: int, path: str) -> Whole:
             same = settled or _all(file, path) == data
             if same and stamp_of(os.fstat(file)) == before:
                 return Whole(data, before, settled)
-    raise Busy(f"{path} changes while it is read: try again when it is written")
+    raise Busy(f"{path} keeps changing while it is read: try again when the writer has finished")
 
 
 def _all(file: int, path: str) -> bytes:

@@ -223,7 +223,7 @@ def test_undo_after_two_changes_goes_back_to_before_the_first(init: Init, projec
         ("[]", "holds no JSON object"),
         ("[" * 100_000, "nested too deeply"),
         ('{"a": ' + "9" * 5000 + "}", "digits"),
-        ('{"a": "\xc3\xa9\\ud800"}', "half of a character"),
+        ('{"a": "\xc3\xa9\\ud800"}', "lone surrogate"),
         ("\x00\x80", "not UTF-8"),
     ],
 )
