@@ -85,7 +85,7 @@ class SkillPrompts:
         return wrapped(replace(got, body=text.encode(), repeated=False)) if got else text
 
     async def complete(self, asked: Asked, params: CompleteRequestParams) -> CompleteResult:
-        """Complete an argument: values that begin with what was typed, then ones that contain it."""
+        """Complete an argument: values that begin with the typed text, then ones with it inside."""
         sought = params.argument.value.casefold()
         ranked = sorted(
             (not value.casefold().startswith(sought), value)
