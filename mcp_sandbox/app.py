@@ -264,7 +264,7 @@ async def _open_egress(
 
 
 def open_skills(config: Config) -> "Skills":
-    """What agents can be taught; nothing is read before somebody asks."""
+    """Return the skills that agents can use; nothing is read before the first request."""
     from mcp_sandbox.sessions.skills import Skills
     from mcp_sandbox.skills.library import Library
 
@@ -277,7 +277,7 @@ def make_server(
     session: "Callable[[ChatId], Awaitable[Session]]",
     count: "Count | None" = None,
 ) -> "SandboxServer":
-    """The MCP server as it is configured, whose connections say which chat is theirs."""
+    """Return the MCP server as configured, whose connections say which chat is theirs."""
     from mcp_sandbox.server.identity import callers_by, chat_of_connection, sessions_by
     from mcp_sandbox.server.server import build_server
     from mcp_sandbox.server.skills.visible import Visible
@@ -347,7 +347,7 @@ class LateManager:
     lock: anyio.Lock = field(default_factory=anyio.Lock)
 
     def is_in_use(self) -> bool:
-        """Whether a call is under way or something runs in the background."""
+        """Return whether a call is under way or something runs in the background."""
         now = self.opened and self.opened.statistics()
         return bool(now and (now.busy or now.queued or now.background))
 
@@ -364,7 +364,7 @@ class LateManager:
             self.opened.let_go()
 
     async def open_early(self) -> None:
-        """Open it before anybody asks; a failure is reported to who asks."""
+        """Open it before the first request; a failure is reported to each request."""
         try:
             await self.open()
         except OperatorError as exc:

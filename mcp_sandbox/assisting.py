@@ -161,7 +161,7 @@ async def _way(
     opening: Callable[..., AbstractAsyncContextManager[Bridge]],
     tell: Tell,
 ) -> AsyncGenerator[Way]:
-    """What one run finds inside: a door to its model, and one to its tools of the host."""
+    """Open what one run finds inside: a door to its model, and one to the host's tools."""
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(
             open_gateway(service, chat=chat, limits=config.agents.run, egress=config.egress)

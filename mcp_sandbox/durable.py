@@ -34,7 +34,7 @@ def read_note(path: str | Path) -> dict[str, Any] | None:
 
 
 def read_dated_note(path: str | Path) -> tuple[dict[str, Any], float] | None:
-    """The same, and when the file was changed last, in seconds since the epoch."""
+    """Return the same, and when the file was changed last, in seconds since the epoch."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _OPEN)
     except FileNotFoundError:
@@ -154,7 +154,7 @@ def closing_fd(descriptor: int) -> Generator[int]:
 
 
 def lock(path: str | Path, *, wait: bool, dir_fd: int | None = None) -> int | None:
-    """A descriptor that holds the lock of a file; None if another has it and `wait` is false.
+    """Return a descriptor that locks a file; None if another has the lock and `wait` is false.
 
     The file is made if need be, and stays. Raises OSError.
     """

@@ -138,7 +138,7 @@ class FolderIdentity:
     changed_ns: int
 
     def is_same(self, other: "FolderIdentity") -> bool:
-        """Whether both are one directory; its ctime may have moved on in between."""
+        """Return whether both are one directory; its ctime may have moved on in between."""
         if (self.device, self.inode) == (other.device, other.inode):
             return True
         return self.changed_ns == other.changed_ns

@@ -1,6 +1,6 @@
 """Joins standard input and output to a unix socket: `relay.py [--announce] SOCKET [SECONDS]`.
 
-Standard library only, Python 3.9 or newer, imports nothing of ours. It waits up to SECONDS for
+Standard library only, Python 3.9 or newer, imports no other file. It waits up to SECONDS for
 the socket to accept. With --announce, for use inside a sandbox, it says so on standard error and
 ignores other programs' signals. The end of standard input is passed on as a half-close; the relay
 ends when the other side of the socket does. A slow reader slows the writer.

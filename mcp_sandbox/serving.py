@@ -60,7 +60,7 @@ class _ChatServer:
         return self.server
 
     def figures(self) -> dict[str, float]:
-        """What the sessions hold now, for `/metrics`."""
+        """Return what the sessions hold now, for `/metrics`."""
         if self.manager.opened is None:
             return {}
         held = self.manager.opened.statistics()
@@ -138,7 +138,7 @@ async def _web(config: Config, *, anonymous: bool) -> "AsyncGenerator[_Web | Non
 
 
 async def _notice(loaded: Loaded, socket: Path, client: Mapping[str, Any]) -> dict[str, str]:
-    """What a client is told whose settings, among other things in `client`, are not ours."""
+    """Return the note for a client whose settings, part of `client`, differ from ours."""
     try:
         found = await to_thread.run_sync(loaded.differences, client)
     except ConfigError as exc:

@@ -131,7 +131,7 @@ def assistants(folders: Sequence[Path], user: str) -> list[str]:
 
 
 def _found(folders: Sequence[Path]) -> dict[str, Path]:
-    """The file of each assistant; of two of a name, the first counts."""
+    """Find the file of each assistant; of two of a name, the first counts."""
     found: dict[str, Path] = {}
     for root in folders:
         if not root.is_dir():
@@ -144,7 +144,7 @@ def _found(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def _read(file: Path, model: type[_M], context: str = "") -> _M:
-    """What a file holds, checked. Raises ConfigError."""
+    """Return what a file holds, checked. Raises ConfigError."""
     node = None
     try:
         text = _text(file)
@@ -171,7 +171,7 @@ def _text(file: Path) -> str:
 def _sentence(
     file: Path, node: yaml.Node | None, model: type[BaseModel], error: ErrorDetails
 ) -> str:
-    """What is wrong with a value, and where it stands."""
+    """Return what is wrong with a value, and where it stands."""
     place = str(file)
     for key in error["loc"]:
         if isinstance(node, yaml.MappingNode):

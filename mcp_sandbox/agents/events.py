@@ -110,7 +110,7 @@ Event = Started | Text | ToolCall | ToolResult | HostTool | Notice | Progress | 
 
 
 def understood(line: bytes, read: Callable[[Any], Iterable[Event]]) -> list[Event]:
-    """What a line of JSON means by `read`, which may fail in any way; else it is Unknown."""
+    """Read a line of JSON by `read`, which may fail in any way; then it is Unknown."""
     kind = ""
     try:
         said = json.loads(line)

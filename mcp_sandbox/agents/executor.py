@@ -79,13 +79,13 @@ class Executor(Protocol):
 
     @classmethod
     def read(cls, values: Mapping[str, Any], what: str) -> Self:
-        """Raises InvalidArgument: the program has no such arguments."""
+        """Raise InvalidArgument if the program has no such arguments."""
         ...
 
     def command(self, run: Run) -> Program:
-        """What to start, once the sandbox is ready."""
+        """Return what to start, once the sandbox is ready."""
         ...
 
     def events(self, line: bytes) -> Iterable[Event]:
-        """What a line of its output means. The last Completion is the run's."""
+        """Return what a line of its output means. The last Completion is the run's."""
         ...

@@ -90,7 +90,7 @@ def _blocks(content: object) -> Iterator[dict[str, Any]]:
 
 
 def _is_elsewhere(block: dict[str, Any]) -> bool:
-    """Whether a block is not in the request, but to be fetched."""
+    """Return whether a block is not in the request, but to be fetched."""
     source = _object(block.get("source"))
     if source and source.get("type") not in _OWN_SOURCES:
         return True

@@ -203,7 +203,7 @@ class Agent:
         return run.completion(ended, round((anyio.current_time() - began_s) * 1000))
 
     async def _start(self, listener: "_Listener", way: Way, conversation: Conversation) -> str:
-        """How the program ended, in words; nothing of it is left."""
+        """Return how the program ended, in words; nothing of it is left."""
         if not self.sandbox:
             program = listener.executor.command(Run("", conversation, way))
             status, error = await way.ask(" ".join(program.argv), program.stdin, listener.take)
@@ -262,7 +262,7 @@ class Agent:
 
 
 class _Listener:
-    """Hears one run of an executor, and tells its events to whoever takes them."""
+    """Hears one run of an executor, and tells its events to their receiver."""
 
     def __init__(self, executor: Executor, resumed: str) -> None:
         self.executor, self.resumed = executor, resumed
@@ -329,7 +329,7 @@ async def _ready(executor: Executor, session: Session, resumed: str = "", folder
 
 
 async def _prepared(listener: _Listener, run: Run, session: Session) -> Program:
-    """What is to be started; its files are there."""
+    """Return what is to be started; its files are there."""
     try:
         record = await _ready(listener.executor, session, run.resumed, run.folder)
         if record:
@@ -348,7 +348,7 @@ async def _prepared(listener: _Listener, run: Run, session: Session) -> Program:
 
 
 def _how_ended(result: ExecResult) -> str:
-    """Why there is no result, with the last words of the program."""
+    """Return why there is no result, with the last words of the program."""
     why = f"exit: it ended with exit code {result.exit_code} and without a result"
     if result.timed_out:
         why = "timeout: its time was over"

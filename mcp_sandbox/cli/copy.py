@@ -160,7 +160,7 @@ def _begun(daemon: Path, size: int | None, **said: object) -> Generator[_Tar]:
 class _Member(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """The head of a member, unless it says itself how much memory it takes."""
+        """Return the head of a member, unless it says itself how much memory it takes."""
         made = super().frombuf(buf, encoding, errors)
         most = beneath.PATH_MAX if made.type in {b"L", b"K"} else sys.maxsize
         if made.type not in b"\x0001234567LK" or not 0 <= made.size <= most:

@@ -69,7 +69,7 @@ def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _since(moment: str) -> str:
-    """How long ago it was, in the largest unit that fits."""
+    """Return how long ago it was, in the largest unit that fits."""
     seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
     return f"{in_words(seconds)} ago" if seconds >= 60 else "just now"
 

@@ -144,12 +144,12 @@ def lifetime(text: str) -> float:
 
 
 def utc(seconds: float) -> str:
-    """A moment, given in seconds since the epoch."""
+    """Format a moment, given in seconds since the epoch."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def show_bytes(size: int) -> str:
-    """A size in the largest unit that fits."""
+    """Format a size in the largest unit that fits."""
     number = float(size)
     for unit in ("bytes", "KiB", "MiB"):
         if number < 1024:

@@ -5,7 +5,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-# What the relay goes by, which may import nothing of ours, holds for all.
+# What the relay goes by, which may not import this package, holds for all.
 from mcp_sandbox.connect import place
 
 PREFIX = "MCP_SANDBOX_"
@@ -62,7 +62,7 @@ def state_folder() -> Path:
 
 
 def own_folders() -> tuple[Path, ...]:
-    """Return the folders of this program beside its data: whoever changes them rules over it."""
+    """Return the folders of this program beside its data: who can change them controls it."""
     return default_config_file().parent, state_folder(), default_socket().parent
 
 
@@ -73,7 +73,7 @@ def variable(name: str) -> str:
 
 @contextmanager
 def having_variable(name: str, value: str) -> Generator[None]:
-    """This process has one variable more in the block."""
+    """Give this process one more variable in the block."""
     os.environ[name] = value
     try:
         yield
@@ -82,7 +82,7 @@ def having_variable(name: str, value: str) -> Generator[None]:
 
 
 def default_socket(data: Path | None = None) -> Path:
-    """Return where the daemon listens: the same place for whoever looks for it."""
+    """Return where the daemon listens: the same place for every client."""
     return Path(place.default_socket(str(data.absolute()) if data else ""))
 
 

@@ -191,7 +191,7 @@ def _value(node: yaml.Node, path: Path) -> object:
 
 
 def _based(key: str, value: object, folder: Path) -> object:
-    """The value of a setting in which relative paths are below a folder."""
+    """Return the value of a setting in which relative paths are below a folder."""
     if key in _PATHS and isinstance(value, list):
         return [_based(key, each, folder) for each in value]
     relative = key in _PATHS and isinstance(value, str) and value and not value.startswith("~")

@@ -1,7 +1,7 @@
 """Copies whole lines between the client and one daemon after another, in one loop.
 
 Only whole lines are passed on: what a daemon left half written never reaches the client, and a
-line that had not gone out whole goes to the next daemon, since nobody can have acted on it.
+line that had not gone out whole goes to the next daemon, since none can have acted on it.
 Reading waits for writing, so a slow reader slows the writer on the other side.
 """
 
@@ -102,7 +102,7 @@ class Message:
 
 
 def messages(lines: bytes) -> list[Message]:
-    """The messages of whole lines; blank lines are none."""
+    """Return the messages of whole lines; blank lines are none."""
     return [Message(line + b"\n") for line in lines.split(b"\n") if line.strip()]
 
 
@@ -111,7 +111,7 @@ def _id(value: object) -> Id | None:
 
 
 def _top_level(line: bytes) -> dict[str, object]:
-    """The fields of an object; none of what cannot be read."""
+    """Return the fields of an object; none of what cannot be read."""
     if len(line) > LONGEST_READ_WHOLE:
         line = outline(line)
     try:
@@ -122,7 +122,7 @@ def _top_level(line: bytes) -> dict[str, object]:
 
 
 def outline(line: bytes) -> bytes:
-    """The JSON without what lies deeper than its parameters, and without long texts.
+    """Return the JSON without what lies deeper than its parameters, and long texts.
 
     A message of megabytes is known by this at the price of copying it.
     """
@@ -182,7 +182,7 @@ class Ledger:
             self._opening = None
 
     def is_expected(self, message: Message) -> bool:
-        """Whether this daemon waits for that answer: the question may have been another's."""
+        """Say whether this daemon waits for that answer: the question may have been another's."""
         return self._asked.pop(message.id, False)
 
     def repeatable(self) -> list[Message]:
@@ -214,7 +214,7 @@ def _line(fields: dict[str, object]) -> bytes:
 
 
 class ClientGone(Exception):
-    """Nobody reads what we write."""
+    """The reader of our output is gone."""
 
 
 class Copying:
@@ -241,7 +241,7 @@ class Copying:
             self._ledger.note_sent(message)
 
     def note_failure(self, reason: str) -> None:
-        """Requests get this answer until the next attempt to reach a daemon."""
+        """Give requests this answer until the next attempt to reach a daemon."""
         self._failure, self._failed_at = reason, time.monotonic()
         say(reason)
 

@@ -18,7 +18,7 @@ class Unavailable(Exception):
 
 
 class NotRunning(Unavailable):
-    """Nobody listens."""
+    """No daemon listens."""
 
 
 def parsed(arguments: list[str]) -> tuple[dict[str, str], bool] | None:
@@ -106,7 +106,7 @@ def dial(place: Place, greeting: bytes | None = None) -> Link:
     """Connect and greet.
 
     Raises:
-        NotRunning: nobody listens there, or ended just now.
+        NotRunning: no daemon listens there, or ended just now.
         Unavailable: it cannot be reached, is not ours, or refuses us.
     """
     link = Link(AF_UNIX, SOCK_STREAM)
@@ -122,7 +122,7 @@ def _greeted(link: Link, place: Place, greeting: bytes) -> str:
     link.settimeout(ANSWER_S)
     try:
         link.connect(place.socket)
-        # Whoever listens there would read everything that we send.
+        # A stranger who listens there would read everything that we send.
         credentials = link.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)
         uid = int.from_bytes(credentials[4:8], sys.byteorder)
         if uid not in (0, os.geteuid()):

@@ -138,7 +138,7 @@ def _opened(name: str, attributes: Mapping[str, Value]) -> Generator[trace.Span]
 
 
 def ended_span(name: str, duration_ms: int) -> None:
-    """Note what took place inside a sandbox, where nobody traces, and has just ended."""
+    """Note what took place inside a sandbox, which is not traced, and has just ended."""
     if not trace.get_current_span().is_recording():
         return
     end_ns = time.time_ns()

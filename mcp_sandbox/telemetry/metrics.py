@@ -77,7 +77,7 @@ class Metrics:
 
 
 class _Others(Collector):
-    """Figures that somebody else keeps."""
+    """Figures that are kept elsewhere."""
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures

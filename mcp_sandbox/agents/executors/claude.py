@@ -154,7 +154,7 @@ class Claude(Given):
 
 
 def _router(way: Way, port: int, model: str) -> bytes:
-    """What the router is to know: one service, whatever model it is asked for."""
+    """Return the router's settings: one service, whatever model it is asked for."""
     place = {"name": "host", "api_base_url": f"{way.url}/v1/chat/completions"}
     service = {**place, "api_key": way.key, "models": [model]}
     ours = {"PORT": port, "APIKEY": way.key, "LOG": False, "NON_INTERACTIVE_MODE": True}
@@ -164,7 +164,7 @@ def _router(way: Way, port: int, model: str) -> bytes:
 
 
 def _beside(said: dict[str, Any]) -> bool:
-    """Whether a sub-agent says it."""
+    """Return whether a sub-agent says it."""
     return said.get("parent_tool_use_id") is not None
 
 

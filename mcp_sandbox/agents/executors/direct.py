@@ -78,6 +78,6 @@ def _events(said: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stra
 
 
 def _end(word: object) -> told.Completion:
-    """What was said before is its content."""
+    """Take what was said before as its content."""
     why = "" if word in _WHOLE else f"{word}: the model ended its answer early"
     return told.Completion("", is_error=bool(why), reason=why, turns=1)

@@ -100,7 +100,7 @@ def _is_script(path: str, tree: Tree) -> bool:
 
 
 def _examined(incoming: Incoming) -> Examined:
-    """The skill as it will lie in a folder of its own name."""
+    """Return the skill as it will lie in a folder of its own name."""
     files = _files(incoming.tree)
     front = parse(files[DOCUMENT], incoming.folder_name).front
     return examine_files(files, front.name if front else incoming.folder_name)

@@ -84,7 +84,7 @@ def uses(findings: Findings) -> dict[str, tuple[str, ...]]:
 
 
 def diff(path: str, old: bytes, new: bytes, *, whole: bool = False) -> Iterator[str]:
-    """What changes in a file; unless `whole`, little where it is very long."""
+    """Return what changes in a file; unless `whole`, little where it is very long."""
     # Comparing lines takes the square of their number.
     long = len(old) + len(new) > 256 << 10
     if not whole and (long or "binary" in (kind_of(old), kind_of(new))):
