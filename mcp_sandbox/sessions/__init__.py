@@ -1,10 +1,10 @@
-"""Which chat holds which sandbox, and how long.
+"""The life of each chat's sandbox, and the calls in it. Knows neither MCP nor any engine.
 
-The way of a call: manager.py finds the chat's hold; session.py is what a caller sees of it; gate.py
-is the only way in, where every call is narrowed, given its limits and recorded; hold.py opens the
-sandbox at the first call and lets go of it (ways.py finds, makes and ends it, warm.py has one
-ready for a new chat). What others may do meanwhile: records.py remembers each chat and keeps other
-servers out, slots.py bounds how many are open, rooms.py holds what is open to its limits on disk,
-cleaning.py ends what nobody uses and removes old files. previews.py lets a person's browser in to
-a port of a sandbox. This room knows no MCP and no engine.
+manager.py   finds the session of a chat    session.py    all calls in it
+gate.py      checks and records each call   approvals.py  questions to the user, answers
+hold.py      opens and closes one sandbox   ways.py, warm.py  make it, at a call or early
+records.py   keeps and locks chats on disk  slots.py      limits how many sandboxes are open
+rooms.py     what all holds share; limits   cleaning.py   ends idle sandboxes, removes old files
+processes.py background, previews.py ports, doors.py network, skills.py and pinning.py skills,
+recording.py the audit, news.py notices for the agent, settings.py what a sandbox is made from
 """

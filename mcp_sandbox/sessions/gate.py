@@ -1,8 +1,8 @@
-"""The one way into a sandbox, for an agent's call, a person's shell and a program alike.
+"""The only way into a sandbox, for an agent's call, a person's shell and a program alike.
 
-What the active skills leave -> what the policy lets run, or a person -> no call while the server
-ends -> a place among the open sandboxes -> room on the disk -> the call. How it ended is recorded
-once, for the log, figures and spans.
+Checked in this order: the allowed tools of the active skills, the policy and the user's consent,
+whether the server is ending, the limit on open sandboxes, room on the disk. How the call ended is
+recorded once, for log, metrics and spans.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _ACCESS = {
     "exec": "run",
     "shell": "run",
 }
-# They take as long as a person likes.
+# They last as long as a person likes.
 _ENDLESS = ("shell", "preview", "door")
 _LANGUAGE_OF = {"bash": "shell"}
 _MOST_TARGET, _MOST_PART, _MOST_TEXT, _MOST_PATTERNS = 200, 400, 20_000, 20
@@ -46,11 +46,11 @@ _STDIN = "END_OF_STDIN"
 
 @dataclass(frozen=True)
 class Action:
-    """What is wanted of a chat's sandbox: `what` is the name of a tool, or "shell".
+    """What a caller wants of a chat's sandbox: `what` is the name of a tool, or "shell".
 
     `arguments` are as the caller gave them; `size` is how many bytes are to be written. Cancelling
-    `leave` has the call answered before its end, if that can be. `judged`: the policy decides
-    about it, as about all that agents do; what a program of the user does is the user's.
+    `leave` has the call answered before its end, if possible. `judged`: the policy decides about
+    it, as about all calls of agents; it does not about calls of the user's own programs.
     """
 
     chat: ChatId
@@ -78,7 +78,7 @@ class Entered:
     grew: bool = True
 
     def leaving(self, wait_s: float | None) -> anyio.CancelScope:
-        """The scope whose end has a call answered: after `wait_s`, or when it is cancelled."""
+        """Return the scope that ends the wait for a call, after `wait_s` or when cancelled."""
         if wait_s is not None:
             self.leave.deadline = anyio.current_time() + wait_s
         return self.leave
@@ -86,7 +86,7 @@ class Entered:
 
 @dataclass(frozen=True)
 class Judge:
-    """Decides by the policy about what is to be run, and has a person asked where that says so.
+    """Decides by the policy what may run, and has the user asked where the policy says so.
 
     `mask` hides the values of secrets in what the person sees.
     """
@@ -100,11 +100,11 @@ class Judge:
     async def check(
         self, action: Action, tool: str, given: Mapping[str, object], record: CallRecord
     ) -> None:
-        """Return if it may run; `record` gets the grade and what was decided.
+        """Return if it may run; `record` gets the level and the decision.
 
         Raises:
-            NotPermitted: it may not, or a person has said no.
-            ConsentNeeded, Busy: a person has to be asked, or is being asked about another call.
+            NotPermitted: it may not, or the user has said no.
+            ConsentNeeded, Busy: the user has to be asked, or is being asked about another call.
         """
         if tool == "network_access":
             hosts = cast("Sequence[str]", given["hosts"])
@@ -140,13 +140,13 @@ class Judge:
         return decided
 
     def _question(self, action: Action, about: Sequence[str], effect: str, part: str) -> Approval:
-        """What a person is asked; the same for the same call."""
+        """Return the question to the user; the same for the same call."""
         given = {name: each for name, each in action.arguments.items() if each is not None}
         written = json.dumps([action.what, given], sort_keys=True, default=str)
         digest = hashlib.sha256(written.encode()).hexdigest()
-        # More than is kept of it: of a secret that is cut, what is left would not be found.
+        # Longer than what is stored of it: a secret that is cut could not be found and masked.
         text = "\n".join(f"{name}: {str(each)[:_MOST_TEXT]}" for name, each in given.items())
-        # Of so many, or of one so long, the grade tells a part: a word is for this very call alone.
+        # Too many or too long to be listed whole: the answer holds for this very call alone.
         if len(about) >= _MOST_PATTERNS or max(map(len, about)) > _MOST_TARGET:
             about = [digest]
         effect, part, text, *about = map(self._shown, (effect, part, text, *about))
@@ -168,7 +168,7 @@ class Gate:
         audit: Audit,
         count: Count | None = None,
     ) -> None:
-        """`narrow` raises for what a chat's skills leave out; `count` gets every call's record."""
+        """`narrow` raises for calls that the chat's skills forbid; `count` gets each record."""
         self._hold_of = hold_of
         self._narrow = narrow
         self._judge = judge
@@ -181,29 +181,29 @@ class Gate:
         self.closing = anyio.Event()
 
     def close(self, why: str) -> None:
-        """Let no call in from now on; the first reason is the one that callers are told."""
+        """Refuse every call from now on; callers are told the first reason given."""
         self._closed = self._closed or why
         self.closing.set()
 
     def let_go(self) -> None:
-        """Have those calls answered that wait for a process; it goes on."""
+        """Answer the calls that wait for a process, which goes on running."""
         for leave in self._leaves:
             leave.cancel()
 
     async def wait_empty(self) -> None:
-        """Return when all calls have ended that were let in."""
+        """Return when all calls under way have ended."""
         while self._calls:
             self._ended = anyio.Event()
             await self._ended.wait()
 
     @asynccontextmanager
     async def enter(self, action: Action) -> AsyncGenerator[Entered]:
-        """The chat's sandbox for one call, opened if need be.
+        """Yield the chat's sandbox for one call, opened if need be.
 
         Raises:
-            NotPermitted: the active skills leave no such call, or the policy refuses it.
-            ConsentNeeded, Busy: it waits for a person's word, or another call does.
-            OperatorError: no sandbox can be made, or the server ends.
+            NotPermitted: the active skills or the policy do not allow it.
+            ConsentNeeded, Busy: it needs the user's consent, or another call waits for it.
+            OperatorError: no sandbox can be made, or the server is ending.
             WorkspaceFull, StorageUnavailable: there is no room for what is to be written.
             SandboxGone: it died; the message says of what.
         """
@@ -239,7 +239,7 @@ class Gate:
 
     @asynccontextmanager
     async def passed(self, action: Action) -> AsyncGenerator[CallRecord]:
-        """The same for what needs no open sandbox."""
+        """Check and record a call that needs no open sandbox; raises as `enter` does."""
         with recorded(action.what, self._count) as record:
             record.chat, record.backend = action.chat, self._hold_of(action.chat).backend
             tool, given = _as_tool(action)
@@ -264,10 +264,10 @@ class Gate:
 
 
 def _as_tool(action: Action) -> tuple[str, Mapping[str, object]]:
-    """The tool that does what an action does, with its arguments, a command as one line."""
+    """Return the tool that does the same as an action, and its arguments, a command as one line."""
     tool, given = action.what, action.arguments
     if tool == "process" and given.get("text"):
-        # What is typed can be a command.
+        # The text typed can be a command.
         given = {"command": given["text"]}
     command = given.get("command")
     if isinstance(command, list | tuple):
@@ -276,7 +276,7 @@ def _as_tool(action: Action) -> tuple[str, Mapping[str, object]]:
 
 
 def _code(tool: str, given: Mapping[str, object]) -> tuple[str, str]:
-    """What a call runs, and in which language; nothing, if it runs nothing."""
+    """Return what a call runs, and in which language; both empty if it runs nothing."""
     if tool == "run_code":
         language = str(given.get("language"))
         return str(given.get("code")), _LANGUAGE_OF.get(language, language)
@@ -285,19 +285,19 @@ def _code(tool: str, given: Mapping[str, object]) -> tuple[str, str]:
     command, stdin = str(given.get("command")), given.get("stdin")
     if isinstance(stdin, bytes):
         stdin = stdin.decode("utf-8", "replace")
-    # A program that reads code there gets it as from a here-document.
+    # A program that reads code from stdin is judged as if it came from a here-document.
     return f"{command} <<'{_STDIN}'\n{stdin}\n{_STDIN}\n" if stdin else command, "shell"
 
 
 def _effect(decided: Decision) -> str:
-    """What a call does, as a question."""
+    """Return what a call does, as a question."""
     reason, others = decided.sentence, len(decided.asks) - 1
     more = f", and {others} more" if others else ""
     return f"{reason[:1].upper()}{reason[1:]}{more}?"
 
 
 def _part(code: str, asked: Match) -> str:
-    """The line of a piece of code in which the target is, or its first one."""
+    """Return the line of a piece of code that names the target, or its first line."""
     lines, target = code.strip().splitlines(), asked.target.split()[:1]
     found = (line for line in lines if target and target[0] in line)
     return next(found, "".join(lines[:1])).strip()[:_MOST_PART]

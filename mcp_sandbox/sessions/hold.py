@@ -1,4 +1,4 @@
-"""One chat's hold on its sandbox: opens it at the first call, replaces it when it has died."""
+"""The sandbox of one chat in this server: opened at the first call, replaced when it has died."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -38,37 +38,37 @@ class Hold:
         self._lock = anyio.Lock()
         self._held: Held | None = None
         self._calls = 0
-        # Of these, how many are past the opening, and use the sandbox; and who keep it.
+        # Of these, how many use the open sandbox, and how many keep it from ending of age.
         self._inside = self._keeping = 0
         self._left = anyio.Event()
 
     @property
     def is_open(self) -> bool:
-        """There is a sandbox, or nobody makes one."""
+        """True if there is a sandbox, or none is being made."""
         return self._held is not None or not self._lock.locked()
 
     async def take_news(self) -> list[str]:
-        """What the agent should know and was not told yet; it is told once."""
+        """Return what the agent should know; each text is returned once."""
         rows = self._held.runtime.processes.untold() if self._held else ()
         if rows and self._held:
-            # First: whoever ends in between, nothing is told twice.
+            # Before the texts are returned, so that a failure here tells nothing twice.
             with suppress(SandboxGone):
                 await self._held.runtime.processes.tell(rows)
         refused = self.egress.take_news(self.chat) if self.egress else []
         return [*self._rooms.news.take(self.chat), *refused, *map(ended, rows)]
 
     async def variables(self) -> Mapping[str, str]:
-        """What commands of the chat find in their environment."""
+        """Return the environment variables of the chat's commands."""
         ways_out = self.egress.variables(self.chat) if self.egress else {}
         return {**ways_out, **await self.pinning.variables()}
 
     @property
     def is_busy(self) -> bool:
-        """A call is under way, or the sandbox is just being made."""
+        """True if a call is under way, or the sandbox is being made."""
         return self._calls > 0 or self._lock.locked()
 
     def use(self) -> Use:
-        """What this server does with the chat now."""
+        """Return what this server does with the chat now."""
         held = self._held
         return Use(
             open=held is not None,
@@ -85,10 +85,10 @@ class Hold:
     async def open_sandbox(
         self, *, endless: bool = False, keeps: bool = False
     ) -> AsyncGenerator[Held]:
-        """The open sandbox, for one call that the gate lets in; if it dies under it, it is removed.
+        """Yield the open sandbox for one call; if it dies during the call, it is removed.
 
-        An `endless` one, a person's shell, keeps no sandbox beyond its highest age; one that
-        `keeps` it has other calls beside it, and the sandbox stays for them, however old.
+        An `endless` call, such as a person's shell, does not keep a sandbox beyond its highest age.
+        One that `keeps` it does, for the other calls that depend on it.
         """
         self._calls += 1
         self._rooms.slots.touch(self)
@@ -114,7 +114,7 @@ class Hold:
             self._rooms.slots.rest(self)
 
     async def _explained(self, held: Held, exc: SandboxGone) -> SandboxGone:
-        """The sandbox died under a call, or is of no use any more: say why, and remove it."""
+        """Remove a sandbox that died during a call; return the error that says why."""
         with anyio.CancelScope(shield=True):
             async with self._lock:
                 if self._held is held:
@@ -135,7 +135,7 @@ class Hold:
             return await self._ways.bury(held)
 
     def _forget(self, held: Held, *, goes_on: bool = False) -> None:
-        """It is ours no longer. One that `goes_on` tells itself what has ended in it."""
+        """Give it up. If it `goes_on`, for other servers, it still reports its ended processes."""
         if self._held is held:
             self._held = None
             self._rooms.slots.release(self)
@@ -153,7 +153,7 @@ class Hold:
                 try:
                     with span("session open"):
                         async with self._rooms.records.hold(self.chat):
-                            # Half-made is worse than late: nobody would know of it.
+                            # Finish even if cancelled: a half-made sandbox is in no record.
                             with anyio.CancelScope(shield=True):
                                 self._keep(await self._ways.open())
                 except BaseException:
@@ -164,7 +164,7 @@ class Hold:
             return self._held
 
     async def _look_after(self, held: Held) -> None:
-        """Nothing to do for a sandbox that lives, is awake, young and as it should be."""
+        """Resume a paused sandbox; remove one that is dead, too old or made otherwise."""
         if held.paused and not held.runtime.broken:
             with anyio.CancelScope(shield=True):
                 async with self._rooms.records.hold(self.chat):
@@ -179,28 +179,28 @@ class Hold:
             await self._renew(held)
 
     async def _expire(self, held: Held) -> None:
-        """End one that is too old, once the calls in it have ended; new ones wait."""
+        """End a sandbox that is too old, once the calls in it have ended; new calls wait."""
         while self._inside:
             self._left = anyio.Event()
             await self._left.wait()
         background = held.runtime.background
         async with self._rooms.records.hold(self.chat):
             if not await self._retire(held, background_too=True):
-                # Nothing but a person's shell is left in it.
+                # Only a person's shell is left in it.
                 self._forget(held)
                 await self._ways.destroy(held)
         if ended := ended_with(background):
             self.tell_agent(f"The sandbox was replaced because of its age.{ended}")
 
     def look_again(self) -> None:
-        """What its sandbox should be made from has changed."""
+        """Have the next call check whether the sandbox is made as it should be now."""
         if self._held:
             self._held.suits = False
 
     async def _renew(self, held: Held) -> None:
         """Replace it if it was made with other settings, or shows another folder."""
         project = self._rooms.projects.folder(self.chat)
-        # The client may work in another folder now; what runs beside the old one goes before that.
+        # The client may work in another folder now; while anything runs, the old one stays.
         moved = project not in (None, held.shown.folder)
         alone = self._calls == 1 and not held.runtime.background.total
         if held.suits and not (moved and alone):
@@ -223,7 +223,7 @@ class Hold:
         self._ways.tell("sandbox opened", held)
 
     async def adopt(self, sandbox_id: SandboxId) -> bool:
-        """Take over a sandbox that runs; False if there is one already, or it is of no use."""
+        """Take over a running sandbox; return False if there is one already, or it is unusable."""
         with anyio.CancelScope(shield=True):
             async with self._lock, self._rooms.records.hold(self.chat):
                 adopted = not self._held and await self._adopt(sandbox_id)
@@ -238,7 +238,7 @@ class Hold:
         return held is not None
 
     async def pause(self) -> bool:
-        """Stop all that runs in the sandbox; see the manager."""
+        """Pause the sandbox; see the manager."""
         with anyio.CancelScope(shield=True):
             async with self._lock, self._rooms.records.hold(self.chat):
                 left = () if self._held else await self._ways.running()
@@ -251,7 +251,7 @@ class Hold:
         return paused
 
     async def resume(self) -> bool:
-        """Let a paused sandbox go on, also one that no server has open; False where none is."""
+        """Resume the sandbox, also one that no server has open; return False if none is paused."""
         with anyio.CancelScope(shield=True):
             async with self._lock:
                 held = self._held
@@ -265,10 +265,10 @@ class Hold:
         return was_paused
 
     async def yield_up(self, *, background_too: bool = False, at_once: bool = False) -> bool:
-        """End the sandbox unless it is used; what other servers use is left to them.
+        """End the sandbox unless it is in use; one that other servers use is left to them.
 
-        What runs in the background is a use, too, unless `background_too`; and so is, `at_once`,
-        what another server does with the chat just now. False: it is still open.
+        Processes in the background count as use, unless `background_too`. `at_once`: so does the
+        chat's lock in another server, which is not waited for. Return False if it is still open.
         """
         if self.is_busy:
             return False
@@ -283,7 +283,7 @@ class Hold:
         return gone
 
     async def _retire(self, held: Held, *, background_too: bool) -> bool:
-        """Who calls has the chat's lock."""
+        """End it unless it is in use; the caller has the chat's lock."""
         refusal = await self._ways.retire(held, background_too=background_too)
         gone = refusal in ("", "users")
         if gone:
@@ -293,22 +293,22 @@ class Hold:
     async def disconnect(self) -> None:
         """Leave the sandbox as it is, to another server or to its own end.
 
-        Under calls of ours it ends, unless other servers use it.
+        Where this server has calls in it, these end it, unless other servers use it.
         """
         with anyio.CancelScope(shield=True):
             async with self._lock:
                 held = self._held
                 if held:
-                    # The calls see that they are cut off, and bury it.
+                    # The calls get SandboxGone for their lost connection, and remove it.
                     await held.runtime.aclose()
                     if not self._calls:
                         self._forget(held)
 
     async def end(self, files: Literal["keep", "discard", "remove"] = "keep") -> bool:
-        """End what runs for the chat, in any server; what becomes of its files is done with it.
+        """End the chat's sandbox, in any server, and keep or remove its files.
 
-        "discard" begins with an empty workspace, "remove" leaves nothing of the chat; both go
-        through the trash. False when nothing ran.
+        "discard" begins with an empty workspace, "remove" leaves nothing of the chat; both move the
+        files to the trash. Return False if nothing ran.
         """
         with anyio.CancelScope(shield=True):
             async with self._lock, self._rooms.records.hold(self.chat):
@@ -335,7 +335,7 @@ class Hold:
         return held is not None or bool(others)
 
     async def _end_for_growth(self) -> None:
-        """What runs in the background writes too much, unless it is a call of another server."""
+        """Stop what writes too much in the background, unless a call of another server writes."""
         async with self._lock:
             held = self._held
             if held is None or held.runtime.broken:
@@ -345,7 +345,7 @@ class Hold:
             except SandboxGone:
                 return
             if status.calls:
-                # Whose call it is ends it.
+                # The server of that call ends it.
                 return
             if rows := await held.stop_all():
                 named = ", ".join(f"{row.id} ({row.command})" for row in rows[:_MOST_NAMED])

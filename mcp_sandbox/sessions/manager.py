@@ -1,4 +1,4 @@
-"""All chats of one data root: one hold per chat, and at most so many open sandboxes."""
+"""All chats of one data root: one hold per chat, and a limit on open sandboxes."""
 
 import hashlib
 import logging
@@ -29,21 +29,21 @@ from mcp_sandbox.workspace.pool import PoolFolder
 
 logger = logging.getLogger(__name__)
 
-# A disk that does not answer is not waited for at the end.
+# How long the end waits for a disk that does not answer.
 _LAST_WORDS_S = 10.0
-# Servers that live shorter have no time for what others have left.
+# A server that lives shorter than this leaves alone what other servers left behind.
 _SETTLED_S = 5.0
-# Calls that are being cancelled end when all that they started is dead.
+# A cancelled call ends when all that it started is dead.
 _LAST_CALLS_S = 10.0
 _CLOSED = (
     "this session cannot be used any more: the `async with` block that opened it has ended, or is "
-    "just ending. Call inside the block, or open the chat again with open_session(); its files are "
+    "ending. Call inside the block, or open the chat again with open_session(); its files are "
     "kept"
 )
 
 
 class SessionManager:
-    """Finds the session of a chat. Enter it; every sandbox it opened ends with the block.
+    """Finds the session of a chat. Used with `async with`; its sandboxes end with the block.
 
     Any method may raise OperatorError: the data root or the engine cannot be used.
     """
@@ -72,14 +72,14 @@ class SessionManager:
         self._handing_over = self._entered = False
         self._tasks = anyio.create_task_group()
         self._closed = anyio.Event()
-        # A hold lives as long as a session has it or its sandbox is open (then it has a slot):
-        # so a chat never has two, and what nobody uses takes no memory.
+        # A hold lives as long as a session refers to it or its sandbox is open (then it has a
+        # slot): so a chat never has two, and an unused one takes no memory.
         self._holds: WeakValueDictionary[ChatId, Hold] = WeakValueDictionary()
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
         with anyio.CancelScope(shield=True):
-            # Who is cancelled here could not leave the group that was entered.
+            # A cancellation here would leave the entered group without its exit.
             tasks: TaskGroup = await self._tasks.start(self._host)
         rooms, folder = self._rooms, self._pool_folder
         rooms.tasks, self._entered = tasks, True
@@ -93,7 +93,7 @@ class SessionManager:
         return self
 
     async def _host(self, *, task_status: TaskStatus[TaskGroup]) -> None:
-        """Run what sandboxes need, also while a cancelled block still brings them to their end."""
+        """Run the tasks of sandboxes, also while a cancelled block still ends these."""
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 task_status.started(tasks)
@@ -101,17 +101,17 @@ class SessionManager:
                 tasks.cancel_scope.cancel()
 
     async def _look_at_others(self) -> None:
-        """Take over, or end, what other servers have left."""
+        """Take over, or end, sandboxes that other servers left behind."""
         try:
             if self._rooms.settings.keep_background:
                 await self._take_over()
             await anyio.sleep(_SETTLED_S)
             await self._cleaning.end_paused()
         except OperatorError:
-            logger.exception("what runs already is found when its chat is used")
+            logger.exception("cannot list running sandboxes; a chat's next call finds its own")
 
     async def _take_over(self) -> None:
-        """Hold what runs for chats already; end what runs for a chat that is no more."""
+        """Connect to the sandboxes that run already; end those whose chat exists no more."""
         running = await of_chats(self._rooms.backend)
         chats = set(await self._rooms.workspaces.chats())
         for chat, info in running:
@@ -121,7 +121,7 @@ class SessionManager:
                 elif info.state != "paused":
                     await self._hold(chat).adopt(info.id)
             except SandboxError:
-                logger.exception("chat %s: what runs already is found when it is used", chat)
+                logger.exception("chat %s: cannot take over its sandbox until its next call", chat)
 
     async def __aexit__(
         self,
@@ -150,12 +150,12 @@ class SessionManager:
         return None
 
     async def _close(self, hold: Hold) -> None:
-        """End its sandbox unless it is to stay, is paused, or others need it."""
+        """End its sandbox unless it is to stay, is paused, or other servers use it."""
         try:
             if not (self._handing_over or hold.use().paused):
                 await hold.yield_up(background_too=not self._rooms.settings.keep_background)
         except OperatorError:
-            logger.exception("chat %s: its sandbox ends by itself", hold.chat)
+            logger.exception("chat %s: cannot end its sandbox; it ends itself", hold.chat)
         finally:
             await hold.disconnect()
 
@@ -164,7 +164,7 @@ class SessionManager:
         return [hold for hold in self._holds.values() if hold in open_ones]
 
     def _own_chats(self) -> set[ChatId]:
-        """The chats that this server uses, or is about to."""
+        """Return the chats that this server uses, or is about to."""
         return {hold.chat for hold in [*self._holds.values()] if hold.is_busy or hold.use().open}
 
     @property
@@ -175,14 +175,14 @@ class SessionManager:
     async def session(
         self, chat: ChatId, assistant: AssistantSpec | None = None, *, judged: bool = False
     ) -> Session:
-        """The chat's session; its sandbox is made at the first call that needs it.
+        """Return the chat's session; its sandbox is made at the first call that needs it.
 
-        From now on it is, in every server, as the `assistant` says; one that is used stays.
+        An `assistant` sets what sandboxes are made from, in every server; one in use stays.
         `judged`: the policy decides about what is run, as about all that agents do.
         """
         hold = self._hold(chat)
         if assistant is not None:
-            # What cannot be made is not kept, or the chat's other clients had nothing.
+            # Raises for an unknown image: noted, it would leave the chat's other clients with none.
             await self._rooms.backend.origin(assistant.image)
             kept, now_s = asdict(assistant), self.ledger.clock().wall_s
             await self.ledger.records.keep(chat, "assistant", lambda _: kept, now_s)
@@ -200,7 +200,7 @@ class SessionManager:
         return hold
 
     async def list(self, user: str | None = None) -> Sequence[SessionStatus]:
-        """Every known chat, or those of a user, the last used first."""
+        """Return every known chat, or those of a user, the last used first."""
         running = dict(await of_chats(self._rooms.backend))
         holds = dict(self._holds)
         known = {*holds, *await self._rooms.workspaces.chats()}
@@ -234,19 +234,19 @@ class SessionManager:
         )
 
     async def size(self, chat: ChatId) -> int | None:
-        """How many bytes the chat's files occupy, if they can be measured."""
+        """Return how many bytes the chat's files occupy; None if they cannot be measured."""
         with suppress(StorageUnavailable):
             return (await self._rooms.workspaces.meter(chat).usage()).used_bytes
         return None
 
     async def stop(self, chat: ChatId) -> bool:
-        """End the chat's sandbox and all that runs in it; files stay. False when none ran."""
+        """End the chat's sandbox and all that runs in it; files stay. Return False if none ran."""
         return await self._hold(chat).end()
 
     async def pause(self, chat: ChatId) -> bool:
         """Stop all that runs in the chat's sandbox, until the next call; False when none runs.
 
-        It ends when it was not used for as long as `remove_after_s` says.
+        It is ended when it was not used for `sessions.remove_after`.
 
         Raises:
             Busy: a call is under way in it, or another server has it open.
@@ -263,9 +263,9 @@ class SessionManager:
         await self._hold(chat).end("remove")
 
     async def collect(self, *, dry_run: bool = False) -> GcReport:
-        """Remove what is due now: chats that nobody used for long, and the trash of yesterday.
+        """Remove what is due now: chats that were unused for long, and old trash.
 
-        Sandboxes of chats that have no files are ended. With `dry_run` it only says what, and why.
+        Sandboxes of chats without files are ended. With `dry_run` only report what, and why.
         """
         return await self._cleaning.collect(dry_run=dry_run)
 
@@ -282,10 +282,9 @@ class SessionManager:
         )
 
     async def drain(self, seconds: float, *, hand_over: bool = False) -> None:
-        """Take no new call, and wait at most so long for those under way.
+        """Refuse new calls with Draining, and wait up to `seconds` for those under way.
 
-        Who calls now gets Draining, an OperatorError. With `hand_over` every sandbox is left, at
-        the end, for another server to take over.
+        With `hand_over` every sandbox is left running for another server to take over.
         """
         self._gate.close("this sandbox server is about to end: call again in a moment")
         self._handing_over = hand_over
@@ -293,5 +292,5 @@ class SessionManager:
             await self._gate.wait_empty()
 
     def let_go(self) -> None:
-        """Answer the calls that wait for processes; these go on, for the next server."""
+        """Answer the calls that wait for processes, which go on running for the next server."""
         self._gate.let_go()

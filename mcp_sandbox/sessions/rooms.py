@@ -1,6 +1,6 @@
-"""What the holds of one manager share, and what one of them holds.
+"""What all holds of one manager share, and the open sandbox that one of them has.
 
-A held sandbox has a guard, which keeps its chat to the limits on disk, also between calls.
+Each open sandbox has a guard, which keeps its chat to the limits on disk, also between calls.
 """
 
 import logging
@@ -36,7 +36,7 @@ from mcp_sandbox.workspace.meter import Meter
 from mcp_sandbox.workspace.projects import Projects, Shown
 
 if TYPE_CHECKING:
-    # What it needs is loaded by who has allowed hosts.
+    # Loaded only by servers with allowed hosts.
     from mcp_sandbox.sessions.doors import Doors, Egress
 
 logger = logging.getLogger(__name__)
@@ -48,12 +48,12 @@ _WORDS: dict[Ending, str] = {
     "ended": "it was ended",
     "lost": "the engine that ran it has lost it, as after a restart",
 }
-# What goes on in the background between calls is looked at this often, at the most.
+# How long a check of the disk waits for a call to begin, at most.
 _BETWEEN_CALLS_S = 0.5
 _TRY_AGAIN_S = 10.0
-# A cancelled call is over when all it started is dead.
+# A cancelled call ends when all that it started is dead.
 _ENDING_S = 10.0
-# What the kernel's refusals are called, and what is behind them.
+# Messages of the kernel, and what to tell the agent about each.
 _FILE = "one file passed the limit on its size ({file_size}): write several"
 _LIMITS = {
     "file too large": _FILE,
@@ -64,9 +64,9 @@ _LIMITS = {
 
 @dataclass
 class Rooms:
-    """What every hold of one manager shares; `tasks` and `pool` are there while that is open.
+    """What every hold of one manager shares; `tasks` and `pool` are set while that is open.
 
-    `addresses`: name and port of each preview that there was. `egress` is the way out, if any.
+    `addresses`: name and port of each preview so far. `egress` leads to allowed hosts, if any.
     """
 
     backend: Backend
@@ -91,7 +91,7 @@ class Rooms:
         return self.ledger.records
 
     def open_doors(self, chat: ChatId, held: "Held") -> None:
-        """Let an open sandbox have doors, and its way out if there is one."""
+        """Open the doors of a sandbox, and its way to allowed hosts if there is one."""
         sandbox = held.sandbox
         held.doorway = Doorway(sandbox.open_channel, sandbox.token, self.tasks)
         if self.egress:
@@ -100,10 +100,9 @@ class Rooms:
 
 
 class GrowthGuard:
-    """Ends the calls under way when the chat grows over a limit.
+    """Ends the calls under way when the chat's files grow over a limit.
 
-    When it grows though there was no call, something in the background writes: then its sandbox is
-    ended.
+    If they grow without any call, something in the background writes: then the sandbox is ended.
     """
 
     def __init__(self, meter: Meter, end_sandbox: Callable[[], Awaitable[object]]) -> None:
@@ -120,9 +119,9 @@ class GrowthGuard:
 
     @contextmanager
     def call(self, *, may_end: bool = True, answers: bool = False) -> Generator[anyio.CancelScope]:
-        """A call that may write; unless it `may_end`, what was written before does not end it.
+        """Guard a call that may write; without `may_end` it is not ended for too many files.
 
-        With `answers` the caller enters the scope, and has a result even when it is cancelled.
+        With `answers` the caller enters the scope, and has a result even if it is cancelled.
 
         Raises:
             WorkspaceFull, StorageUnavailable: it was ended because a limit was passed.
@@ -149,11 +148,11 @@ class GrowthGuard:
                 try:
                     found = await self._meter.wait_for_overshoot(self._pause)
                 except StorageUnavailable:
-                    logger.exception("the workspace cannot be measured: its limit does not hold")
+                    logger.exception("cannot measure the workspace, so its limit does not hold")
                     await anyio.sleep(_TRY_AGAIN_S)
                     continue
                 background = self._ended_calls or (quiet and self._count == calls_before)
-                # A disk that somebody else fills up is no reason to end what runs quietly here.
+                # A disk that fills up for another reason is none to end what runs here.
                 if background and isinstance(found, WorkspaceFull):
                     logger.warning("ending a sandbox for what its background writes: %s", found)
                     await self._end_background()
@@ -161,7 +160,7 @@ class GrowthGuard:
 
     async def _pause(self, least_s: float) -> None:
         if self._pauses:
-            # The reading after the last pause was in order.
+            # The measurement after the last pause was within the limits.
             self._ended_calls = False
         self._pauses += 1
         if not self._calls:
@@ -174,14 +173,14 @@ class GrowthGuard:
         try:
             await self._end_sandbox()
         except OperatorError:
-            # Nobody waits for this task, and its failure would end every other chat's.
-            logger.exception("it could not be ended; trying again when it goes on writing")
+            # This task is one of the manager's: its failure would end every other chat's.
+            logger.exception("the sandbox could not be ended; trying again if it goes on writing")
             await anyio.sleep(_TRY_AGAIN_S)
 
     async def _end_calls(self, found: SandboxError) -> None:
-        """What was written is not undone, but what starts from now on cannot write more.
+        """End the calls under way. The written files stay; new calls cannot write more.
 
-        So if files still grow when these calls are dead, it is neither theirs nor the next ones'.
+        So if files still grow when these calls are dead, something in the background writes.
         """
         self.problem, ending = found, list(self._calls)
         self._ended_calls = bool(ending)
@@ -194,10 +193,10 @@ class GrowthGuard:
 
 @dataclass(eq=False)
 class Held:
-    """An open sandbox. `suits` is False while it is unknown whether it is as it should be now.
+    """An open sandbox. `suits` is False until it is checked whether it is made as it should be.
 
-    `news` is what the agent should know of the one that was there before; `epitaph` says what
-    became of this one, once it has ended under a call. `previews` has the address of each port.
+    `news` is what the agent should know of the sandbox before it; `epitaph` says why this one ended
+    during a call, once it has. `previews` has the address of each port.
     """
 
     sandbox: Sandbox
@@ -219,7 +218,7 @@ class Held:
             self.doors.close()
 
     async def stop_all(self) -> list[ProcessRow]:
-        """Kill what was started by id and runs; return it as it was."""
+        """Kill the running background processes; return them as they were before."""
         rows: list[ProcessRow] = []
         with suppress(SandboxGone):
             rows = [row for row in await self.runtime.processes.list() if row.running]
@@ -230,7 +229,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Use:
-    """What this server does with a chat now; `starting`: its sandbox is just being made.
+    """What this server does with a chat now; `starting`: its sandbox is being made.
 
     `age_s`: how long ago its sandbox was started; `dead`: it was found to have ended.
     """
@@ -246,13 +245,13 @@ class Use:
 
 
 def cause(ending: Ending, limits: Limits) -> str:
-    """What it died of."""
+    """Return why a sandbox ended, as a part of a sentence."""
     return _WORDS[ending].format(memory=show_size(limits.memory_mb * MIB))
 
 
 def limit_met(result: ExecResult, limits: Mapping[str, str]) -> str:
-    """Which limit on sizes a command that failed ran into, by its end and its words; or none."""
-    # With this code a shell says that the signal ended a program.
+    """Return the size limit that a failed command met, by its end and its stderr; "" if none."""
+    # The exit code by which a shell reports that SIGXFSZ ended a program.
     ended = {"SIGXFSZ", 153} & {result.signal, result.exit_code}
     said = "file too large" if ended else result.stderr.lower()
     return next((what.format(**limits) for sign, what in _LIMITS.items() if sign in said), "")

@@ -1,4 +1,4 @@
-"""One chat's computer: every call of every tool, of a person's shell and of a program."""
+"""The sandbox of one chat, as callers see it: the calls of tools, shells and programs."""
 
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -37,7 +37,7 @@ from mcp_sandbox.sessions.processes import Processes, with_figures
 from mcp_sandbox.sessions.rooms import limit_met
 from mcp_sandbox.sessions.skills import ChatSkills
 
-# One line "name version" for each program that is there; all asked at once, none waited for long.
+# One line "name version" for each program found; all are asked at once, with a time limit each.
 _ASK = r"""
 ask() {
   command -v "$1" >/dev/null || return
@@ -74,7 +74,7 @@ class SandboxReport(SandboxFacts):
 class Session:
     """The computer of one chat. Paths are relative to its workspace, or absolute inside.
 
-    Any number of tasks may call at once; see the package for what sessions share.
+    Any number of tasks may call at once.
 
     Any call may raise SandboxGone (the sandbox died; the next call gets a new one on the same
     files), OperatorError (no sandbox can be made) and CallerError (the call cannot be done).
@@ -93,7 +93,7 @@ class Session:
         self._hold = hold
         self._gate = gate
         self._judged = judged
-        # Its text is said with the next result.
+        # Takes a text that the agent gets with the next result.
         self.tell_news = hold.tell_agent
         self.chat: ChatId = hold.chat
         self.backend: BackendName = hold.backend
@@ -102,21 +102,21 @@ class Session:
 
     @property
     def processes(self) -> Processes:
-        """What outlives its call. Made anew: kept here it would keep the session, and its hold."""
+        """What outlives its call. Made anew: kept here it would keep the session alive."""
         return Processes(self.chat, self._gate, self.exec, judged=self._judged)
 
     @property
     def is_open(self) -> bool:
-        """False while its sandbox is just being made."""
+        """False while its sandbox is being made."""
         return self._hold.is_open
 
     @property
     def has_sandbox(self) -> bool:
-        """There is one now; else the next call makes it."""
+        """Whether there is one now; if not, the next call makes it."""
         return self._hold.use().open
 
     async def take_news(self) -> list[str]:
-        """What became of the sandbox between the calls, for the next result; told once."""
+        """Return what happened to the sandbox since the last call; each text is returned once."""
         return [*await self._hold.take_news(), *self.skills.take_warnings()]
 
     async def run_code(  # noqa: PLR0913 - what code can be given
@@ -130,9 +130,9 @@ class Session:
         on_output: OnOutput | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
-        """Run code in a fresh process of its language, or Python in a `notebook`, which keeps it.
+        """Run code in a new process, or Python in a `notebook`, which keeps its variables.
 
-        The rest as in `exec`.
+        The other arguments are those of `exec`.
         """
         if notebook is not None:
             _check_notebook(notebook, language)
@@ -169,17 +169,17 @@ class Session:
         """Run a bash command line, or a list of program and arguments without a shell.
 
         Commands in a `shell` of the same name find directory, variables, functions and options as
-        the one before has left them. After `timeout_s` it is killed. After `wait_s`, when `until`
-        is in its output, or when `leave` is cancelled, the answer is how far it is, and it goes on
-        as `result.process`. `on_output` gets ("stdout" | "stderr", bytes) while it runs.
-        `tty`: on a terminal. `take`: it gets all of stdout; see runtime.
+        the one before left them. After `timeout_s` it is killed. After `wait_s`, when `until` is
+        in its output, or when `leave` is cancelled, the result has the output so far, and the
+        command goes on as `result.process`. `on_output` gets ("stdout" | "stderr", bytes) while it
+        runs. `tty`: run it on a terminal. `take` gets all of stdout; see runtime.
 
         Raises:
             CommandFailed: with `check`, it did not succeed.
         """
         given = stdin.encode() if isinstance(stdin, str) else stdin or b""
         told = {"command": command, "cwd": cwd, "env": env, "stdin": stdin, "shell": shell}
-        # What is taken has no other end than its own.
+        # A command whose stdout is taken is waited for until it ends.
         stays = take is not None and wait_s is None and leave is None
         async with self._enter("exec", 0, leave, **told) as entered:
             result = await entered.runtime.exec(
@@ -205,15 +205,15 @@ class Session:
 
     @staticmethod
     def _limit_s(timeout_s: float | None, wait_s: float | None, default_s: float) -> float | None:
-        """What nobody waits for lives as long as its sandbox, unless it is told otherwise."""
+        """Return the time limit; None, the life of the sandbox, for a start in the background."""
         if timeout_s is not None and not timeout_s >= 0:
-            raise InvalidArgument("timeout_s is a number of seconds from 0 on")
+            raise InvalidArgument("timeout_s must be a number of seconds, 0 or more")
         return None if timeout_s is None and wait_s == 0 else timeout_s or default_s
 
     async def shell(
         self, frames: AsyncIterable[bytes], show: Show, *, args: Mapping[str, Any], room: int = 0
     ) -> TerminalEnd:
-        """Let a person use a shell, in need of `room` bytes; what it leaves running ends with it.
+        """Let a person use a shell that needs `room` bytes of disk; what it started ends with it.
 
         See runtime.
         """
@@ -227,12 +227,12 @@ class Session:
     async def door(self, handler: Handler, *, at: int | str = 0) -> AsyncGenerator[int | str]:
         """Let programs inside connect to `handler` while the block lasts, on any network.
 
-        Yields the port of their 127.0.0.1, a free one where `at` is 0, or the path of a unix socket
-        that `at` is. The sandbox stays for the block; if it dies, the handlers end. Where the
-        network is open on bubblewrap the port is this machine's: ask who comes for a secret.
+        Yields the port on their 127.0.0.1, a free one if `at` is 0, or `at`, the path of a unix
+        socket. The sandbox stays for the block; if it dies, the handlers end. On bubblewrap with
+        an open network the port is one of this machine: ask each client for a secret.
 
         Raises:
-            Busy: a program or another block listens there, or too many do.
+            Busy: a program or another block listens there, or there are too many.
         """
         async with self._enter("door", at=at) as entered:
             doors = await entered.held.doorway.doors()
@@ -240,7 +240,7 @@ class Session:
                 yield place
 
     async def read_file(self, path: str, *, offset: int = 1, limit: int = 2000) -> FileContent:
-        """Lines of a text file from line `offset` on, an image, or a binary file's beginning."""
+        """Return lines of a text file from `offset` on, an image, or a binary file's beginning."""
         async with self._enter("read_file", path=path) as entered:
             return await entered.runtime.files.read_lines(path, offset=offset, limit=limit)
 
@@ -265,13 +265,13 @@ class Session:
     async def list_files(
         self, path: str = ".", *, depth: int = 1, limit: int = 500, hidden: bool = True
     ) -> Listing:
-        """The entries of a directory, `depth` levels deep."""
+        """Return the entries of a directory, `depth` levels deep."""
         async with self._enter("list_files", path=path) as entered:
             files = entered.runtime.files
             return await files.list(path, depth=depth, limit=limit, hidden=hidden)
 
     async def glob(self, pattern: str, path: str = ".", *, limit: int = 500) -> GlobResult:
-        """Paths that match, newest first."""
+        """Return the paths that match, newest first."""
         async with self._enter("glob", pattern=pattern, path=path) as entered:
             return await entered.runtime.files.glob(pattern, path, limit=limit)
 
@@ -285,7 +285,7 @@ class Session:
         context: int = 0,
         limit: int = 200,
     ) -> GrepResult:
-        """Lines that match a regular expression."""
+        """Return the lines that match a regular expression."""
         async with self._enter("grep", pattern=pattern, path=path, glob=glob) as entered:
             return await entered.runtime.files.grep(
                 pattern, path, glob=glob, ignore_case=ignore_case, context=context, limit=limit
@@ -306,7 +306,7 @@ class Session:
             return await entered.runtime.files.move(source, destination, overwrite=overwrite)
 
     async def info(self) -> SandboxReport:
-        """What this computer is and has."""
+        """Return the programs, limits, disk usage and network of the sandbox."""
         async with self._enter("sandbox_info") as entered:
             usage = await self._hold.meter.usage()
             result = await entered.runtime.exec(_ASK, timeout_s=15)
@@ -325,7 +325,7 @@ class Session:
             )
 
     async def reset(self, *, keep_files: bool = True) -> str:
-        """A new sandbox; without `keep_files` also an empty workspace. Says what was done."""
+        """Replace the sandbox; without `keep_files` also empty the workspace. Say what was done."""
         given = {"keep_files": keep_files}
         async with self._gate.passed(Action(self.chat, "sandbox_reset", given)):
             await self._hold.end("keep" if keep_files else "discard")
@@ -341,14 +341,14 @@ class Session:
     async def network_access(
         self, hosts: Sequence[str], reason: str, *, write: bool = False
     ) -> str:
-        """Let the chat reach public hosts, only to read unless it may `write`; says which.
+        """Let the chat reach public hosts, only to read unless it may `write`; say which.
 
         Raises:
-            ConsentNeeded, NotPermitted: as for a command about which a person is asked.
-            Unsupported: this server has no allowed hosts.
+            ConsentNeeded, NotPermitted: as for a command that needs the user's consent.
+            Unsupported: this server has no list of allowed hosts.
         """
         if (egress := self._hold.egress) is None:
-            raise Unsupported("this server has no allowed hosts that could be added to")
+            raise Unsupported("nothing to add to: this server has no `network: allowlist`")
         lacking = await egress.lacking(self.chat, hosts, read=not write)
         if not lacking:
             return f"{', '.join(hosts)}: allowed already; connect again"
@@ -369,7 +369,7 @@ class Session:
 
 
 async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
-    """The result of a command, with what its own output does not say."""
+    """Return the result of a command with its figures, limits met and lines of trouble."""
     held, full = entered.held, entered.full
     entered.grew = result.changed_files != ()
     entered.record.exit_code = result.exit_code
@@ -401,7 +401,7 @@ def _check_notebook(name: str, language: Language) -> None:
 
 
 async def _troubles(runtime: Runtime, kept: str) -> int:
-    """How many lines of the kept output speak of trouble; 0 where that cannot be told soon."""
+    """Count the lines of the kept output that report trouble; 0 if that cannot be told in time."""
     with suppress(SandboxError, ValueError):
         look = ["/bin/grep", "-caiE", TROUBLE, kept]
         return int((await runtime.exec(look, env={"LC_ALL": "C"}, timeout_s=2)).stdout[:9])
