@@ -1,7 +1,7 @@
-"""What persons allow and refuse of the calls that a policy asks them about.
+"""The user's answers to the questions of the policy about single calls.
 
-Kept with a chat's record, as the grants of hosts are, where nothing inside a sandbox reaches it. A
-question is noted before it is asked, so that a person at the machine can answer it too.
+Stored in a chat's record, as the grants of hosts are, which nothing inside a sandbox can reach. A
+question is stored before it is asked, so that it can be answered by the command line too.
 """
 
 import math
@@ -18,11 +18,11 @@ from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.records import Ledger
 
 Word = Literal["once", "chat", "no"]
-"""Yes to this very call, yes to its like in this chat, no to its like for a while."""
+"""Yes to this very call, yes to such calls in this chat, no to such calls for a while."""
 USER = "the user"
-"""Who answers by the client of a chat."""
+"""The `by` of an answer that came by the chat's client."""
 Ask = Callable[["Approval"], Awaitable[Word | Literal["later"] | None]]
-"""Asks the user of a chat; "later" comes with the same call, made again, None from nobody."""
+"""Asks the user of a chat. "later": the answer comes with the same call made again. None: none."""
 
 _NOTED = "approvals"  # What a chat's record calls them.
 _OPEN_S, _NO_S, _ASKING_S = 3600.0, 600.0, 60.0
@@ -33,11 +33,11 @@ _LETTERS = "23456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 @dataclass(frozen=True)
 class Approval:
-    """A call that needs a person's word, and that word once it was given, until so many seconds.
+    """A call that needs consent, and the answer once given; `until_s` is in seconds of the epoch.
 
-    `about` are the rules that ask, each with its target: what a word for the chat is about.
-    `digest` is of the call. `effect` says what it does, `part` which part of it does, `text` has
-    all of it.
+    `about` are the rules that ask, each with its target: an answer for the chat is about these.
+    `digest` is of the call. `effect` says what the call does, `part` which part of it does that,
+    `text` has all of it.
     """
 
     what: str
@@ -57,11 +57,11 @@ async def _nobody(_: Approval) -> None:
 
 
 asks = ContextVar[Ask]("asks", default=_nobody)
-"""How the user of the call that is under way is asked."""
+"""How to ask the user of the call that is under way."""
 
 
 class Approvals:
-    """Those of all chats of a data root. `lifetime_s`: how long a yes for a chat lasts."""
+    """The approvals of a data root. `lifetime_s`: how long a yes for a chat lasts."""
 
     def __init__(self, ledger: Ledger, audit: Audit, lifetime_s: float) -> None:
         self._records, self._clock, self._audit = ledger.records, ledger.clock, audit
@@ -70,11 +70,11 @@ class Approvals:
         self._asking: dict[ChatId, tuple[str, float]] = {}
 
     async def check(self, chat: ChatId, call: Approval) -> None:
-        """Return if the call was allowed, or is now; a yes to this very call is used up.
+        """Return if the call was allowed, or is now; a yes to this very call counts once.
 
         Raises:
-            ConsentNeeded: nobody has answered; the question is kept.
-            NotPermitted: a person has said no, not long ago.
+            ConsentNeeded: there is no answer yet; the question is stored.
+            NotPermitted: the user has said no, not long ago.
             Busy: the user is being asked about another call.
         """
         noted, about = self._current(await self._records.kept(chat, _NOTED)), set(call.about)
@@ -90,11 +90,11 @@ class Approvals:
                 return
             word = await asks.get()(found)
             if word == "later":
-                # Who never answers does not say so.
+                # A client that never answers sends nothing: the wait has an end.
                 self._asking[chat] = call.digest, self._clock().steady_s + _ASKING_S
             if word is None or word == "later":
                 raise ConsentNeeded(
-                    f"this needs the user's consent, and nobody has answered: {found.effect} "
+                    f"this needs the user's consent, and there is no answer yet: {found.effect} "
                     f"Nothing was run. Tell the user that `mcp-sandbox approvals allow {found.id}`"
                     ", typed by them on the machine of this server within an hour, allows it; "
                     "then make exactly the same call again. Until then go on with what does not "
@@ -106,16 +106,16 @@ class Approvals:
 
     @contextmanager
     def _turn(self, chat: ChatId, call: Approval) -> Generator[None]:
-        """Have nothing else asked in a chat meanwhile, which is known before anything is noted.
+        """Allow one question at a time in a chat; taken before the question is stored.
 
         Raises:
-            Busy: something is, or has been and waits for this call to be made again.
+            Busy: another is open, or waits for its call to be made again.
         """
         digest, until_s = self._asking.get(chat, ("", 0.0))
         is_next = digest == call.digest and until_s < math.inf
         if self._clock().steady_s < until_s and not is_next:
             raise Busy(
-                "nothing was run: this needs the user's consent, and they are just being asked "
+                "nothing was run: this needs the user's consent, and they are being asked "
                 "about another call of this chat. Call again when that one is answered."
             )
         self._asking[chat] = now = call.digest, math.inf
@@ -126,7 +126,7 @@ class Approvals:
                 del self._asking[chat]
 
     async def answer(self, chat: ChatId, approval_id: str, word: Word, by: str) -> Approval:
-        """Note a person's word on an open question; a yes of USER to one call leaves nothing.
+        """Store the answer to an open question; a yes of USER to one call is not stored.
 
         Raises:
             NotFound: it is not open any more.
@@ -153,26 +153,26 @@ class Approvals:
         return found
 
     async def find(self, approval_id: str) -> tuple[ChatId, Approval]:
-        """Return what alone has this id, in whichever chat; NotFound, if nothing has."""
+        """Return the only approval with this id, of any chat; NotFound if there is not one."""
         found = [each for each in await self.list() if each[1].id == approval_id.upper()]
         if len(found) != 1:
             raise NotFound(_unknown(approval_id))
         return found[0]
 
     async def list(self) -> Sequence[tuple[ChatId, Approval]]:
-        """What is open or was answered and has not ended, of all chats."""
+        """Return the open questions, and the answers that still hold, of all chats."""
         noted = [(each.chat, each.further.get(_NOTED)) for each in await self._records.list()]
         return [(chat, each) for chat, found in noted for each in self._current(found)]
 
     def _current(self, noted: Any) -> Sequence[Approval]:  # noqa: ANN401 - JSON of any version
-        # What only a newer version understands does not count.
+        # Entries that only a newer version understands are ignored.
         with suppress(TypeError):
             found = [Approval(**each) for each in noted or ()]
             return [each for each in found if each.until_s > self._clock().wall_s]
         return []
 
     async def _note(self, chat: ChatId, call: Approval) -> Approval:
-        """Note the question, or use up the yes that there is by now."""
+        """Store the question, or use up the yes that has come meanwhile."""
         until_s = self._clock().wall_s + _OPEN_S
         new_id = "".join(secrets.choice(_LETTERS) for _ in range(4))
         result = replace(call, id=new_id, text=call.text[:_MOST_TEXT], until_s=until_s)
@@ -199,9 +199,9 @@ class Approvals:
 
 
 def anew(further: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What stays with a chat that begins anew, as its agent may have it do: what binds it.
+    """Return what a chat keeps when its agent discards its files: whatever restricts it.
 
-    Its image and limits (`assistant_of`), what a person has refused, and what is not answered yet.
+    Its image and limits (`assistant_of`), refusals of the user, and open questions.
     """
     noted = [each for each in further.get(_NOTED) or () if isinstance(each, dict)]
     bound = {name: value for name, value in further.items() if name == "assistant"}

@@ -1,9 +1,9 @@
-"""Removes what is over: old files and trash, left sandboxes, open ones that nobody uses.
+"""Removes old files, trash, leftover sandboxes and open sandboxes that are idle.
 
-Which files are due is decided in workspace.retention; this looks, and does it. What is in use is
-not ended: the hold asks the runner, which knows of every server.
+workspace.retention decides which files are due; this module looks, and removes them. A sandbox in
+use is not ended: its hold asks the runner, which knows the connections of every server.
 
-    {data root}/sandbox/clock    the last moment a process saw, and in which run of the machine
+    {data root}/sandbox/clock    the latest time that a process saw, and the boot id of then
 """
 
 import logging
@@ -53,7 +53,7 @@ _TIDY_S = 3600.0
 class GcItem:
     """Something that is, or would be, removed; `what` is a chat, as "user/chat", where known.
 
-    kind: the files of a chat, what was thrown away before, or a sandbox that no chat needs.
+    kind: the files of a chat, what was discarded before, or a sandbox that no chat needs.
     """
 
     kind: Literal["workspace", "trash", "sandbox"]
@@ -77,7 +77,7 @@ class _Seen(NamedTuple):
 
 
 class Cleaning:
-    """Looks again and again, so that it knows how old things are whatever a clock says.
+    """Looks regularly, so that it knows how old things are even if the clock was changed.
 
     Every method may raise OperatorError: the data root or the engine cannot be used.
     """
@@ -94,12 +94,12 @@ class Cleaning:
         self._ages: tuple[Moment, Ages[ChatId], Ages[str]] | None = None
 
     async def tidy(self, *, watched_s: float = 0.0) -> None:
-        """Take in what there is, and empty the trash of what is due."""
+        """Look at what there is, and empty the trash of what is due."""
         seen = await self._look()
         await self._empty_trash(seen, watched_s, dry_run=False)
 
     async def collect(self, *, dry_run: bool = False, watched_s: float = 0.0) -> GcReport:
-        """Remove what is due and was watched for so long, or with `dry_run` only say what is."""
+        """Remove what is due and was watched for `watched_s`; with `dry_run` only report it."""
         seen = await self._look()
         items = await self._end_left(seen, dry_run)
         in_use, keep_s = await self._in_use(), self._settings.workspace.retention
@@ -109,11 +109,11 @@ class Cleaning:
         return GcReport(dry_run, tuple(items))
 
     async def end_paused(self) -> None:
-        """End what was paused by a server that is gone, and not used for long."""
+        """End sandboxes that were paused by a server that is gone, and not used for long."""
         await self._end_left(await self._look(), dry_run=False, paused_only=True)
 
     async def end_leftover(self, sandbox_id: SandboxId, chat: ChatId) -> bool:
-        """End a sandbox unless its chat has files, or got some meanwhile; whether it did."""
+        """End a sandbox unless its chat has files, or got some meanwhile; return whether it did."""
         async with self._records.hold(chat):
             if await self._workspaces.exist(chat):
                 return False
@@ -127,7 +127,7 @@ class Cleaning:
             anchor = await to_thread.run_sync(_recall, self._clock_file, now)
             self._ages = anchor, Ages(anchor), Ages(anchor)
         anchor, chat_ages, trash_ages = self._ages
-        # Before the directories: a record that comes in between has its directory.
+        # Before the directories are listed, which come into being before their records.
         await self.ledger.write()
         records = {record.chat: record for record in await self._records.list()}
         items = await self._workspaces.trashed(measured=False)
@@ -143,19 +143,19 @@ class Cleaning:
         )
 
     async def _correct(self, chat: ChatId, now: Moment) -> None:
-        """Make the record of a chat that has files and none, or remove that of one without."""
+        """Make the record of a chat that has only files, or remove that of a chat without."""
         async with self._records.hold(chat, at_once=True) as ours:
             if ours and not await self._workspaces.exist(chat):
                 await self._records.remove(chat)
                 self.ledger.forget(chat)
             elif ours and await self._records.get(chat) is None:
-                # When it was used last is unknown: that counts as now.
+                # The time of its last use is unknown: that counts as now.
                 here = self._backend.name
                 lived = here if here == "unsafe-local" else None
                 await self._records.put(ChatRecord(chat, lived, now.wall_s, now.wall_s))
 
     async def _take(self, one: Due, seen: _Seen, dry_run: bool) -> GcItem | None:
-        """Throw a chat's files into the trash, unless it was used since it was looked at."""
+        """Move a chat's files to the trash, unless it was used since `seen`."""
         chat = one.chat
         size = (await self._workspaces.meter(chat).usage()).used_bytes
         item = GcItem("workspace", str(chat), one.why, size)
@@ -210,7 +210,7 @@ class Cleaning:
         if not dry_run:
             gone, stuck = await self._workspaces.empty_trash(is_due=old.__contains__)
             if stuck:
-                logger.warning("the trash holds what cannot be deleted: %s", stuck)
+                logger.warning("these cannot be deleted from the trash: %s", stuck)
             items = [item for item in items if item.name in gone]
         kept = in_words(TRASH_KEPT_S)
         for item in items:
@@ -220,7 +220,7 @@ class Cleaning:
 
 
 def _recall(file: Path, now: Moment) -> Moment:
-    """The last moment that was remembered since the machine started; `now` if none was."""
+    """Return the time that was stored last since the machine started; `now` if none was."""
     try:
         said = read_note(file)
         if said is None or said["boot"] != boot_id():
@@ -233,18 +233,18 @@ def _recall(file: Path, now: Moment) -> Moment:
 
 
 def _remember(file: Path, now: Moment, anchor: Moment) -> None:
-    """Keep `now`, as far as it can be believed, for the next process."""
+    """Store `now`, as far as it is credible, for the next process."""
     seen = credible(now, anchor)
     said = {"boot": boot_id(), "wall_s": seen.wall_s, "steady_s": seen.steady_s}
     try:
-        # It counts in this run of the machine alone.
+        # It is of use only until the machine restarts.
         write_note(file, said, synced=False)
     except OSError as exc:
-        logger.warning("the time could not be written down for the next server: %s", exc)
+        logger.warning("the time could not be stored for the next server: %s", exc)
 
 
 def next_step(use: Use, idle_s: float, settings: SessionsConfig) -> Step | None:
-    """What is to be done with an open sandbox that this server has not used for `idle_s`."""
+    """Return what to do with an open sandbox that this server has not used for `idle_s`."""
     if use.starting or use.calls:
         return None
     if use.dead:
@@ -278,15 +278,15 @@ class Reaper:
                 await anyio.sleep(self._interval_s)
 
     async def look(self) -> None:
-        """Do for the sandboxes what is to be done now, and write down what happened."""
+        """End the sandboxes that are due now, and store the times of use."""
         async with anyio.create_task_group() as tasks:
-            # One whose engine does not answer holds up none of the others.
+            # One whose engine does not answer must not delay the others.
             for kept in self._open_ones():
                 tasks.start_soon(self._care, kept)
         await self._ledger.write()
 
     async def look_at_files(self) -> None:
-        """Do for old files what is to be done now; this may take long."""
+        """Remove the old files that are due now; this may take long."""
         now = self._ledger.clock()
         try:
             if self._is_due(now):
@@ -298,16 +298,15 @@ class Reaper:
             logger.exception("old files could not be looked at; trying again later")
 
     def _is_due(self, now: Moment) -> bool:
-        """Whether it is the hour of the schedule.
+        """Return whether the scheduled time has come.
 
-        What is due by that is also removed once soon after the start: many a server does not live
-        until its hour.
+        Also once, soon after the start: many servers do not live until their scheduled time.
         """
         local = datetime.fromtimestamp(now.wall_s)
         if self._collected is None:
             is_due = now.steady_s - self._begun_s >= WATCHED_S
         else:
-            # After the clock was put back, its next turn is the next by the new time.
+            # After the clock was set back, the next time is the next by the new clock.
             self._collected = min(self._collected, local)
             is_due = is_time(self._settings.workspace.cleanup, self._collected, local)
         if is_due:
@@ -316,7 +315,7 @@ class Reaper:
 
     async def _run_files(self) -> None:
         while True:
-            # Not at once: the first call comes first.
+            # Not at once: the first call is not to wait for it.
             await anyio.sleep(_FILES_S)
             await self.look_at_files()
 
@@ -331,4 +330,4 @@ class Reaper:
             elif step and not await kept.yield_up(background_too=use.paused):
                 self._ledger.used(kept.chat)
         except SandboxError:
-            logger.exception("chat %s: its sandbox could not be looked after", kept.chat)
+            logger.exception("chat %s: cannot check its sandbox; trying again", kept.chat)

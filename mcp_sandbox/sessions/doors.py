@@ -1,6 +1,6 @@
-"""What leaves the sandboxes of one manager: by which doors and grants, and what is told of it.
+"""Connections of chats to allowed hosts: the grants of each chat, and notices of refusals.
 
-The room `egress` judges a connection and `runtime` carries it; here it gets its chat.
+`egress` judges a connection, and `runtime` carries it; this module knows of which chat it is.
 """
 
 import logging
@@ -45,15 +45,15 @@ _VARIABLES = {
     **dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), _BUNDLE),
     "NODE_USE_ENV_PROXY": "1",
 }
-_NOTED = "egress"  # What a chat's record calls its grants.
+_NOTED = "egress"  # The key of a chat's record for its grants.
 _MOST_CHATS, _MOST_PLACES, _MOST_TOLD, _MOST = 1000, 100, 5, 128
-# How long a call waits for the doors, and how soon they are tried again without one.
+# How long a call waits for the doors, and how soon they are tried again without a call.
 _CALL_S, _AGAIN_S = 2.0, 5.0
 
 
 @dataclass(frozen=True)
 class Grant:
-    """A public host that a person has allowed to a chat, until so many seconds since the epoch."""
+    """A public host that the user has allowed to a chat; `until_s` is in seconds of the epoch."""
 
     host: str
     read: bool
@@ -82,7 +82,7 @@ class Place:
 
 
 class Egress:
-    """The way out of the sandboxes of one manager; all have the `mount`.
+    """The way out of the sandboxes of one manager, which all have the `mount`.
 
     `counts` has its connections by verdict.
     """
@@ -97,15 +97,15 @@ class Egress:
         self._places: dict[ChatId, dict[Target | None, Place]] = {}
 
     def doors(self, chat: ChatId, doorway: Doorway, tell: Tell) -> "Doors":
-        """Those that an open sandbox of the chat is to have; `tell` lets the agent know."""
+        """Return the doors for an open sandbox of the chat; `tell` takes notices for the agent."""
         return Doors(partial(self._serve, chat), doorway, tell)
 
     def variables(self, chat: ChatId) -> Mapping[str, str]:
-        """What every call of a chat finds in its environment."""
+        """Return the environment variables of every call of a chat."""
         return {**_VARIABLES, **self._proxy.secrets.placeholders(chat)}
 
     async def described(self, chat: ChatId) -> str:
-        """The network of a chat's sandbox in a few words."""
+        """Return a description of the network of a chat's sandbox, in a few words."""
         rules = [*self._rules.allow, *await self._granted(chat)]
         names = dict.fromkeys(
             f"{each.source} (read only)" if each.source.startswith("preset") else str(each)
@@ -122,11 +122,11 @@ class Egress:
         )
 
     async def grants(self, chat: ChatId) -> Sequence[Grant]:
-        """What persons have allowed to the chat, and has not ended."""
+        """Return the grants of the chat that have not ended."""
         return self._current(await self._records.kept(chat, _NOTED))
 
     def _current(self, noted: Any) -> Sequence[Grant]:  # noqa: ANN401 - JSON of any version
-        # What only a newer version understands does not count.
+        # Entries that only a newer version understands are ignored.
         with suppress(TypeError, InvalidArgument):
             grants = [Grant(**each) for each in noted or ()]
             return [each for each in grants if each.rule and each.until_s > self._clock().wall_s]
@@ -136,11 +136,11 @@ class Egress:
         return [grant.rule for grant in await self.grants(chat)]
 
     async def lacking(self, chat: ChatId, hosts: Sequence[str], *, read: bool) -> list[str]:
-        """Those hosts that a chat may not reach yet to `read`, or to write too.
+        """Return those of the hosts that a chat may not yet read from, or without `read` write to.
 
         Raises:
             NotPermitted: no grant could help.
-            InvalidArgument: it is no single public host.
+            InvalidArgument: one is no single public host.
         """
         grants, lacking = await self._granted(chat), dict[str, None]()
         for text in hosts:
@@ -157,7 +157,7 @@ class Egress:
         return [*lacking]
 
     async def allow(self, chat: ChatId, host: str, *, read: bool, by: str, for_s: float) -> Grant:
-        """Allow HOST[:PORT] from the next connection on; an earlier grant of it ends.
+        """Allow HOST[:PORT] from the next connection on; this replaces an earlier grant of it.
 
         Raises:
             InvalidArgument: it is no public host.
@@ -189,7 +189,7 @@ class Egress:
         await self._audit.write("grant", user=chat.user, chat=chat.chat, **told)
 
     async def _replace(self, chat: ChatId, rule: Rule, *new: Grant) -> bool:
-        """Note `new` for what the chat has of the same hosts and ports; whether it had any."""
+        """Replace the grants of the same hosts and ports; return whether there were any."""
         same, had = (rule.host, rule.ports), False
 
         def replaced(noted: object) -> object:
@@ -203,7 +203,7 @@ class Egress:
         return had
 
     async def check(self, text: str, chat: ChatId | None) -> Mapping[str, Any]:
-        """Which rule decides about HOST[:PORT] for a chat, or for one without grants, and why.
+        """Return which rule decides about HOST[:PORT] for a chat, or without grants, and why.
 
         Raises:
             InvalidArgument: it is no host.
@@ -217,7 +217,7 @@ class Egress:
         return {"target": str(target), "allowed": bool(rule), "why": why}
 
     async def told(self, chat: ChatId) -> Mapping[str, Any]:
-        """The rules and grants of a chat, and what this server saw go where, the latest last."""
+        """Return the rules and grants of a chat, and its connections by host, the latest last."""
         rules = [*self._rules.allow, *await self._granted(chat)]
         places = self._places.get(chat, {}).items()
         return {
@@ -227,7 +227,7 @@ class Egress:
         }
 
     def take_news(self, chat: ChatId) -> list[str]:
-        """What was refused to the chat and was not told yet."""
+        """Return what was refused to the chat since the last time this was asked."""
         untold = [each for each in self._places.get(chat, {}).items() if each[1].untold]
         news = [self._sentence(chat, *each) for each in untold[-_MOST_TOLD:]]
         if more := len(untold) - len(news):
@@ -237,26 +237,26 @@ class Egress:
         return news
 
     def _sentence(self, chat: ChatId, target: Target | None, place: Place) -> str:
-        """As the client inside was told."""
+        """Return the notice of a refusal, in the words that the client inside got."""
         times = f", {place.untold} times" if place.untold > 1 else ""
         said = f"network: refused {target or 'a request'}{times}: {place.why}"
         if target and not self._rules.judge(target)[0]:
             host = target.host if target.port in PORTS else str(target)
             with suppress(InvalidArgument):
-                # What no grant helps is not worth a person's time.
+                # Name the way to a grant only where one would help.
                 if self._rules.judge(target, [rule_of(host)])[0]:
                     way = f"mcp-sandbox egress allow {_name(chat)} {host}"
                     said += f". network_access asks the user for it, who can also type: {way}"
         return said
 
     def forget(self, chat: ChatId) -> None:
-        """It has begun anew, or is no more."""
+        """Forget the connections of a chat, which was emptied or removed."""
         self._places.pop(chat, None)
 
     async def _serve(self, chat: ChatId, stream: ByteStream) -> None:
-        """Let one connection out if it may go, by the grants that there are when it begins."""
+        """Let one connection out if it may leave, by the grants of the moment when it begins."""
         grants: Sequence[Rule] = ()
-        # Without them less is allowed.
+        # Without the grants less is allowed.
         with suppress(StorageUnavailable):
             grants = await self._granted(chat)
         note = partial(self._note, chat)
@@ -271,7 +271,7 @@ class Egress:
         received: int,
         duration_ms: float,
     ) -> None:
-        """Count and log a connection; the latest places are known, of the latest chats."""
+        """Count and log a connection; the latest places of the latest chats are kept."""
         places = self._places[chat] = self._places.pop(chat, {})
         place = places[target] = places.pop(target, Place())
         if len(places) > _MOST_PLACES:
@@ -297,7 +297,7 @@ class Egress:
 
 
 class Doors:
-    """Those of one open sandbox, from `run` until they are closed."""
+    """The doors of one open sandbox, from `run` until they are closed."""
 
     def __init__(self, handler: Handler, doorway: Doorway, tell: Tell) -> None:
         self._handler, self._doorway = handler, doorway
@@ -307,13 +307,13 @@ class Doors:
         self._tried, self._wanted = anyio.Event(), anyio.Event()
 
     async def ready(self) -> None:
-        """Return when connections can leave, or it is known that they cannot for now."""
+        """Return when connections can leave, or an attempt to open the doors has failed."""
         self._wanted.set()
         with anyio.move_on_after(_CALL_S):
             await self._tried.wait()
 
     async def run(self) -> None:
-        """Have them open, tried again whenever they were closed from inside."""
+        """Keep them open; open them again whenever they were closed from inside."""
         told = False
         with self._scope:
             while True:
@@ -328,7 +328,7 @@ class Doors:
                         self._tell(f"network: nothing leaves this computer: {exc}")
                     told = True
                 except SandboxError as exc:
-                    logger.info("doors are closed: %s", exc)
+                    logger.info("the doors are closed, and are tried again: %s", exc)
                 self._tried.set()
                 self._tried, self._wanted = anyio.Event(), anyio.Event()
                 with anyio.move_on_after(_AGAIN_S):
@@ -336,5 +336,5 @@ class Doors:
 
 
 def _name(chat: ChatId) -> str:
-    """As a person types it."""
+    """Return the chat's name as it is typed on the command line."""
     return chat.chat if chat.user == "local" else str(chat)

@@ -1,4 +1,4 @@
-"""What an agent should know and did not ask for, as sentences; each is told once."""
+"""Notices: sentences that an agent gets with its next result without having asked."""
 
 from mcp_sandbox.models import Background, ChatId, ProcessRow
 
@@ -8,7 +8,7 @@ _MOST_NAMED = 8
 
 
 class News:
-    """Short texts for the next result of a chat, the latest ones; each is told once."""
+    """The latest notices of each chat, until its next result takes them."""
 
     def __init__(self) -> None:
         self._untold: dict[ChatId, list[str]] = {}
@@ -21,12 +21,12 @@ class News:
         self._untold[chat] = untold
 
     def take(self, chat: ChatId) -> list[str]:
-        """What the chat's agent was not told yet."""
+        """Return the chat's texts, and forget them."""
         return self._untold.pop(chat, [])
 
 
 def how_it_is(row: ProcessRow) -> str:
-    """How a process ended, or that it is running, in a few words."""
+    """Return how a process ended, or "running", in a few words."""
     if row.running:
         return "running"
     if row.out_of_memory:
@@ -38,7 +38,7 @@ def how_it_is(row: ProcessRow) -> str:
 
 
 def ended(row: ProcessRow) -> str:
-    """A process has ended, and nobody had waited for that."""
+    """Return the notice that a background process has ended."""
     return (
         f"{row.id} ({row.command}) {how_it_is(row)} after {row.seconds:.0f} s; process action=wait "
         f"id={row.id} shows its last output"
@@ -46,7 +46,7 @@ def ended(row: ProcessRow) -> str:
 
 
 def ended_with(background: Background) -> str:
-    """What was running in the background, and does so no more; empty if nothing was."""
+    """Return a sentence on what ran in the background of an ended sandbox, "" if nothing did."""
     if not background.total:
         return ""
     named = [

@@ -1,7 +1,7 @@
-"""Puts skills where the sandbox of a chat sees them, one version of each, until another is wanted.
+"""Copies skills to where the sandbox of a chat sees them: one version of each, until a refresh.
 
-The version stays with the chat's files: over the end of its sandbox, of its server, and over edits
-of the skill. It goes when the chat begins with an empty workspace.
+The version stays with the chat's files, also after the end of its sandbox and its server, and after
+edits of the skill. It is removed when the chat begins with an empty workspace.
 """
 
 import logging
@@ -38,10 +38,10 @@ _TRIES = 3
 class Activation:
     """A skill as a chat got it. `body` is its text after the front matter, as it is in the file.
 
-    `path_in_sandbox` is where its files lie there, if they do. `unchecked` says why it is not known
+    `path_in_sandbox` is the folder of its files there, if any. `unchecked` says why it is not known
     what the sandbox lacks. `drift` names the files that have changed in the library since;
-    `left_out` says what its folder there has and nobody gets. `repeated`: the chat has been given
-    this text before.
+    `left_out` says what of its folder in the library is not copied. `repeated`: the chat has been
+    given this text before.
     """
 
     skill: Skill
@@ -66,7 +66,7 @@ class Activation:
 
 
 class Pinning:
-    """The versions that one chat has."""
+    """The versions of skills that one chat has."""
 
     def __init__(self, chat: ChatId, workspaces: Workspaces) -> None:
         self._chat = chat
@@ -77,25 +77,25 @@ class Pinning:
         self._variables: Mapping[str, str] | None = None
 
     async def variables(self) -> Mapping[str, str]:
-        """What commands find in their environment: SKILL_DIR, the skill that was activated last."""
+        """Return the variables of commands: SKILL_DIR, the skill that was activated last."""
         if self._variables is None:
             last = await self._run(self._pins.last) if self._pins else None
             self._variables = {"SKILL_DIR": last} if last else {}
         return self._variables
 
     def forget(self) -> None:
-        """The chat has begun anew, and has no skill."""
+        """Note that the chat was emptied, and has no skill."""
         self._variables = None
 
     async def activate(self, skill: Skill, library: Library, *, refresh: bool) -> Activation:
-        """Give the chat the skill as it is now, unless it has it and does not want another version.
+        """Copy the skill as it is now, unless the chat has it and `refresh` is not set.
 
-        Where sandboxes show no skills, it has only what it is told. Its files have been made.
+        Where sandboxes show no skills, nothing is copied. The chat must have its directories.
 
         Raises:
             UnknownSkill: it is gone.
-            Busy: it is being changed all the time.
-            TooLarge: the chat has too much of skills.
+            Busy: its files change all the time.
+            TooLarge: the skills of the chat are too large.
         """
         pins = self._pins
         if pins is None:
@@ -108,7 +108,7 @@ class Pinning:
         self._variables = {"SKILL_DIR": path_of(name)}
         digest = contents.digest
         event(logger, "skill activated", chat=str(self._chat), skill=skill.uri, digest=digest)
-        # What cannot be read now differs in everything.
+        # A skill that cannot be read now counts as changed in every file.
         current = Contents((), "")
         with suppress(CallerError):
             current = await library.contents(skill)
@@ -119,7 +119,7 @@ class Pinning:
         )
 
     async def file(self, skill: Skill, path: str) -> tuple[Contents, bytes] | None:
-        """A file of the version that the chat has, and all of that; None if it has none."""
+        """Return the contents of the chat's version, and one file of it; None if it has none."""
         pins = self._pins
         known = await self._run(partial(pins.find, skill.uri)) if pins else None
         if pins is None or known is None:
@@ -146,13 +146,13 @@ class Pinning:
         raise _being_changed(skill)
 
     async def _run(self, look: Callable[[], Result]) -> Result:
-        """Block on the disk, one at a time."""
+        """Run work on the disk in a thread, one at a time."""
         look = storage_errors(self._data_root)(look)
         return await to_thread.run_sync(look, limiter=self._limiter)
 
 
 async def _read_whole(skill: Skill, library: Library) -> Activation:
-    """Its text and its files as they were at one moment."""
+    """Return the skill with its text and list of files as they were at one moment."""
     for _ in range(_TRIES):
         contents = await library.contents(skill)
         document = await library.read(skill, DOCUMENT)

@@ -1,7 +1,7 @@
 """Previews: addresses of this machine that lead a browser to a port of a chat's sandbox.
 
-Only who knows the name is let in, which other users and web pages do not. What passes is neither
-read, but for the first head of each connection, nor changed.
+A request must carry the random host name, which other users and web pages do not know. Only the
+first head of each connection is read, and nothing is changed.
 """
 
 import errno
@@ -22,9 +22,9 @@ from mcp_sandbox.sessions.rooms import Held, Rooms
 
 _MOST, _MOST_CONNECTIONS = 8, 64
 _MOST_HEAD, _HEAD_S = 16 * 1024, 10.0
-# A server inside may just be starting anew.
+# A server inside may be restarting.
 _CONNECT_S = 2.0
-# Who is still sending when we hang up loses our answer; and how long a listener rests in trouble.
+# A client still sending when we close would lose our answer; a listener's pause after an error.
 _LAST_S, _TRY_AGAIN_S = 1.0, 0.1
 _REQUEST = re.compile(rb"\S+ [/*]\S* HTTP/1\.[01]\r\n")
 _HOST = re.compile(rb"^host[ \t]*:[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
@@ -34,11 +34,11 @@ End = Callable[[], Awaitable[object]]
 
 
 class _RefusedError(Exception):
-    """What the client is answered."""
+    """Its message is the HTTP status that the client gets."""
 
 
 class Previews:
-    """Those of one chat. They end with its sandbox and with this server."""
+    """The previews of one chat. They end with its sandbox and with this server."""
 
     def __init__(self, chat: ChatId, gate: Gate, rooms: Rooms) -> None:
         self._chat = chat
@@ -46,7 +46,7 @@ class Previews:
         self._rooms = rooms
 
     async def open(self, port: int, *, wait_s: float = 20.0) -> str:
-        """The address of what listens on `port`, the same for as long as this server lives.
+        """Return the address of what listens on `port`; it is the same while this server lives.
 
         Raises:
             NotFound: nothing listens there within `wait_s`.
@@ -69,7 +69,7 @@ class Previews:
         try:
             listening, taken = _listen(wanted)
         except OSError:
-            # Whoever has that port now may have been told the name.
+            # The program that has that port now may have seen the name.
             name, (listening, taken) = "", _listen(0)
         name = name or f"{token_hex(16)}.localhost"
         number = listening.getsockname()[1]
@@ -105,7 +105,7 @@ class _Preview:
                     try:
                         tasks.start_soon(self._answer, await listener.accept())
                     except OSError:
-                        # No descriptor is left, or who came has gone again.
+                        # No descriptor is left, or the client has gone again.
                         await anyio.sleep(_TRY_AGAIN_S)
 
     async def _answer(self, client: SocketStream) -> None:
@@ -140,9 +140,9 @@ class _Preview:
 
 
 def _listen(port: int) -> tuple[socket.socket, ExitStack]:
-    """A listener on 127.0.0.1, and what is held with it: nobody else gets the port of ::1.
+    """Return a listener on 127.0.0.1, and what closes it and the same port of ::1 beside it.
 
-    Browsers try that first, and would tell the name to whoever listened there.
+    Browsers try ::1 first, and would send the name to any program that listened there.
     """
     with ExitStack() as taken:
         listening = taken.enter_context(socket.create_server(("127.0.0.1", port)))
@@ -156,7 +156,7 @@ def _listen(port: int) -> tuple[socket.socket, ExitStack]:
 
 
 async def _beginning(client: SocketStream, name: str) -> bytes:
-    """What has come once the first head is whole: it carries the name."""
+    """Return the bytes up to the end of the first head, or more, if it carries the name."""
     came = b""
     while (end := came.find(b"\r\n\r\n", 0, _MOST_HEAD)) < 0:
         if len(came) >= _MOST_HEAD:

@@ -17,7 +17,7 @@ _FIGURES_READ = 10
 
 
 class Processes:
-    """Those of one chat, by the ids that results name. Errors are those of a session's calls."""
+    """The processes of one chat, by the ids in results. Raises what a session's calls raise."""
 
     def __init__(self, chat: ChatId, gate: Gate, run: Run, *, judged: bool = False) -> None:
         """`run` is the session's `exec`."""
@@ -46,7 +46,7 @@ class Processes:
                 await process.stop(grace_s=1)
 
     async def list(self) -> Sequence[ProcessRow]:
-        """What runs, and what has ended lately, the newest last."""
+        """Return what runs, and what has ended lately, the newest last."""
         async with self._enter("list") as entered:
             return await entered.runtime.processes.list()
 
@@ -60,10 +60,10 @@ class Processes:
         on_output: OnOutput | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
-        """Its end, or after `wait_s`, or as soon as `until` was printed, how far it is.
+        """Wait for its end, for `wait_s`, or until it prints `until`; return its state then.
 
-        With what it has printed since the last answer about it, or the `whole` as far as it is
-        held. Cancelling it ends the wait alone.
+        With its output since the last answer about it, or the `whole` output as far as it is
+        stored. A cancellation ends the wait only.
 
         Raises:
             NotFound: there is no such process; the message names those there are.
@@ -76,12 +76,12 @@ class Processes:
             return await with_figures(entered.runtime, result)
 
     async def stop(self, process: str, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
-        """Signal its process group, and after the grace kill its whole tree; how it ended."""
+        """Signal its process group, after the grace kill its whole tree; return how it ended."""
         async with self._enter("stop", process) as entered:
             return await entered.runtime.processes.stop(process, how, grace_s=grace_s)
 
     async def type(self, process: str, text: str = "", key: Key | None = None) -> ExecResult:
-        """Type a text, then a key, on its terminal; all that is held of what that was sent."""
+        """Type a text, then a key, on its terminal; return its state and output after that."""
         async with self._enter("input", process, text=text) as entered:
             return await entered.runtime.processes.type(process, text, key)
 
@@ -100,7 +100,7 @@ class Process:
     def __init__(self, processes: Processes, started: ExecResult) -> None:
         self.id = started.process or ""
         self._processes = processes
-        # It may have ended before anybody could wait for it.
+        # It may have ended before `start` returned.
         self._ended = None if started.running else started
 
     async def wait(self, *, wait_s: float | None = None, until: str | None = None) -> ExecResult:
@@ -114,7 +114,7 @@ class Process:
 
 
 async def with_figures(runtime: Runtime, result: ExecResult) -> ExecResult:
-    """The data of the first figures, as far as they are files that can be read."""
+    """Return the result with the data of its first figures, where their files can be read."""
     figures = list(result.figures)
     for at, path in enumerate(each.path for each in result.figures[:_FIGURES_READ]):
         with suppress(CallerError):

@@ -1,4 +1,4 @@
-"""What the audit gets of a call: before it runs, and before its answer is sent."""
+"""Records each call in the audit: before it runs, and before its answer is sent."""
 
 import json
 import re
@@ -17,8 +17,8 @@ Arguments = Mapping[str, object]
 # A password or token in an address.
 IN_ADDRESS = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
 
-# Of the arguments this many characters are shown. A secret that is cut there cannot be found in
-# less than this many, the longest one as percent-encoding.
+# How many characters of the arguments are recorded, and how many are searched for secrets: more,
+# so that the longest secret, percent-encoded, is found even if it begins at the cut.
 _SHOWN, _SEARCHED = 2048, 2048 + 3 * 4096
 _LARGE = 1 << 16
 
@@ -33,7 +33,7 @@ _encoded = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=_text).e
 async def refused(
     audit: Audit, arguments: Arguments, record: CallRecord, why: NotPermitted
 ) -> None:
-    """Record a call that does not run, or not before a person has allowed it."""
+    """Record a call that does not run, or not before the user has allowed it."""
     kind = "asked" if isinstance(why, ConsentNeeded) else "refused"
     if audit.enabled:
         told = await _told(audit, arguments, record)
@@ -76,7 +76,7 @@ class RecordedCall:
                 sandbox=record.sandbox,
             )
         except StorageUnavailable as exc:
-            # Why a call has failed goes before that its end cannot be recorded.
+            # A failed call raises its own error rather than this one.
             if not kind:
                 raise StorageUnavailable(f"the call has run, but {exc}") from exc
 
@@ -103,7 +103,7 @@ async def _told(audit: Audit, arguments: Arguments, record: CallRecord) -> dict[
 
 
 def _digested(given: Arguments) -> tuple[str, str]:
-    """The beginning of arguments as JSON, and SHA-256 of all of it in UTF-8."""
+    """Return the beginning of the arguments as JSON, and the SHA-256 of all of it in UTF-8."""
     text = _encoded(given)
     digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     if isinstance(env := given.get("env"), Mapping):

@@ -1,9 +1,9 @@
-"""The ways into the sandbox of a chat, and out of it.
+"""Finds, makes, pauses and removes the sandbox of a chat.
 
-The caller has the chat's lock: so two servers never make two, and none comes upon one that is half
-made. Which sandbox it is stands in the chat's record; where that is lost, the labels tell. A
-sandbox is the chat's if its runner shows the chat's own directory. Whether it is still used is its
-runner's to say.
+The caller has the chat's lock: so two servers never make two, and none finds a half-made one. The
+chat's record names its sandbox; if the record is lost, the labels of sandboxes do. A sandbox is the
+chat's only if its runner sees the chat's own directory. The runner knows whether it is in use: by
+the calls and the connections of all servers.
 """
 
 import logging
@@ -37,11 +37,11 @@ from mcp_sandbox.workspace.projects import Shown
 
 logger = logging.getLogger(__name__)
 
-# Ending a sandbox takes the engine up to some seconds; a stuck engine must not hold us longer.
+# An engine takes some seconds to end a sandbox; a stuck one is not waited for any longer.
 _DESTROY_S = 20.0
 # A process that is being killed closes its connections first.
 _DYING_S = 1.0
-# Long: under heavy load the answer is slow, and who does not answer is ended.
+# Long: under heavy load the answer is slow, and a runner that does not answer is ended.
 _ANSWER_S = 15.0
 
 
@@ -57,19 +57,19 @@ class Wanted:
     shown: Shown
 
     def is_shown_by(self, runtime: Runtime) -> bool:
-        """Whether its /project is the folder that was checked.
+        """Return whether its /project is the folder that was checked.
 
-        The engine finds it by its path, and by then another may lie there, put by whoever may
-        write beside it.
+        The engine mounts it by its path, where anyone who may write beside it can have put another
+        folder meanwhile.
         """
         checked, seen = self.shown.identity, runtime.hello.project
         return checked is None or (seen is not None and seen.is_same(checked))
 
 
 class Ways:
-    """Those of one chat.
+    """What can be done with the sandbox of one chat.
 
-    Any may raise OperatorError, and SandboxGone where one came up without the chat's files.
+    Any may raise OperatorError, and SandboxGone for a sandbox that has not the chat's files.
     """
 
     def __init__(self, chat: ChatId, rooms: Rooms) -> None:
@@ -77,10 +77,10 @@ class Ways:
         self._rooms = rooms
 
     async def open(self) -> Held:
-        """Find the chat's sandbox, or make one; the caller gives it its guard."""
+        """Find the chat's sandbox, or make one; the caller sets its guard."""
         rooms = self._rooms
         record = await rooms.records.get(self._chat)
-        # One that was not on a backend yet may have been allowed some hosts.
+        # A record without a backend may hold grants from before the first sandbox.
         lived = record is not None and record.backend is not None
         is_new = not lived and not await rooms.workspaces.exist(self._chat)
         self._settle(record, is_new=is_new)
@@ -97,10 +97,10 @@ class Ways:
         return await self._remember(opened, shown, record, news)
 
     def _settle(self, record: ChatRecord | None, *, is_new: bool) -> None:
-        """Refuse a backend that the chat must not move to, and tell of a binding that was lost."""
+        """Refuse a backend that the chat must not move to, and tell the agent of a lost record."""
         here = self._rooms.backend.name
         lived = record.backend if record else None
-        # A chat that has no files yet may have been asked about its first call.
+        # A chat without files can have a record too, of a question about its first call.
         if record and lived is None and not is_new and here == "unsafe-local":
             raise BackendUnavailable(
                 f"the record of chat {self._chat} was lost, and whether it was isolated: open it "
@@ -123,7 +123,7 @@ class Ways:
     async def _remember(
         self, opened: Connected, shown: Shown, record: ChatRecord | None, news: str = ""
     ) -> Held:
-        """Bind the chat to its sandbox; where that cannot be written, its labels tell."""
+        """Note in the chat's record which sandbox it has; if that fails, the labels still tell."""
         rooms, now, (sandbox, runtime) = self._rooms, self._rooms.ledger.clock(), opened
         before = record or ChatRecord(self._chat, None, created_s=now.wall_s, used_s=now.wall_s)
         bound = replace(
@@ -141,9 +141,9 @@ class Ways:
         return Held(sandbox, runtime, shown, started_s(sandbox.labels, now.steady_s), news)
 
     async def adopt(self, sandbox_id: SandboxId) -> Held | None:
-        """Connect to a sandbox that runs already; None if it is of no use, and has been removed."""
+        """Connect to a running sandbox; return None if it was unusable, and was removed."""
         directories = await self._rooms.workspaces.open(self._chat)
-        # Before the connection: what fails after it would leave it open.
+        # Before the connection, which a failure here would leave open.
         shown = await self._rooms.projects.show(self._chat)
         reached = await self._reach(sandbox_id, directories)
         if reached is None:
@@ -151,13 +151,13 @@ class Ways:
         return await self._remember(reached, shown, await self._rooms.records.get(self._chat))
 
     async def running(self) -> Sequence[SandboxInfo]:
-        """The sandboxes that carry the chat's labels."""
+        """Return the sandboxes that carry the chat's labels."""
         return [info for chat, info in await of_chats(self._rooms.backend) if chat == self._chat]
 
     async def _find(
         self, wanted: Wanted, record: ChatRecord | None
     ) -> tuple[Connected | None, str]:
-        """The chat's sandbox if one runs and is as it should be; and what became of another."""
+        """Return a running sandbox made as it should be, or None; and what to tell of another."""
         news = ""
         for is_noted in (True, False):
             noted = [record.sandbox_id] if record and record.sandbox_id else []
@@ -174,9 +174,9 @@ class Ways:
     async def _reach(
         self, sandbox_id: SandboxId, directories: ChatDirectories, *, is_noted: bool = False
     ) -> Connected | None:
-        """Connect to it; one that is dead, stuck or without the chat's files is removed.
+        """Connect to it; remove one that is dead, stuck or without the chat's files.
 
-        So is one that stands in the chat's record and has lost its labels.
+        Remove too one that the chat's record names and that has lost its labels.
         """
         rooms = self._rooms
         try:
@@ -185,7 +185,7 @@ class Ways:
             if labelled == self._chat:
                 return sandbox, await connect(sandbox, directories, rooms.tasks, rooms.settings)
         except SandboxGone as exc:
-            logger.info("chat %s: sandbox %s is of no use: %s", self._chat, sandbox_id, exc)
+            logger.info("chat %s: removing sandbox %s: %s", self._chat, sandbox_id, exc)
         else:
             if labelled or not is_noted:
                 return None
@@ -193,7 +193,7 @@ class Ways:
         return None
 
     async def renew(self, held: Held) -> str | None:
-        """End an open sandbox if it is not as it should be now; what to tell, None if it stays."""
+        """End an open sandbox made otherwise than wanted now; return a notice, None if it stays."""
         record = await self._rooms.records.get(self._chat)
         wanted = await self._wanted(await self._rooms.projects.show(self._chat), record)
         held.shown = wanted.shown
@@ -218,9 +218,9 @@ class Ways:
             refusal = await runtime.retire(background_too=True)
         except SandboxGone:
             refusal = ""
-        # What shows another folder under the same settings has been tricked into it.
+        # One that shows another folder under the same settings was tricked, and never stays.
         if refusal and not is_same:
-            # One sandbox for all servers goes before each one's own settings.
+            # All servers share one sandbox, even where their settings differ.
             logger.warning(
                 "chat %s: sandbox %s was made with other settings, and stays while it is used",
                 self._chat,
@@ -259,7 +259,7 @@ class Ways:
         )
 
     async def pause(self, held: Held, *, is_used: bool) -> None:
-        """Stop all that runs in it, unless this server's calls or others use it."""
+        """Pause it; raises Busy if a call or another server uses it, Unsupported if none can."""
         status = await held.runtime.status()
         if is_used or status.calls or status.connections > 1:
             raise Busy(
@@ -277,7 +277,7 @@ class Ways:
             )
 
     async def resume(self, held: Held) -> None:
-        """Let it go on; one that has ended meanwhile is `broken` then."""
+        """Resume it; if it has ended meanwhile, its runtime is `broken` afterwards."""
         try:
             await held.sandbox.resume()
             held.paused = False
@@ -286,7 +286,7 @@ class Ways:
             await held.runtime.aclose()
 
     async def resume_left(self) -> bool:
-        """Let paused sandboxes go on that no server has open; False where none is."""
+        """Resume paused sandboxes that no server has open; return False if there is none."""
         paused = [info.id for info in await self.running() if info.state == "paused"]
         for sandbox_id in paused:
             with suppress(SandboxGone):
@@ -294,9 +294,9 @@ class Ways:
         return bool(paused)
 
     async def retire(self, held: Held, *, background_too: bool) -> Refusal:
-        """End it and hang up, unless it is used; when other servers use it, only hang up.
+        """End it and disconnect, unless it is in use; if other servers use it, only disconnect.
 
-        Why it goes on, if it does: then, but for other servers, it is still ours.
+        Return why it goes on, "" if it does not: except for "users" it is still connected then.
         """
         refusal: Refusal = ""
         try:
@@ -315,9 +315,9 @@ class Ways:
         return refusal
 
     async def bury(self, held: Held) -> str | None:
-        """What a sandbox that we lost died of, "" where that is unknown; None: others have it.
+        """Remove a sandbox whose connection was lost; return why it died, "" if that is unknown.
 
-        What is left of it is removed.
+        None: it lives, and other servers use it.
         """
         try:
             ending = await held.sandbox.ending(within_s=_DYING_S)
@@ -325,7 +325,7 @@ class Ways:
             limits = replace(self._rooms.settings.limits, **assistant.limits)
             died_of = cause(ending, limits) if ending else ""
         except OperatorError as exc:
-            died_of = f"where it ran nobody answers ({exc})"
+            died_of = f"its engine does not answer ({exc})"
         await held.runtime.aclose()
         silent = held.runtime.silent
         if not died_of and not silent and await self._lives_for_others(held):
@@ -334,13 +334,13 @@ class Ways:
         return died_of
 
     async def destroy(self, held: Held) -> None:
-        """End it, whoever uses it."""
+        """End it, even if it is in use; log what cannot be removed."""
         with anyio.move_on_after(_DESTROY_S, shield=True) as limit:
             await held.runtime.aclose()
             try:
                 await self._rooms.backend.destroy(held.sandbox.id)
             except OperatorError as exc:
-                # Not the trouble of who asked for something else: the runner ends itself, too.
+                # The caller asked for something else, and the runner ends by itself, too.
                 logger.warning("sandbox %s could not be removed: %s", held.sandbox.id, exc)
         if limit.cancelled_caught:
             logger.error("sandbox %s could not be removed in time", held.sandbox.id)
@@ -348,7 +348,7 @@ class Ways:
             self.tell("sandbox removed", held)
 
     async def _lives_for_others(self, held: Held) -> bool:
-        """Only our connection was lost, and other servers still have theirs; else it may end."""
+        """Return whether only this server lost its connection, and others still have theirs."""
         try:
             with anyio.fail_after(_ANSWER_S):
                 async with anyio.create_task_group() as tasks:
@@ -365,7 +365,7 @@ class Ways:
         return self._rooms.ledger.clock().steady_s - held.started_s
 
     def tell_ended(self, held: Held, cause: str | None) -> None:
-        """Tell the agent what a sandbox died of, as `bury` returns it."""
+        """Tell the agent why a sandbox died, as `bury` returns it."""
         if cause is not None:
             self._rooms.news.tell(
                 self._chat,

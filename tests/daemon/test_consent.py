@@ -67,7 +67,7 @@ async def test_an_answer_outlives_the_daemon_and_people_see_and_give_it(tmp_path
         async with in_chat(where, "a") as raw:
             assert await raw.exec(PUSH) == "ran"
         async with in_chat(where, "c") as raw:
-            assert "nobody has answered" in await raw.exec(PUSH)
+            assert "there is no answer yet" in await raw.exec(PUSH)
             (waits,) = await listed(where, "c")
             shown = await command(where, "approvals show", waits["id"])
             assert f"command: {PUSH}" in shown.out
@@ -77,7 +77,7 @@ async def test_an_answer_outlives_the_daemon_and_people_see_and_give_it(tmp_path
             assert (done.code, "local/c: allowed once until" in done.out) == (0, True)
             assert await raw.exec(PUSH) == "ran"
             assert await listed(where, "c") == []
-            assert "nobody has answered" in await raw.exec(PUSH)
+            assert "there is no answer yet" in await raw.exec(PUSH)
             (waits,) = await listed(where, "c")
             assert (await command(where, "approvals deny", waits["id"], "-y")).code == 0
             assert "the user has said no" in await raw.exec(PUSH)

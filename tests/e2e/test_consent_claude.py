@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 PUSH = "git push https://git.example.org/acme/widgets main 2> /dev/null; printf ran"
 CALL = ("mcp__sandbox__exec", {"command": PUSH})
 SAID = {
-    None: "nobody has answered",
+    None: "there is no answer yet",
     "accept": "ran",
     "decline": "the user has said no",
 }

@@ -34,7 +34,7 @@ class Desk:
             return word
 
         token = asks.set(ask)
-        with pytest.raises(ConsentNeeded, match="nobody has answered"):
+        with pytest.raises(ConsentNeeded, match="there is no answer yet"):
             await self.approvals.check(CHAT, call)
         asks.reset(token)
         return asked[0]
