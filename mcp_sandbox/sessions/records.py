@@ -1,13 +1,13 @@
-"""What is remembered of a chat, and the lock by which one server at a time changes its sandbox.
+"""The stored record of each chat, and the lock by which one server at a time changes its sandbox.
 
-A record says what the chat is bound to and when it was used last. What files a chat has is read
-from the directories, what runs from the backend: a record that is lost costs the chat neither.
+A record says which backend and sandbox a chat has and when it was used last. Its files are listed
+from the directories, what runs from the backend: a lost record costs the chat neither.
 
-    {data root}/sandbox/records/{user}/chat-{chat}.json    the note; changed last = used last
+    {data root}/sandbox/records/{user}/chat-{chat}.json    the record; its mtime is the last use
                        /locks/{user}/chat-{chat}           locked while a server has the chat
 
-A note is written whole and synced when a binding changes. The time of use is the file's own, which
-no call waits for and no power cut needs to keep.
+A record is written whole and synced when its content changes. The time of use is the file's mtime:
+no call waits for it, and a power cut may lose it.
 """
 
 import logging
@@ -37,7 +37,7 @@ Clock = Callable[[], Moment]
 _PREFIX, _SUFFIX = "chat-", ".json"
 _BACKENDS = get_args(BackendName)
 _LATEST_S = 1e11
-# A thread that waits in the kernel could not be cancelled.
+# A lock is tried again and again: a thread that waits in the kernel could not be cancelled.
 _LOOK_AGAIN_S = (0.002, 0.1)
 # Longer than it takes to make a sandbox, and to copy a project into it.
 _LONG_S = 240.0
@@ -45,7 +45,7 @@ _LONG_S = 240.0
 
 @dataclass(frozen=True)
 class AssistantSpec:
-    """What the assistant of a chat says of its sandbox; what is empty is as for any chat."""
+    """What the assistant of a chat sets of its sandbox; an empty field means the usual."""
 
     name: str = ""
     image: str = ""
@@ -57,10 +57,10 @@ USUAL = AssistantSpec()
 
 @dataclass(frozen=True)
 class ChatRecord:
-    """One chat. Times are seconds since the epoch; `spec` is the digest of the sandbox's making.
+    """One chat. Times are seconds since the epoch; `spec` is the digest of the sandbox's settings.
 
-    `backend` is None where it is not known any more. `further` is what others keep with a chat by
-    their names, such as "egress", its grants, or a newer version does, until it begins anew.
+    `backend` is None if it is unknown. `further` has the values that other modules, or a newer
+    version, store with a chat by name, such as "egress", its grants, until it is emptied.
     """
 
     chat: ChatId
@@ -74,7 +74,7 @@ class ChatRecord:
 
 
 def assistant_of(record: ChatRecord | None) -> AssistantSpec:
-    """What is kept of the chat's assistant, but for what only a newer version understands."""
+    """Return the assistant of the chat, without fields that only a newer version knows."""
     noted = _known(AssistantSpec, record and record.further.get("assistant"))
     return AssistantSpec(**{**noted, "limits": _known(Limits, noted.get("limits"))})
 
@@ -94,39 +94,39 @@ class ChatRecords:
         self._locks = data_root / "sandbox" / "locks"
 
     async def get(self, chat: ChatId) -> ChatRecord | None:
-        """The chat's record. Call it while you hold the chat: one that is damaged is made anew."""
+        """Return the chat's record, a new one if it is damaged. Needs the chat's lock (`hold`)."""
         return await self._run(self._get, chat)
 
     async def look(self, chat: ChatId) -> ChatRecord | None:
-        """The chat's record as it is just now, for who does not hold the chat."""
+        """Return the chat's record as it is now; for callers without the chat's lock."""
         with suppress(ValueError):
             return await self._run(partial(_read, self._path(chat)), chat)
         return None
 
     async def put(self, record: ChatRecord) -> None:
-        """Write a record, in place of the chat's earlier one. Call it while you hold the chat."""
+        """Write a record, in place of the chat's earlier one. Needs the chat's lock (`hold`)."""
         await self._run(self._put, record)
 
     async def kept(self, chat: ChatId, name: str) -> Any:  # noqa: ANN401 - JSON of others
-        """What others keep with a chat by their name; None if nothing."""
+        """Return the value stored with a chat under `name`; None if there is none."""
         record = await self.look(chat)
         return record.further.get(name) if record else None
 
     async def keep(
         self, chat: ChatId, name: str, change: Callable[[Any], object], now_s: float
     ) -> None:
-        """Keep with a chat what `change` makes of what is `kept`, while nobody else changes it."""
+        """Replace the value stored under `name` by what `change` makes of it, under the lock."""
         async with self.hold(chat):
             record = await self.get(chat) or ChatRecord(chat, None, now_s, now_s)
             value = change(record.further.get(name))
             await self.put(replace(record, further={**record.further, name: value}))
 
     async def touch(self, used: Mapping[ChatId, float]) -> None:
-        """Note when chats were last used; an earlier time than the known one changes nothing."""
+        """Store when chats were last used; an earlier time than the known one changes nothing."""
         await self._run(self._touch, used)
 
     async def list(self) -> Sequence[ChatRecord]:
-        """Every record, the last used first."""
+        """Return every record, the last used first."""
         return await self._run(self._list, self._notes)
 
     async def remove(self, chat: ChatId) -> None:
@@ -135,9 +135,9 @@ class ChatRecords:
 
     @asynccontextmanager
     async def hold(self, chat: ChatId, *, at_once: bool = False) -> AsyncGenerator[bool]:
-        """Have the chat for this server alone; the lock dies with its process.
+        """Hold the chat's lock, which ends with the process; yield whether it was got.
 
-        A task that has it already would wait for itself. `at_once`: False where another has it.
+        It is not reentrant. `at_once`: do not wait, but yield False if another has it.
 
         Raises:
             BackendUnavailable: another server has had it for too long.
@@ -190,7 +190,7 @@ class ChatRecords:
         except ValueError as exc:
             lost = _lost(path, chat)
             durable.set_aside(path, exc)
-            # So that it is known also after the next call that the binding was lost.
+            # So that later calls, too, know that the backend was lost.
             self._put(lost)
             return lost
 
@@ -229,7 +229,7 @@ class ChatRecords:
         except IsADirectoryError as exc:
             durable.set_aside(path, exc.strerror)
         if path.parent.is_dir():
-            # A binding that came back after a power cut would be of a chat that is no more.
+            # A record that came back after a power cut would be of a chat that is removed.
             durable.sync(path.parent)
 
 
@@ -248,20 +248,20 @@ def _of_user(folder: Path, user: str) -> Iterator[ChatRecord]:
 
 
 def _lost(path: str | Path, chat: ChatId) -> ChatRecord:
-    """What is known of a chat whose note is damaged."""
+    """Return what is known of a chat whose record is damaged."""
     used_s = os.lstat(path).st_mtime
     return ChatRecord(chat, None, created_s=used_s, used_s=used_s)
 
 
 def _read(path: str | Path, chat: ChatId) -> ChatRecord | None:
-    """The record in a note, if there is one; raises ValueError for what this program never wrote.
+    """Return the record in a file, if there is one; raises ValueError if it is damaged.
 
-    Thousands are listed at once: so a file is opened once, and nothing is looked at twice.
+    Thousands are listed at once: so each file is opened only once.
     """
     found = durable.read_dated_note(path)
     if found is None:
         return None
-    # What is left of the note is others'.
+    # The fields that are left over belong to other modules.
     note, used_s = found
     sandbox_id, image = note.pop("sandbox_id", None) or "", note.pop("image", None) or ""
     spec, created_s = note.pop("spec", ""), note.pop("created", used_s)
@@ -276,12 +276,12 @@ def _read(path: str | Path, chat: ChatId) -> ChatRecord | None:
 
 
 def system_clock() -> Moment:
-    """Now."""
+    """Return the time now."""
     return Moment(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 class Ledger:
-    """The times of use that one process knows of. What cannot be written is tried again."""
+    """The times of use that one process knows. A failed write is tried again."""
 
     def __init__(self, records: ChatRecords, clock: Clock = system_clock) -> None:
         self.records = records
@@ -291,23 +291,23 @@ class Ledger:
         self._failing = False
 
     def used(self, chat: ChatId) -> None:
-        """It is used just now. Costs nothing: it is written later."""
+        """Note that the chat is used now. Cheap: it is written later."""
         now = self.clock()
         self._used_at[chat], self._unwritten[chat] = now.steady_s, now.wall_s
 
     def idle_s(self, chat: ChatId) -> float:
-        """How long ago this process used the chat last; 0 from when it is asked for first."""
+        """Return how long ago this process used the chat; a chat's first question counts as use."""
         now_s = self.clock().steady_s
         return now_s - self._used_at.setdefault(chat, now_s)
 
     def times(self, chat: ChatId, known: ChatRecord | None) -> tuple[datetime, datetime]:
-        """When it began and was used last, in UTC; now, where that is unknown."""
+        """Return when it began and was used last, in UTC; now, if that is unknown."""
         created_s = known.created_s if known else self.clock().wall_s
         used_s = self._unwritten.get(chat) or (known.used_s if known else created_s)
         return datetime.fromtimestamp(created_s, UTC), datetime.fromtimestamp(used_s, UTC)
 
     def forget(self, chat: ChatId) -> None:
-        """It exists no longer."""
+        """Forget the times of a removed chat."""
         self._unwritten.pop(chat, None)
         self._used_at.pop(chat, None)
 
@@ -318,7 +318,7 @@ class Ledger:
             await self.records.touch(used)
             written, self._failing = True, False
         except StorageUnavailable as exc:
-            # Once: it is tried again every few seconds.
+            # Logged once: it is tried again every few seconds.
             if not self._failing:
                 logger.warning("%s; trying again until it works", exc)
             self._failing = True

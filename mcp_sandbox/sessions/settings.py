@@ -1,4 +1,4 @@
-"""What the operator sets about sessions, what sandboxes are made from after that, and labels."""
+"""The operator's settings of sessions, and the specifications and labels made from them."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from mcp_sandbox.models import ChatId, Limits, Mount, Network, SandboxInfo, Sand
 from mcp_sandbox.sessions.records import USUAL, AssistantSpec
 from mcp_sandbox.workspace.directory import ChatDirectories
 
-# Labels: the digest of what a sandbox was made from, and when, in seconds since the machine was.
+# Labels: the digest of what a sandbox was made from, and when, in seconds since boot.
 SPEC, STARTED = "spec", "started"
 
 
@@ -23,10 +23,10 @@ class SessionSettings:
     """How sandboxes of chats are made, how many are open and how long.
 
     `keep_bytes`: how much output of one call is kept in a file. `may_move`: the operator named
-    the backend, so that a chat may change to it; otherwise it stays where it is. `pool_size`: how
-    many sandboxes wait, warm, for new chats, each for `pool_max_age_s` at the most.
-    `keep_background`: those in which something runs in the background are left running at the end,
-    and what runs at the beginning is taken over. Every sandbox has the `mounts`.
+    the backend, so chats of another one may change to it. `pool_size`: how many sandboxes wait for
+    new chats, each for at most `pool_max_age_s`. `keep_background`: sandboxes with background
+    processes are left running at the end, and running ones are taken over at the start. Every
+    sandbox has the `mounts`.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -51,10 +51,10 @@ class SessionSettings:
         further: tuple[Mount, ...] = (),
         assistant: AssistantSpec = USUAL,
     ) -> SandboxSpec:
-        """What to ask a backend for, which makes it from `origin`; `further` mounts are the chat's.
+        """Return what to ask a backend for; `origin` is its image, `further` are the chat's mounts.
 
-        The digest among its labels is the same for chats whose sandboxes differ in nothing but
-        whose files they show.
+        The digest among its labels is the same for chats whose sandboxes differ only in whose
+        files they show.
         """
         mounts = (
             Mount(directories.workspace, "/workspace"),
@@ -76,27 +76,27 @@ class SessionSettings:
         }
         digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
         labels = {**labels, SPEC: digest}
-        # Backends know two; what is allowed leaves by doors.
+        # Backends know only these two; connections to allowed hosts leave by doors.
         network: Network = "open" if self.network == "open" else "none"
         idle_s, image = self.sessions.orphaned, assistant.image
         return SandboxSpec(mounts, limits, network, self.env, labels, idle_s, image)
 
 
 def chat_of(labels: Mapping[str, str]) -> ChatId | None:
-    """The chat that a sandbox's labels name, if they do."""
+    """Return the chat that a sandbox's labels name; None if they name none."""
     with suppress(KeyError, InvalidArgument):
         return ChatId(labels["user"], labels["chat"])
     return None
 
 
 async def of_chats(backend: Backend) -> Sequence[tuple[ChatId, SandboxInfo]]:
-    """The sandboxes of chats, in any server."""
+    """Return the sandboxes of chats, of all servers."""
     found = [(chat_of(info.labels), info) for info in await backend.running()]
     return [(chat, info) for chat, info in found if chat]
 
 
 def started_s(labels: Mapping[str, str], now_s: float) -> float:
-    """When a sandbox with these labels was started; now, where they do not tell."""
+    """Return when a sandbox with these labels was started; `now_s` if they do not tell."""
     with suppress(KeyError, ValueError):
         return min(float(labels[STARTED]), now_s)
     return now_s

@@ -1,10 +1,10 @@
-"""What one chat is offered to learn, and what it has learned already.
+"""The skills that a chat can activate, and those that it has activated.
 
-Skills that their authors keep from models do not exist here. What a chat has activated is kept in
+Skills that their authors hide from models are not listed. What a chat has activated is kept in
 memory, so that a text is not given twice; a client that connects anew is given it again.
 
-The scripts of a version are read once. What of their needs the sandbox lacks, it is asked anew each
-time: that takes some tens of milliseconds, and what an agent has installed meanwhile counts.
+The scripts of a version are read once. What of their needs the sandbox lacks is asked anew each
+time: that takes some tens of milliseconds, and an agent may have installed something meanwhile.
 """
 
 from collections import OrderedDict
@@ -30,20 +30,20 @@ from mcp_sandbox.skills.scan import Whose
 from mcp_sandbox.skills.scripts.uses import Use
 
 _MOST_CHATS = 1000
-# Lists may be so old: to look at thousands of folders takes longer than to make a page.
+# How old a listing may be: reading thousands of folders takes longer than making a page.
 _LISTED_S = 1.5
-# So many names come back whole in one answer.
+# The answers about so many names fit into one result.
 _ASKED_AT_ONCE = 200
 
-# What the scripts of a skill use, and what must be there to run them.
+# What the scripts of a skill do, and what must be installed to run them.
 Scanned = tuple[Findings, Sequence[Use]]
 
 
 @dataclass
 class Learned:
-    """What a chat has activated, and the digests of what its client was given, both by uri.
+    """What a chat has activated, and the digests of the texts its client got, both by URI.
 
-    `warnings` are of calls that the skills do not name, until they are told.
+    `warnings` are about calls that the skills do not name, until they are taken.
     """
 
     active: dict[str, Active] = field(default_factory=dict[str, Active])
@@ -55,24 +55,24 @@ class Skills:
     """The skills of all chats."""
 
     def __init__(self, library: Library, narrow: Narrow = "off") -> None:
-        """`narrow` is what happens to calls that the active skills do not name."""
+        """`narrow` says what happens to calls that the active skills do not name."""
         self.library = library
         self.narrow = narrow
         self._learned: OrderedDict[ChatId, Learned] = OrderedDict()
-        # By the digests of their files, the oldest is forgotten first.
+        # By the digests of their files; the oldest are forgotten first.
         self._scanned: dict[str, Scanned] = {}
         self._limiter = CapacityLimiter(1)
         self.finder = Finder()
 
     async def offered(self, whose: Whose) -> tuple[Skill, ...]:
-        """What the model may know of; those that another one hides are among them."""
+        """Return the skills that models may know, also those that another of their name hides."""
         return _for_models(await self.library.catalogue(whose))
 
     def learned(self, chat: ChatId) -> Learned:
         learned = self._learned.setdefault(chat, Learned())
         self._learned.move_to_end(chat)
         if len(self._learned) > _MOST_CHATS:
-            # Who has many chats makes the server forget the oldest of these, and not others'.
+            # A user with many chats loses the oldest of their own, not those of others.
             oldest = next(known for known in self._learned if known.user == chat.user)
             del self._learned[next(iter(self._learned)) if oldest == chat else oldest]
         return learned
@@ -80,7 +80,7 @@ class Skills:
     async def scan(
         self, contents: Contents, read: Callable[[SkillFile], Awaitable[bytes]]
     ) -> Scanned:
-        """What the files use, and need; `read` gives the bytes of one."""
+        """Return what the files use, and need; `read` returns the bytes of one."""
         known = self._scanned.pop(contents.digest, None)
         if known is None:
             files: dict[str, bytes] = {}
@@ -99,7 +99,7 @@ class Skills:
         return known
 
     def connected(self, chat: ChatId) -> None:
-        """Its client is new and was not told anything yet."""
+        """Note that the chat has a new client, which has got no text yet."""
         if chat in self._learned:
             self._learned[chat].told.clear()
 
@@ -116,7 +116,7 @@ class Skills:
 
 
 class ChatSkills:
-    """The skills of one chat, which has its versions by `pinning` and its sandbox by `gate`."""
+    """The skills of one chat; `pinning` has its versions, and `gate` leads to its sandbox."""
 
     def __init__(self, chat: ChatId, skills: Skills, pinning: Pinning, gate: Gate) -> None:
         self._chat = chat
@@ -128,9 +128,9 @@ class ChatSkills:
     async def list(
         self, query: str | None = None, cursor: str | None = None, limit: int = 50
     ) -> Page:
-        """A page of what there is, by name; with a query of what matches, the best first.
+        """Return a page of the skills, by name; with a query, of those that match, the best first.
 
-        A change shows after two seconds at the latest, or with the next activation.
+        A change is visible after two seconds at the latest, or with the next activation.
 
         Raises InvalidArgument: the cursor is not one of this listing.
         """
@@ -151,20 +151,20 @@ class ChatSkills:
     async def activate(
         self, name: str, *, refresh: bool = False, by_user: bool = False
     ) -> Activation:
-        """The skill with its text, put where the sandbox sees it; a chat keeps what it got.
+        """Copy the skill to where the sandbox sees it; return its text, of the version it has.
 
-        `refresh`: as it is now, and also if it was given before. `by_user`: also one that its
-        author keeps from models.
+        `refresh`: of the version of now, even if the text was given before. `by_user`: also a
+        skill that its author hides from models.
 
         Raises:
-            UnknownSkill: there is none that the name means.
-            Busy: it is just being changed.
+            UnknownSkill: there is none of this name.
+            Busy: it is being changed.
             OperatorError: there is no sandbox to put it into.
         """
         skill = await self._found(name, by_user=by_user)
         learned = self._skills.learned(self._chat)
         arguments = {"name": name, "refresh": refresh}
-        # With a sandbox the chat has its files, which those of a warm one may become.
+        # The sandbox first: it makes the chat's directories, or takes those of a warm one.
         async with self._gate.enter(Action(self._chat, "skill_activate", arguments)) as entered:
             activation = await self._pinning.activate(skill, self.library, refresh=refresh)
             activation = await self._checked(activation, entered)
@@ -175,7 +175,7 @@ class ChatSkills:
         return replace(activation, repeated=repeated)
 
     async def _checked(self, activation: Activation, entered: Entered) -> Activation:
-        """With what its scripts use, and what of that the sandbox lacks."""
+        """Return it with what its scripts use, and what of that the sandbox lacks."""
 
         async def read(file: SkillFile) -> bytes:
             data = await self.library.read(activation.skill, file.path)
@@ -198,7 +198,7 @@ class ChatSkills:
         return replace(activation, findings=findings, unmet=lacks)
 
     async def read(self, name: str, path: str) -> tuple[SkillFile, bytes]:
-        """One file of a skill, as the chat has it; UnknownSkill where there is none."""
+        """Return one file of a skill, as the chat has it; UnknownSkill if there is none."""
         skill = await self._found(name)
         pinned = await self._pinning.file(skill, path)
         if pinned:
@@ -209,17 +209,17 @@ class ChatSkills:
         known = next((file for file in contents.files if file.path == path), None)
         if known is None:
             raise UnknownSkill(f"{name} has no file {path!r}: skill_activate lists its files")
-        # The bytes are those that are there now, whatever was there when they were listed.
+        # The file may have changed since it was listed: describe the bytes that were read.
         return replace(known, size=len(data), digest=digest_of(data)), data
 
     def forget(self) -> None:
-        """The chat has begun anew, and has no skill."""
+        """Note that the chat was emptied, and has no skill."""
         learned = self._skills.learned(self._chat)
         learned.active.clear()
         learned.told.clear()
 
     def take_warnings(self) -> Sequence[str]:
-        """The warnings that were not told yet; each is told once."""
+        """Return the warnings, and forget them."""
         warnings = self._skills.learned(self._chat).warnings
         taken = sorted(warnings)
         warnings.clear()
@@ -237,7 +237,7 @@ class ChatSkills:
 async def ask(
     run: Callable[..., Awaitable[ExecResult]], needs: Sequence[Use], *, network: bool
 ) -> Inventory:
-    """What a sandbox has of what is needed; `run` runs a command in it with a `stdin`."""
+    """Return what of the needs a sandbox has; `run` runs a command in it with a `stdin`."""
     found = Inventory(network=network)
     for begin in range(0, len(needs), _ASKED_AT_ONCE):
         result = await run(COMMAND, stdin=question(needs[begin : begin + _ASKED_AT_ONCE]))

@@ -1,8 +1,8 @@
-"""So many sandboxes may be open at once, in all and of one user.
+"""Limits how many sandboxes are open at once, in all and of one user.
 
-The one that was not used for longest makes room. When all are in use, a call waits in a queue that
-is fair between users: the user who was served longest ago is next. Nothing is locked while one is
-closed: a place that is free is given at once.
+The least recently used one is closed to make room. When all are in use, a call waits in a queue
+that is fair between users: the user who was served longest ago is next. Nothing is locked while a
+sandbox is being closed: a free slot is given at once.
 """
 
 from collections import Counter, OrderedDict
@@ -18,7 +18,7 @@ from mcp_sandbox.errors import CapacityReached
 if TYPE_CHECKING:
     from mcp_sandbox.sessions.hold import Hold
 
-# A sandbox may fall free without telling us, when what runs in its background ends.
+# No event tells when a background process ends, and its sandbox can be closed.
 _LOOK_AGAIN_S = 1.0
 
 
@@ -30,7 +30,7 @@ class _Waiting:
 
 
 class Slots:
-    """Who has one, least recently used first, and who waits for one."""
+    """The holds that have a slot, least recently used first, and those that wait for one."""
 
     def __init__(self, most: int, *, most_per_user: int, wait_s: float) -> None:
         self._most = most
@@ -56,10 +56,10 @@ class Slots:
         return list(self._taken)
 
     async def take(self, hold: "Hold") -> None:
-        """Count `hold` in before it opens; others that are not in use make room.
+        """Take a slot for `hold` before it opens; others that are not in use are closed for it.
 
         Raises:
-            CapacityReached: every open one stayed in use all the time that one may wait.
+            CapacityReached: every open sandbox stayed in use for the longest time of waiting.
         """
         waiting = _Waiting(hold)
         self._queue.append(waiting)
@@ -72,7 +72,7 @@ class Slots:
                     with anyio.move_on_after(_LOOK_AGAIN_S):
                         await waiting.news.wait()
                     waiting.news = anyio.Event()
-                    # One of those who wait looks for all of its user's.
+                    # The first call in the queue of each user makes room for all of them.
                     if self._is_first(waiting):
                         await self._make_room(waiting)
             await checkpoint_if_cancelled()
@@ -88,28 +88,28 @@ class Slots:
             raise self._refusal(hold.user)
 
     def adopt(self, hold: "Hold") -> None:
-        """Count in what is open already, whatever the limits."""
+        """Give a slot to a sandbox that is open already, whatever the limits."""
         self._taken[hold] = None
 
     def touch(self, hold: "Hold") -> None:
-        """It was used just now."""
+        """Note that it is used now."""
         if hold in self._taken:
             self._taken.move_to_end(hold)
 
     def rest(self, hold: "Hold") -> None:
-        """It is not in use now: it may make room."""
+        """Note that it is not in use any more, and may be closed to make room."""
         self.touch(hold)
         for waiting in self._queue:
             if self._is_first(waiting):
                 waiting.news.set()
 
     def release(self, hold: "Hold") -> None:
-        """It is closed."""
+        """Free the slot of a closed sandbox."""
         self._taken.pop(hold, None)
         self._serve()
 
     def _serve(self) -> None:
-        """Grant what is free, to the user who was served longest ago first."""
+        """Grant the free slots, first to the user who was served longest ago."""
         while able := [one for one in self._queue if self._has_place(one.hold.user)]:
             self._grant(min(able, key=lambda one: self._served.get(one.hold.user, 0)))
 
@@ -135,7 +135,7 @@ class Slots:
         waiting.news.set()
 
     async def _make_room(self, waiting: _Waiting) -> None:
-        """Close what is not in use, one after the other, until the place is granted."""
+        """Close sandboxes that are not in use, one after the other, until a slot is granted."""
         for hold in self.taken():
             if waiting.granted:
                 return

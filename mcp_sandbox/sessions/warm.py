@@ -1,11 +1,11 @@
-"""Sandboxes that were started before anybody asked.
+"""Sandboxes that are started before a chat asks for one.
 
-Each waits for one new chat; what was a chat's never comes back. Those that die or grow too old
-are replaced. A sandbox that somebody waits for goes first: while one is being made, none is
-begun for later.
+Each waits for one new chat, and never returns to the pool. Those that die or grow too old are
+replaced. A sandbox that a call waits for goes first: while one is being made, none is begun for
+later.
 
-From the first step to the last, a kill of this process leaves either a sandbox that its label
-("pool") and its trees in the pool tell to be nobody's, or a chat with its files:
+Whenever this process is killed, there is either a sandbox that its label ("pool") and its trees
+in the pool mark as unused, or a chat with its files. The order of an adoption sees to that:
 
     label it as the chat's -> home becomes the chat's -> workspace becomes the chat's -> use it
 """
@@ -33,19 +33,19 @@ logger = logging.getLogger(__name__)
 _LABEL = "pool"
 _LOOK_AFTER_S = 10.0
 _ANSWER_S = 1.0
-# Ending a sandbox takes the engine up to some seconds; a stuck engine must not hold us longer.
+# An engine takes some seconds to end a sandbox; a stuck one is not waited for any longer.
 _DROP_S = 20.0
 _AT_ONCE = 2
 # The machine is left to a chat's first call for about as long as such a call takes.
 _QUIET_S = 0.25
 _BACK_OFF_S = (1.0, 60.0)
-# Chats take and free places without telling us.
+# No event tells when a chat takes or frees a slot.
 _LOOK_S = 5.0
 
 
 @dataclass(frozen=True, eq=False)
 class Warm:
-    """A sandbox in which nobody has run anything, with the connection to its runner."""
+    """A sandbox in which nothing has run yet, with the connection to its runner."""
 
     sandbox: Sandbox
     runtime: Runtime
@@ -53,9 +53,9 @@ class Warm:
 
 
 class WarmPool:
-    """At most `pool_size` warm sandboxes, and none past the places that `free` says there are.
+    """At most `pool_size` warm sandboxes, and no more than `free` returns slots.
 
-    It works in `tasks`, where the connections of what it has given away are read, too.
+    Its tasks run in `tasks`, and those that read the connections of adopted sandboxes, too.
     """
 
     def __init__(
@@ -68,18 +68,18 @@ class WarmPool:
         free: Callable[[], int],
         look_after_s: float = _LOOK_AFTER_S,
     ) -> None:
-        """`look_after_s`: how often each is looked after."""
+        """`look_after_s`: how often each is checked."""
         self._backend = backend
         self._folder = folder
         self._settings = settings
         self._tasks = tasks
-        # What is made before its chat is known may not be what the chat asks for.
+        # None where a mount names the chat: a sandbox cannot be made before its chat is known.
         self._size = settings.pool_size if folder.usable else 0
         self._free = free
         self._look_after_s = look_after_s
         # Oldest first; cancelling the scope ends the wait for its death or old age.
         self._idle: dict[Warm, anyio.CancelScope] = {}
-        # Given to chats; what they leave in the pool is removed when nobody waits.
+        # Adopted by chats; their remains in the pool are removed when no call waits.
         self._given: list[Warm] = []
         self._starting = self._leaving = self._foreground = 0
         self._hits = self._misses = 0
@@ -90,7 +90,7 @@ class WarmPool:
         self._ended: anyio.Event | None = None
 
     def statistics(self) -> dict[str, int]:
-        """How many there are (`busy`: being made, given to a chat or removed), and how it went."""
+        """Return how many there are (`busy`: being made, adopted or removed), hits and misses."""
         busy = self._starting + self._leaving
         return {
             "total": busy + len(self._idle),
@@ -102,20 +102,20 @@ class WarmPool:
         }
 
     def start(self) -> None:
-        """Begin to fill it."""
+        """Begin to fill the pool."""
         if self._size:
             self._ended = anyio.Event()
             self._tasks.start_soon(self._run, self._ended)
 
     async def stop(self) -> None:
-        """End what waits; what chats have got is theirs."""
+        """End the waiting sandboxes; adopted ones stay."""
         self._running.cancel()
         if self._ended:
             await self._ended.wait()
 
     @contextmanager
     def foreground(self) -> Generator[None]:
-        """Somebody waits for a sandbox: until it is there, none is begun for later."""
+        """Begin no sandbox for later while the block makes one that a call waits for."""
         self._foreground += 1
         try:
             yield
@@ -124,9 +124,9 @@ class WarmPool:
             self._put_off(_QUIET_S)
 
     async def adopt(self, chat: ChatId) -> tuple[Sandbox, Runtime] | None:
-        """A warm sandbox that is the new chat's from now on; None when there is none for it.
+        """Give a warm sandbox to a new chat; return None if there is none for it.
 
-        Whoever calls has the chat's lock. Should it have files after all, they stay as they are.
+        The caller has the chat's lock. Files that the chat has after all are left as they are.
         """
         if not self._size:
             return None
@@ -157,7 +157,7 @@ class WarmPool:
             await self._drop(warm)
             if not isinstance(exc, SandboxError):
                 raise
-            logger.warning("chat %s gets no warm sandbox: %s", chat, exc)
+            logger.warning("chat %s gets no warm sandbox, but a new one: %s", chat, exc)
             return None
         self._hits += 1
         self._given.append(warm)
@@ -175,7 +175,7 @@ class WarmPool:
                 try:
                     await self._folder.aclose()
                 except OperatorError:
-                    logger.exception("this server's part of the pool is left to the next one")
+                    logger.exception("this server's part of the pool stays for the next to remove")
             ended.set()
 
     async def _supply(self, places: TaskGroup) -> None:
@@ -208,7 +208,7 @@ class WarmPool:
             await self._next_change()
 
     async def _next_change(self) -> None:
-        """Wait until something is different, or may be without anybody telling."""
+        """Wait for a change, or for the time when one may have come without an event."""
         wait_s = self._not_before - anyio.current_time()
         self._changed = anyio.Event()
         with anyio.move_on_after(wait_s if 0 < wait_s < _LOOK_S else _LOOK_S):
@@ -240,14 +240,14 @@ class WarmPool:
         pause_s = min(most, least * 2**self._failures)
         self._failures += 1
         self._put_off(pause_s)
-        logger.warning("no sandbox could be warmed up; again in %g s: %s", pause_s, exc)
+        logger.warning("no sandbox could be started early; trying again in %g s: %s", pause_s, exc)
 
     def _put_off(self, pause_s: float) -> None:
         self._not_before = max(self._not_before, anyio.current_time() + pause_s)
         self._changed.set()
 
     async def _end_abandoned(self) -> None:
-        # What runs is listed first: who is dead afterwards did not start any of it meanwhile.
+        # In this order: a process that is dead afterwards starts none after the listing.
         running = await self._backend.running()
         dead = await to_thread.run_sync(self._folder.abandoned)
         for info in running:
@@ -280,7 +280,7 @@ class WarmPool:
         return self._settings.spec(trees.directories, labels, origin)
 
     async def _stay_with(self, warm: Warm) -> None:
-        """Return when it is of no more use: it has ended, is stuck, or would be made otherwise."""
+        """Return when it is unusable: it has ended, is stuck, or would be made otherwise now."""
         while not warm.runtime.broken:
             with anyio.move_on_after(self._look_after_s):
                 await warm.runtime.wait_broken()
@@ -288,7 +288,7 @@ class WarmPool:
                 await warm.runtime.status(timeout_s=_ANSWER_S)
                 wanted = (await self._spec(warm.trees)).labels[SPEC]
             except (SandboxGone, OperatorError) as exc:
-                logger.warning("warm sandbox %s is given up: %s", warm.sandbox.id, exc)
+                logger.warning("warm sandbox %s is removed: %s", warm.sandbox.id, exc)
                 return
             if warm.sandbox.labels.get(SPEC) != wanted:
                 logger.info("warm sandbox %s is outdated: the image has changed", warm.sandbox.id)
@@ -305,7 +305,7 @@ class WarmPool:
                 await self._backend.destroy(sandbox_id)
                 await self._folder.discard(trees)
             except OperatorError:
-                # It ends itself when nobody is connected; its trees go with this process's folder.
+                # It ends itself without a connection; its trees go with this process's folder.
                 logger.exception("warm sandbox %s could not be removed", sandbox_id)
         if limit.cancelled_caught:
             logger.error("warm sandbox %s could not be removed in time", sandbox_id)
@@ -314,7 +314,7 @@ class WarmPool:
 async def connect(
     sandbox: Sandbox, directories: ChatDirectories, tasks: TaskGroup, settings: SessionSettings
 ) -> Runtime:
-    """Open a connection that is read in `tasks`, and see that the sandbox has these directories.
+    """Open a connection that is read in `tasks`; check that the sandbox has these directories.
 
     Raises:
         SandboxGone: the runner cannot be reached, or its workspace is another directory.
