@@ -2,6 +2,7 @@
 
 No parser of a language is used: the `ast` of a quarter of a megabyte of hostile Python takes
 230 MB and half a second, and there is no well-kept parser of bash that could stand in for the
-shell. Each reader goes once over the text, in linear time, never fails, and has DYNAMIC for what it
-cannot tell. What the code is good or bad for, this room does not know.
+shell. Each reader passes once over the text, in linear time, never fails, and has DYNAMIC for what
+it cannot tell. shell.py reads shell, tokens.py Python and JavaScript, commands.py finds the program
+that a command runs. Whether code is harmful is not judged here.
 """

@@ -1,16 +1,16 @@
-"""Words of commands: what stands before the program that they run. Pure."""
+"""Words of commands: wrappers such as `sudo`, and the program that they run. Pure."""
 
 import re
 from itertools import dropwhile
 
 
 def names(text: str) -> frozenset[str]:
-    """The words of a text."""
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
 DYNAMIC = "\0"
-"""Stands in a text for what is known only when the script runs."""
+"""Stands in a text for a part that is known only when the script runs."""
 
 # Programs that run the rest of their line; the number of own arguments after the options.
 WRAPPERS = {

@@ -1,7 +1,7 @@
 """The commands of a shell script, as bash would read it. Pure, linear, and never fails.
 
-Of a word is kept what is known without running it; the rest is DYNAMIC. Commands inside of
-substitutions, subshells and functions are among the others, in the order of the text.
+The parts of a word that are known only when it runs are DYNAMIC. Commands inside substitutions,
+subshells and functions are listed among the others, in the order of the text.
 """
 
 import re
@@ -18,14 +18,14 @@ _LITERAL = re.compile(r"'([^']*)'?")
 _IN_QUOTES = re.compile(r'[^"$`\\]+')
 _IN_BACKTICKS = re.compile(r"`([^`\\]*(?:\\.[^`\\]*)*)`?", re.DOTALL)
 _ESCAPED = re.compile(r"'((?:[^'\\]++|\\.)*+)'?", re.DOTALL)
-# Escapes that Python does not know, or warns of.
+# Escapes that Python does not know, or warns about.
 _NO_ESCAPE = re.compile(r"(\\\\)|\\([^abfnrtvxuU0-7\\'\"]|[4-7][0-7]{2})", re.DOTALL)
 _DESCRIPTOR = re.compile(r"\d*-?")
 _COPROCESS = re.compile(r"\s*+[A-Za-z_]\w*+(?=\s+[{(])")
 _LONGEST_VALUE = 200
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=")
-# A redirection, whose number is left out, or what separates commands.
+# A redirection, whose number is not in the group, or what separates commands.
 _MARK = re.compile(
     r"[0-9]*(&>>|&>|<<<|<<-|<<|<>|<&|>>|>\||>&|[<>](?!\())[ \t]*|(;;&|;;|;&|&&|\|\||\|&|;|&|\|)"
 )
@@ -41,11 +41,11 @@ _DECLARES = frozenset({"export", "local", "declare", "readonly", "typeset"})
 
 @dataclass
 class Command:
-    """A simple command; `joined` is what stands before it.
+    """A simple command; `joined` is the operator before it, such as `&&`.
 
-    `closed` says that a block ended before it, `negated` that a `!` stands before it. The `inner`
-    commands before it stand in its words, `writes` are its redirections, and `depth` is how many
-    subshells it is in.
+    `closed`: a block ended before it. `negated`: a `!` stands before it. `inner`: how many of the
+    commands listed before it stand in its words. `writes`: the files of its redirections. `depth`:
+    how many subshells it is in.
     """
 
     words: list[str] = field(default_factory=list[str])
@@ -60,9 +60,9 @@ class Command:
 
 @dataclass
 class Script:
-    """What was read of a script; `cut`: it goes deeper or on longer than is looked at.
+    """What was read of a script; `cut`: it is nested deeper or longer than is read.
 
-    `functions` have the number of commands before their body.
+    `functions` maps each name to the number of commands before its body.
     """
 
     commands: list[Command] = field(default_factory=list[Command])
@@ -75,7 +75,7 @@ class Script:
 
 @dataclass
 class State:
-    """Where in a list of commands the reader is: in which command, and how many stood before it."""
+    """Where in a list of commands the reader is; `began`: how many commands stood before this."""
 
     command: Command
     began: int
@@ -95,9 +95,9 @@ class Document:
 
 
 def read_script(text: str, values: Mapping[str, str] | None = None) -> Script:
-    """The commands of a script, of its substitutions too.
+    """Return the commands of a script, and of its substitutions.
 
-    With `values` of variables these, and those that it assigns, are known, and not DYNAMIC.
+    With `values` of variables, these and the ones that it assigns are known, and not DYNAMIC.
     """
     reader = _Reader(text, None if values is None else dict(values))
     reader.commands("", 0)
@@ -113,7 +113,7 @@ class _Reader:
         self._documents: list[Document] = []
 
     def commands(self, closing: str, depth: int) -> None:
-        """Read on to `closing` or the end, unless it is too deep inside."""
+        """Read on to `closing` or the end, unless it is nested too deep."""
         if depth >= _DEEPEST:
             self.script.cut = True
             return
@@ -150,7 +150,7 @@ class _Reader:
             self._take(self._word(depth), state)
 
     def _upto(self, closing: str) -> Iterator[str]:
-        """Yield the character that is to be read next, up to `closing`, which is passed."""
+        """Yield the character to be read next, up to `closing`, which is skipped."""
         while self._at < len(self._text) and (char := self._text[self._at]) != closing:
             yield char
         self._at += 1
@@ -183,7 +183,7 @@ class _Reader:
                 self.script.commands[first].joined = joined
 
     def _array(self, state: State, depth: int) -> None:
-        """Behind `name=(`: read on to its `)`."""
+        """Read on behind `name=(` to its `)`."""
         for char in self._upto(")"):
             if char == "#":
                 self._line()
@@ -193,7 +193,7 @@ class _Reader:
             self.script.set_variables.add(found[1])
 
     def _arithmetic(self, depth: int) -> None:
-        """Behind `((` or `$((`: read on to `))`; variables count, and substitutions."""
+        """Read on behind `((` or `$((` to `))`; take in its variables and substitutions."""
         self._at += 1
         open_ = 2
         while self._at < len(self._text) and open_:
@@ -319,7 +319,7 @@ class _Reader:
             if document.command:
                 document.command.heredoc = text
             if not document.literal:
-                # Substitutions are made in it, as within quotes.
+                # The shell expands substitutions in it, as within double quotes.
                 self._within(': "' + text.replace('"', " "), document.depth)
 
     def _within(self, text: str, depth: int) -> None:
@@ -412,7 +412,7 @@ class _Reader:
         return DYNAMIC
 
     def _parameter(self, depth: int) -> str:
-        """Behind `${`: read on to its `}`."""
+        """Read on behind `${` to its `}`; return the value, if it is known."""
         name = ""
         while self._text.startswith(("!", "#"), self._at):
             self._at += 1

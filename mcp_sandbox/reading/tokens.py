@@ -1,4 +1,4 @@
-"""The tokens of JavaScript, and the statements of Python, each of any version. Pure, linear.
+"""The tokens of JavaScript, and the statements of Python, of any version. Pure, linear.
 
 The readers never fail, and leave out comments and blanks.
 """
@@ -50,7 +50,7 @@ _COMPOUND = names("if elif else try except finally for while with def class asyn
 class Token(NamedTuple):
     """A piece of code.
 
-    Of a string `text` is what is between its quotes, and `code` what it puts in, one field a line.
+    For a string, `text` is what is between its quotes, `code` its interpolated fields, one a line.
     """
 
     kind: Kind
@@ -59,7 +59,7 @@ class Token(NamedTuple):
 
 
 def mark(tokens: Sequence[Token], at: int) -> str:
-    """Return the name or sign there; empty for a string, and beyond the ends."""
+    """Return the name or sign at `at`; empty for a string, and beyond the ends."""
     return tokens[at].text if 0 <= at < len(tokens) and tokens[at].kind != "string" else ""
 
 
@@ -80,7 +80,7 @@ def javascript_tokens(text: str) -> list[Token]:
 class Statement:
     """The tokens of a statement, and the column at which its line begins.
 
-    `follows` says that it stands behind another one, or its colon, on the same line.
+    `follows`: it stands behind another statement, or its colon, on the same line.
     """
 
     indent: int
@@ -89,7 +89,7 @@ class Statement:
 
 
 def python_statements(text: str) -> Iterator[Statement]:
-    """Yield the statements of Python, those in one line each on its own."""
+    """Yield the statements of Python; several on one line are yielded one by one."""
     tokens, depth, indent, begins, follows = list[Token](), 0, 0, True, False
     for found in _PYTHON.finditer(text):
         kind, piece = found.lastgroup, found.group()
@@ -145,7 +145,7 @@ def imports(tokens: Sequence[Token]) -> Iterator[tuple[str, str, str]]:
 
 
 def arguments(tokens: Sequence[Token], at: int, most: int) -> list[list[Token]]:
-    """Return the arguments of a call, or elements of a list; of their tokens `most` are read."""
+    """Return the arguments of a call, or elements of a list, in the first `most` tokens."""
     found, depth = list[list[Token]]([[]]), 0
     for token in tokens[at : at + most]:
         sign = token.text if token.kind == "other" else ""
@@ -160,7 +160,7 @@ def arguments(tokens: Sequence[Token], at: int, most: int) -> list[list[Token]]:
 
 
 def literal(argument: Sequence[Token]) -> str:
-    """The text of a literal, after the name of its parameter if it has one; else DYNAMIC."""
+    """Return NAME= if it is a named argument, and the text of its literal; else DYNAMIC."""
     named = mark(argument, 1) == "="
     name, value = (f"{argument[0].text}=", argument[2:]) if named else ("", argument)
     known = len(value) == 1 and value[0].kind == "string"
