@@ -153,7 +153,7 @@ async def test_one_that_fails_or_hangs_holds_up_no_other(
             await anyio.wait_all_tasks_blocked()
             assert well.done == ["end"]
             stuck.set()
-    assert "could not be looked after" in caplog.text
+    assert "cannot check its sandbox" in caplog.text
 
 
 async def test_old_files_go_soon_after_the_start_and_then_on_schedule(
