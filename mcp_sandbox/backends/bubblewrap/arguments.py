@@ -1,7 +1,7 @@
-"""The arguments of bwrap, and the /etc of a sandbox: names, keys and credentials stay outside.
+"""Makes bwrap's arguments and a sandbox's /etc, without the host's users, keys and credentials.
 
-Nothing of the host is inside but /usr (read-only), what is named here, and the mounts of the spec;
-without walls, all of it. Order matters: what comes later lies over what came before.
+A sandbox sees of the host /usr (read-only), what this file names, and the mounts of the spec;
+without walls, everything. Order matters: a later mount covers an earlier one.
 """
 
 import os
@@ -13,10 +13,10 @@ from pathlib import Path
 from mcp_sandbox.backends.runner_copy import GITCONFIG
 from mcp_sandbox.models import OURS, Limits, Network, SandboxSpec
 
-# Those of the host would show other processes than the sandbox's own; /dev holds devices.
+# Mounted apart: the host's /proc shows processes outside the sandbox, and /dev holds devices.
 _OWN = ("/proc", "/dev")
 TMP = "/tmp"  # noqa: S108 - the host's
-# What Docker masks too, as far as a user without capabilities could read it.
+# Docker masks these too; here, those that a user without capabilities could read.
 _MASKED = ("keys", "interrupts", "latency_stats", "timer_list", "sched_debug")
 _LINKED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _MOST_BYTES = 4 * 1024 * 1024
@@ -25,20 +25,20 @@ _COPIED = (
     *("ssl/openssl.cnf", "debian_version"),
 )
 _BOUND = ("alternatives", "fonts")
-# Of use only with a network; each costs a start some time.
+# Useful only with a network; each makes a start slower.
 _COPIED_OPEN = ("resolv.conf",)
 _BOUND_OPEN = ("ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
 
 
 def host_root(targets: Collection[str], tmp: str, root: Path = Path("/")) -> list[str]:
-    """Options that show what is on the host, its /tmp from `tmp`, but not `targets`. Blocks."""
+    """Return options that show the host, its /tmp from `tmp`, but not `targets`. Blocks."""
     own = ("--proc", "/proc", "--dev-bind", "/dev", "/dev")
     return [*own, *_entries(root, targets, {TMP: tmp})]
 
 
 def _entries(folder: Path, targets: Collection[str], reach: dict[str, str]) -> list[str]:
     words: list[str] = []
-    # What cannot be listed here cannot be listed inside.
+    # A folder that the server cannot list cannot be listed inside either.
     for path in sorted(folder.iterdir()) if os.access(folder, os.R_OK) else ():
         name = str(path)
         below = [target for target in targets if target.startswith(name + "/")]
@@ -55,13 +55,13 @@ def _entries(folder: Path, targets: Collection[str], reach: dict[str, str]) -> l
 
 
 def _is_there(target: str) -> bool:
-    """Whether a directory has that path without any link."""
+    """Return whether a directory has that path without any link."""
     return os.path.isdir(target) and os.path.realpath(target) == target  # noqa: PTH112
 
 
 @dataclass(frozen=True)
 class System:
-    """What of the host's system is shown: `links` as there, `bound` read-only, `masked` empty."""
+    """Paths of the host in a sandbox: `links` as they are, `bound` read-only, `masked` empty."""
 
     links: Mapping[str, str]
     bound: tuple[str, ...]
@@ -81,7 +81,7 @@ class Descriptors:
 
 @dataclass(frozen=True)
 class Inside:
-    """What one sandbox holds; without `walls`, beside all that the host has."""
+    """The content of one sandbox; without `walls` it has all of the host too."""
 
     uid: int
     gid: int
@@ -92,7 +92,7 @@ class Inside:
 
 
 def look_at_system(root: Path = Path("/")) -> System:
-    """What the host's root directory looks like. Blocks."""
+    """Return which parts of the host's system are shown. Blocks."""
     links, bound = {}, ["/usr"]
     for name in _LINKED:
         path = root / name
@@ -115,7 +115,7 @@ def arguments(
     descriptors: Descriptors,
     reach: Mapping[str, str],
 ) -> list[str]:
-    """All options of bwrap but the command; `reach` has the path to bind each directory from."""
+    """Return bwrap's options; `reach` has the path from which to bind each of `sources`."""
     ours = _ours(inside, reach)
     shown = _shown(system, etc_bound, descriptors, inside.spec.limits)
     return [
@@ -133,7 +133,7 @@ def arguments(
 
 
 def _walls(inside: Inside) -> list[str]:
-    # No --die-with-parent: a sandbox may serve several servers and ends itself when idle.
+    # No --die-with-parent: a sandbox may serve several servers and ends when idle.
     return [
         *("--unshare-all", "--unshare-user", "--unshare-cgroup"),
         *(("--share-net",) if inside.spec.network == "open" else ()),
@@ -148,10 +148,10 @@ def _shown(
     return [
         *(word for path in system.bound for word in ("--ro-bind", path, path)),
         *(word for path, to in system.links.items() for word in ("--symlink", to, path)),
-        # Last on PATH: some distributions have no other `python`.
+        # Last on PATH, because some distributions have no `python`.
         *("--symlink", "/usr/bin/python3", "/opt/bin/python"),
-        # Some settings of its own namespaces would be the sandbox's to change. The kernel shows
-        # whoever looks their own, also through the host's directory.
+        # Read-only: else it could change settings of its own namespaces. The host's directory
+        # shows each process the settings of its own namespaces.
         *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"),
         *(word for path in system.masked for word in ("--ro-bind", "/dev/null", path)),
         *(
@@ -173,7 +173,7 @@ def _ours(inside: Inside, reach: Mapping[str, str]) -> list[str]:
     found = ["--ro-bind", reach["runner"], OURS]
     found += ["--bind", reach["sockets"], "/run/mcp-sandbox"]
     if inside.memory_group is not None:
-        # The runner looks here whether the memory limit ended a process.
+        # The runner reads here whether the memory limit ended a process.
         found += ["--ro-bind", *inside.memory_group]
     order = sorted(enumerate(inside.spec.mounts), key=lambda each: each[1].target.count("/"))
     for number, mount in order:
@@ -183,23 +183,23 @@ def _ours(inside: Inside, reach: Mapping[str, str]) -> list[str]:
 
 
 def sources(inside: Inside, runner: Path, sockets: Path) -> dict[str, Path]:
-    """The host's directories that `arguments` wants reachable, by the names it uses."""
+    """Return the host's directories that `arguments` needs, by the names it uses."""
     named = {f"mount-{number}": mount.source for number, mount in enumerate(inside.spec.mounts)}
-    # Where bwrap is started as another user, the host's /tmp is hidden.
+    # If bwrap is started as another user, the host's /tmp is hidden from it.
     hidden = {} if inside.walls else {"tmp": Path(TMP).resolve()}
     return {"runner": runner, "sockets": sockets} | named | hidden
 
 
 @dataclass(frozen=True)
 class Etc:
-    """`files` are made new, from their bytes; `bound` directories are the host's, read-only."""
+    """Content of /etc: new `files` with their bytes; `bound` host directories, read-only."""
 
     files: dict[str, bytes]
     bound: tuple[str, ...]
 
 
 def etc(uid: int, gid: int, network: Network, host: Path = Path("/etc")) -> Etc:
-    """What /etc holds for a user of that number. Blocks on the disk."""
+    """Return the content of /etc for a user of that number. Blocks on the disk."""
     is_open = network == "open"
     copied = (*_COPIED, *_COPIED_OPEN) if is_open else _COPIED
     binds = (*_BOUND, *_BOUND_OPEN) if is_open else _BOUND
@@ -218,12 +218,12 @@ def etc(uid: int, gid: int, network: Network, host: Path = Path("/etc")) -> Etc:
 
 
 def _public(path: Path) -> bytes | None:
-    """A small file that every user of the host may read, else None."""
+    """Return a file of at most 4 MiB that every user of the host may read, else None."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode) or not found.st_mode & stat.S_IROTH:
             return None
         return path.read_bytes() if found.st_size <= _MOST_BYTES else None
     except OSError:
-        # What a host lacks, its sandboxes lack too.
+        # A file that the host lacks is absent from its sandboxes too.
         return None

@@ -44,7 +44,7 @@ from mcp_sandbox.models import (
 _CONNECT_LIMIT_S = 10.0
 _LAUNCHER_LIMIT_S = 2.0
 _START_LIMIT_S = 30.0
-# What /proc shows of a process goes piece by piece when that ends.
+# When a process ends, its files in /proc vanish one by one, with these errors.
 _GONE_FROM_PROC = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
 _logger = logging.getLogger(__name__)
 
@@ -74,11 +74,11 @@ class ProcessSandbox:
                 os.close(watched)
 
     async def pause(self) -> bool:
-        """Nothing is done: processes that wait use no processor, and a stop frees no memory."""
+        """Do nothing: waiting processes use no processor, and a stop would free no memory."""
         return False
 
     async def resume(self) -> None:
-        """It is never paused."""
+        """Do nothing: it is never paused."""
 
     async def ending(self, *, within_s: float = 0.0) -> Ending | None:
         await end(self.process, None, limit_s=within_s)
@@ -92,7 +92,7 @@ class ProcessSandbox:
 
 
 def memory_kills(group: str) -> int:
-    """How often the kernel has killed in a control group because its memory was used up."""
+    """Return how many processes of a control group the kernel has killed for lack of memory."""
     for name in ("memory.events", "memory.oom_control"):
         try:
             lines = (Path(group) / name).read_text().splitlines()
@@ -104,10 +104,10 @@ def memory_kills(group: str) -> int:
 
 
 class BubblewrapBackend:
-    """Makes sandboxes with bwrap; no engine, no root, no image.
+    """Creates sandboxes with bwrap; no engine, no root, no image.
 
     A sandbox outlives its server until it is idle; any server of the data root can attach to it.
-    Without `walls` it is unsafe-local: the same paths, users, limits, and all that is on the host.
+    Without `walls` it is unsafe-local: the same paths, users and limits, but no isolation.
     """
 
     def __init__(self, data_root: Path, *, walls: bool = True) -> None:
@@ -115,18 +115,18 @@ class BubblewrapBackend:
         self._walls = walls
         self.name: BackendName = "bubblewrap" if walls else "unsafe-local"
         self._records = Records(data_root, self.name)
-        # Of this server; they are collected when they have ended, so that no zombies stay.
+        # Process numbers of this server's children; ended ones are waited for, against zombies.
         self._children: set[int] = set()
         self._host: Host | None = None
 
     async def probe(self) -> str:
         host = await to_thread.run_sync(self._look)
-        # Any directory does: nobody will use it.
+        # Any directory will do: it is not used.
         mounts = (Mount(host.runner, "/workspace", read_only=True),)
         try:
             sandbox = await self.create(SandboxSpec(mounts, idle_s=30))
         except SandboxGone as exc:
-            # Nobody else knows of it, so nobody ended it.
+            # No other server knew the sandbox, so its start has failed.
             raise BackendUnavailable(str(exc)) from exc
         try:
             await (await sandbox.open_channel()).aclose()
@@ -183,23 +183,23 @@ class BubblewrapBackend:
         await self._sweep()
 
     async def _remove(self, sandbox_id: SandboxId, record: Record) -> None:
-        # With pid 1 of its process namespace the kernel ends all that is in it. bwrap then ends
-        # by itself, after it has collected pid 1.
+        # With pid 1 the kernel ends all processes of the namespace. bwrap waits for pid 1 and
+        # then ends.
         ended = record.process is None or await kill(record.process)
         if ended and record.launcher is not None:
             await end(record.launcher, None, limit_s=_LAUNCHER_LIMIT_S)
             ended = await kill(record.launcher)
         if not ended:
             raise BackendUnavailable(
-                f"the kernel does not end the processes of sandbox {sandbox_id}: one waits for a "
-                "disk or a network file system; look at them with `ps`, then destroy it again"
+                f"the kernel does not end the processes of sandbox {sandbox_id}: one may wait for "
+                "a disk or a network file system; find it with `ps`, then destroy it again"
             )
         self._collect()
         await to_thread.run_sync(cgroups.remove, record.cgroups)
         await to_thread.run_sync(self._records.forget, sandbox_id)
 
     async def _sweep(self) -> dict[SandboxId, Record]:
-        """Remove what dead sandboxes left; returns what there was."""
+        """Remove what dead sandboxes left; return all records found before that."""
         self._collect()
         found = await to_thread.run_sync(self._records.all)
         for each in await to_thread.run_sync(lambda: [n for n in found if found[n].abandoned]):
@@ -218,7 +218,7 @@ class BubblewrapBackend:
     def _start(
         self, sandbox_id: SandboxId, spec: SandboxSpec
     ) -> tuple[Record, bytes, socket.socket, Callable[[], None]]:
-        """Start it under its limits; its record and token, a line to it, a look at its walls."""
+        """Start it with its limits; return its record, token, a socket to it, and its check."""
         host = self._look()
         spec = host.possible(spec)
         if not self._walls:
@@ -260,13 +260,13 @@ class BubblewrapBackend:
     async def _settle(
         self, sandbox_id: SandboxId, line: socket.socket, check: Callable[[], None]
     ) -> None:
-        """Wait for the runner, look whether every wall stands, and take its directory away."""
+        """Wait for the runner, check the isolation, and close the socket's directory."""
         if not await _listens(line):
             raise await to_thread.run_sync(self._ended, sandbox_id)
 
         def look_and_close() -> None:
             check()
-            # Code inside can reach the socket there, and no longer replace it or add files.
+            # Code inside can still reach the socket, but not replace it or add files.
             self._records.close_sockets(sandbox_id)
 
         try:
@@ -281,18 +281,18 @@ class BubblewrapBackend:
         return log.read_bytes()[-2000:].decode(errors="replace").strip() if log.exists() else ""
 
     def _ended(self, sandbox_id: SandboxId) -> SandboxError:
-        """Why one ended that bwrap had made: nobody but who killed it knows if nothing was said."""
+        """Return the error for a sandbox that ended during its start, from bwrap's log if any."""
         if said := self._said(sandbox_id):
             return BackendUnavailable(explain(said, look()))
         return SandboxGone(
-            "the sandbox ended while it was started, and said nothing: call again; if that comes "
-            "again, `mcp-sandbox doctor` tells what is wrong"
+            "the sandbox ended while it was started, without a message: call again; if it happens "
+            "again, run `mcp-sandbox doctor` to see what is wrong"
         )
 
 
 async def _listens(line: socket.socket) -> bool:
-    """Wait until the runner says that it listens; False when it has ended or takes too long."""
-    # Reset: it has ended before it took its token.
+    """Wait until the runner says that it listens; return False if it ended or is too slow."""
+    # The connection is reset if the runner ends before it reads its token.
     with line, suppress(ConnectionResetError), anyio.move_on_after(_START_LIMIT_S):
         line.setblocking(False)
         await anyio.wait_readable(line)

@@ -1,8 +1,8 @@
-"""Control groups: what bounds memory, processes and processor time of a bubblewrap sandbox.
+"""Control groups: they limit memory, processes and processor time of bubblewrap sandboxes.
 
-Finds the hierarchies that this process may write (version 1, or version 2 where a part of the
-tree is ours), and keeps one group per sandbox below `mcp-sandbox` in each. What cannot be bounded
-is told with the reason, never pretended.
+Finds the hierarchies that this process may write (version 1, or version 2 where a part of the tree
+is delegated to its user), and keeps one group per sandbox below `mcp-sandbox` in each. The facts of
+a sandbox name the limits that cannot be set.
 """
 
 import os
@@ -24,7 +24,7 @@ _RETRY_S = 0.002
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """A directory that holds our groups, and what it bounds. `unified` is version 2."""
+    """A directory that holds the sandboxes' groups, its controllers; `unified`: version 2."""
 
     base: Path
     controllers: frozenset[str]
@@ -32,7 +32,7 @@ class Hierarchy:
 
 
 def find(mounts: str, own: str, *, root: bool) -> list[Hierarchy]:
-    """The hierarchies this process may use.
+    """Return the hierarchies that this process may use.
 
     `mounts` and `own` are the texts of /proc/self/mountinfo and /proc/self/cgroup.
     """
@@ -54,7 +54,7 @@ def find(mounts: str, own: str, *, root: bool) -> list[Hierarchy]:
 
 
 def _mounted(mounts: str) -> list[tuple[Path, str, frozenset[str]]]:
-    """Mount point, kind and options of every control group mount."""
+    """Return mount point, kind and options of every control group mount."""
     found = []
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
@@ -66,7 +66,7 @@ def _mounted(mounts: str) -> list[tuple[Path, str, frozenset[str]]]:
 
 
 def _make(base: Path) -> bool:
-    """Make a directory in a hierarchy; False when it is not ours to write."""
+    """Make a directory in a hierarchy; return False if this process may not write to it."""
     try:
         base.mkdir(exist_ok=True)
     except OSError:
@@ -75,7 +75,7 @@ def _make(base: Path) -> bool:
 
 
 def _delegated(point: Path, own: str) -> Path | None:
-    """The topmost group above this process that is its user's to manage, or None."""
+    """Return the topmost group above this process that its user may manage, or None."""
     line = next((line for line in own.splitlines() if line.startswith("0::/")), None)
     group = point / line[4:] if line is not None else point
     best = None
@@ -87,14 +87,14 @@ def _delegated(point: Path, own: str) -> Path | None:
 
 
 def _enable(parent: Path, wanted: set[str]) -> frozenset[str]:
-    """Hand controllers down to our groups; returns those that arrived there."""
+    """Enable controllers for the sandboxes' groups; return those that are enabled."""
     base = parent / _OURS
     if not _make(base):
         return frozenset()
     for level in (parent, base):
         for controller in sorted(wanted & _words(level / "cgroup.controllers")):
             if controller not in _words(level / "cgroup.subtree_control"):
-                # It may hold processes, or its owner keep the controller: what came is looked at.
+                # Fails if it holds processes or may not pass the controller on; checked below.
                 with suppress(OSError):
                     (level / "cgroup.subtree_control").write_text(f"+{controller}")
     return frozenset(wanted & _words(base / "cgroup.subtree_control"))
@@ -115,7 +115,7 @@ class Cgroups:
 
     @classmethod
     def here(cls) -> "Cgroups":
-        """Those of this process and machine."""
+        """Return the groups that this process may use on this machine."""
         own = Path("/proc/self/cgroup")
         if not own.exists():
             return cls([])
@@ -130,7 +130,7 @@ class Cgroups:
         return tuple(str(each.base / sandbox_id) for each in self._hierarchies)
 
     def memory_view(self, sandbox_id: SandboxId) -> tuple[str, str] | None:
-        """The group that counts memory, and where programs look for it inside a container."""
+        """Return the group that counts memory, and where programs in a container expect it."""
         for each in self._hierarchies:
             if "memory" in each.controllers:
                 inside = "/sys/fs/cgroup" if each.unified else "/sys/fs/cgroup/memory"
@@ -157,7 +157,7 @@ class Cgroups:
                 _bound_swap(group, limits)
 
     def joinable(self, sandbox_id: SandboxId) -> tuple[str, ...]:
-        """The groups that a single thread can join by itself: those of version 1."""
+        """Return the groups that a single thread can join: those of version 1."""
         return tuple(str(each.base / sandbox_id) for each in self._hierarchies if not each.unified)
 
     def add(self, sandbox_id: SandboxId, pid: int, *, joined: tuple[str, ...]) -> None:
@@ -168,7 +168,7 @@ class Cgroups:
 
 
 def remove(paths: tuple[str, ...]) -> None:
-    """Remove groups in which nothing runs any more; gone already is fine. Blocks up to 2 s."""
+    """Remove groups without processes; absent is fine. Blocks up to 2 s for each."""
     for path in map(Path, paths):
         deadline = time.monotonic() + _REMOVE_LIMIT_S
         while path.exists() and time.monotonic() < deadline:

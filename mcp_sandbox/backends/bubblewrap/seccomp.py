@@ -1,9 +1,9 @@
 """The system call filter of a bubblewrap sandbox, as a classic BPF program.
 
-It refuses what the profile of our containers refuses: what Docker's default refuses to a container
-without capabilities, and beyond that io_uring (it would open sockets past this filter), keyrings,
+It refuses what the Docker backend's profile refuses: what Docker's default refuses to a container
+without capabilities, and also io_uring (it could open sockets past this filter), keyrings,
 userfaultfd, bpf, performance counters, and sockets other than local, internet and routing ones.
-Here the terminal's input queue too, as terminals are the host's.
+It also refuses writes to a terminal's input queue, because terminals are the host's.
 Pure: makes bytes for `bwrap --seccomp`, knows no sandbox.
 """
 
@@ -21,7 +21,7 @@ _REFUSE = 0x00050000 | errno.EPERM
 _UNKNOWN = 0x00050000 | errno.ENOSYS
 
 _X32_BIT = 0x40000000
-# Every call numbered above the newest one looked at (file_setattr, Linux 6.17) is unknown.
+# Calls above the newest one that was reviewed (file_setattr, Linux 6.17) count as unknown.
 _NEWEST = 469
 _NAMESPACES = 0x7E020000
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
@@ -70,9 +70,9 @@ _LOOKED_INTO = {"x86_64": (56, 435, 16, 41, 53, 135), "aarch64": (220, 435, 29, 
 
 
 def program(machine: str) -> bytes:
-    """The filter for a machine as `os.uname().machine` names it.
+    """Return the filter for a machine as `os.uname().machine` names it.
 
-    Raises BackendUnavailable: none is known for this machine.
+    Raises BackendUnavailable: there is none for this machine.
     """
     if machine not in REFUSED:
         raise BackendUnavailable(
@@ -80,7 +80,7 @@ def program(machine: str) -> bytes:
             f"(only {', '.join(REFUSED)}); use the docker backend"
         )
     clone, clone3, ioctl, socket, socketpair, personality = _LOOKED_INTO[machine]
-    # Of netlink only what the C library asks for addresses of interfaces.
+    # Of netlink only routing, where the C library reads the addresses of interfaces.
     routes = _when(_JEQ, _NETLINK, (_load(_ARGS + 16), *_allow_only((_ROUTES,))))
     return b"".join(
         (
@@ -103,12 +103,12 @@ def program(machine: str) -> bytes:
 
 
 def refusing_nothing() -> bytes:
-    """A filter for sandboxes without walls."""
+    """Return a filter that allows every call, for sandboxes without walls."""
     return _return(_ALLOW)
 
 
 def _search(numbers: list[int]) -> tuple[bytes, ...]:
-    """Refuse each of the sorted numbers; halving them keeps every allowed call cheap."""
+    """Refuse each of the sorted numbers, by binary search, so that allowed calls are cheap."""
     if len(numbers) <= 3:
         return _refuse_each(numbers)
     middle = len(numbers) // 2
@@ -132,7 +132,7 @@ def _when(test: int, value: int, then: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 
 def _argument(call: int, index: int, *checks: bytes) -> tuple[bytes, ...]:
-    """Look into an argument of one call, and allow what no check refuses.
+    """Check an argument of one call, and allow what no check refuses.
 
     Only the low half is loaded: the kernel takes these arguments as 32-bit numbers.
     """

@@ -1,7 +1,7 @@
-"""Looks at a running sandbox from outside and refuses it when a wall or a limit is missing.
+"""Checks a running sandbox from outside and refuses it if isolation or a limit is missing.
 
-Resource limits are set by its first process itself, before anything of the user runs: from outside
-they could be set only with a capability that root may lack. Here they are read back.
+The sandbox's first process sets its own resource limits before any code of the user runs: to set
+them from outside needs a capability that root may lack. Here they are read back.
 """
 
 import resource
@@ -31,9 +31,9 @@ _KINDS = {
 def shared_namespaces(
     own: Mapping[str, int], told: Mapping[str, object], apart: Iterable[str]
 ) -> list[str]:
-    """What is the host's of the namespaces `apart`, which the sandbox has to have for itself.
+    """Return a problem for each namespace of `apart` that the sandbox shares with the host.
 
-    `own` holds the numbers of the server's, `told` what bwrap said of the sandbox's.
+    `own` holds the numbers of the server's namespaces, `told` bwrap's report of the sandbox's.
     """
     return [
         f"the {name} namespace is the host's"
@@ -44,7 +44,7 @@ def shared_namespaces(
 
 @dataclass(frozen=True)
 class Told:
-    """What bwrap said of the sandbox: host numbers of its pid 1 and of its namespaces."""
+    """bwrap's own process number, and its report: the sandbox's pid 1 and namespaces."""
 
     launcher: int
     pid: int
@@ -52,13 +52,13 @@ class Told:
 
 
 def namespaces(network: Network, *, walls: bool) -> list[str]:
-    """The namespaces that a sandbox must not share with the host."""
+    """Return the namespaces that a sandbox must not share with the host."""
     kinds = _NAMESPACES if walls else _WITHOUT_WALLS
     return [name for name in kinds if name != "net" or network == "none"]
 
 
 def outside_groups(cgroup: str, paths: Iterable[str]) -> list[str]:
-    """The groups that a process with this /proc/PID/cgroup is not in, though it should be."""
+    """Return those groups of `paths` that a process with this /proc/PID/cgroup is not in."""
     inside = [line.split(":", 2)[2] for line in cgroup.splitlines()]
     return [path for path in paths if not any(path.endswith(group) for group in inside)]
 
@@ -66,9 +66,9 @@ def outside_groups(cgroup: str, paths: Iterable[str]) -> list[str]:
 def check(
     told: Told, spec: SandboxSpec, groups: Iterable[str], limits: Mapping[int, int], *, walls: bool
 ) -> None:
-    """Look at the sandbox that bwrap told of. Blocks.
+    """Check the sandbox that bwrap reported. Blocks.
 
-    Raises InsecureSandbox for a missing wall or limit, FileNotFoundError if it has ended.
+    Raises InsecureSandbox for missing isolation or limits, FileNotFoundError if it has ended.
     """
     proc = Path(f"/proc/{told.pid}")
     apart = namespaces(spec.network, walls=walls)
@@ -86,13 +86,13 @@ def check(
         found += [f"it is not in the group {path}" for path in missing]
     if found:
         raise InsecureSandbox(
-            f"bubblewrap made a weaker sandbox than asked for: {'; '.join(found)}. It was "
+            f"bubblewrap made a weaker sandbox than requested: {'; '.join(found)}. It was "
             "destroyed; update bubblewrap or use the docker backend"
         )
 
 
 def wanted_limits(limits: Limits, *, memory_by_process: bool) -> dict[int, int]:
-    """Each resource and its limit, as the kernel counts it.
+    """Return each resource and its limit, in the kernel's units.
 
     `memory_by_process` limits the data of each process: for machines without a memory group.
     """
@@ -103,7 +103,7 @@ def wanted_limits(limits: Limits, *, memory_by_process: bool) -> dict[int, int]:
         resource.RLIMIT_FSIZE: limits.file_mb << 20,
     }
     if memory_by_process:
-        # Data, not address space: node reserves far more addresses than it ever uses.
+        # Data, not address space: node reserves far more addresses than it uses.
         found[resource.RLIMIT_DATA] = limits.memory_mb << 20
     return {kind: _possible(kind, value) for kind, value in found.items()}
 
@@ -114,15 +114,15 @@ def _possible(kind: int, value: int) -> int:
 
 
 def limit_settings(values: Mapping[int, int]) -> dict[str, str]:
-    """What the runner is told: the limits it puts on itself and on all it starts."""
+    """Return the runner's settings: the limits that it sets for itself and its children."""
     limits = " ".join(f"{kind}:{value}" for kind, value in values.items())
-    # Our own score when it is higher: lowering it needs a capability.
+    # The server's own score if it is higher: to lower it needs a capability.
     score = max(_OOM_SCORE, int(Path("/proc/self/oom_score_adj").read_text()))
     return {"MCP_SANDBOX_LIMITS": limits, "MCP_SANDBOX_OOM_SCORE": str(score)}
 
 
 def missing_limits(text: str, values: Mapping[int, int]) -> list[str]:
-    """What a /proc/PID/limits shows that is not as wanted."""
+    """Return the limits in the text of /proc/PID/limits that are not as wanted."""
     found = []
     for kind, value in values.items():
         name = _KINDS[kind]
