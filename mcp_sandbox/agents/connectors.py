@@ -1,4 +1,4 @@
-"""Model services as they are configured, and their keys, which no repr, error or log line shows."""
+"""The configured model services, and their keys, which no repr, error or log line shows."""
 
 from collections.abc import Mapping
 
@@ -9,10 +9,10 @@ from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError
 
 
 class Connector:
-    """A model service, of which `model` is asked for when nothing else is said.
+    """A model service; `model` is used if a request names none.
 
     Raises:
-        InvalidArgument: it may not be asked for that model.
+        InvalidArgument: the configuration does not allow that model.
         ConfigError: its key's command cannot be understood.
     """
 
@@ -43,7 +43,7 @@ class Connector:
             return await self._source.value()
         except RefusedError as exc:
             raise OperatorError(
-                f"the key of connectors.{self.name} cannot be had: {exc}; correct it, or its place"
+                f"the key of connectors.{self.name} cannot be read: {exc}; correct its key setting"
             ) from None
 
     def header(self, key: bytes) -> dict[bytes, bytes]:
@@ -53,7 +53,7 @@ class Connector:
         return {b"authorization": b"Bearer " + key} if bearer else {b"x-api-key": key}
 
     def address(self, path: str) -> str:
-        """Return where a request for /v1/… goes; some addresses have the version in them."""
+        """Return the URL of a request for /v1/…; openai services have /v1 in their `url`."""
         version = "/v1" if self.settings.protocol == "openai" else ""
         return self.settings.url + path.removeprefix(version)
 
@@ -61,7 +61,7 @@ class Connector:
 def connector_of(
     connectors: Mapping[str, ConnectorConfig], wanted: str = "", default: str = ""
 ) -> Connector:
-    """Return the connector that NAME or NAME/MODEL means; for "" the default or the only one.
+    """Return the connector called NAME or NAME/MODEL; for "" the default or the only one.
 
     Raises InvalidArgument: there is no such connector; else as Connector.
     """

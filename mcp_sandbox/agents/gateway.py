@@ -1,6 +1,6 @@
-"""The way of one run to its model. The program inside knows a token; the key is put in here.
+"""The proxy from one run to its model. The program inside has a token; the key is added here.
 
-A request is read whole by a library, judged and written anew; an answer passes as it comes.
+A request is read completely, checked and written anew; an answer is passed on as it arrives.
 """
 
 import logging
@@ -33,7 +33,7 @@ from mcp_sandbox.telemetry.logs import event
 logger = logging.getLogger(__name__)
 
 _MOST_AT_ONCE, _SHOWN_BYTES = 8, 2000
-# For the head of a request, and for its body; to reach the service; for its next bytes.
+# Limits: for a request's head, and its body; to connect to the service; for its next bytes.
 _REQUEST_S, _DIAL_S, _SILENT_S = 60.0, 30.0, 600.0
 _LET_THROUGH = {
     "anthropic": ("POST /v1/messages", "POST /v1/messages/count_tokens", "GET /v1/models"),
@@ -63,16 +63,16 @@ async def open_gateway(
     egress: EgressConfig | None = None,
     silent_s: float = _SILENT_S,
 ) -> AsyncGenerator["Gateway"]:
-    """Open the way of a run to a model service while the block lasts.
+    """Open a proxy from a run to a model service while the block lasts.
 
-    `egress` says how this machine reaches the network. A service that is silent for `silent_s` is
-    given up, and so is a client that takes longer for a request.
+    `egress` says how this machine reaches the network. A service that sends nothing for `silent_s`
+    seconds is given up, and so is a client that takes longer for a request.
 
     Raises:
-        OperatorError: the key cannot be had, or `egress` cannot be used.
+        OperatorError: the key cannot be read, or `egress` cannot be used.
     """
     await connector.key()
-    # It reads certificates, and its library imports itself late.
+    # In a thread: it reads certificates, and the library imports more of itself.
     client = await to_thread.run_sync(
         _client, connector.settings.url, egress or EgressConfig(), silent_s
     )
@@ -96,7 +96,7 @@ def _client(url: str, egress: EgressConfig, silent_s: float) -> httpx2.AsyncClie
 
 
 class Gateway:
-    """The way of one run. `token` stands inside for the key, and is good here alone."""
+    """The proxy of one run. Inside, `token` replaces the key; it is valid only here."""
 
     def __init__(
         self,
@@ -113,21 +113,21 @@ class Gateway:
         self._places = anyio.CapacityLimiter(_MOST_AT_ONCE)
 
     async def serve(self, stream: ByteStream) -> None:
-        """Serve one connection from inside until either side ends it."""
+        """Serve one connection from the sandbox until either side closes it."""
         client = Peer(stream, h11.SERVER)
         with suppress(*HUNG_UP):
             try:
                 while await self._serve_next(client):
                     client.http.start_next_cycle()
             except (Refusal, RefusedError) as exc:
-                # Where an answer has begun, the client sees that it has no end.
+                # If an answer has begun, the client sees that it is incomplete.
                 status = exc.status if isinstance(exc, Refusal) else 400
                 await client.answer(status, "application/json", _refused(status, exc))
 
     async def ask(
         self, what: str, body: bytes, take: Callable[[bytes], Awaitable[None]]
     ) -> tuple[int, str]:
-        """Ask for this process, judged, counted and bounded likewise; return status and error.
+        """Ask for this process, with the same checks and limits; return status and error.
 
         `what` is METHOD PATH, and `take` gets the answer's bytes.
         """
@@ -152,7 +152,7 @@ class Gateway:
         if limit.cancelled_caught or not request:
             return False
         if (request.method, request.target) == (b"HEAD", b"/"):
-            # Programs look so whether there is a service.
+            # Programs check in this way whether there is a service.
             await client.answer(200, "text/plain", b"")
             return False
         headers = dict(request.headers)
@@ -167,7 +167,7 @@ class Gateway:
         return set(client.http.states.values()) == {h11.DONE}
 
     def _admitted(self, request: h11.Request, headers: Mapping[bytes, bytes]) -> str:
-        """Return METHOD TARGET of a request, if it may be made at all. Raises Refusal."""
+        """Return METHOD TARGET of a request, if it is allowed. Raises Refusal."""
         if b"transfer-encoding" in headers and b"content-length" in headers:
             raise Refusal(400, "the body has two lengths")
         what = f"{request.method.decode('ascii')} {request.target.decode('ascii')}"
@@ -181,7 +181,7 @@ class Gateway:
         return what
 
     async def _body(self, client: Peer, headers: Mapping[bytes, bytes]) -> bytearray:
-        """Return the whole body. Raises Refusal, RefusedError."""
+        """Return the complete body. Raises Refusal, RefusedError."""
         body, announced = bytearray(), int(headers.get(b"content-length", 0))
         try:
             with anyio.fail_after(self._request_s):
@@ -197,10 +197,10 @@ class Gateway:
     async def _answer(
         self, what: str, headers: Mapping[bytes, bytes], body: bytes | bytearray
     ) -> AsyncGenerator[h11.Response | h11.Data | h11.EndOfMessage]:
-        """Ask the service, if it may be asked so, and yield its answer as it comes.
+        """Send a request to the service, if it is allowed, and yield the answer as it arrives.
 
         Raises:
-            Refusal: it may not, or it has failed, maybe in the midst of its answer.
+            Refusal: it is not allowed, or the service failed, maybe in the middle of its answer.
         """
         name, (method, _, target) = self._connector.name, what.partition(" ")
         asked = judged(body, self._connector, self._chat) if method == "POST" else b""
@@ -208,7 +208,7 @@ class Gateway:
             key = await self._connector.key()
         except OperatorError as exc:
             logger.warning("%s", exc)
-            raise Refusal(403, "the key cannot be had; a person must look") from exc
+            raise Refusal(403, "the key cannot be read; the operator must correct it") from exc
         self._spend(len(asked))
         place, mask = self._connector.address(target), Mask([key])
         going, usage, whole = self._headers(headers, key), Usage(self.counts), False
@@ -231,7 +231,7 @@ class Gateway:
                 usage.cut()
 
     def _head(self, response: httpx2.Response, mask: Mask) -> h11.Response:
-        """Return what may pass of it. Raises Refusal: it leads elsewhere."""
+        """Return the head that is passed on. Raises Refusal: it is a redirect."""
         if response.is_redirect:
             what = f"the service leads elsewhere: correct connectors.{self._connector.name}.url"
             raise Refusal(response.status_code, what)
@@ -243,7 +243,7 @@ class Gateway:
         return h11.Response(status_code=response.status_code, headers=headers)
 
     def _spend(self, size: int) -> None:
-        """Count one more request. Raises Refusal: the run has had all that it may."""
+        """Count one more request. Raises Refusal: the run has reached a limit."""
         for name in ("requests", "output_tokens"):
             if getattr(self.counts, name) >= (most := getattr(self._limits, f"max_{name}")):
                 raise Refusal(403, f"this run has used all of agents.run.max_{name}, {most:,}")
@@ -257,7 +257,7 @@ class Gateway:
 
 
 def _refused(status: int, why: Exception) -> bytes:
-    """As both protocols tell an error."""
+    """Return an error's body in the form of both protocols."""
     kind = _KINDS.get(status, "api_error")
     error = {"type": kind, "message": f"mcp-sandbox: {why}", "param": None, "code": None}
     return to_json({"type": "error", "error": error})

@@ -1,7 +1,7 @@
-"""Code of the operator's before and after each run of an assistant.
+"""The operator's code that runs before and after each run of an assistant.
 
-async def create(ctx, messages, options) -> messages    before it; to raise is to refuse
-async def next(ctx, payload, options) -> None | payload  after it, whatever came of it
+async def create(ctx, messages, options) -> messages    before it; an exception refuses the run
+async def next(ctx, payload, options) -> None | payload  after it, also if it failed
 """
 
 import inspect
@@ -42,9 +42,9 @@ class FileInfo:
 
 
 class Computer:
-    """The sandbox as a hook has it: `read_file`, `write_file`, `list_dir` and `exec` of its agent.
+    """The sandbox for a hook: `read_file`, `write_file`, `list_dir` and `exec` of its agent.
 
-    Relative paths are the workspace's, which is `workdir`.
+    Relative paths start at the workspace, `workdir`.
     """
 
     workdir = "/workspace"
@@ -59,7 +59,7 @@ class Computer:
 
 
 class Memory:
-    """What the hooks of a chat keep, in its record."""
+    """The data that the hooks of a chat keep in its record."""
 
     def __init__(self, ledger: Ledger, chat: ChatId) -> None:
         self._ledger, self._chat = ledger, chat
@@ -77,10 +77,10 @@ class Memory:
 
 @dataclass
 class Context:
-    """What a hook gets of a run; `memory` is kept for the chat, as JSON of at most 64 KiB.
+    """A run as a hook sees it; `memory` is kept for the chat, as JSON of at most 64 KiB.
 
-    `sandbox` is None where the assistant has none. `progress` shows a text in place of the one
-    before; "" ends it.
+    `sandbox` is None if the assistant has none. `progress` shows a text that replaces the one
+    before; "" removes it.
     """
 
     chat: ChatId
@@ -100,7 +100,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class Hooks:
-    """Those of an assistant or of the embedding program."""
+    """The hooks of an assistant or of the embedding program."""
 
     create: Callable[[Context, Messages, Options], Awaitable[Messages]] | None = None
     next: Callable[[Context, Payload, Options], Awaitable[Payload | None]] | None = None
@@ -125,7 +125,7 @@ class Hooks:
     async def after(
         self, ctx: Context, completion: Completion, options: Options
     ) -> tuple[Completion, str]:
-        """Return the completion as the hook leaves it, and what has failed in the hook, if any."""
+        """Return the completion that the hook made of it, and the hook's error, "" if none."""
         payload = Payload(completion, completion.reason)
         try:
             changed = await _within_limit(self.next(ctx, payload, options)) if self.next else None
@@ -142,7 +142,7 @@ async def _within_limit(hook: Awaitable[_T]) -> _T:
 
 
 def hooks_of(file: Path | None) -> Hooks:
-    """Load the hooks of a file of the operator's. Raises ConfigError."""
+    """Load the hooks of the operator's file; none if it is None. Raises ConfigError."""
     spec = spec_from_file_location("hooks", file) if file else None
     if not spec or not spec.loader:
         return Hooks()

@@ -1,4 +1,4 @@
-"""Typed calls about commands by their ids, and the results of commands."""
+"""Typed calls to the runner about processes by their ids, and the results of commands."""
 
 import signal
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
@@ -17,15 +17,15 @@ Stop = Literal["TERM", "INT", "HUP", "KILL"]
 _Typing = Literal["enter", "tab", "escape", "backspace", "space", "ctrl-c", "ctrl-d", "ctrl-z"]
 Key = Literal[_Typing, "up", "down", "left", "right", "page-up", "page-down"]
 
-# A sandbox that answers later is given up and ended, so this allows for a slow machine.
+# A sandbox that takes longer to answer is ended, so this allows for a slow machine.
 LATE_S = 12.0
 _COUNTED = ("created", "changed", "deleted")
 _WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
 _MOST_ROWS = 1000
 _MOST_FIGURES = 100
 _OF_SHELL = {
-    "new": "this shell is new; the next call with its name goes on where this one has ended",
-    "broken": "the saved state of this shell was damaged: it has started again",
+    "new": "this shell is new; the next call with its name continues where this one ended",
+    "broken": "the saved state of this shell was damaged: the shell has started again",
     "moved": "the directory this shell was in is gone: this command began in /workspace",
     "kept": "the shell remembers nothing of this command and is as before it: bash was killed, "
     "replaced by exec, or left by exit under its own EXIT trap, or more than 4 MiB were to be kept",
@@ -43,7 +43,7 @@ class Processes:
         self._channel = channel
 
     async def list(self) -> Sequence[ProcessRow]:
-        """Return what runs and what has ended lately, the newest last."""
+        """Return running and recently ended processes, the newest last."""
         reply = await self._channel.call("processes", {}, timeout_s=LATE_S)
         async with making_sense(self._channel):
             return [row_of(said) for said in reply.result["processes"][:_MOST_ROWS]]
@@ -57,9 +57,9 @@ class Processes:
         on_output: Sink | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
-        """Wait for the end, for `until` in the output, or until `leave` is cancelled.
+        """Wait until it ends, `until` is in its output, or `leave` is cancelled.
 
-        The result has the output since the last answer, or all that is kept if `whole`.
+        The result has the output since the last result, or with `whole` all that is kept.
         """
         args = {"process": process, "until": until, "whole": whole, "live": bool(on_output)}
         return await self._look("wait", args, on_output, leave)
@@ -81,11 +81,11 @@ class Processes:
         *,
         wait_s: float,
     ) -> None:
-        """Connect to a port of the sandbox's loopback, until both directions have ended.
+        """Connect to a port on the sandbox's loopback; return once both directions have ended.
 
-        `sink` gets ("body", bytes), and ("end", …) once. Without one, only try to connect.
+        `sink` gets ("body", bytes), and ("end", …) once; if None, only try to connect.
 
-        Raises NotFound: no program answers within `wait_s`; the message names the ports in use.
+        Raises NotFound: no program accepts within `wait_s`; the message names the ports in use.
         """
         args = {"port": port, "wait_s": wait_s, "look": sink is None}
         await self._channel.call("dial", args, body=sent, timeout_s=float("inf"), sink=sink)

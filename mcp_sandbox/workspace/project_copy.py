@@ -1,10 +1,10 @@
-"""Copies a project folder, honouring its .gitignore files. A program of its own; see `projects`.
+"""Copies a project folder without what its .gitignore files exclude; a program: see `projects`.
 
     {"source", "target", "owner": [uid, gid], "max_bytes", "max_files"}    on stdin, as JSON
 
-It is bounded, follows no link, leaves out `.git` and everything that is neither file, folder nor
-link inside the project, and appears under its name only when it is whole. One line on stdout says
-what was copied; one on stderr says why it was not.
+The copy is limited in size, follows no link, leaves out `.git` and everything that is neither file,
+folder nor link inside the project, and gets its name only when it is complete. One line on stdout
+says what was copied; one on stderr says why the copy failed.
 """
 
 import json
@@ -28,12 +28,12 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class CannotCopy(Exception):
-    """The message says why, in the middle of a sentence."""
+    """The project was not copied. The message says why and is put into a sentence."""
 
 
 @dataclass
 class Copier:
-    """Copies trees between open directories, within limits that hold for all of them."""
+    """Copies trees between open directories; the limits hold for all copies together."""
 
     owner: tuple[int, int]
     max_bytes: int
@@ -45,9 +45,9 @@ class Copier:
     rules: list[tuple[PurePosixPath, GitIgnoreSpec]] = field(default_factory=list)
 
     def tree(self, source: int, target: int, place: PurePosixPath) -> None:
-        """Copy what is in a folder at `place` beneath the project."""
+        """Copy the content of a folder; `place` is its path inside the project."""
         if len(place.parts) > _DEEPEST:
-            raise CannotCopy(f"it is nested over {_DEEPEST} folders deep")
+            raise CannotCopy(f"its folders are nested more than {_DEEPEST} deep")
         rules = _read_rules(source)
         if rules is not None:
             self.rules.append((place, rules))
@@ -75,7 +75,7 @@ class Copier:
             self.left_out += 1
 
     def _is_ignored(self, path: PurePosixPath, *, folder: bool) -> bool:
-        # The rules that stand nearest to a file win.
+        # The rules in the folder nearest to a file win.
         for place, rules in reversed(self.rules):
             said = rules.check_file(str(path.relative_to(place)) + ("/" if folder else "")).include
             if said is not None:
@@ -116,7 +116,7 @@ class Copier:
             os.chown(path.name, *self.owner, dir_fd=target, follow_symlinks=False)
 
     def finish(self, copy: int, found: os.stat_result) -> None:
-        """Give the copy its owner, rights and times; the owner can always change it."""
+        """Set owner, mode and times of a copy; its owner can always read and write it."""
         if os.geteuid() == 0:
             os.fchown(copy, *self.owner)
         own = 0o700 if stat.S_ISDIR(found.st_mode) else 0o600
@@ -128,7 +128,7 @@ def _read_rules(folder: int) -> GitIgnoreSpec | None:
     try:
         file = os.open(_RULES, _READ, dir_fd=folder)
     except OSError:
-        # None, or a link, which git does not follow either.
+        # There is none, or it is a link, which git does not follow either.
         return None
     with os.fdopen(file, "rb") as stream:
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -151,9 +151,9 @@ def _stays_inside(path: PurePosixPath, text: str) -> bool:
 def copy_project(
     source: str, target: Path, *, owner: tuple[int, int], max_bytes: int, max_files: int
 ) -> Copier:
-    """Copy `source` to `target`, which appears when it is whole; CannotCopy or OSError if not."""
+    """Copy `source` to `target`, which appears once complete. Raises CannotCopy, OSError."""
     for left in target.parent.glob(f"{target.name}.*{_PARTIAL}"):
-        # By a copier that was killed: the chat is locked for us.
+        # Left by a killed copier: the caller holds the chat's lock, so no other copies now.
         shutil.rmtree(left)
     partial = target.with_name(f"{target.name}.{os.getpid()}{_PARTIAL}")
     reading = os.open(source, _READ | os.O_DIRECTORY)
@@ -164,14 +164,14 @@ def copy_project(
         copier.tree(reading, writing, PurePosixPath())
         copier.finish(writing, os.fstat(reading))
         if not publish_folder(partial, target):
-            raise CannotCopy(f"{target} is in the way")
+            raise CannotCopy(f"{target} exists already")
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return copier
 
 
 def main() -> None:
-    """Do what stdin says."""
+    """Copy as the JSON on stdin says."""
     order = json.load(sys.stdin)
     try:
         done = copy_project(order.pop("source"), Path(order.pop("target")), **order)

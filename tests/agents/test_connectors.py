@@ -123,9 +123,9 @@ async def test_a_file_of_another_user_is_refused_with_the_remedy(tmp_path: Path)
     ("key", "words"),
     [
         ("", r"connector one has no key: add `key: file:PATH`"),
-        ("file:/nowhere/key", r"cannot be had: its source cannot be used: No such file"),
-        ("command: false", "cannot be had: its source cannot be used"),
-        ("command: echo short", "cannot be had: its value has 5 bytes"),
+        ("file:/nowhere/key", r"cannot be read: its source cannot be used: No such file"),
+        ("command: false", "cannot be read: its source cannot be used"),
+        ("command: echo short", "cannot be read: its value has 5 bytes"),
     ],
 )
 async def test_a_key_that_cannot_be_had_is_told_with_the_setting(key: str, words: str) -> None:
