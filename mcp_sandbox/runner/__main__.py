@@ -1,14 +1,14 @@
 """Start of the runner: `python3 .../mcp_sandbox/runner/__main__.py`, settings by environment.
 
 MCP_SANDBOX_TOKEN, MCP_SANDBOX_SOCKET, MCP_SANDBOX_WORKSPACE, MCP_SANDBOX_HOME, MCP_SANDBOX_IDLE_S,
-MCP_SANDBOX_LIMITS, MCP_SANDBOX_PIDS and MCP_SANDBOX_OOM_SCORE are ours; the rest of the environment
-is what commands will see, MCP_SANDBOX_ENV_NAME too, as NAME. Python must be started with `-I -S`
-where others than ourselves say what is in its environment.
+MCP_SANDBOX_LIMITS, MCP_SANDBOX_PIDS and MCP_SANDBOX_OOM_SCORE are settings; commands see the
+other variables, and each MCP_SANDBOX_ENV_NAME as NAME. Python must be started with `-I -S`
+where others than the backend control its environment.
 
-Otherwise the token comes through a socket whose number is in MCP_SANDBOX_STARTER, and a byte goes
-back when we listen; or it lies in the file MCP_SANDBOX_TOKEN_FILE, which we remove. Then this
-process is an ordinary Python that begins without a secret, of which a fork becomes the warm
-interpreter: half the time.
+Otherwise the token comes through a socket whose number is in MCP_SANDBOX_STARTER, and a byte
+goes back when the runner listens; or it lies in the file MCP_SANDBOX_TOKEN_FILE, which is
+then deleted. In both cases this process is an ordinary Python that begins without a secret,
+and a fork of it becomes the warm interpreter: that takes half the time.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ def main() -> None:
 
     settings, env = _divide(dict(os.environ))
     processes.limit(settings.get("LIMITS", ""), settings.get("OOM_SCORE"))
-    # Before anything of the user runs: nobody of our own user may look into this process.
+    # Before anything of the user runs: no process of the same user may read this one's memory.
     processes.hide_memory()
     processes.rename("mcp-sandbox")
-    # Set anew: the kernel's copy, to which the C library still points, is wiped.
+    # The kernel's copy, to which the C library still points, is wiped: set the variables again.
     os.environ.clear()
     os.environ.update(env)
     os.environ.update({_PREFIX + k: v for k, v in settings.items() if k in _KEPT})
     from mcp_sandbox.runner import interpreter, native  # noqa: PLC0415
 
-    # Before we listen: then the directory of the socket, and of this file, is taken from us.
+    # Before listening: the starter may then take away the directory of the socket and this file.
     unread = _unread_token(settings)
-    # Who connects waits until we have loaded the rest; meanwhile the interpreter starts.
+    # Clients wait until the rest has loaded; meanwhile the interpreter starts.
     listener = native.listen(settings.get("SOCKET", "/run/mcp-sandbox/runner.sock"))
     if "STARTER" in settings:
         os.write(int(settings["STARTER"]), b"1")
@@ -73,7 +73,7 @@ def _divide(everything: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]
 
 
 def _unread_token(settings: dict[str, str]) -> int | None:
-    """A descriptor that the token can be read from, and that no program we start gets."""
+    """Return an uninherited descriptor to read the token from; None if the environment has it."""
     if "STARTER" in settings:
         starter = int(settings["STARTER"])
         os.set_inheritable(starter, False)
@@ -87,18 +87,18 @@ def _unread_token(settings: dict[str, str]) -> int | None:
 
 
 def _link_skills(home: str) -> None:
-    """Let agents in the sandbox find its skills in their home, where nothing stands yet."""
+    """Link the skills into the homes of agents, unless something is there already."""
     if os.getpid() != 1 or not os.path.isdir(_SKILLS):
         return
     for agent in _AGENTS:
         folder = f"{home}/{agent}"
         try:
-            # A link of the chat's is not followed. Nothing runs yet that could make one meanwhile.
+            # A link that the chat made is not followed. Nothing runs yet that could make one now.
             if not os.path.islink(folder):
                 os.makedirs(folder, 0o755, exist_ok=True)
                 os.symlink(_SKILLS, f"{folder}/skills")
         except OSError:
-            # It has skills of its own there, or its disk is full: that is no reason not to start.
+            # The chat has skills of its own there, or its disk is full: start all the same.
             continue
 
 

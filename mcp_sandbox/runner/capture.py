@@ -1,4 +1,4 @@
-"""The streams of a command: where they lead, what is kept of them, and the file with the whole."""
+"""The streams of a command: where they lead, the part in memory, and the file of all output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.loop import Loop
 
     class Hearer(Protocol):
-        """It hears output live; while it `is_full`, no more of stdout is read."""
+        """Receives output live; while it `is_full`, no more of stdout is read."""
 
         @property
         def is_full(self) -> bool: ...
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 HALF = 32 * 1024
-# Results are cut at about 30 kB of text: from here on the whole is worth keeping.
+# Results are cut at about 30 kB of text: longer output is also written to a file.
 KEEP_OVER = 20_000
 KEPT_TOTAL = 256 * 1024 * 1024
 KEPT_SECONDS = 7 * 24 * 3600
 _LITTLE, _GATHER_S = 4096, 0.002
 _MOST_STDIN = 256 * 1024 * 1024
-# Of commands that run: these files are never deleted.
+# Files of running commands, which are never deleted.
 _in_use: set[str] = set()
 
 
@@ -57,17 +57,17 @@ class Stream:
                 del self.tail[:-HALF]
 
     def since(self, start: int = 0) -> tuple[bytes, bytes]:
-        """What is held of what came after the first `start` bytes: of the head, of the tail."""
+        """Return what head and tail hold of the output after the first `start` bytes."""
         tail = bytes(self.tail[-HALF:])
         return bytes(self.head[start:]), tail[max(0, start - self.total + len(tail)) :]
 
     def parts(self) -> list[bytes]:
-        """What is held: one part, or two where something is left out between them."""
+        """Return the bytes in memory: one part, or two if something between them was dropped."""
         head, tail = self.since()
         return [head + tail] if len(head) + len(tail) == self.total else [head, tail]
 
     def shrink(self) -> None:
-        """It has ended: the last of it is enough for who asks later."""
+        """Drop the head when the command has ended and its tail is long enough."""
         if self.tail:
             self.head.clear()
             del self.tail[:-HALF]
@@ -80,7 +80,7 @@ class Capture:
         self.streams = {"stdout": Stream(), "stderr": Stream()}
         self._base = figures.base_of(workspace, name)
         self._path = self._base + ".txt"
-        # Where the whole is, once that is more than is told of it.
+        # The file with all output, once a result cannot hold it.
         self.file: str | None = None
         self._left = limit
         self._fd = -1
@@ -93,25 +93,25 @@ class Capture:
         self.streams[name].add(data)
 
     def close(self) -> None:
-        """It has ended: the file is whole, and may be deleted some day."""
+        """Close the file: it is complete, and may be deleted later."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
             _in_use.discard(self._path)
 
     def figures(self) -> list[str]:
-        """The paths of the pictures that the command has saved; see `runner.figures`."""
+        """Return the paths of the pictures that the command has saved; see `runner.figures`."""
         found = figures.saved(self._base)
         try:
             if found:
                 prepare(os.path.dirname(self._path))
         except OSError:
-            # What is there is shown all the same.
+            # Show the files all the same.
             pass
         return found
 
     def keep(self) -> None:
-        """Begin the file with what was printed so far: little, so it is whole in the heads."""
+        """Create the file and write the output so far, which the heads still hold completely."""
         if self.file or not self._left:
             return
         try:
@@ -119,7 +119,7 @@ class Capture:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self._fd = os.open(self._path, flags, 0o644)
         except OSError:
-            # A full or unwritable workspace: the head and tail must do; the result names no file.
+            # The workspace is full or cannot be written: keep head and tail, and name no file.
             self._left = 0
             return
         self.file = self._path
@@ -147,14 +147,14 @@ class Streams:
         self._tty, self._takes = bool(args.get("tty")), bool(args.get("take"))
         self._hearers = hearers
         self.capture = Capture(args["workspace"], args["name"], args["keep_bytes"])
-        # How much of each stream was told already.
+        # How much of each stream earlier answers have contained, in bytes.
         self._answered = dict.fromkeys(self.capture.streams, 0)
         self._taps: dict[str, Tap] = {}
         self.theirs: list[int] = []
         self._stdin: int | None = None
 
     def open(self) -> None:
-        """Make pipes, or a terminal; OpError where there is none left."""
+        """Make pipes or a terminal; OpError if none can be made."""
         if self._tty:
             from mcp_sandbox.runner.keyboard import Keyboard  # noqa: PLC0415 - for these alone
 
@@ -169,7 +169,7 @@ class Streams:
         self.theirs = [nothing, out_write, err_write]
 
     def use(self, ours: tuple[int, int], theirs: list[int]) -> None:
-        """Take pipes that a program has already; until it has begun, another may get them."""
+        """Take the pipes of a program that was started before its command was known."""
         self.theirs = theirs
         self._listen(*ours)
 
@@ -186,7 +186,7 @@ class Streams:
         self._stdin = _kept(data)
 
     def feed(self, data: bytes, *, more: bool) -> bool:
-        """Add to the input; whether all of it is there now. OpError when it is too much."""
+        """Add to the input; return whether it is complete. OpError if it is over 256 MiB."""
         if self._stdin is None:
             return False
         if os.fstat(self._stdin).st_size + len(data) > _MOST_STDIN:
@@ -213,7 +213,7 @@ class Streams:
             if self.keyboard:
                 self.keyboard.shown_at = time.monotonic()
             if len(data) < _LITTLE:
-                # A program that prints line by line would wake us for every line.
+                # A program that prints line by line would wake the loop for every line.
                 self._taps[name].pause()
                 self._loop.later(_GATHER_S, lambda: self.read_on(name))
             for each in [*self._hearers]:
@@ -222,30 +222,29 @@ class Streams:
                     self._taps[name].pause()
 
     def read_on(self, name: str) -> None:
-        """Go on reading a stream, unless a caller is to take what was read of it."""
+        """Resume reading a stream, unless a caller has no room for more of it."""
         if name != "stdout" or not any(each.is_full for each in self._hearers):
             self._taps[name].resume()
 
     def drain(self) -> None:
-        """Read what is there now."""
         for tap in self._taps.values():
-            # What is to be taken goes beyond its credit now: at most what a pipe may hold, which
-            # the other side has room for.
+            # The last read may go beyond the caller's credit: by at most what a pipe holds,
+            # for which the caller has room.
             tap.drain(WINDOW if self._takes else DRAIN)
 
     def held(self) -> list[tuple[str, bytes]]:
-        """The parts of each stream that are held."""
+        """Return the parts of each stream that are in memory, with the stream's name."""
         streams = self.capture.streams.items()
         return [(name, part) for name, stream in streams for part in stream.parts() if part]
 
     def answer(self) -> dict[str, int]:
-        """Note that all was told; how much of each stream had been told before."""
+        """Mark all output as answered; return how much of each stream was answered before."""
         before = self._answered
         self._answered = {name: each.total for name, each in self.capture.streams.items()}
         return before
 
     def printed(self, answered: dict[str, int] | None) -> tuple[dict[str, Any], bytes]:
-        """What is held of what came after that, as a result tells it, and its content."""
+        """Return the output after these offsets (from the start if None): its sizes, its bytes."""
         streams = self.capture.streams
         starts = answered or dict.fromkeys(streams, 0)
         ends = [part for name, each in streams.items() for part in each.since(starts[name])]
@@ -258,12 +257,11 @@ class Streams:
         return told, b"".join(ends)
 
     def shrink(self) -> None:
-        """Keep the last of it for who asks later."""
         for stream in self.capture.streams.values():
             stream.shrink()
 
     def close(self, *, read_on: bool) -> None:
-        """Let go of everything; with `read_on` what still writes is read for nobody."""
+        """Close all; with `read_on` keep reading, and drop, what programs still write."""
         close(self.theirs)
         if self._stdin is not None:
             os.close(self._stdin)
@@ -276,14 +274,14 @@ class Streams:
 
 
 def _kept(data: bytes) -> int:
-    """A file without a name that holds this."""
+    """Return a new file in memory, without a name, that holds `data`."""
     file = os.memfd_create("given", os.MFD_CLOEXEC)
     os.write(file, data)
     return file
 
 
 def _flowing(file: int) -> int:
-    """A pipe that holds what is in the file, or the file itself where that is too much."""
+    """Return a pipe that holds the file's bytes, or the file itself if they do not fit."""
     theirs, ours = os.pipe()
     widen(ours)
     os.set_blocking(ours, False)
@@ -301,7 +299,7 @@ def _flowing(file: int) -> int:
 
 
 def prepare(folder: str) -> None:
-    """Make the folder, keep it out of version control, and delete what is old or too much."""
+    """Make the folder, hide it from version control, delete old files and those over the total."""
     os.makedirs(folder, exist_ok=True)
     ignore = os.path.join(os.path.dirname(folder), ".gitignore")
     if not os.path.lexists(ignore):

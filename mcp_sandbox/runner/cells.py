@@ -1,7 +1,7 @@
-"""Pid 1's side of notebooks: which there are, and whose cell each of them does.
+"""Notebooks as pid 1 sees them: which exist, and which cell each runs.
 
-A notebook is a seat with a command that stays (notebook.py), and a socket to that. What it says is
-the user's: nonsense ends it, and nothing else.
+A notebook is a Python worker whose command stays (notebook.py), with a socket to it. User code
+can write to that socket: a malformed message ends the notebook, and nothing else.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _MOST = 8
 _INTERRUPT_S = 2.0
-# The end of its process is told by its seat, a moment after its socket has closed.
+# The worker reports the end of the process, a moment after the socket has closed.
 _MOMENT_S = 0.5
 
 
 class Cells:
-    """The notebooks by their names; each does one cell at a time."""
+    """The notebooks by name; each runs one cell at a time."""
 
     def __init__(self, loop: Loop, pool: Pool) -> None:
         self._loop = loop
@@ -38,7 +38,7 @@ class Cells:
         self.notebooks: dict[str, Notebook] = {}
 
     def start(self, job: dict[str, Any], fds: list[int], listener: Listener) -> Notebook:
-        """Let a notebook do a cell, or OpError; `listener` hears how it goes."""
+        """Run a cell; `listener` gets its events. OpError if busy, or with too many notebooks."""
         name = job["notebook"]
         found = self.notebooks.get(name)
         if found and found.listener:
@@ -53,10 +53,10 @@ class Cells:
             told = {key: job[key] for key in ("env", "grow", "name", "workspace")}
             send(found.control, told, fds)
         except OSError:
-            # Its end was closed or is not read: the listener hears of its death.
+            # It was closed or is not read: the listener learns that the notebook died.
             self._pool.kill(found.seat)
         if main := found.seat.main:
-            # User code may have stopped it.
+            # User code may have stopped the process.
             processes.send(main, signal.SIGCONT)
             listener({"e": "pid", "pid": main})
         return found
@@ -84,7 +84,7 @@ class Cells:
         return new
 
     def interrupt(self, notebook: Notebook) -> None:
-        """End its cell; if that does not end soon, the notebook and all that it has started."""
+        """Interrupt the cell; after 2 s kill the notebook with all that it has started."""
         listener, main = notebook.listener, notebook.seat.main
         if main:
             processes.send(-main, signal.SIGINT)
@@ -93,11 +93,11 @@ class Cells:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """Of the notebooks that have no cell to do; those have commands."""
+        """Return rows for idle notebooks; a busy one is listed as the command that is its cell."""
         return [each.row(name) for name, each in self.notebooks.items() if not each.listener]
 
     def stop(self, name: str, done: Callable[[dict[str, Any]], None]) -> None:
-        """End a notebook that has no cell to do; `done` gets what a stopped command would tell."""
+        """End an idle notebook; `done` gets the same result as for a stopped command."""
         notebook = self.notebooks[name]
 
         def hear(_said: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ class Cells:
             listener(said)
         else:
             self._loop.unwatch(notebook.control.fileno())
-            # Its seat tells what it died of, unless it has only closed its socket.
+            # The worker reports why it died, unless only the socket was closed.
             self._loop.later(_MOMENT_S, lambda: self._kill(notebook, True))
 
     def _hear_seat(self, name: str, said: dict[str, Any]) -> None:
@@ -142,5 +142,5 @@ class Cells:
             if said["e"] == "exit":
                 self._pool.rest(notebook.seat, rests=False)
         if notebook.listener:
-            # What the seat has seen change began long before this cell.
+            # The files that changed since the notebook's start are not this cell's.
             notebook.listener({**said, "changed": None, "counts": None})

@@ -1,4 +1,4 @@
-"""Commands and code, killed as whole trees, and the calls that wait for them."""
+"""Commands and code, killed as whole process trees, and the calls that wait for them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _PRELUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "javascript.
 _NODE = ["node", "--input-type=module", "--require", _PRELUDE, "-"]
 _ARGV = {"bash": ["bash", "-c", BASH], "javascript": _NODE, "python": ["python3"]}
 _SHOWN_BYTES, _SHOWN_CHARS = 4096, 80
-# Longer than the pool takes a look at all processes for a fresh one.
+# Longer than the age up to which the pool reuses a list of all processes.
 _SETTLE_S = 0.005
 _SETTLE_MOST_S = 5.0
 _SEEN_WITHIN_S = 0.2
 _TRIES = 20
-# Of what makes room: each tree is to be named.
+# Of processes that are ended to make room, so that each tree is named.
 _NAMED_OF_EACH, _MOST_NAMED = 5, 20
 _TRY_AGAIN_S = 0.05
 _LIVE_WINDOW = 512 * 1024  # Two pieces: one is read while the other is on its way.
@@ -46,9 +46,9 @@ _NO_START = (
 
 
 class Command:
-    """One command on its way. Who waits for it is in `waits`; it is told when it ends.
+    """A command. The calls that wait for its end are in `waits`.
 
-    `released`: its call was answered before its end. `told`: so was somebody when it had ended.
+    `released`: its call was answered before its end. `told`: a call has reported its end.
     """
 
     _notebook: Notebook | None = None
@@ -62,7 +62,7 @@ class Command:
         note: Callable[[Command], None],
         args: dict[str, Any],
     ) -> None:
-        """`note`: it begins, which may be refused, goes on after its call, or is over."""
+        """Call `note` when it begins (which may be refused), outlives its call, and ends."""
         self._loop, self._pool, self._cells, self._standby = loop, pool, cells, standby
         self._note = note
         self._args = args
@@ -71,10 +71,10 @@ class Command:
         self.released = self.told = self._stopped = self._launched = False
         self.ended_at = float("inf")
         self.shell: str | None = args.get("shell")
-        # Until its worker says more: without it nothing of the command is remembered.
+        # Until the worker reports more: without it, no state of the shell is saved.
         self._of_shell = ["kept"] if self.shell else []
         self._worker: Worker | Notebook | None = None
-        # The process with all that it has started below it.
+        # The process below which everything runs that the command has started.
         self.main: int | None = None
         self.streams = Streams(loop, args, self.waits)
         self._deadline: Timer | None = None
@@ -90,7 +90,7 @@ class Command:
 
     @property
     def runs(self) -> bool:
-        """It has begun for sure, or has ended."""
+        """Whether it has certainly begun; true also after its end."""
         return self.main is not None or self.has_ended
 
     @property
@@ -100,7 +100,7 @@ class Command:
     def start(self, code: bytes | None, stdin: bytes, *, more: bool) -> None:
         """Hand the job to a worker; OpError if it cannot be started.
 
-        With `more`, as soon as the rest of its input is there.
+        With `more`, wait for the rest of the input first.
         """
         self._born_since = processes.now_ticks()
         self._kills_before = self._pool.memory.kills()
@@ -133,7 +133,7 @@ class Command:
             self._launch()
 
     def feed(self, data: bytes, *, more: bool) -> None:
-        """More of its input; it starts when all of it is there, and has it for good."""
+        """Add input; the command starts when its input is complete."""
         try:
             if self.streams.feed(data, more=more):
                 self._launch()
@@ -168,14 +168,14 @@ class Command:
             job["env"] = {"TERM": "xterm-256color", **watched(self._args["env"])}
         language = self._args.get("language")
         argv = _ARGV[language] if language else self._args["argv"]
-        # By its path: PATH begins with directories that it would be looked for in first.
+        # A full path: PATH begins with directories that would be searched first.
         program = "/bin/bash" if language == "bash" else argv[0]
         gated = language == "bash"
         job["shell"] = memory_of(self.shell) if self.shell else None
         return {**job, "op": "command", "program": program, "argv": argv, "gated": gated}
 
     def type(self, text: str, key: str | None) -> None:
-        """Type on its terminal; OpError where there is none."""
+        """Type on its terminal; OpError if it has none or has ended."""
         keyboard = self.streams.keyboard
         if not keyboard or self.has_ended:
             why = "has ended" if keyboard else "has no terminal: start it with exec tty=true"
@@ -185,7 +185,7 @@ class Command:
             keyboard.interrupt(self.main)
 
     def kill(self, why: str) -> None:
-        """End it with all that it has started."""
+        """Kill it with all that it has started; `why` appears in the result."""
         if self._why is None and self._status is None:
             self._why = why
             target = self._worker or self.main
@@ -236,7 +236,7 @@ class Command:
         if code == "process_limit" and self._tries_left > 0:
             self._make_room()
         elif self.released:
-            # Who started it has its answer already, and hears of its end as of any other.
+            # The caller has its answer already, and learns this end as any other.
             self._ended(signal.SIGKILL)
         else:
             self._close()
@@ -252,7 +252,7 @@ class Command:
         self._made_room = {"background": named[:_MOST_NAMED], "background_total": total}
 
     def _make_room(self) -> None:
-        """Nothing has been started yet: what earlier commands left running gives way."""
+        """Kill what earlier commands left running, and try again."""
         self._tries_left -= 1
         if self._worker:
             self._worker.listener = None
@@ -262,7 +262,7 @@ class Command:
         self._loop.later(_TRY_AGAIN_S, self._launch)
 
     def _lost(self) -> None:
-        """The worker is dead: by our hand, or user code killed it and its command lives on."""
+        """Handle the worker's death; if user code killed it, its command may live on."""
         self._worker = None
         if self._status is not None:
             return
@@ -272,14 +272,14 @@ class Command:
         elif self._begun:
             self._take_over(time.monotonic() + _SEEN_WITHIN_S)
         elif self._tries_left > 0:
-            # Nothing had begun. Most likely no process was left for it.
+            # Nothing had begun. Most likely the process limit left no room for it.
             self._tries_left -= _TRIES // 3
             self._make_room()
         else:
             self._failed("unsupported", _NO_START)
 
     def _take_over(self, until: float) -> None:
-        """Wait for a command that lives on without its worker; one just ended shows in a moment."""
+        """Adopt a command that outlived its worker, or wait briefly for its end to be seen."""
         if self._why or self._status is not None:
             self._lost()
             return
@@ -290,7 +290,7 @@ class Command:
             self._failed("cancelled", "the command was cut off as it began; it may have run")
 
     def _settle(self, until: float) -> None:
-        """Answer when nothing of the killed tree is left."""
+        """Answer when nothing of the killed tree is left, or after 5 s."""
         if self._status is not None:
             return
         if self._pool.orphans.kill(self._born_since) and time.monotonic() < until:
@@ -301,11 +301,11 @@ class Command:
     def _ended(self, status: int) -> None:
         if self._status is not None:
             return
-        # Before: who finds its text in the last of it is told that it goes on, and then of its end.
+        # Before the status is set: a text found in this last output is answered as still running.
         self.streams.drain()
         self._status, self.ended_at = status, time.monotonic()
         if self._why == "cancelled" or self._worker is None or self.released:
-            # Of what goes on beside other calls nobody knows which of them changed a file.
+            # While other calls run, no change of a file can be assigned to this command.
             self._changed = dict.fromkeys(self._changed)
         if status != 0 and self._why is None:
             self._out_of_memory = self._pool.memory.kills() > self._kills_before
@@ -320,7 +320,7 @@ class Command:
             self._standby.prepare_later()
 
     def leave(self, wait: Wait) -> None:
-        """Answer one who waits no longer. When its owner leaves, the command is nobody's."""
+        """Answer a call before the end. If it owns the command, that goes on without an owner."""
         if self._status is not None:
             self.told = True
         elif wait.owns:
@@ -360,7 +360,7 @@ class Command:
         return result, content
 
     def row(self) -> dict[str, Any]:
-        """What is told of it in a list."""
+        """Return its row in a list of commands."""
         status = -1 if self._status is None else self._status
         exited, killed = (status >= 0 and how(status) for how in (os.WIFEXITED, os.WIFSIGNALED))
         return {
@@ -383,7 +383,7 @@ class Command:
         return f"shell {self.shell}" if self.shell else ""
 
     def _close(self) -> None:
-        """Let go of everything; what still runs in the background writes to nobody."""
+        """Release its descriptors; output of what still runs in the background is dropped."""
         if self._args.get("language") == "python":
             remove_code(self._args["name"])
         if self._deadline:
@@ -394,20 +394,20 @@ class Command:
 
 
 class Wait:
-    """A call that waits for a command's end, for a text in its output, or until it is released.
+    """A call that waits for a command's end, for a text in its output, or for its release.
 
-    The owner's is the one that started it: if it is cancelled, the command is killed. When the
-    owner is answered before the end, the command goes on, and is nobody's.
+    The call that started the command owns it: cancelling that call kills the command. If the owner
+    is answered before the end, the command goes on without an owner.
     """
 
     def __init__(self, reply: Reply, command: Command, op: str, args: dict[str, Any]) -> None:
         self.command = command
         self.owns = op == "run"
         self._op, self._args = op, args
-        # Not only what was printed since the last answer.
+        # Answer with all output, not only what came since the last answer.
         self.whole = bool(args.get("whole"))
         self.met = False
-        # All of stdout is the caller's; it is read on only as the caller takes it.
+        # Stdout goes to the caller alone, and is read only as fast as the caller takes it.
         self.takes = bool(args.get("take"))
         self._reply = reply
         self._live = _LIVE_WINDOW if self.takes or args.get("live") else 0
@@ -421,7 +421,7 @@ class Wait:
         command.waits.append(self)
 
     def start(self, body: bytes, *, more: bool) -> None:
-        """Give the command its code, then its stdin, or look on. May raise OpError."""
+        """Start the command with its code and stdin, or watch one that runs. May raise OpError."""
         size = self._args.get("code_bytes")
         if more:
             self.took(len(body))
@@ -439,11 +439,11 @@ class Wait:
             raise OpError("invalid", "the code is larger than one frame")
 
     def _look_on(self) -> None:
-        """What is waited for may be there already."""
+        """Search the output so far; answer at once if the command has ended."""
         for name, held in self.command.streams.held():
             if not self._reply.is_open:
                 return
-            # What is left out before it is not there to be joined to.
+            # Output between these two parts was dropped: the text must not be found across the gap.
             self._last.pop(name, None)
             self.hear(name, held)
         if self._reply.is_open and self.command.has_ended:
@@ -454,12 +454,12 @@ class Wait:
         self.command.feed(data, more=more)
 
     def took(self, size: int) -> None:
-        """So much of what the caller gives was taken, and more may come."""
+        """Give the caller credit for `size` bytes of input that were taken."""
         self._reply.credit(size)
 
     @property
     def is_full(self) -> bool:
-        """The caller is to take what was printed before anything more is read."""
+        """Whether the caller must take output before more is read."""
         return self.takes and self._live <= 0
 
     def credit(self, size: int) -> None:
@@ -473,7 +473,7 @@ class Wait:
             if name == "stdout":
                 self._live -= len(data)
                 self._reply.data("body", data)
-        # Live output is a courtesy: without credit it is left out, the result has it all.
+        # Live output needs no guarantee: without credit it is skipped, the result has it all.
         elif self._live >= len(data):
             self._live -= len(data)
             self._reply.data(name, data)
@@ -485,7 +485,7 @@ class Wait:
                 self.release()
 
     def release(self) -> None:
-        """The caller waits no longer; it is answered when it is sure that the command runs."""
+        """Answer as soon as the command certainly runs, without waiting for its end."""
         self._released = True
         self.look()
 
@@ -494,7 +494,7 @@ class Wait:
             self.command.leave(self)
 
     def cancel(self) -> None:
-        """End what the caller has started; who only looks on leaves it alone."""
+        """Kill the command if this call started it; else only stop waiting."""
         if self.owns:
             self.command.kill("cancelled")
         else:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.native import Socket
 
     class OpenCall(Protocol):
-        """What the frames of a call go to."""
+        """What receives the frames of a call."""
 
         def feed(self, data: bytes, *, more: bool) -> None: ...
         def credit(self, size: int) -> None: ...
@@ -73,7 +73,7 @@ class Reply:
         self._end({"t": "fail", "id": self._number, "code": code, "message": message}, b"")
 
     def _end(self, header: dict[str, Any], payload: bytes) -> None:
-        # First silent: what is sent may find the peer gone, and end all calls.
+        # Silent first: sending may find the peer gone, which ends all calls.
         connection, self._connection = self._connection, None
         if connection:
             connection.send(header, payload)
@@ -95,7 +95,7 @@ class Connection:
         self._owed: dict[int, int] = {}
         self.proved = False
         self.for_doors = False
-        # It will hang up soon, and does not count any more.
+        # The peer will close soon, and is not counted as connected any more.
         self.leaving = False
         self._blocked = False
         sock.setblocking(False)
@@ -195,7 +195,7 @@ class Connection:
         if header["t"] == "credit" and header["id"] in self._owed:
             self._owed[header["id"]] -= header["n"]
         parts = protocol.parts(header, payload, self._seal)
-        # What is taken at once is never held: large buffers that come and go cost most of the time.
+        # What is sent at once is never buffered: most of the time would go into large buffers.
         sent = 0 if self._out else self._sent(parts)
         for part in parts:
             self._out += memoryview(part)[sent:]
@@ -203,13 +203,13 @@ class Connection:
         self._flush()
 
     def _sent(self, parts: Collection[bytes | bytearray | memoryview]) -> int:
-        """How much of this is taken now."""
+        """Send without blocking; return how many bytes were taken."""
         try:
             return self._sock.sendmsg(parts)
         except BlockingIOError:
             return 0
         except OSError:
-            # Soon: who sends is in the middle of what closing would do to its call, too.
+            # Later: the caller is still using the call that closing would cancel.
             self._loop.later(0, self.close)
             return sum(map(len, parts))
 
@@ -226,7 +226,7 @@ class Connection:
         self._owed.pop(number, None)
 
     def close(self) -> None:
-        """The peer is gone: nobody waits for these calls, so they end."""
+        """Close the socket and cancel its calls, whose results have no reader any more."""
         if self._sock.fileno() < 0:
             return
         self._deadline.cancel()

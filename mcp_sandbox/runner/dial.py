@@ -29,13 +29,13 @@ class Traffic:
         self._reply = reply
         self._sock: Socket | None = None
         self._waiting, self._more = bytearray(), True
-        # Of many connections at once, with nobody who reads, all may be filled.
+        # Small: many connections at once may all be full because no client reads them.
         self._credit = STREAM_WINDOW
-        # Which directions are open: from there, to there.
+        # Which directions are open: from the socket, to the socket.
         self._reads = self._writes = True
 
     def begin(self, sock: Socket, *, only_look: bool = False) -> None:
-        """Move the bytes of a socket that is connected; the call is done when both ways ended."""
+        """Move the bytes of a connected socket; the call is done when both directions ended."""
         self._sock = sock
         self._reads = self._writes = not only_look
         self._move()
@@ -56,7 +56,6 @@ class Traffic:
         self._sock = None
 
     def _move(self, _events: int = 0) -> None:
-        """Write and read what can be now, and watch for the rest."""
         if self._sock and self._writes:
             self._write(self._sock)
         if self._sock and self._reads and self._credit > 0:
@@ -72,7 +71,7 @@ class Traffic:
         if events:
             self._loop.watch(self._sock.fileno(), events, self._move)
         else:
-            # Even who waits for nothing would be told of errors, again and again.
+            # With no event to watch, epoll would still report errors, again and again.
             self._loop.unwatch(self._sock.fileno())
 
     def _write(self, sock: Socket) -> None:
@@ -87,7 +86,7 @@ class Traffic:
         except BlockingIOError:
             return
         except OSError:
-            # What came from there before may still be read.
+            # What the peer sent before may still be read.
             self._writes, self._waiting = False, bytearray()
 
     def _read(self, sock: Socket) -> None:
@@ -103,7 +102,7 @@ class Traffic:
 
 
 class Dial:
-    """One connection to a port; for a mere `look` it is enough that it is made."""
+    """One connection to a port; with `look` it is closed as soon as it is made."""
 
     def __init__(self, loop: Loop, reply: Reply, args: dict[str, Any]) -> None:
         self._port, wait_s = int(args["port"]), float(args["wait_s"])
@@ -149,7 +148,7 @@ class Dial:
     def _tried(self, _events: int) -> None:
         assert self._sock
         try:
-            # It may have been given that very port, and so have reached itself.
+            # The kernel may have chosen that very port for this end: a socket connected to itself.
             is_made = self._sock.getsockname() != self._sock.getpeername()
         except OSError:
             is_made = False
@@ -179,7 +178,7 @@ class Dial:
 
 
 def _listening() -> list[int]:
-    """The first ports on which something listens; the kernel's tables begin with them."""
+    """Return the first 20 ports that programs listen on; listeners come first in /proc/net/tcp."""
     ports: set[int] = set()
     for name in ("tcp", "tcp6"):
         try:

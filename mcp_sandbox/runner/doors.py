@@ -1,12 +1,12 @@
-"""Doors: the host listens at a place inside, and each connection there is a call to the host.
+"""Doors: the host listens at a place inside the sandbox; a connection there is a call to the host.
 
 On a second connection a server calls `listen`, and then posts `door` again and again: a client
-takes the door that was posted first, or waits in the kernel's queue. Several servers may listen at
-one place that they share; with the last of them the listener is gone, and clients are refused at
+takes the door that was posted first, or waits in the kernel's queue. Several servers may share
+one place; when the last of them leaves, the listener is closed, and clients are refused at
 once.
 
-That connection counts for nothing: it keeps no sandbox awake or alive, and its frames are not
-sealed, for who could change them gains what every program inside may do: connect.
+That connection keeps no sandbox awake or alive, and its frames are not sealed: changing them
+gains no more than every program inside may do: connect.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.loop import Loop
     from mcp_sandbox.runner.native import Socket
 
-# Clients beyond the queue would not be told at once that the listener is gone.
+# Clients beyond the queue would not learn at once that the listener is gone.
 _QUEUE = 1024
 _KIND = _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
 # How long a listener rests when no descriptor is left.
@@ -38,18 +38,18 @@ class Place:
     """A listener, the calls that keep it open, and the doors that are posted at it."""
 
     def __init__(self, loop: Loop, at: int | str, *, shared: bool) -> None:
-        """`at` 0 is a free port; it may be `shared` with other servers."""
+        """Listen at port or path `at` (0: any free port); `shared` lets other servers join."""
         self.shared = shared
         self.listening: list[Door] = []
         self.posted: list[Door] = []
         self._loop = loop
         self._listener = _listener(at)
         self.at = at or int(self._listener.getsockname()[1])
-        # Once such a block was freed, glibc keeps smaller ones; else each piece is mapped anew.
+        # After one such block was freed, glibc reuses smaller ones instead of mapping each anew.
         bytes(2 * CHUNK)
 
     def look(self) -> None:
-        """Take clients while there is a door for them."""
+        """Accept clients while a door is posted for them."""
         if self.posted and self.listening:
             self._loop.watch(self._listener.fileno(), READ, self._accept)
         else:
@@ -82,7 +82,7 @@ class Place:
 
 
 class Door:
-    """A call that keeps a place open, or one that waits for a client and then carries its bytes."""
+    """A call that keeps a place open, or one that waits for a client and carries its bytes."""
 
     def __init__(self, doors: Doors, place: Place, reply: Reply) -> None:
         self._doors = doors
@@ -92,7 +92,7 @@ class Door:
         self.feed, self.credit = self._traffic.feed, self._traffic.credit
 
     def open(self, sock: Socket) -> None:
-        """Somebody has come: the host learns it before the first byte, which may never come."""
+        """Tell the host of the client before its first byte, which may never come."""
         self._reply.opened()
         self._traffic.begin(sock)
 
@@ -124,12 +124,12 @@ class Doors:
         place.look()
         if listens:
             port = place.at if isinstance(place.at, int) else 0
-            # Most descriptors of this process are left to commands.
+            # Leave most descriptors of this process to commands.
             reply.opened(os.sysconf("SC_OPEN_MAX") // 4, port)
         return call
 
     def _place(self, at: int | str, shared: bool) -> Place:
-        """The place to listen at; OpError if it cannot be had."""
+        """Return the place, opened if it is new; OpError if it is taken or one too many."""
         place = self._places.get(at)
         if place and not (shared and place.shared):
             raise OpError("busy", f"a door is open at {at} already: choose another place")
@@ -151,7 +151,6 @@ class Doors:
 
 
 def _listener(at: int | str) -> Socket:
-    """A listener on a port of 127.0.0.1, or at a path; OpError if there cannot be one."""
     address: str | tuple[str, int] = ("127.0.0.1", at) if isinstance(at, int) else at
     family = _socket.AF_UNIX if address == at else _socket.AF_INET
     listener = _socket.socket(family, _KIND)

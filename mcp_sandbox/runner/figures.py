@@ -1,6 +1,6 @@
-"""Figures of Python code, kept as files beside the long output; works in the code's own process.
+"""Figures of Python code, kept as files beside the long output; runs in the code's own process.
 
-Nothing is imported for them before the code itself imports matplotlib.
+It imports nothing for them until the code itself imports matplotlib.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _FULL = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
 
 
 def base_of(workspace: str, name: str) -> str:
-    """How the paths of all files begin that are kept of the call of this name."""
+    """Return how the paths of all files begin that are kept of the call with this name."""
     return os.path.join(workspace, FOLDER, "output", name)
 
 
 def saved(base: str) -> list[str]:
-    """The paths of the pictures of a call; user code may have put anything there."""
+    """Return the paths of a call's pictures; user code may have put anything there."""
     found: list[str] = []
     while len(found) < _MOST:
         begin = f"{base}-{len(found) + 1}"
@@ -58,7 +58,7 @@ class Figures:
 
             def exec_module(module: Any) -> None:  # noqa: ANN401
                 chosen: Any = sys.modules["matplotlib"].rcParams
-                # Asked in its own way it would choose now, and try all that is installed.
+                # A public query would choose a backend now, trying all that are installed.
                 if isinstance(chosen, dict) and not isinstance(dict.get(chosen, "backend"), str):
                     chosen["backend"] = "agg"
                 execute(module)
@@ -67,14 +67,14 @@ class Figures:
             loader.exec_module = exec_module
 
         def show(block: bool | None = None, **_more: object) -> None:
-            # Unless it blocks, the windows stay: what they show in the end counts.
+            # Windows that do not block stay open: what they show at the end counts.
             if block is not False:
                 self._save_open()
 
         return spec
 
     def end(self) -> None:
-        """Save what is still open, in the process that has begun with it."""
+        """Save the figures still open; does nothing in a forked child."""
         if os.getpid() == self._pid:
             self._save_open()
 
@@ -84,7 +84,7 @@ class Figures:
             self.save(pyplot.figure(number))
 
     def save(self, figure: Any) -> None:  # noqa: ANN401
-        """Keep a figure of matplotlib as a PNG and close it; what fails is told on stderr."""
+        """Save a matplotlib figure as PNG and close it; report failures on stderr."""
         try:
             self.keep(_drawn(figure), "png")
         except Exception as exc:  # noqa: BLE001 - the user's code draws it
@@ -93,7 +93,7 @@ class Figures:
             pyplot.close(figure)
 
     def keep(self, data: bytes, suffix: str) -> str | None:
-        """Write a new file of this call; its path, or None, and stderr says why."""
+        """Write a new file of this call; return its path, or None after a message on stderr."""
         os.makedirs(os.path.dirname(self.base), exist_ok=True)
         for number in range(len(saved(self.base)) + 1, _MOST + 1):
             path = f"{self.base}-{number}.{suffix}"
@@ -114,13 +114,13 @@ class Figures:
 
 
 def _drawn(figure: Any) -> bytes:  # noqa: ANN401
-    """A figure as PNG with so few dots an inch that it fits."""
+    """Return a figure as PNG, at a resolution low enough for the limits of size."""
     dots = min(figure.dpi, _MOST_SIDE / max(figure.get_size_inches()))
     for _ in range(_TRIES):
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=dots)
         data = buffer.getvalue()
-        # Settings of the user may add a margin; its sides follow a PNG's first 16 bytes.
+        # A user's settings may add a margin. The sides follow a PNG's first 16 bytes.
         side = max(int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
         if side <= _MOST_SIDE and len(data) <= _MOST_BYTES:
             break

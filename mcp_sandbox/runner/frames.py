@@ -1,4 +1,4 @@
-"""The frames of a terminal, the same from a person's keyboard to the shell: kind, length, bytes.
+"""The frames of a terminal, between a person's keyboard and the shell: kind, length, bytes.
 
     d   what was typed (nothing: its end), or what is to be shown
     s   what is to be shown on standard error
@@ -24,27 +24,27 @@ _SIZE = struct.Struct(">HH")
 
 
 class FrameError(Exception):
-    """What came is no frame."""
+    """The bytes are not a frame."""
 
 
 def frame(kind: bytes, data: bytes) -> bytes:
-    """One frame; `data` has at most MAX_BYTES."""
+    """Encode one frame; `data` has at most MAX_BYTES."""
     return _HEAD.pack(kind, len(data)) + data
 
 
 def frames(data: bytes) -> Iterator[bytes]:
-    """DATA frames that carry `data`, however long it is."""
+    """Encode `data` of any length as DATA frames."""
     for start in range(0, len(data), MAX_BYTES):
         yield frame(DATA, data[start : start + MAX_BYTES])
 
 
 def size(rows: int, columns: int) -> bytes:
-    """A frame that says how large the person's terminal is."""
+    """Encode the size of the person's terminal."""
     return frame(SIZE, _SIZE.pack(min(rows, 65535), min(columns, 65535)))
 
 
 def rows_and_columns(data: bytes) -> tuple[int, int]:
-    """What a SIZE frame says; FrameError if it says nothing."""
+    """Decode the data of a SIZE frame; raise FrameError if it is malformed."""
     try:
         rows, columns = _SIZE.unpack(data)
     except struct.error as exc:
@@ -59,7 +59,7 @@ class Frames:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The kind and the bytes of each frame that is whole now; FrameError at anything else."""
+        """Yield the kind and bytes of each complete frame; raise FrameError if one is malformed."""
         self._buffer += data
         while len(self._buffer) >= _HEAD.size:
             kind, length = _HEAD.unpack_from(self._buffer)

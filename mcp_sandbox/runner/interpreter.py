@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     Listener = Callable[[dict[str, Any]], None]
 
-# What the C library or Python looks at when a program starts, and not later.
+# Variables that the C library or Python reads only when a program starts.
 _STEERING = ("PYTHON", "LD_", "GLIBC_", "MALLOC_")
-# The kernel's own bound of process numbers.
+# The kernel's own limit for process ids.
 _MOST_PID = 2**22
 
 
@@ -26,22 +26,22 @@ class Worker:
     """One worker as pid 1 sees it. `listener` gets its messages while it has a job."""
 
     def __init__(self, pid: int | None, control: Socket, *, seat: bool) -> None:
-        self.pid = pid  # A seat's is known once it has said hello.
+        self.pid = pid  # A Python worker's is known after its first message.
         self.control = control
         self.seat = seat
         self.listener: Listener | None = None
-        # Of the command it has, once it has said so.
+        # The process of its command, once it has reported that.
         self.main: int | None = None
-        # Its command has ended and left something running.
+        # Its command has ended, but processes that it started still run.
         self.lingers = False
-        # Its command goes on without its call, and gives way to others.
+        # Its command outlived its call, and is killed first when room is needed.
         self.released = False
-        # It is to be killed as soon as its pid is known.
+        # Kill it as soon as its pid is known.
         self.doomed = False
         self.job: dict[str, Any] | None = None
 
     def wake(self) -> None:
-        """User code may have stopped it."""
+        """Continue the process, which user code may have stopped."""
         if self.pid:
             processes.send(self.pid, signal.SIGCONT)
 
@@ -52,16 +52,16 @@ class Worker:
 
 
 class Notebook:
-    """One notebook; to the command that is its cell, it is the worker that has it."""
+    """One notebook; for the command that is its current cell, it stands for the worker."""
 
     seat: Worker
 
     def __init__(self, control: Socket) -> None:
         self.control = control
-        # Of the cell that it does, and the id of that.
+        # The listener and id of the cell that runs.
         self.listener: Listener | None = None
         self.cell = ""
-        # As its last cell tells it.
+        # The state that the last cell reported.
         self.state = "new"
         self._started = time.monotonic()
 
@@ -80,12 +80,12 @@ class Notebook:
 
 
 def is_pid(value: object) -> bool:
-    """Whether it can be the number of a process below us."""
+    """Return whether this can be the id of a process below pid 1."""
     return isinstance(value, int) and 1 < value <= _MOST_PID and value != os.getpid()
 
 
 def makes_sense(said: dict[str, Any]) -> bool:
-    """Whether a worker's word on its job has the form that its listener counts on."""
+    """Return whether a worker's message has the form that its listener relies on."""
     event = said.get("e")
     if event == "begin":
         return True
@@ -106,7 +106,6 @@ def _is_number(value: object, most: int = 2**31) -> bool:
 
 
 def _is_list(value: object, sizes: Collection[int], of: Callable[[object], bool]) -> bool:
-    """Whether it is None, or a list of such a size and such members."""
     return value is None or (
         isinstance(value, list) and len(value) in sizes and all(map(of, value))
     )
@@ -117,13 +116,13 @@ def _is_short(value: object, most: int) -> bool:
 
 
 def is_steered(env: Iterable[str]) -> bool:
-    """Whether variables of these names make another Python than one that starts without them."""
+    """Return whether one of these variables changes how Python starts."""
     # PYTHONUNBUFFERED is applied when the code starts (python.py).
     return any(name.startswith(_STEERING) and name != "PYTHONUNBUFFERED" for name in env)
 
 
 def fork(env: dict[str, str]) -> tuple[int, Socket]:
-    """Like `start`, but no other Python: ours is ordinary and holds no secret yet."""
+    """Fork the interpreter off this process, an ordinary Python that holds no secret yet."""
     mine, theirs = pair()
     pid = os.fork()
     if pid == 0:
@@ -136,7 +135,7 @@ def fork(env: dict[str, str]) -> tuple[int, Socket]:
 
 
 def start(env: dict[str, str]) -> tuple[int, Socket]:
-    """Its pid, and our end of the socket by which it is asked for seats. May raise OSError."""
+    """Start it; return its pid and the socket to ask it for workers. May raise OSError."""
     mine, theirs = pair()
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python.py")
     try:
@@ -145,7 +144,7 @@ def start(env: dict[str, str]) -> tuple[int, Socket]:
             ["python3", program],
             env,
             file_actions=[
-                # What the chat's start-up files print goes nowhere, least of all to the host.
+                # Output of the chat's start-up files is dropped, and never reaches the host.
                 *((os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)),
                 (os.POSIX_SPAWN_DUP2, theirs.fileno(), CONTROL_FD),
             ],
@@ -161,7 +160,7 @@ def start(env: dict[str, str]) -> tuple[int, Socket]:
 
 
 class Interpreter:
-    """The one that is warm now, if any. It forks the seats."""
+    """The warm Python, if any; it forks the Python workers ("seats")."""
 
     def __init__(
         self,
@@ -173,16 +172,16 @@ class Interpreter:
         self._watch = watch
         self._started = started
         self.worker: Worker | None = None
-        # A seat of it has said hello: start-up files do not hold it up.
+        # One of its workers has reported: start-up files do not delay them.
         self.forks = False
 
     def seat(self) -> Worker:
-        """Ask for a seat, starting an interpreter when there is none. May raise OSError."""
+        """Ask for a worker, starting an interpreter if there is none. May raise OSError."""
         mine, theirs = pair()
         try:
             self._warm().give({"op": "seat"}, [theirs.fileno()])
         except ConnectionError:
-            # It has ended, and we have not heard it yet.
+            # It has ended, which has not been reported yet.
             self.worker = None
             self._warm().give({"op": "seat"}, [theirs.fileno()])
         finally:

@@ -1,4 +1,4 @@
-"""The terminal of a command in pid 1: what is typed there, and when its screen rests after it."""
+"""The terminal of a command in pid 1: typing on it, and telling when its screen stops changing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _PLAIN = {"enter": b"\r", "tab": b"\t", "backspace": b"\x7f", "space": b" ", "escape": b"\x1b"}
 _CONTROLS = {"ctrl-c": b"\x03", "ctrl-d": b"\x04", "ctrl-z": b"\x1a"}
-# As programs that draw expect them; line editors take these, too.
+# In application mode, as full-screen programs expect; line editors accept these, too.
 _ARROWS = {"up": b"\x1bOA", "down": b"\x1bOB", "right": b"\x1bOC", "left": b"\x1bOD"}
 KEYS = {**_PLAIN, **_CONTROLS, **_ARROWS, "page-up": b"\x1b[5~", "page-down": b"\x1b[6~"}
 _STILL_S, _MOST_S, _MOST_WAITING = 0.3, 5.0, 64 * 1024
 
 
 class Keyboard:
-    """A new terminal; `theirs` is its program's end, as stdin, stdout and stderr."""
+    """A new terminal; `theirs` are the program's descriptors for stdin, stdout and stderr."""
 
     def __init__(self, loop: Loop) -> None:
         try:
@@ -37,12 +37,12 @@ class Keyboard:
         self.theirs = [slave, os.dup(slave), os.dup(slave)]
         self.shown_at = 0.0
         self._loop = loop
-        # A descriptor of its own: the loop watches the other one for what is shown.
+        # A second descriptor: the loop watches the first for output.
         self._keys = Inflow(loop, os.dup(self.master), lambda _size: None)
         self.close = self._keys.close
 
     def type(self, text: bytes, key: str | None) -> None:
-        """Type a text, then a key; OpError: the program does not read."""
+        """Type a text, then a key; OpError if the program does not read."""
         if len(self._keys.waiting) > _MOST_WAITING:
             raise OpError("busy", "the program does not read what is typed")
         keys = text.replace(b"\r\n", b"\r").replace(b"\n", b"\r") + (KEYS[key] if key else b"")
@@ -50,7 +50,7 @@ class Keyboard:
         self.shown_at = time.monotonic()
 
     def when_still(self, still: Callable[[], object], until: float = 0.0) -> None:
-        """Call this when the screen has not changed for 0.3 s, at the latest after 5 s."""
+        """Call `still` when the screen has not changed for 0.3 s, at the latest after 5 s."""
         now = time.monotonic()
         until = until or now + _MOST_S
         left = min(self.shown_at + _STILL_S, until) - now
@@ -60,7 +60,7 @@ class Keyboard:
             still()
 
     def interrupt(self, main: int) -> None:
-        """Do what ctrl-c does where the kernel does not: gVisor's knows no foreground."""
+        """Interrupt as ctrl-c does, for gVisor, whose terminals know no foreground group."""
         try:
             os.tcgetpgrp(self.master)
         except OSError:

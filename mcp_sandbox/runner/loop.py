@@ -1,6 +1,6 @@
 """A small epoll loop: file descriptors, timers and SIGCHLD. One thread, no coroutines.
 
-Asyncio would cost every idle sandbox several MiB and every command a millisecond. Through it go
+Asyncio would cost every idle sandbox several MiB and every command a millisecond. This loop moves
 the bytes between a connection and the pipes of a job, bounded by credit in both directions.
 """
 
@@ -41,7 +41,7 @@ class Timer:
 
 
 class Soon:
-    """An action that many may ask for, and that then happens once."""
+    """An action that runs once however often it is planned before that."""
 
     def __init__(self, loop: Loop, delay_s: float, action: Callable[[], None]) -> None:
         self._loop = loop
@@ -60,7 +60,7 @@ class Soon:
 
 
 class Loop:
-    """Waits for events and calls whoever watches for them."""
+    """Waits for events and calls the function that watches for each."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -114,7 +114,7 @@ class Loop:
     def run(self) -> None:
         while not self._stopped:
             for fd, events in self._epoll.poll(self._timeout()):
-                # An earlier callback of this round may have closed it.
+                # An earlier callback of this round may have closed the descriptor.
                 if callback := self._watchers.get(fd):
                     callback(events)
             now = time.monotonic()
@@ -130,22 +130,22 @@ class Loop:
         return max(0.0, self._timers[0].when - time.monotonic())
 
     def close_in_child(self) -> None:
-        """Forget everything after a fork, without touching what the parent watches."""
+        """Detach from the parent's epoll after a fork, without changing what that watches."""
         signal.set_wakeup_fd(-1)
         self._epoll.close()
 
 
 def widen(fd: int, size: int = 1024 * 1024) -> None:
-    """Ask for a pipe of this size; the largest an ordinary user may have if none is given."""
+    """Ask for a pipe of `size` bytes; the default is the most for an ordinary user."""
     try:
         fcntl.fcntl(fd, 1031, size)  # F_SETPIPE_SZ, named in Python only from 3.10 on
     except OSError:
-        # The user's share of pipe pages is used up, or a kernel without it: the default will do.
+        # The user's share of pipe memory is used up, or the kernel cannot: keep the default.
         return
 
 
 class Tap:
-    """The end of a pipe or terminal to read: `taken` gets what arrives, and b"" at the end."""
+    """Reads a pipe or terminal: `taken` gets what arrives, and b"" at the end."""
 
     def __init__(self, loop: Loop, fd: int, taken: Callable[[bytes], None]) -> None:
         os.set_blocking(fd, False)
@@ -164,7 +164,7 @@ class Tap:
             self._loop.unwatch(self._fd)
 
     def _read(self, _events: int = 0) -> int:
-        """Take one piece; how long it was, -1 when there is none now."""
+        """Read one piece; return its length, or -1 if there is none now."""
         try:
             data = os.read(self._fd, CHUNK)
         except BlockingIOError:
@@ -177,7 +177,7 @@ class Tap:
         return len(data)
 
     def drain(self, left: int) -> None:
-        """Take what is there now, about `left` bytes of it at most."""
+        """Read what is there now, at most about `left` bytes."""
         while self.open and left > 0:
             size = self._read()
             if size < 0:
@@ -185,7 +185,7 @@ class Tap:
             left -= size
 
     def discard(self) -> None:
-        """From now on read for nobody, so that who still writes is neither blocked nor killed."""
+        """Read on and drop the data, so that writers are neither blocked nor killed."""
         self._taken = lambda _data: None
         self.resume()
 
@@ -197,9 +197,9 @@ class Tap:
 
 
 class Inflow:
-    """The writing end of a pipe: holds what is not taken yet, and gives credit for what is.
+    """Writes a pipe: buffers what the reader has not taken, and gives credit for what it has.
 
-    `end` follows the last byte: who reads it knows that the pipe was not closed by our death.
+    `end` follows the last byte: it tells the reader that the pipe was not closed by a crash.
     """
 
     def __init__(

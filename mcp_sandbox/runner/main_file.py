@@ -27,13 +27,13 @@ CODE_FD = 3
 
 
 def warm_up() -> None:
-    """Touch the memory that every program needs, so that it is our own copy before we are asked."""
+    """Touch the memory that every program needs: the fork copies it before there is code to run."""
     exec(compile("", "", "exec"), {})
     gc.collect()
 
 
 def add_user_site() -> None:
-    """What Python does for the packages of its user at its start, when HOME was not yet theirs."""
+    """Add the user's packages as Python does at its start: HOME was not yet the user's then."""
     import site  # noqa: PLC0415 - in every ordinary Python it is there already
 
     site.USER_BASE = site.USER_SITE = None
@@ -41,7 +41,7 @@ def add_user_site() -> None:
     before = list(sys.path)
     site.addusersitepackages(known)
     added = [path for path in sys.path if path not in before]
-    # They come before those of the system.
+    # The user's packages come before the system's.
     system = site.getsitepackages()
     first = next((i for i, path in enumerate(before) if path in system), len(before))
     sys.path[:] = [*before[:first], *added, *before[first:]]
@@ -50,14 +50,14 @@ def add_user_site() -> None:
 
 
 def see_new_packages() -> None:
-    """Find the packages of the user though their folder was made after this Python had started."""
+    """Find the user's packages although their folder was made after this Python started."""
     user_site = sys.modules["site"].USER_SITE
     if user_site and user_site not in sys.path and os.path.isdir(user_site):
         add_user_site()
 
 
 def run(path: str, base: str) -> None:
-    """Run the file, leaving nothing of ours in its way; figures: see there. Does not return."""
+    """Run the file as `__main__`, saving figures at `base` (see there). Does not return."""
     figures = Figures(base)
     main, held = begin([path], os.getcwd(), figures)
     main.__file__ = path
@@ -66,9 +66,9 @@ def run(path: str, base: str) -> None:
 
 
 def begin(argv: list[str], first: str, figures: Figures) -> tuple[types.ModuleType, object]:
-    """A new `__main__`, and our own modules, out of sight, which are to be held.
+    """Return a new `__main__`, and the runner's modules, removed from `sys.modules`.
 
-    To take them apart would copy memory that is shared with the seat.
+    Keep a reference to them: freeing them would copy memory shared with the worker.
     """
     sys.argv = argv
     sys.path[0] = first
@@ -82,7 +82,7 @@ def begin(argv: list[str], first: str, figures: Figures) -> tuple[types.ModuleTy
 
 
 def _outcome(path: str, main: types.ModuleType) -> int:
-    """The exit code; negative for the signal that Python would end itself with."""
+    """Return the exit code; negative for the signal that Python would end itself with."""
     try:
         with open(CODE_FD, "rb") as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
@@ -96,7 +96,7 @@ def _outcome(path: str, main: types.ModuleType) -> int:
 
 
 def exit_code(code: object) -> int:
-    """What a program exits with that has raised SystemExit with this code."""
+    """Return the exit code of a program that has raised SystemExit with this code."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -115,7 +115,7 @@ def _show(exc: BaseException) -> None:
 def _end(code: int, main: types.ModuleType, figures: Figures) -> None:
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()  # noqa: SLF001 - what the interpreter calls
-    # Before the exit functions, with which pyplot closes them.
+    # Before the exit functions, by which pyplot closes its figures.
     figures.end()
     atexit._run_exitfuncs()  # noqa: SLF001
     for name in [name for name in main.__dict__ if name != "__builtins__"]:
@@ -127,16 +127,16 @@ def _end(code: int, main: types.ModuleType, figures: Figures) -> None:
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
-    # The C library's exit: what C code has buffered or registered gets its turn.
+    # The C library's exit runs what C code has buffered or registered.
     processes.function("exit")(code)
 
 
 def flush(file: object) -> bool:
-    """Write what is buffered; False when that is lost and it was a stream of the program."""
+    """Write the buffer; return False if the data is lost and the file was the program's stdout."""
     try:
         if isinstance(file, io.IOBase) and not file.closed and file.writable():
             file.flush()
     except (OSError, ValueError):
-        # Nobody reads it any more, or it was detached or closed beneath.
+        # Its reader is gone, or it was detached or closed beneath.
         return file not in (sys.stdout, sys.__stdout__)
     return True

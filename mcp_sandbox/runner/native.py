@@ -1,6 +1,6 @@
-"""The C halves of `signal`, `socket` and `json`, with the little of their Python halves we need.
+"""The C halves of `signal`, `socket` and `json`, with the few Python parts that are needed.
 
-Those halves load enum, re, functools and selectors: longer than all the rest of the runner, in
+The Python halves load enum, re, functools and selectors: longer than the rest of the runner, in
 every sandbox, twice (pid 1 and the warm interpreter).
 """
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-__all__ = ["signal"]  # What is made here need not be named.
+__all__ = ["signal"]  # Names defined here need no mention.
 
 Socket = _socket.socket
-CONTROL_FD = 3  # Where a process of ours finds its socket to who commands it.
+CONTROL_FD = 3  # A worker's or interpreter's socket to pid 1.
 MOST_FDS = 65536
 
 
 class _Rules:
-    """How JSON is read: strictly, numbers as numbers, no NaN."""
+    """How JSON is read: strictly, without NaN."""
 
     strict = True
     object_hook = None
@@ -56,7 +56,7 @@ def dumps(value: object) -> bytes:
 
 
 def loads(data: bytes) -> Any:  # noqa: ANN401 - whatever the JSON holds
-    """The value of a JSON text without space around it; ValueError or RecursionError if none."""
+    """Parse a JSON text without space around it; ValueError or RecursionError if it is none."""
     text = data.decode("utf-8")
     try:
         value, end = _scan(text, 0)
@@ -68,12 +68,12 @@ def loads(data: bytes) -> Any:  # noqa: ANN401 - whatever the JSON holds
 
 
 def pair() -> tuple[Socket, Socket]:
-    """Two connected sockets that keep messages apart and that no child inherits."""
+    """Return two connected sockets that keep messages apart and that no child inherits."""
     return _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
 
 
 def send(sock: Socket, message: dict[str, Any], fds: list[int]) -> None:
-    """One message, with descriptors for the other side."""
+    """Send one message, with descriptors for the other side."""
     rights = struct.pack(f"{len(fds)}i", *fds)
     extra = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if fds else []
     sock.sendmsg([dumps(message)], extra)
@@ -82,11 +82,11 @@ def send(sock: Socket, message: dict[str, Any], fds: list[int]) -> None:
 def receive(
     sock: Socket, size: int, most_fds: int = 0, *, wait: bool = True
 ) -> tuple[Any, list[int]]:
-    """The next message and the descriptors that came with it; None when the other side is gone.
+    """Return the next message and its descriptors; None when the other side is gone.
 
     Raises:
         ConnectionError: the other side was killed.
-        BlockingIOError: there is no message now, and we are not to `wait`.
+        there is no message now, and `wait` is false.
     """
     room = _socket.CMSG_SPACE(most_fds * 4) if most_fds else 0
     flags = _socket.MSG_CMSG_CLOEXEC | (0 if wait else _socket.MSG_DONTWAIT)
@@ -99,7 +99,7 @@ def receive(
 
 
 def close(fds: list[int]) -> None:
-    """Close these descriptors and forget them: their numbers will be others'."""
+    """Close these descriptors and clear the list: their numbers may be used again."""
     while fds:
         os.close(fds.pop())
 
@@ -110,7 +110,7 @@ def wait_for(sock: Socket) -> bool:
 
 
 def listen(path: str) -> Socket:
-    """A listening, non-blocking unix socket."""
+    """Return a listening, non-blocking unix socket."""
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
     listener.bind(path)
     listener.listen(64)
@@ -119,6 +119,6 @@ def listen(path: str) -> Socket:
 
 
 def accept(listener: Socket) -> Socket:
-    """The next connection; OSError if there is none, or no descriptor is left for it."""
+    """Accept the next connection; OSError if there is none, or no descriptor is left for it."""
     fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - the C method
     return _socket.socket(fileno=fd)

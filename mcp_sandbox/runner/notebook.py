@@ -1,4 +1,4 @@
-"""A Python that keeps its variables: does one cell after another, each on pipes of its own.
+"""A Python that keeps its variables and runs one cell after another, each on pipes of its own.
 
 All of it is the user's process: what a cell does to descriptors, modules or the socket to pid 1
 (`cells` is the other end), it does to its own notebook.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _AWAITS = _ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _COROUTINE = 0x80  # A flag of code, as `inspect` names it.
 _LONG = 2000
-# How Python does what other notebooks have a word for.
+# What Python offers for magic commands of other notebooks.
 _INSTEAD = {
     **dict.fromkeys(("time", "timeit"), "timeit.timeit()"),
     **dict.fromkeys(("bash", "sh", "ls", "cat", "pwd", "conda"), "!command"),
@@ -32,12 +32,12 @@ _INSTEAD = {
 }
 
 
-# As linecache holds them, which is loaded after the first answer: it takes a while.
+# In the format of linecache, which is loaded only after the first answer: it takes a while.
 _sources: dict[str, Any] = {}
 
 
 def run(job: dict[str, Any]) -> None:
-    """Be the notebook that this process was forked for. Does not return."""
+    """Run cells until pid 1 closes the socket. Does not return."""
     control, notebook = Socket(fileno=main_file.CODE_FD), _Notebook(job["env"])
     os.set_inheritable(control.fileno(), False)
     pid, status = os.getpid(), 0
@@ -45,7 +45,7 @@ def run(job: dict[str, Any]) -> None:
         said = notebook.do(*cell)
         status = said["status"] >> 8
         if os.getpid() != pid:
-            # A process that the cell has forked ends with it.
+            # A process that the cell has forked ends with the cell.
             break
         send(control, said, [])
         import traceback  # noqa: F401, PLC0415
@@ -53,7 +53,7 @@ def run(job: dict[str, Any]) -> None:
 
 
 def _rest() -> None:
-    """What threads print between two cells goes nowhere, and an interrupt comes too late."""
+    """Drop what threads print between two cells, and ignore an interrupt that comes too late."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for number in range(3):
@@ -71,7 +71,7 @@ class _Notebook:
         _rest()
 
     def do(self, cell: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        """Do a cell, given as a file behind its stdin, stdout and stderr; how it has ended."""
+        """Run a cell, a file after its stdin, stdout and stderr; return the message of its end."""
         with open(fds.pop(), encoding="utf-8") as file:
             source = file.read()
         self._connect(fds)
@@ -97,7 +97,7 @@ class _Notebook:
     def _connect(self, fds: list[int]) -> None:
         for number, (fd, name) in enumerate(zip(fds, ("stdin", "stdout", "stderr"))):
             os.dup2(fd, number)
-            # exit() closes the first.
+            # The built-in exit() closes stdin.
             if getattr(getattr(sys, name, None), "closed", True):
                 setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
         close(fds)
@@ -153,7 +153,7 @@ class _Notebook:
                 self._loop.run_until_complete(asyncio.wait([task]))
 
     def _display(self, *values: object) -> None:
-        """Show values as the value of a cell is shown; `display` of notebooks."""
+        """Print values as the value of a cell is printed: `display`, as other notebooks have it."""
         for value in values:
             if not self._draw(value):
                 text, to_html = repr(value), getattr(type(value), "_repr_html_", None)
@@ -163,7 +163,7 @@ class _Notebook:
                 sys.stdout.write(f"{text}\n")
 
     def _draw(self, value: Any) -> bool:  # noqa: ANN401
-        """Keep the picture that a value is; False if it is none."""
+        """Save the picture that a value draws; return False if it draws none."""
         if type(value).__module__ == "matplotlib.figure" and hasattr(value, "savefig"):
             self._figures.save(value)
             return True
@@ -188,7 +188,7 @@ def _show(exc: BaseException) -> None:
 
 
 def _parse(source: str, name: str) -> Any:  # noqa: ANN401
-    """The cell as a syntax tree; where it is no Python, lines with `!` and `%` are put into it."""
+    """Parse the cell; lines with `!` and `%` that are not Python become calls of `__magic__`."""
     lines, flags = source.split("\n"), _AWAITS | _ast.PyCF_ONLY_AST
     try:
         return compile(source, name, "exec", flags, dont_inherit=True)

@@ -1,4 +1,4 @@
-"""A file operation, or a person's shell, on its way: a worker does it, and its body flows."""
+"""A file operation or a person's shell, run by a worker; its body passes through pid 1."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.loop import Loop
     from mcp_sandbox.runner.pool import Pool
 
-# How long it may clean up behind itself when it is cancelled.
+# How long a cancelled operation may clean up.
 _GRACE_S = 1.0
 _TRIES = 3
 _END_BYTES = 16
 
 
 class Operation:
-    """One file operation on its way."""
+    """A running file operation."""
 
     def __init__(self, loop: Loop, pool: Pool, reply: Reply, op: str, args: dict[str, Any]) -> None:
         self._loop = loop
@@ -53,7 +53,7 @@ class Operation:
         self._given = [theirs_in, theirs_out]
         self._launch()
         self.feed(body, more=more)
-        # Workers forked from now on have it loaded.
+        # Workers forked from now on have the module loaded.
         import mcp_sandbox.runner.files.operations  # noqa: F401, PLC0415
 
     def _launch(self) -> None:
@@ -67,14 +67,13 @@ class Operation:
             self._inflow.add(data, more=more)
 
     def credit(self, size: int) -> None:
-        """The peer took `size` bytes of the body that comes out."""
         self._credit += size
         if self._tap and self._credit > 0:
             self._tap.resume()
 
     def cancel(self) -> None:
-        """Let it clean up behind itself; kill it if it does not."""
-        # Nobody takes the rest any more, nor gives credit for it.
+        """Let it clean up; kill it if that takes longer than a second."""
+        # No peer takes the rest of the body, or gives credit for it.
         if self._tap:
             self._tap.close()
         if self._ending:

@@ -1,6 +1,6 @@
-"""Pid 1's side of the workers: forks them, hands them jobs, hears of their end.
+"""Workers as pid 1 manages them: it forks them, gives them jobs, and learns of their end.
 
-Two kinds: plain workers are forked from pid 1 and start programs or do file operations; seats are
+Two kinds: plain workers are forked from pid 1, and start programs or do file operations; seats are
 forked from the warm interpreter (python.py) and fork once more for each piece of Python.
 """
 
@@ -23,43 +23,43 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.interpreter import Listener, Notebook
     from mcp_sandbox.runner.loop import Loop, Timer
 
-# An unused interpreter is given back after this long: it costs about 5 MiB.
+# An unused interpreter is ended after this long: it costs about 5 MiB.
 _WARM_S = 60.0
 _MOST_IDLE = 32
-# Longer ago than this, and a look at all processes is a new look.
+# Calls within this time share one scan of all processes.
 _LOOK_S = 0.002
 _TIDY_S = 0.005
-# What was left running often ends together.
+# Processes left in the background often end together.
 _SOON_S = 0.02
 # cgroup v2 and v1, as a container with a private cgroup namespace sees its own group.
 _FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 MOST_NAMED = 20
 _MOST_COMMAND = 120
-# So many processes and threads a call may count on; a share where the limit is low.
+# A call may count on this many processes and threads; on a share where the limit is low.
 _FREE = 64
 _SHARE = 4
-# What does not die in this time, on a disk that hangs, is not waited for.
+# A process that does not die in this time, on a disk that hangs, is not waited for.
 _DYING_S = 2.0
-# A look reads of every process: commands that follow each other do without.
+# A scan reads a file of every process: commands in quick succession skip it.
 _ROOMY_S = 0.1
 
 
 class Pool:
-    """All workers, which of them has which job, and what their jobs leave running."""
+    """All workers, the job of each, and what their jobs leave running."""
 
     def __init__(self, loop: Loop, env: dict[str, str], most_processes: int) -> None:
         self._loop = loop
         self._room = Room(most_processes)
         self._lineage = processes.become_subreaper()
         self._busy: set[Worker] = set()
-        # Of notebooks that have no cell to do.
+        # Workers of idle notebooks.
         self._resting: set[Worker] = set()
-        # Has started something that waits for `resume`.
+        # The worker whose command waits for `resume`.
         self.held: Worker | None = None
         self._doomed: set[int] = set()
         self.spares = Spares(loop, env, self._hear, self._cool)
         self.orphans = Orphans(loop, self._known, self._notice_child, self._lineage)
-        # To be planned at every call: one signal to each, however many calls there are.
+        # Planned at every call: each worker gets one signal, however many calls there are.
         self.waking = Soon(loop, _SOON_S, self.wake)
         self._looking = Soon(loop, _SOON_S, lambda: self.on_background())  # noqa: PLW0108 - set later
         self.memory = Memory()
@@ -69,16 +69,16 @@ class Pool:
 
     @property
     def quiet(self) -> bool:
-        """Nothing of the user runs, not even in the background."""
+        """Whether nothing of the user runs, not even in the background."""
         return not self._busy and not self.orphans.adopted
 
     def wake(self) -> None:
-        """Let all go on that user code may have stopped: else no end of a job would be heard."""
+        """Continue workers that user code may have stopped: they would never report an end."""
         for one in self._busy:
             one.wake()
 
     def background(self) -> set[int]:
-        """What runs on though its command has ended."""
+        """Return the pids that run on although their command has ended."""
         tree = processes.parents() if self._resting or self._keepers() else {}
         for one in self._resting:
             one.lingers = not processes.below([one.pid or -1], tree) <= {one.main}
@@ -90,7 +90,7 @@ class Pool:
         return busy + [one.pid for one in self._resting if one.pid and one.lingers]
 
     def rest(self, seat: Worker, *, rests: bool) -> None:
-        """Whether a notebook has no cell to do: then only what it has left running counts."""
+        """Mark a notebook as idle or busy: idle, only what it has left running counts."""
         (self._resting.add if rests else self._resting.discard)(seat)
         (self._busy.discard if rests else self._busy.add)(seat)
         if rests:
@@ -98,11 +98,11 @@ class Pool:
             self.on_quiet()
 
     def has_room(self, ending: Callable[[Collection[int]], None]) -> bool:
-        """Whether a call finds room for its processes; to be asked again in a moment if not.
+        """Return whether a call has room for its processes; if not, ask again in a moment.
 
-        The largest tree that an earlier command has left running gives way; `ending` is told it.
+        The largest tree that an earlier command left running is killed; `ending` gets it first.
         """
-        # Without lineage, as under gVisor, the limit is not one of processes, and no tree is known.
+        # Without subreapers, as under gVisor, no tree is known, and the limit is not of processes.
         roots = [*self._keepers(), *(one.pid for one in self._busy if one.pid and one.released)]
         fits, root = self._room.look(roots) if self._lineage else (True, None)
         if root:
@@ -113,7 +113,7 @@ class Pool:
     def start(
         self, job: dict[str, Any], fds: list[int], listener: Listener, *, seat: bool = False
     ) -> Worker:
-        """Give the job to a free or new worker, or OpError; `listener` hears how it goes."""
+        """Give the job to a free or new worker, or OpError; `listener` gets its messages."""
         if not self._busy:
             self.orphans.reaped.clear()
         if job["op"] in ("command", "terminal"):
@@ -123,7 +123,7 @@ class Pool:
             try:
                 found.give(job, fds)
             except ConnectionError:
-                # User code has killed it while it was idle; it never saw the job.
+                # User code killed it while it was idle; it never saw the job.
                 self._lost(found)
             else:
                 found.listener = listener
@@ -143,9 +143,9 @@ class Pool:
         return found
 
     def hold(self, job: dict[str, Any], fds: list[int]) -> Worker | None:
-        """Have a free worker start something that waits for `resume`; None where none can.
+        """Let a free worker start a command that waits for `resume`; None without subreapers.
 
-        Without lineage, what a call leaves is told by when it began: it may not be earlier.
+        Orphans are then found by when they began, and this command begins before its call.
         """
         if not self._lineage:
             return None
@@ -159,7 +159,7 @@ class Pool:
         return self.held
 
     def resume(self, held: Worker, job: dict[str, Any], listener: Listener) -> bool:
-        """Let what a worker holds go on; `listener` hears how it goes. False when it has died."""
+        """Let the held command go on; `listener` gets its messages. False if it has died."""
         if held is not self.held:
             return False
         try:
@@ -174,7 +174,7 @@ class Pool:
         try:
             said, _ = receive(speaker.control, 65536, wait=False)
         except BlockingIOError:
-            # The event was for a descriptor that was closed, and whose number this one has now.
+            # The event was for a closed descriptor, whose number this one has now.
             return
         except ConnectionError:
             said = None
@@ -186,9 +186,9 @@ class Pool:
             self._take_message(speaker, said)
 
     def _take_message(self, speaker: Worker, said: Any) -> None:  # noqa: ANN401 - as it came
-        """Do what a worker says; one that talks nonsense is not ours any more, and is killed.
+        """Act on a worker's message; a worker that sends a malformed one is killed.
 
-        User code can speak for a seat, whose interpreter loads the chat's start-up files.
+        User code can write as a seat, whose interpreter loads the chat's start-up files.
         """
         event = said.get("e") if isinstance(said, dict) else None
         if event == "hello" and speaker.pid is None and is_pid(said.get("pid")):
@@ -204,7 +204,7 @@ class Pool:
                 speaker.main = None
                 self._notice_background(speaker, stays=said["stays"])
             speaker.listener(said)
-            # With its command the whole job has ended, unless something of it stays.
+            # The job ends with its command, unless something of it runs on.
             if event == "exit" and not said["stays"] and speaker.pid not in self._doomed:
                 self._release(speaker)
         else:
@@ -219,7 +219,7 @@ class Pool:
         self.on_quiet()
 
     def free_held(self) -> None:
-        """End what waits: code that could change it must not run beside it."""
+        """Kill the held command: other code running beside it could change it."""
         held, self.held = self.held, None
         if held and held.pid:
             processes.kill_trees([held.pid])
@@ -230,7 +230,7 @@ class Pool:
             speaker.lingers = True
             self.on_background()
         if stays or not self._lineage:
-            # Who has just forked still shows the shell's command line for a moment.
+            # A process that has just forked still shows the shell's command line for a moment.
             self._looking.plan()
 
     def _lingers_no_more(self, freed: Worker) -> None:
@@ -239,7 +239,7 @@ class Pool:
             self._looking.plan()
 
     def _lost(self, gone: Worker) -> None:
-        """Its process ended, killed by us or by the user's code."""
+        """Handle the end of a worker that pid 1 or user code has killed."""
         self.spares.lose(gone)
         self._busy.discard(gone)
         self._resting.discard(gone)
@@ -255,7 +255,7 @@ class Pool:
     def kill(self, worker_or_main: Worker | Notebook | int) -> None:
         """Kill a worker (or an adopted command) with everything below it.
 
-        Soon, not now: what is killed in one round of the loop is looked for together.
+        Later in this round of the loop, so that all trees are searched together.
         """
         pid = worker_or_main if isinstance(worker_or_main, int) else worker_or_main.pid
         warm = self.spares.interpreter
@@ -270,7 +270,7 @@ class Pool:
             self._doomed.add(pid)
 
     def _kill_unnamed(self, seat: Worker) -> None:
-        """Kill a seat at its hello; below the interpreter, which forks it, others run, too."""
+        """Kill a seat once it reports its pid; the interpreter that forks it has other children."""
 
         def give_up() -> None:
             if seat.pid is None and seat in self._busy and self.spares.interpreter.worker:
@@ -284,9 +284,9 @@ class Pool:
         processes.kill_trees(doomed)
 
     def kill_background(self) -> None:
-        """Kill all whose command has ended and left something running."""
+        """Kill everything whose command has ended."""
         self.free_held()
-        # What has ended and was not waited for holds a place, too.
+        # Zombies count against the process limit, too.
         tree = {pid: int(fields[1]) for pid, fields in processes.stats()} if self._resting else {}
         left = [one for one in self._resting if len(processes.below([one.pid or -1], tree)) > 1]
         for one in (*left, *(one for one in self._busy if one.listener is None)):
@@ -294,7 +294,6 @@ class Pool:
         self.orphans.kill()
 
     def _known(self) -> set[int]:
-        """Return the pids of all workers and of the commands that they have."""
         held = [self.held] if self.held else []
         everyone = [*self.spares.all(), *self._busy, *self._resting, *held]
         return {pid for one in everyone for pid in (one.pid, one.main) if pid}
@@ -312,7 +311,7 @@ class Pool:
 
 
 class Spares:
-    """The workers that have no job, and the warm interpreter; ended when unused for a while."""
+    """Workers without a job, and the warm interpreter; ended when unused for a while."""
 
     def __init__(
         self,
@@ -321,7 +320,7 @@ class Spares:
         hear: Callable[[Worker], None],
         cool: Callable[[], None],
     ) -> None:
-        """`hear`: a worker has said something. `cool`: it is time to give back what is unused."""
+        """Call `hear` when a worker has sent something, `cool` when unused ones are to be ended."""
         self._loop, self._hear, self._cool = loop, hear, cool
         self._idle: dict[bool, list[Worker]] = {False: [], True: []}
         self.interpreter = Interpreter(env, self._watch, self._cool_later)
@@ -337,7 +336,6 @@ class Spares:
         return idle.pop() if idle else self._new(seat=seat)
 
     def put_back(self, freed: Worker) -> None:
-        """Keep a worker whose job has ended for the next one."""
         if len(self._idle[freed.seat]) < _MOST_IDLE:
             self._idle[freed.seat].append(freed)
         else:
@@ -345,11 +343,11 @@ class Spares:
         self._cool_later()
 
     def prepare(self, *, seat: bool = False) -> None:
-        """Have a worker ready before a call asks for it."""
+        """Start a worker before a call needs it."""
         try:
             self._idle[seat] = self._idle[seat] or [self._new(seat=seat)]
         except OSError:
-            # No process is left, or the chat's start-up files end Python: the call will say so.
+            # No process is left, or the chat's start-up files end Python: the next call reports it.
             return
 
     def _new(self, *, seat: bool) -> Worker:
@@ -363,7 +361,7 @@ class Spares:
         return self._watch(Worker(pid, mine, seat=False))
 
     def _be_worker(self, control: Socket) -> None:
-        """Never returns: what the parent's frames hold stays alive, and unused."""
+        """Never returns: objects of the parent's frames stay alive, unused."""
         try:
             self._loop.close_in_child()
             os.dup2(control.fileno(), CONTROL_FD, inheritable=False)
@@ -378,12 +376,12 @@ class Spares:
         return new
 
     def forget(self, gone: Worker) -> None:
-        """Let it end: it leaves when its socket closes."""
+        """Close the worker's socket, at which it ends."""
         self._loop.unwatch(gone.control.fileno())
         gone.control.close()
 
     def lose(self, gone: Worker) -> None:
-        """Forget a worker, with a job or without, whose process has ended."""
+        """Remove a worker whose process has ended."""
         self.forget(gone)
         if gone in self._idle[gone.seat]:
             self._idle[gone.seat].remove(gone)
@@ -396,9 +394,9 @@ class Spares:
         self._cooling = self._loop.later(_WARM_S, self._cool)
 
     def give_back(self, *, python: bool) -> None:
-        """Let all end that have no job, and with `python` the interpreter.
+        """End all workers without a job, and with `python` the interpreter.
 
-        A new worker takes their place: it shares more memory with us than any forked earlier.
+        A new worker replaces them: it shares more memory with pid 1 than one forked earlier.
         """
         unused = self._idle[True] + self._idle[False]
         if python and self.interpreter.worker:
@@ -411,7 +409,7 @@ class Spares:
 
 
 class Orphans:
-    """The children of ours that no worker answers for: they are killed, unless adopted."""
+    """Children of pid 1 that belong to no worker: they are killed, unless adopted."""
 
     def __init__(
         self,
@@ -420,17 +418,17 @@ class Orphans:
         notice: Callable[[bool], None],
         lineage: bool,
     ) -> None:
-        """`known`: the pids of workers and commands. `notice`: a child has stopped, else ended."""
+        """`known`: pids of workers and commands. `notice`: a child has stopped (True) or ended."""
         self._known, self._notice, self._lineage = known, notice, lineage
-        # Commands whose worker was killed under them, and who hears of their end.
+        # Commands whose worker was killed, and what to call at their end.
         self.adopted: dict[int, Callable[[int], None]] = {}
-        # How those ended that nobody waited for.
+        # Wait statuses of the last 64 children that ended unawaited.
         self.reaped: dict[int, int] = {}
         self._looked_at = 0.0
         self._killing = Soon(loop, _TIDY_S, self._kill_all)
 
     def kill_soon(self) -> None:
-        """Kill what a worker or an adopted command leaves that has just ended."""
+        """Kill what is left by a worker or an adopted command that has just ended."""
         if self._lineage:
             self._killing.plan()
 
@@ -439,23 +437,23 @@ class Orphans:
             self.kill_soon()
 
     def kill(self, born_since: float = 0.0) -> int:
-        """Kill the orphans; how many there were.
+        """Kill the orphans; return how many there were.
 
-        Where lineage is lost (no subreapers), only what began at `born_since` (ticks) or later.
+        Without subreapers, only those that began at `born_since` (ticks) or later.
         """
         lost = self.find()
         if not self._lineage:
             lost = [pid for pid in lost if born_since <= processes.birth(pid) < float("inf")]
         if lost:
-            # One that is ending may still be the parent of a command that has outlived it.
+            # An ending one may still be the parent of a command that has outlived it.
             processes.kill_trees(lost, self.adopted)
             self._looked_at = 0.0
         return len(lost)
 
     def _newest_leader(self, born_since: float) -> int | None:
-        """The one orphan that leads a session and began at `born_since` (ticks) or later.
+        """Return the one orphan that leads a session and began at `born_since` (ticks) or later.
 
-        Every command leads a session of its own; None when there is not exactly one.
+        Every command leads its own session; None when there is not exactly one.
         """
         self._looked_at = 0.0
         found = [
@@ -463,15 +461,15 @@ class Orphans:
             for pid in self.find()
             if processes.session_of(pid) == pid and processes.birth(pid) >= born_since
         ]
-        # It may have ended already; workers that died with its keeper were killed.
+        # It may have ended already. Statuses by SIGKILL are of workers killed with its own.
         ended = [pid for pid, status in self.reaped.items() if status != signal.SIGKILL]
         return found[0] if len(found) == 1 else ended[-1] if ended and not found else None
 
     def find(self) -> list[int]:
-        """Return none when none were seen just now: many ends at once ask the same question."""
+        """Return the orphans; none if none were seen just now, as many ends at once ask this."""
         if time.monotonic() - self._looked_at < _LOOK_S:
             return []
-        # A command whose worker has just died is known, too: we have not heard of that yet.
+        # A command whose worker has just died is known, too: that death is not handled yet.
         known = self._known() | set(self.adopted)
         me, tree = os.getpid(), processes.parents()
         lost = [pid for pid, parent in tree.items() if parent == me and pid not in known]
@@ -479,9 +477,9 @@ class Orphans:
         return lost
 
     def adopt(self, pid: int | None, ended: Callable[[int], None], born_since: float) -> int | None:
-        """Wait ourselves for a command whose worker was killed under it; its number.
+        """Wait from pid 1 for a command whose worker was killed; return its pid.
 
-        A number that is not known yet is looked for; None when there is no telling.
+        Without a pid, look for it; None when it cannot be told.
         """
         pid = pid or self._newest_leader(born_since)
         if pid is None:
@@ -508,7 +506,7 @@ class Orphans:
                 ended(status)
                 self.kill_soon()
             else:
-                # It may be asked for a moment later, when the end of an orphan's worker is heard.
+                # It may be asked for a moment later, when the death of its worker is handled.
                 self.reaped[pid] = status
                 while len(self.reaped) > 64:
                     del self.reaped[next(iter(self.reaped))]
@@ -516,7 +514,7 @@ class Orphans:
 
 
 class Memory:
-    """Counts how often the kernel has killed for memory here."""
+    """Counts the kernel's kills for lack of memory in this sandbox."""
 
     def __init__(self) -> None:
         self._file = next(filter(None, map(_open, _FILES)), None)
@@ -537,14 +535,14 @@ def _open(path: str) -> int | None:
 
 
 def described(pids: Iterable[int]) -> dict[str, Any]:
-    """The first of these processes by name, and how many there are."""
+    """Describe the first of these processes, and count them."""
     found = sorted(pids)
     named = [{"pid": pid, "command": _command(pid)} for pid in found[:MOST_NAMED]]
     return {"background": named, "background_total": len(found)}
 
 
 def _command(pid: int) -> str:
-    """The command line of a process; what it calls itself when it shows none."""
+    """Return the command line of a process, or its name if that is empty."""
     for name in ("cmdline", "comm"):
         try:
             with open(f"/proc/{pid}/{name}", "rb") as file:
@@ -559,19 +557,19 @@ def _command(pid: int) -> str:
 
 
 class Room:
-    """The limit of processes, if the sandbox has one."""
+    """The room below the limit of processes; `limit` 0: none."""
 
     def __init__(self, limit: int) -> None:
         self._most = limit - min(_FREE, limit // _SHARE)
         self._dying: set[int] = set()
         self._until = 0.0
-        # What was looked at last when there was much room, and until when that counts.
+        # What was seen at the last scan with much room, and until when that counts.
         self._roomy: tuple[frozenset[int], float] = frozenset(), 0.0
 
     def look(self, roots: Collection[int]) -> tuple[bool, int | None]:
-        """Whether a call may start; else the one of `roots` that is to be ended with its tree.
+        """Return whether a call may start; if not, which of `roots` to kill with its tree.
 
-        None while what was named before is still dying.
+        None while the tree named before is still dying.
         """
         seen, roomy_until = self._roomy
         is_roomy = seen == frozenset(roots) and time.monotonic() < roomy_until
@@ -592,7 +590,7 @@ class Room:
 
 
 def _look() -> tuple[dict[int, int], dict[int, int]]:
-    """Threads and parent by pid, of every process; those that have ended hold a place, too."""
+    """Return threads and parent by pid, zombies included: they count against the limit."""
     threads, tree = {}, {}
     for pid, fields in processes.stats():
         # Fields 4 and 20 of proc(5); the list begins at 3.

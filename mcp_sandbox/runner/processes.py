@@ -1,10 +1,10 @@
-"""What the kernel tells of processes, and how a whole tree of them ends.
+"""What the kernel knows of processes, and how a whole tree of them is killed.
 
 Lineage is kept by subreapers: whatever a job starts stays below its worker, even after setsid and
-double forks, and falls to pid 1 when the worker dies. So a tree ends when its worker is killed and
-every child of ours that nobody knows is killed after it.
+double forks, and becomes a child of pid 1 when the worker dies. To end a tree, kill its worker,
+then every child of pid 1 that no worker has reported.
 
-Functions of the C library are called through the C half of `ctypes`: its Python half would take
+C functions are called through the C half of `ctypes`: its Python half would take
 two milliseconds to load, in every sandbox twice.
 """
 
@@ -34,7 +34,7 @@ class _Int(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - wh
 
 
 class Address(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001
-    """A place in our memory; as an argument a plain number would be cut to 32 bits."""
+    """An address in this process; as an argument a plain number would be cut to 32 bits."""
 
     _type_ = "P"
 
@@ -54,24 +54,24 @@ _program = _Program()
 
 
 def function(name: str) -> _Function:
-    """A C function that returns an int; AttributeError if the C library has none of this name."""
+    """Return a C function that returns an int; AttributeError if the C library has none."""
     return _Function((name, _program))  # type: ignore[arg-type]
 
 
 def last_error() -> int:
-    """Why the last call failed, as an errno."""
+    """Return the errno of the last call."""
     return _ctypes.get_errno()
 
 
 def wipe_environment() -> None:
-    """Empty the environment as the kernel shows it and as C code would hand it on."""
+    """Empty the environment as the kernel shows it and as C code would inherit it."""
     first = environ = Address.from_address(_ctypes.dlsym(_Program._handle, "environ")).value  # noqa: SLF001
     length, fill = function("strlen"), function("memset")
     while environ and (variable := Address.from_address(environ).value):
         fill(Address(variable), 0, Address(length(Address(variable))))
         environ += _ctypes.sizeof(Address)
     if first:
-        # Emptied strings would be handed on as variables without a name.
+        # Programs would inherit emptied strings as variables without a name.
         Address.from_address(first).value = None
 
 
@@ -85,19 +85,19 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def hide_memory() -> None:
-    """No process of the same user may trace us or read our memory, environment or open files."""
+    """Keep processes of the same user from tracing this one, and from reading its /proc files."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def show_memory() -> None:
-    """Back to an ordinary process: /proc/self/fd and debuggers work."""
+    """Become an ordinary process again: /proc/self/fd and debuggers work."""
     _prctl(_PR_SET_DUMPABLE, 1)
 
 
 def become_subreaper() -> bool:
-    """Processes below us whose parent dies become our children; False where the kernel cannot.
+    """Become the new parent of orphaned descendants; False if the kernel cannot.
 
-    Without it (older gVisor) they fall to pid 1 at once, and nobody knows whose they were.
+    Without this (older gVisor) they fall to pid 1 at once, and their origin is lost.
     """
     try:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -105,19 +105,19 @@ def become_subreaper() -> bool:
         if exc.errno != errno.EINVAL:
             raise
         return False
-    # Old gVisor says yes to pid 1 though it knows no subreapers, and does not know the question.
+    # Old gVisor accepts this for pid 1 although it has no subreapers; it rejects the query.
     return bool(_call_prctl(_PR_GET_CHILD_SUBREAPER, _ctypes.byref(_Int()), 0, 0, 0) == 0)
 
 
 def die_with_parent() -> None:
-    """The kernel kills us when our parent dies."""
+    """Let the kernel kill this process when its parent dies."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def limit(limits: str, oom_score: str | None) -> None:
-    """Lower our resource limits ("number:value ...") and say how soon we are killed for memory.
+    """Lower this process's resource limits ("number:value ...") and set its OOM score.
 
-    For backends that cannot do so from outside. Before `hide_memory`: after it the score is shut.
+    For backends that cannot from outside. Before `hide_memory`, which bars writing the score.
     """
     if limits:
         import resource  # noqa: PLC0415 - not needed where the engine sets the limits
@@ -149,7 +149,7 @@ def rename(name: str) -> None:
 
 
 def stats() -> Iterator[tuple[int, list[bytes]]]:
-    """Every process we can see: its pid, and the fields of proc(5)'s stat from the third on."""
+    """Yield pid and stat fields (proc(5), from the third on) of every visible process."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -161,12 +161,12 @@ def stats() -> Iterator[tuple[int, list[bytes]]]:
 
 
 def parents() -> dict[int, int]:
-    """Parent by pid, of every process we can see, zombies left out."""
+    """Return the parent by pid of every visible process except zombies."""
     return {pid: int(fields[1]) for pid, fields in stats() if fields[0] not in (b"Z", b"X")}
 
 
 def below(roots: Iterable[int], tree: dict[int, int], spared: Collection[int] = ()) -> set[int]:
-    """All descendants of `roots` in a map made by `parents`, but for `spared` and theirs."""
+    """Return all descendants of `roots` in a map from `parents`, except `spared` and theirs."""
     children: dict[int, list[int]] = {}
     for pid, parent in tree.items():
         children.setdefault(parent, []).append(pid)
@@ -181,7 +181,7 @@ def below(roots: Iterable[int], tree: dict[int, int], spared: Collection[int] = 
 
 
 def memory(pid: int) -> int:
-    """How many bytes of memory a process holds; 0 when it is gone."""
+    """Return the bytes of memory that a process holds; 0 when it is gone."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -190,18 +190,18 @@ def memory(pid: int) -> int:
 
 
 def send(pid: int, number: int) -> None:
-    """Signal a process; one that is gone already is fine."""
+    """Signal a process, if it still exists."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
-        # Permission: a program that gained another identity; the engine ends it with the sandbox.
+        # Permission: a program with another identity; the backend ends it with the sandbox.
         return
 
 
 def freeze(roots: Collection[int], spared: Collection[int] = (), *, rounds: int = 20) -> set[int]:
-    """Stop everything below `roots` but `spared`, round after round until nothing new turns up.
+    """Stop everything below `roots` except `spared`, in rounds until nothing new is found.
 
-    A stopped process cannot fork, so even a fork bomb comes to rest.
+    A stopped process cannot fork, so this stops even a fork bomb.
     """
     stopped: set[int] = set()
     for _ in range(rounds):
@@ -215,13 +215,13 @@ def freeze(roots: Collection[int], spared: Collection[int] = (), *, rounds: int 
 
 
 def kill_trees(roots: Collection[int], spared: Collection[int] = ()) -> None:
-    """Kill `roots` and everything below them that can be seen now, but not `spared`."""
+    """Kill `roots` and everything visible below them, except `spared`."""
     for pid in (*freeze(roots, spared), *roots):
         send(pid, signal.SIGKILL)
 
 
 def session_of(pid: int) -> int | None:
-    """The leader of a process's session; None when the process is gone."""
+    """Return the leader of a process's session; None when the process is gone."""
     try:
         return os.getsid(pid)
     except OSError:
@@ -229,12 +229,12 @@ def session_of(pid: int) -> int | None:
 
 
 def now_ticks() -> float:
-    """What `birth` says of a process that begins now, or a moment less."""
+    """Return a time no later than the `birth` of a process that begins now."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK") - 1
 
 
 def birth(pid: int) -> float:
-    """When a process began, in clock ticks since boot; infinite when it is gone."""
+    """Return when a process began, in clock ticks since boot; infinite when it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # Field 22 of proc(5); the list begins at 3.

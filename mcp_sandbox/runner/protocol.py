@@ -1,4 +1,4 @@
-"""Frames: the one language that the host and the runner speak. The same file serves both ends.
+"""Frames: the protocol of the host and the runner. The same file serves both ends.
 
 A frame is a prefix (header length, payload length: two big-endian 32-bit numbers), a JSON object,
 raw bytes, and, once both sides have proved the token, a 16-byte seal over all of it and the
@@ -22,7 +22,7 @@ Runner to host:
     done {id, result}           payload: captured output
     fail {id, code, message}
     background {background, background_total}   unasked, when what commands left running changes
-    ended {processes}           unasked: ends of processes that nobody waited for
+    ended {processes}           unasked: ends of processes that no call waited for
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ NONCE_BYTES = 16
 
 
 class ProtocolError(Exception):
-    """The other side broke the rules; the connection is of no more use."""
+    """The other side broke the protocol; the connection is useless."""
 
 
 class OpError(Exception):
-    """A call that failed in a way its caller can understand. `code` is one word of the protocol."""
+    """A failed call, with a message for its caller. `code` is one word of the protocol."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -73,12 +73,12 @@ class OpError(Exception):
 
 
 def prove(token: bytes, role: str, mine: bytes, theirs: bytes) -> str:
-    """Proof for the other side that `role` knows the token, bound to both nonces."""
+    """Return a proof for the other side that `role` knows the token, bound to both nonces."""
     return blake2b(mine + theirs, key=token, person=role.encode(), digest_size=32).hexdigest()
 
 
 def same(left: str, right: object) -> bool:
-    """Compare secrets in constant time; anything but text is different."""
+    """Compare secrets in constant time; return False for anything but text."""
     return isinstance(right, str) and compare_digest(
         left.encode(), right.encode("utf-8", "replace")
     )
@@ -92,7 +92,7 @@ class Seal:
         self._count = 0
 
     def next(self, *parts: bytes | memoryview) -> bytes:
-        """The seal of the next frame in this direction."""
+        """Return the seal of the next frame in this direction."""
         mac = blake2b(struct.pack(">Q", self._count), key=self._key, digest_size=SEAL_BYTES)
         for part in parts:
             mac.update(part)
@@ -103,14 +103,14 @@ class Seal:
 def encode(
     header: dict[str, Any], payload: bytes | memoryview = b"", seal: Seal | None = None
 ) -> bytes:
-    """One frame as bytes; ProtocolError when header or payload is over its limit."""
+    """Return one frame as bytes; raise ProtocolError if header or payload is over its limit."""
     return b"".join(parts(header, payload, seal))
 
 
 def parts(
     header: dict[str, Any], payload: bytes | memoryview, seal: Seal | None
 ) -> tuple[bytes | memoryview, ...]:
-    """The same as what it consists of, so that a large payload need not be copied."""
+    """Return a frame in parts, so that a large payload is not copied."""
     head = dumps(header)
     if len(head) > MAX_HEADER or len(payload) > MAX_PAYLOAD:
         raise ProtocolError(f"frame too large: header {len(head)}, payload {len(payload)} bytes")
@@ -120,7 +120,7 @@ def parts(
 
 
 def _parse_header(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a frame; ProtocolError if it is not one."""
+    """Return the JSON object of a header; raise ProtocolError if it is not one."""
     try:
         header = loads(raw)
     except (ValueError, RecursionError) as exc:
@@ -138,9 +138,9 @@ class Decoder:
         self.seal: Seal | None = None
 
     def feed(self, data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """The frames that `data` completes; ProtocolError at a malformed or wrongly sealed one.
+        """Yield the frames that `data` completes; ProtocolError if one is malformed or forged.
 
-        The seal may be set between two of them.
+        The seal may be set between two frames.
         """
         self._buffer += data
         while len(self._buffer) >= PREFIX.size:

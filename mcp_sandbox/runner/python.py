@@ -1,6 +1,6 @@
 """The warm interpreter: an ordinary Python that forks a fresh `__main__` for each piece of code.
 
-Started as a program of its own, or as a fork of pid 1 before that knows anything: what runs here
+Started as a program of its own, or as a fork of pid 1 before that has the token: what runs here
 is user code, with the site-packages, the environment and the flags that `python3 file.py` would
 have. The interpreter forks seats (workers in their own right); a seat forks the process that runs
 the code.
@@ -42,7 +42,7 @@ def _interpreter(control: Socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for number in worker.SHIELDED:
         signal.signal(number, signal.SIG_IGN)
-    # What is here now is never collected: a fork that ends need not look at it, nor copy it.
+    # Exempt all objects so far from collection: a fork that ends would scan and copy them.
     gc.freeze()
     while True:
         request, fds = receive(control, 4096, 1)
@@ -62,26 +62,26 @@ def _seat(control: Socket) -> None:
     try:
         worker.serve(control, seat.start, seat.prepare)
     except _Run:
-        # Closed already; who found it unclosed would warn, and close what has its number now.
+        # Detach, as its number is in use again: Python would warn, and close that file.
         control.detach()
         raise
 
 
 class _Seat:
-    """Forks the processes that run code, each before its code is there."""
+    """Forks the processes that run code, one of them ahead of its code."""
 
     def __init__(self) -> None:
         self._ahead: tuple[int, Socket] | None = None
 
     def prepare(self) -> None:
-        """Have a process that waits for code; without one, the code is told why."""
+        """Fork a process that waits for code; on failure, `start` reports the error."""
         try:
             self._ahead = self._ahead or self._fork([])
         except OSError:
             return
 
     def start(self, job: dict[str, Any], fds: list[int]) -> int:
-        """Give the code of `job` to the process that waits; its pid."""
+        """Give the code of `job` to the waiting process; return its pid."""
         worker.enter(job["cwd"])
         # A notebook gets its code later, cell by cell.
         path = "" if job.get("notebook") else _save(fds[main_file.CODE_FD], job["name"])
@@ -96,7 +96,7 @@ class _Seat:
             try:
                 send(ours, {"job": job, "path": path}, fds)
             except ConnectionError:
-                # User code has killed it while it waited; it never saw the code.
+                # User code killed it while it waited; it never saw the code.
                 continue
             finally:
                 ours.close()
@@ -107,7 +107,7 @@ class _Seat:
         ours, theirs = pair()
         pid = os.fork()
         if pid == 0:
-            # Their numbers will be others' there: nobody may close them a second time.
+            # Their numbers are used again in the child: nothing may close them twice.
             held.clear()
             ours.close()
             self._wait(theirs)
@@ -115,7 +115,7 @@ class _Seat:
         return pid, ours
 
     def _wait(self, control: Socket) -> None:
-        """Be the process that waits; leaves by _Run, or ends when nobody needs it."""
+        """Wait for code, and raise _Run; exit if the socket closes."""
         _become_ordinary(control.detach())
         given, fds = receive(Socket(fileno=native.CONTROL_FD), MAX_HEADER + 4096, 4)
         if given is None:
@@ -125,7 +125,7 @@ class _Seat:
 
 
 def _save(code: int, name: str) -> str:
-    """Put the code into a real file, so that tracebacks and `inspect` can show it; its path."""
+    """Save the code in a real file, so that tracebacks and `inspect` can show it."""
     path = worker.code_path(name)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
@@ -134,23 +134,23 @@ def _save(code: int, name: str) -> str:
         finally:
             os.close(fd)
     except OSError:
-        # /tmp is full: tracebacks go without its lines.
+        # /tmp is full: tracebacks have no source lines.
         worker.remove_code(name)
     return path
 
 
 def _become_ordinary(control: int) -> None:
-    """Turn a fork of the seat into an ordinary process that has nothing open but `control`."""
+    """Turn a fork of the seat into an ordinary process with nothing open but `control`."""
     os.setsid()
     os.dup2(control, native.CONTROL_FD)
     os.closerange(native.CONTROL_FD + 1, native.MOST_FDS)
     for number in worker.DEFAULT_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # As Python itself does: it turns both into errors.
+    # Python does this, too: it turns both into exceptions.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    # The kernel lets us write it only while others may look at us.
+    # The kernel allows this write only while other processes may inspect this one.
     processes.show_memory()
     worker.offer_to_the_oom_killer("self")
     processes.hide_memory()
@@ -170,12 +170,12 @@ def _take_on(job: dict[str, Any], fds: list[int]) -> None:
     _put_into_environment(job["env"])
     main_file.see_new_packages()
     if os.environ.get("PYTHONUNBUFFERED") and isinstance(sys.stdout, io.TextIOWrapper):
-        # By lines: without any buffer each piece of each print would be a system call.
+        # By lines: unbuffered, each piece of each print would be a system call.
         sys.stdout.reconfigure(line_buffering=True)
 
 
 def _put_into_environment(wanted: dict[str, str]) -> None:
-    """Nearly all of it is there already, and each change copies memory."""
+    """Make os.environ equal to `wanted`, changing little: each change copies memory."""
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
     for name, value in wanted.items():
@@ -184,10 +184,10 @@ def _put_into_environment(wanted: dict[str, str]) -> None:
 
 
 def become(control: Socket, env: dict[str, str]) -> None:
-    """Turn a fork of pid 1 into the interpreter that `start` would have started; never returns.
+    """Turn a fork of pid 1 into the interpreter that `start` would have started; never return.
 
-    The chat's start-up files run when pid 1 asks for a seat, and not before. What they print goes
-    nowhere, least of all to the host.
+    The chat's start-up files run when pid 1 asks for a seat, not before. Their output is
+    dropped, and never reaches the host.
     """
     try:
         processes.die_with_parent()
@@ -207,7 +207,6 @@ def become(control: Socket, env: dict[str, str]) -> None:
 
 
 def _run(control: Socket) -> None:
-    """Be the interpreter. Returns in no process."""
     try:
         _interpreter(control)
         os._exit(0)

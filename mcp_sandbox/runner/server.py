@@ -1,4 +1,4 @@
-"""The server: listens, starts calls, ends itself when it is of no more use."""
+"""The server: accepts connections, starts calls, and ends the runner when it is unused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MOST_CONNECTIONS = 32
 _MOST_UNPROVED = 16
-# Who asked for the end gets its answer first, and then hangs up.
+# The connection that asked for the end gets its answer first, and then closes.
 _FAREWELL_S = 1.0
 _LULL_S = 0.02
 
@@ -38,7 +38,7 @@ _PROJECT = "/project"
 
 
 class Server:
-    """Everything pid 1 does."""
+    """The main object of pid 1."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Server:
         self._listener = listener
         self.loop.watch(listener.fileno(), READ, self._accept)
         if os.getpid() == 1:
-            # Only user code could send it: engines end a sandbox by SIGKILL from outside.
+            # Only user code could send it: backends end a sandbox by SIGKILL from outside.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         else:
             self.loop.on_signal(signal.SIGTERM, self.stop)
@@ -82,7 +82,7 @@ class Server:
         self.loop.run()
 
     def stop(self) -> None:
-        """End all that runs, then ourselves."""
+        """Kill everything in the sandbox, then leave the loop."""
         for connection in [*self._connections]:
             connection.close()
         for pid in processes.freeze([os.getpid()]):
@@ -93,7 +93,7 @@ class Server:
         try:
             sock = accept(self._listener)
         except OSError:
-            # Nobody there any more, or no descriptor left: the next one may do better.
+            # The client is gone, or no descriptor is left: the next one may succeed.
             return
         unproved = sum(not connection.proved for connection in self._connections)
         if len(self._connections) >= _MOST_CONNECTIONS or unproved >= _MOST_UNPROVED:
@@ -102,19 +102,19 @@ class Server:
         self._connections.add(Connection(self, sock))
 
     def _hosts(self) -> list[Connection]:
-        """Those that are uses of the sandbox: not proved yet, or for doors, they are none."""
+        """Return the connections that count as use: with the token proved, and not for doors."""
         return [each for each in self._connections if each.proved and not each.for_doors]
 
     def proved(self, connection: Connection) -> None:
-        """Somebody who may is connected and will call soon, unless it is `for_doors`."""
+        """Prepare workers for a connection that has proved the token and will call soon."""
         if connection.for_doors:
             return
         if self._awaited:
-            # Only now: it runs the chat's start-up files, and who proves the token has looked
-            # at the sandbox from outside before.
+            # Only now: it runs the chat's start-up files, and before its proof the host has checked
+            # the sandbox from outside.
             self._awaited = False
             self._pool.spares.prepare(seat=True)
-        # A call that is on its way comes first.
+        # A call already on its way comes first.
         self.loop.later(_LULL_S, self._pool.spares.prepare)
         self._consider_idle()
 
@@ -125,7 +125,7 @@ class Server:
         self._consider_idle()
 
     def _tell_background(self) -> None:
-        """Let everybody know what commands have left running, when that has changed."""
+        """Tell all connections what commands have left running, if that has changed."""
         told = self._in_background()
         if told != self._told:
             self._told = told
@@ -136,7 +136,7 @@ class Server:
             connection.send(header)
 
     def _in_background(self) -> dict[str, Any]:
-        """What runs on: first what was started by id, then what is left of other commands."""
+        """Return background processes: commands with an id first, then leftovers of others."""
         started = [
             {"pid": each.main or 0, "command": each.text, "id": each.id}
             for each in self._table.in_background()
@@ -146,12 +146,12 @@ class Server:
         return {"background": named, "background_total": len(started) + others["background_total"]}
 
     def _under_way(self) -> int:
-        """How many calls are; what is sent to a server inside is its own business."""
+        """Return the number of calls; connections to ports inside do not count."""
         calls = (call for each in self._hosts() for call in each.calls.values())
         return sum(not isinstance(call, Dial) for call in calls)
 
     def _consider_idle(self) -> None:
-        """Start the idle time when nobody who may is connected and nothing runs; else stop it."""
+        """Start the idle timer when no host is connected and nothing runs; else stop it."""
         if self._hosts() or not self._pool.quiet:
             if self._idle:
                 self._idle.cancel()
@@ -167,7 +167,7 @@ class Server:
             self.stop()
 
     def describe(self) -> dict[str, Any]:
-        """What the other side learns once it has proved the token."""
+        """Return the facts for a host that has proved the token."""
         workspace = os.stat(self._workspace)
         return {
             "python": ".".join(map(str, sys.version_info[:3])),
@@ -192,14 +192,13 @@ class Server:
                 self.release(call)
 
     def release(self, call: OpenCall) -> None:
-        """Answer who waits for a command; other calls are answered when they end."""
         if isinstance(call, Wait):
             call.release()
 
     def _call(
         self, connection: Connection, reply: Reply, op: str, args: dict[str, Any]
     ) -> Operation | Wait | Dial | None:
-        """The call, not yet started, or OpError; None when it has been answered already."""
+        """Return the call, not yet started; None if it was answered at once. May raise OpError."""
         if not isinstance(args, dict):
             raise ProtocolError("arguments are not an object")
         if self._retiring:
@@ -230,7 +229,7 @@ class Server:
         return None
 
     def _about(self, reply: Reply, op: str, args: dict[str, Any]) -> Wait | None:
-        """A call about a command; the name of a notebook stands for the cell that it does."""
+        """Return a call about a command; a notebook's name stands for its current cell."""
         name = str(args.get("process"))
         notebook = self._cells.notebooks.get(name)
         if notebook and op == "stop" and not notebook.listener:
@@ -251,9 +250,9 @@ class Server:
         }
 
     def _retire(self, asking: Connection, *, background_too: bool) -> str:
-        """End ourselves unless somebody else needs us; why not, or nothing.
+        """Begin to end, unless others use the sandbox; return who does, or "".
 
-        Nothing can come between the look and the deed: there is one thread.
+        No event can come between the check and the end: there is one thread.
         """
         others = [each for each in self._users() if each is not asking]
         if others:
@@ -277,7 +276,7 @@ class Server:
             **args,
             "cwd": args.get("cwd") or self._workspace,
             "env": {**self._env, **(args.get("env") or {})},
-            # What a shell is to have anew; the rest it remembers.
+            # What a shell must take from this call instead of from its saved state.
             "moves": bool(args.get("cwd")),
             "given": list(args.get("env") or {}),
             "workspace": self._workspace,
@@ -286,7 +285,7 @@ class Server:
 
 
 def _identity(path: str) -> list[int] | None:
-    """What tells this directory from every other one; None if there is none."""
+    """Return what identifies a directory; None if it does not exist."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,7 +1,7 @@
-"""The bash text by which a shell remembers: load its memory, run a command, write the new memory.
+"""The bash text that gives shells a memory: load the saved state, run a command, save the new one.
 
-A command may redefine what bash offers: in POSIX mode, which an assignment begins, special builtins
-come before functions, and a backslash keeps aliases away. It begins on line 1, as messages say.
+A command may redefine builtins: in POSIX mode, which an assignment starts, special builtins
+come before functions, and a backslash bypasses aliases. It begins on line 1, for error messages.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 WHOLE = b"# whole\n"
-"""How a memory ends; all that is written when nothing was run."""
-# Variables that are as in the environment of bash are to be as in that of the next one.
+"""The end of a complete memory, and all of it when nothing was run."""
+# Variables equal to those in bash's environment come from the next bash's environment.
 _ENVIRONMENT = "mapfile -d '' -t _mcp_environment < /proc/$$/environ"
 SAVE = rf"""_mcp_new=$1
 \set +euxvf; \trap - DEBUG ERR RETURN; \trap '' XFSZ
@@ -58,13 +58,13 @@ do \builtin printf 'pushd -n %q\n' "${{DIRSTACK[_mcp_name]}}"; done
 \builtin printf '_mcp_name=\n# whole\n'; }} >| "$_mcp_new"
 _mcp_saved=y; \builtin eval "$_mcp_ifs"; \builtin exit "$_mcp_status"
 """.encode()
-"""What is to be in the file `saver` when a command begins."""
+"""The text of the file `saver`."""
 _TRAP = (
     r"{ _mcp_status=$? _mcp_set=:$SHELLOPTS: _mcp_shopt=$BASHOPTS _mcp_inside=${FUNCNAME+y} "
     r"POSIXLY_CORRECT=y; [[ -v _mcp_saved ]] || \. @SAVER@ @NEW@ '@GIVEN@'; "
     r"} >/dev/null 2>&1 {BASH_XTRACEFD}>/dev/null"
 )
-# Between the variables and the functions, which may be called cd or trap.
+# Runs between the variables and the functions, which may be named cd or trap.
 _HOOK = r"""hash -r; HOSTNAME=$_mcp_host
 for _mcp_one in "${_mcp_environment[@]}"; do _mcp_name=${_mcp_one%%=*}
 [[ "$_mcp_same @GIVEN@ " != *" $_mcp_name "* ]] || export "$_mcp_one"; done
@@ -73,9 +73,9 @@ _mcp_name=${OLDPWD-}
 if cd -- "$PWD"; then OLDPWD=$_mcp_name; else cd -- "$_mcp_here"; : >| @MOVED@; fi
 fi
 trap "$_mcp_trap" EXIT"""
-# Separators come last: there are some with which bash cannot even take an array apart.
+# Separators come last: with some of them bash cannot even split an array.
 _RUN = r'\eval "unset -v \"\${!_mcp_@}\"; $_mcp_ifs; set $_mcp_set; $_mcp_code"'
-# `set -v` shows a trap as it begins: then no redirection of the command holds any more.
+# `set -v` prints a trap as it begins: no redirection of the command applies then.
 _WHOLE = (
     rf"{{ shopt -s expand_aliases; {_ENVIRONMENT}; _mcp_here=$PWD _mcp_host=$HOSTNAME _mcp_set=- "
     r"_mcp_ifs=: _mcp_trap=@QUOTED@ _mcp_code=@CODE@ _mcp_hook=@HOOK@; . @MEMORY@ || eval "
@@ -86,20 +86,20 @@ _WHOLE = (
 
 
 def memory_of(name: str) -> str:
-    """The file that is the memory of a shell."""
+    """Return the path of a shell's saved state."""
     return os.path.join(home(), ".mcp-sandbox", "shells", f"{name}.sh")
 
 
 def saver(memory: str) -> str:
-    """The file beside a memory whose text writes the new one: as a trap it would take longer."""
+    """Return the path of the saving script, beside the state: a longer trap would be slower."""
     return os.path.join(os.path.dirname(memory), "save.bash")
 
 
 def remembering(code: bytes, memory: str, given: Iterable[str], *, cwd: bool) -> bytes:
-    """`code` in the shell whose memory is the file `memory`, without NUL; one line.
+    """Return `code`, to run with the state in the file `memory`: one line, without NUL.
 
-    Variables named `given` are those of its environment, and with `cwd` its directory stays.
-    It writes the new memory to `memory`.new; `memory`.moved says that its directory is gone.
+    Variables named `given` keep their values of this call, with `cwd` its directory, too.
+    The new state goes to `memory`.new; `memory`.moved says that the old directory is gone.
     """
     new, moved = (_quoted(f"{memory}.{name}".encode()) for name in ("new", "moved"))
     names = " ".join(given).encode()
@@ -122,7 +122,7 @@ def remembering(code: bytes, memory: str, given: Iterable[str], *, cwd: bool) ->
 
 
 def _quoted(value: bytes) -> bytes:
-    """It as one word of bash, on one line."""
+    """Quote as one word of bash, on one line."""
     for plain, escaped in ((b"\\", b"\\\\"), (b"'", b"\\'"), (b"\n", b"\\n")):
         value = value.replace(plain, escaped)
     return b"$'%b'" % value

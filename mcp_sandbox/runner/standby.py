@@ -1,10 +1,10 @@
-"""Keeps one bash ready: loaded before its command is there, it saves every next command the wait.
+"""Keeps one bash ready: started before its command is known, it saves each command that wait.
 
-It is in the workspace and has the environment of the last command; one that needs others is
-started as usual. A worker holds it, as it holds every command, so it ends as they do.
+It runs in the workspace, with the environment of the last command; a command that needs others
+is started as usual. A worker holds it, as it holds every command, so it ends with that worker.
 
-It waits only while no call is under way, and is ended before other code starts. What goes on in the
-background may change its memory, as that of every command of the same user: it is the chat's own.
+It waits only while no call is running, and is killed before other code starts. Background
+processes may change its memory, as that of every command of the same user: all is the chat's own.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.pool import Pool
 
 _CODE = 3
-# After code that is no command, more of it may follow at once, and would pay for the start.
+# Code that is no command is often followed at once by more, which would pay for the start.
 _QUIET_S = 0.05
 # Of <linux/fcntl.h>: F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_WRITE together.
 _F_ADD_SEALS = 1033
 _ALL_SEALS = 15
-# What bash looks at when it starts: it may be another by the time of the command.
+# Variables that bash reads when it starts: their files may have changed until the command.
 _READ_AT_START = ("BASH_ENV", "BASHOPTS", "SHELLOPTS", "BASH_XTRACEFD")
 
 
 class Ready:
-    """A bash that waits. Its streams, as in a job: `theirs` are the ends that it has."""
+    """A waiting bash. `ours` and `theirs` are the two ends of its streams, as in a job."""
 
     def __init__(
         self, worker: Worker, job: dict[str, Any], ours: tuple[int, int], theirs: list[int]
     ) -> None:
         self.worker = worker
-        # What a command finds when it starts.
+        # The directory and environment that a command must ask for.
         self.place = job["cwd"], job["env"]
         self.ours = ours
         self.theirs = theirs
         self.born = processes.now_ticks()
 
     def take_in(self, code: bytes) -> bool:
-        """Put its command into place; False if another process has been at its streams.
+        """Hand over the command; return False if another process has touched the streams.
 
-        User code can open them by their places below /proc, as it can those of a running command.
+        User code can open them below /proc, as it can those of a running command.
         """
         file = self.theirs[_CODE]
         try:
@@ -68,22 +68,22 @@ class Ready:
 
 
 class Standby:
-    """The bash that waits, if there is one."""
+    """The waiting bash, if there is one."""
 
     def __init__(self, loop: Loop, pool: Pool, under_way: Callable[[], int]) -> None:
-        """`under_way`: how many calls are."""
+        """`under_way` returns the number of running calls."""
         self._pool = pool
         self._under_way = under_way
         self._ready: Ready | None = None
         self._job: dict[str, Any] = {}
-        # Who waits for the result of the last command comes first.
+        # The result of the last command is sent first.
         self._soon = Soon(loop, 0, self._prepare)
         self._later = Soon(loop, _QUIET_S, self._prepare)
 
     def expect(self, job: dict[str, Any]) -> None:
-        """The next command will be like this one.
+        """Prepare for a command like this one.
 
-        Any other directory than the workspace, a mount, may be another by then.
+        Only in the workspace, a mount: any other directory may have been replaced by then.
         """
         is_steered = any(name in job["env"] for name in _READ_AT_START)
         if job["cwd"] == job["workspace"] and job["grow"] and not is_steered:
@@ -92,12 +92,12 @@ class Standby:
             self._soon.plan()
 
     def prepare_later(self) -> None:
-        """Have one for the next command, if there was one like it."""
+        """Prepare for the next command, if one was expected before."""
         if self._job:
             self._later.plan()
 
     def start(self, job: dict[str, Any], code: bytes, listener: Listener) -> Ready | None:
-        """Give the bash that waits its command, if it fits; `listener` hears how it goes."""
+        """Give the waiting bash its command, if it fits; `listener` gets the messages."""
         ready, self._ready = self._ready, None
         if ready is None:
             return None
@@ -128,7 +128,7 @@ class Standby:
             if worker := self._pool.hold({**self._job, "op": "standby"}, theirs):
                 return Ready(worker, self._job, (out_read, err_read), theirs)
         except (OSError, OpError):
-            # No descriptor or process is left for it: the next command is started as usual.
+            # No descriptor or process is left: the next command is started as usual.
             pass
         close(opened)
         return None

@@ -1,4 +1,4 @@
-"""The commands by id: which run, which have ended, and of whose end somebody was told."""
+"""Commands by id: which run, which have ended, and whether a call has reported their end."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NAMED = 20
 
 
 class Table:
-    """What goes on though its call was answered; of the ended, the last 32 of the last hour."""
+    """Commands that outlived their call; of the ended ones the last 32 of the last hour."""
 
     def __init__(self, told: Callable[[], None], ended: Callable[[dict[str, Any]], None]) -> None:
-        """`told`: what runs has changed. `ended`: an end that nobody waited for."""
+        """Call `told` when the list changes, `ended` with the row of an end that no call saw."""
         self._count = 0
-        # Drawn anew in each sandbox: an id from an ended one is never another command.
+        # Random for each sandbox: an id from an earlier one never names another command.
         self._sandbox = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(3))
         self._running: dict[str, Command] = {}
         self._ended: dict[str, Command] = {}
@@ -37,9 +37,9 @@ class Table:
         self._on_end = ended
 
     def note(self, command: Command) -> None:
-        """It begins, goes on after its call, or is over; then its id is known for a while.
+        """Track a command that begins, outlives its call, or has ended.
 
-        One that begins gets its id; OpError when too many go on, or its shell is busy.
+        At its begin it gets its id; OpError when too many run, or its shell is busy.
         """
         if not command.id:
             self._enter(command)
@@ -78,7 +78,7 @@ class Table:
         self._running[command.id] = command
 
     def find(self, number: object) -> Command:
-        """The command of this id; OpError that names those there are."""
+        """Return the command with this id; OpError that lists the known ids."""
         self._forget_old()
         known = {**self._ended, **self._running}
         if isinstance(number, str) and number in known:
@@ -102,7 +102,7 @@ class Table:
                 self._ended[number].told = True
 
     def rows(self) -> list[dict[str, Any]]:
-        """All of them, the newest last; of what runs, the memory of its whole tree in bytes."""
+        """Return all rows, the newest last; of running ones with their tree's memory in bytes."""
         self._forget_old()
         tree = processes.parents() if self._running else {}
         rows = [each.row() for each in self._ended.values()]

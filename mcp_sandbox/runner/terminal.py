@@ -1,6 +1,6 @@
-"""A shell or command, on a terminal of its own or on pipes: frames come in, frames go out.
+"""A person's shell or command, on a terminal of its own or on pipes; frames carry both directions.
 
-It lives in a worker, which ends with it, and with the worker all that the shell left running.
+It runs below a worker, which ends with it, and with the worker all that the shell left running.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 _SHELL = "/bin/bash"
 _PIECE = 64 * 1024
-# Where the kernel has no descriptors of processes: how often the shell's end is looked for.
+# Where the kernel has no pidfd: how often to check for the shell's end.
 _LOOK_MS = 100
 _LAST_LOOKS, _LAST_LOOK_S = 20, 0.05
-# What its background prints after the shell has ended may have no end.
+# Output of background processes after the shell's end may be endless.
 _REST = 1024 * 1024
 
 
 def run(args: dict[str, Any], typed: int, shown: int, _end: bytes) -> dict[str, Any]:
-    """Let a person use a shell until it ends, or they leave; OpError if it cannot be started."""
+    """Serve a shell until it ends or the person leaves; OpError if it cannot be started."""
     pid, *_ = started = _start(args)
     try:
         status = _Terminal(started, typed, shown).run()
     finally:
-        # What has also left the shell's session ends with our worker. Where the kernel knows no
-        # subreapers it stays, as what a command leaves does.
+        # Leftovers outside the shell's session end with this worker. Where the kernel has no
+        # subreapers they stay, as leftovers of commands do.
         for left in processes.parents():
             if processes.session_of(left) == pid:
                 processes.send(left, signal.SIGKILL)
@@ -45,7 +45,7 @@ def run(args: dict[str, Any], typed: int, shown: int, _end: bytes) -> dict[str, 
 
 
 def _start(args: dict[str, Any]) -> tuple[int, int, dict[int, bytes]]:
-    """The shell, where it reads, and where it writes with the kind of frames for that."""
+    """Start the shell; return its pid, its input, and its outputs with their kind of frame."""
     worker.enter(args["cwd"])
     env = worker.watched(args["env"]) if args["tty"] else args["env"]
     command = ["-c", 'exec "$@"', "bash", *args["command"]] if args["command"] else []
@@ -67,7 +67,7 @@ def _start(args: dict[str, Any]) -> tuple[int, int, dict[int, bytes]]:
 
 
 class _Terminal:
-    """Copies both ways without ever waiting for one of them alone."""
+    """Copies in both directions without ever blocking on one of them."""
 
     def __init__(self, started: tuple[int, int, dict[int, bytes]], typed: int, shown: int) -> None:
         self._pid, self._keys, self._outputs = started
@@ -77,14 +77,14 @@ class _Terminal:
         self._frames = frames.Frames()
         self._to_shell = bytearray()
         self._to_person = bytearray()
-        # Nobody has the shell's side of the terminal open any more.
+        # Whether the shell's side of the terminal is closed by all.
         self._closed = self._typed_all = False
         self._shell: list[int] = []
         for end in (self._keys, *self._outputs, typed, shown):
             os.set_blocking(end, False)
 
     def run(self) -> int | None:
-        """The shell's wait status, or None when the person hung up."""
+        """Return the shell's wait status, or None when the person hung up."""
         look_ms = None
         try:
             self._shell.append(os.pidfd_open(self._pid))
@@ -104,7 +104,7 @@ class _Terminal:
                 return self._last_status()
 
     def _watched(self) -> select.poll:
-        """Take from one side only what the other has room for."""
+        """Return a poll that reads from one side only what the other has room for."""
         poll = select.poll()
         poll.register(self._typed, 0 if self._to_shell else select.POLLIN)
         poll.register(self._shown, select.POLLOUT if self._to_person else 0)
@@ -136,7 +136,7 @@ class _Terminal:
             os.close(self._keys)
 
     def _take_typed(self) -> None:
-        """Raises EOFError when the person hung up."""
+        """Read frames from the person; raise EOFError when the person hung up."""
         data = os.read(self._typed, _PIECE)
         if not data:
             raise EOFError
@@ -152,8 +152,8 @@ class _Terminal:
         try:
             os.tcgetpgrp(self._keys)
         except OSError:
-            # gVisor does not tell the foreground, nor who it is: whom it does not concern
-            # ignores it.
+            # gVisor signals no foreground group and does not name it: programs that are not
+            # concerned ignore the signal.
             for pid in (self._pid, *processes.below([self._pid], processes.parents())):
                 processes.send(pid, signal.SIGWINCH)
 
@@ -173,7 +173,7 @@ class _Terminal:
         return frames.frame(self._outputs[end] if data else self._outputs.pop(end), data)
 
     def _show_rest(self) -> None:
-        """Show what the shell wrote last, for as long as somebody takes it."""
+        """Send the shell's last output, for as long as it is read."""
         os.set_blocking(self._shown, True)
         left = _REST
         while left > 0 and (data := bytes(self._to_person) or self._take_shown()):
@@ -185,7 +185,7 @@ class _Terminal:
                 return
 
     def _last_status(self) -> int | None:
-        """The end of the shell, which mostly follows at once when its terminal is closed."""
+        """Return the wait status; the shell mostly ends just after its terminal is closed."""
         for _ in range(_LAST_LOOKS):
             ended, status = os.waitpid(self._pid, os.WNOHANG)
             if ended:
@@ -196,7 +196,6 @@ class _Terminal:
 
 
 def _put(target: int, data: bytearray) -> None:
-    """Write as much as there is room for, and drop it from `data`."""
     try:
         del data[: os.write(target, data)]
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""A worker: a process that does one job at a time and is the subreaper of all it starts.
+"""A worker: a process that does one job at a time and is the subreaper of all that it starts.
 
 Killing it ends the job: whatever the job started falls to pid 1, which kills it. It talks to pid 1
 over a socket pair, one JSON datagram a message, file descriptors attached.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Starter = Callable[[dict[str, Any], list[int]], int]
 
-# What a stray `pkill` of the user may send: ignored here, put back to default in what we start.
+# Signals of a stray `pkill`: ignored here, and put back to default in started programs.
 SHIELDED = (
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
@@ -35,19 +35,19 @@ _NICER_BY = 5
 _MOMENT_S = 0.001
 _MAX_MEMORY = 4 * 1024 * 1024
 _CLOCK_REALTIME_COARSE = 5  # Linux's number; Python has no name for it.
-# Looking for what a command changed costs no more: enough for a project.
+# The search for changed files takes no longer: enough for a project.
 _BUDGET_S = 0.05
 _MOST_NAMES = 20
 # More would take longer to sort than to find.
 _MOST_SORTED = 1000
-# In JSON a character may take six bytes; all of them go into one message of 64 KiB.
+# A character may take six bytes in JSON; all names go into one message of 64 KiB.
 _LONGEST_NAME = 500
 _SKIPPED = {".git", ".mcp-sandbox", "node_modules", "__pycache__", ".venv"}
-# Of a folder: when names in it changed, its files, and its folders by their paths.
+# Of a folder: when its names last changed, its files, and the paths of its folders.
 _Folder = tuple[int, set[str], list[str]]
 _NONE: _Folder = (-1, set(), [])
 
-# A line on descriptor 4 says when; without it nothing is run. The command is a file on 3: argv
+# A line on descriptor 4 starts it; without that nothing is run. The command is a file on 3: argv
 # has a size limit and shows in process lists.
 BASH = (
     "IFS= read -r -u 4 __code || kill -KILL $$; exec 4<&-; SECONDS=0; "
@@ -58,7 +58,7 @@ BASH = (
 def serve(control: Socket, start: Starter, prepare: Callable[[], None] = lambda: None) -> None:
     """Do jobs until pid 1 closes the socket. `start` starts a command and returns its pid.
 
-    `prepare` is called whenever there is time before the next job.
+    `prepare` is called before each wait for a job.
     """
     processes.become_subreaper()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -79,7 +79,7 @@ class Worker:
         self._names = Names()
 
     def do_next(self) -> bool:
-        """Wait for a job and do it; False when there will be no more."""
+        """Wait for a job and do it; return False when there will be no more."""
         job, fds = receive(self._control, MAX_HEADER + 4096, 4)
         if job is None:
             return False
@@ -93,14 +93,14 @@ class Worker:
         finally:
             close(fds)
         if job["op"] == "terminal":
-            # What a person left running in it ends with us.
+            # What a person left running in it ends with this process.
             return False
         if not told:
             self._say(e="free")
         return True
 
     def _do(self, job: dict[str, Any], fds: list[int]) -> bool:
-        """Whether its last message has told already that we are free."""
+        """Do a job; return whether its last message has already told that the worker is free."""
         if job["op"] in ("command", "standby"):
             return self._gated(job, fds) if job["gated"] else self._command(job, fds)
         self._operation(job, fds)
@@ -119,11 +119,11 @@ class Worker:
         return self._see_through(pid, job, [])
 
     def _gated(self, job: dict[str, Any], fds: list[int]) -> bool:
-        """Start what waits at a gate, and open it when pid 1 knows which process it is.
+        """Start a bash that waits at a gate, and open that when pid 1 knows its pid.
 
-        A standby also waits there for pid 1 to say what it is for.
+        A standby bash also waits there for its command.
         """
-        # A socket: nobody else can open it by its place below /proc.
+        # A socket: unlike a pipe, no other process can open it by its path below /proc.
         opener, gate = pair()
         try:
             pid = self._start(job, [*fds, gate.fileno()])
@@ -134,7 +134,7 @@ class Worker:
                     raise SystemExit
                 job = {**job, **named}
                 if os.waitpid(pid, os.WNOHANG)[0]:
-                    # User code has killed it while it waited; it never saw its command.
+                    # User code killed it while it waited; it never saw its command.
                     pid = self._start(job, [*fds, gate.fileno()])
                 self._names.begin(job["workspace"])
             said = recall(job["shell"]) if job["shell"] else []
@@ -179,13 +179,13 @@ class Worker:
 
 
 def recall(memory: str) -> list[str]:
-    """Make room for the memory of a shell; what is to be said of the one that is there."""
+    """Prepare to load a shell's state; return remarks about the state found."""
     try:
         os.makedirs(os.path.dirname(memory), exist_ok=True)
         _remove(f"{memory}.new")
         _remove(f"{memory}.moved")
         if _content(saver(memory)) != SAVE:
-            # Other shells may do so, too, or run it already: it is put in place as a whole.
+            # Other shells may write or run it at the same time: rename it into place.
             _remove(f"{memory}.save")
             with open(f"{memory}.save", "xb") as file:
                 file.write(SAVE)
@@ -202,7 +202,7 @@ def recall(memory: str) -> list[str]:
 
 
 def remember(memory: str) -> list[str]:
-    """Put the new memory of a shell into place if it is whole; what is to be said of it."""
+    """Move a shell's new state into place if complete; return remarks about it."""
     said, size = ["moved"] * _remove(f"{memory}.moved"), _size(f"{memory}.new")
     try:
         if size > len(WHOLE):
@@ -213,13 +213,13 @@ def remember(memory: str) -> list[str]:
 
 
 def _size(memory: str) -> int:
-    """The size of a memory, 0 unless it is whole."""
+    """Return the size of a saved state, 0 unless it is complete."""
     content = _content(memory)
     return len(content) if content.endswith(WHOLE) and len(content) <= _MAX_MEMORY else 0
 
 
 def _content(path: str) -> bytes:
-    """What is in a file of a shell; user code may have put anything there."""
+    """Return the content of a shell's file; user code may have put anything there."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -243,11 +243,11 @@ def _abort(_number: int, _frame: object) -> None:
 
 
 def _await(main: int | None) -> tuple[int, bool]:
-    """Wait for the end of `main`, or of all; its wait status, and whether others run on."""
+    """Wait for the end of `main`, or of all; return its wait status, and whether others run on."""
     status, options = 0, 0
     while True:
         try:
-            # A look first: killed in this wait we would take the status with us, and not to pid 1.
+            # Look first: if this wait were killed after reaping, pid 1 would miss the status.
             seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | options)
         except ChildProcessError:
             return status, False
@@ -255,14 +255,14 @@ def _await(main: int | None) -> tuple[int, bool]:
             return status, True
         pid, ended = os.waitpid(seen.si_pid, 0)
         if pid == main:
-            # Who ended together with it is collected, nobody is waited for.
+            # Collect what ended together with it, without waiting for the others.
             status, options = ended, os.WNOHANG
 
 
 def lower(pid: int, *, grow: bool, again: bool = True) -> None:
-    """Under pressure the user's processes give way first: to the OOM killer and the scheduler.
+    """Lower the process's CPU priority, and offer it to the OOM killer before others.
 
-    Unless it may `grow` files, the kernel lets no file that it writes to become longer.
+    Without `grow`, the kernel lets it extend no file.
     """
     try:
         if not grow:
@@ -272,7 +272,7 @@ def lower(pid: int, *, grow: bool, again: bool = True) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, _NICER_BY)
         offer_to_the_oom_killer(pid)
     except PermissionError:
-        # For a moment after exec a process is still as closed as we are; later that is its right.
+        # Just after exec the process is still as protected as this one; a later refusal is final.
         if again:
             time.sleep(_MOMENT_S)
             lower(pid, grow=grow, again=False)
@@ -281,7 +281,7 @@ def lower(pid: int, *, grow: bool, again: bool = True) -> None:
 
 
 def offer_to_the_oom_killer(pid: int | str) -> None:
-    """Let the kernel end this process before any of ours when memory runs out."""
+    """Let the kernel end this process before the runner's when memory runs out."""
     try:
         with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
             file.write(b"1000")
@@ -291,7 +291,7 @@ def offer_to_the_oom_killer(pid: int | str) -> None:
 
 
 def spawn(job: dict[str, Any], fds: list[int]) -> int:
-    """Start a program with fds as stdin, stdout, stderr and perhaps code; may raise OpError."""
+    """Start a program with fds as stdin, stdout, stderr and perhaps code. May raise OpError."""
     enter(job["cwd"])
     try:
         return begin(job, fds) if job["grow"] else _spawn_stunted(job, fds)
@@ -300,29 +300,29 @@ def spawn(job: dict[str, Any], fds: list[int]) -> int:
 
 
 def begin(job: dict[str, Any], fds: list[int]) -> int:
-    """Start a program as the leader of a session; with a `tty` the first of `fds` is that."""
+    """Start a program as a session leader; with a `tty`, the first of `fds` is its terminal."""
     actions: list[Any] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
     if job["tty"]:
-        # The first terminal that a leader of a session opens is the one that controls it.
+        # The first terminal that a session leader opens becomes its controlling terminal.
         actions[0] = (os.POSIX_SPAWN_OPEN, 0, os.ttyname(fds[0]), os.O_RDWR, 0)
     how: dict[str, Any] = {"setsid": True, "setsigdef": DEFAULT_SIGNALS}
     return os.posix_spawnp(job["program"], job["argv"], job["env"], file_actions=actions, **how)
 
 
 def watched(env: dict[str, str]) -> dict[str, str]:
-    """The variables of what runs on a terminal."""
+    """Return the variables of a program on a terminal."""
     return {name: value for name, value in env.items() if UNWATCHED.get(name) != value}
 
 
 def resize(terminal: int, rows: int, columns: int) -> None:
-    """Set the size of a terminal, by either of its ends."""
+    """Set the size of a terminal, given either of its ends."""
     import termios  # noqa: PLC0415 - terminals alone need it
 
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
 def _spawn_stunted(job: dict[str, Any], fds: list[int]) -> int:
-    """Start it with our own limit lowered for that moment: from outside it would come too late."""
+    """Start it while this process's limit is lowered: from outside it would be too late."""
     import resource  # noqa: PLC0415 - only where the workspace is full
 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -334,13 +334,13 @@ def _spawn_stunted(job: dict[str, Any], fds: list[int]) -> int:
 
 
 def code_path(name: str) -> str:
-    """Where the code of a call lies while it runs."""
+    """Return the path of a call's code while it runs."""
     return f"/tmp/run-{name}.py"
 
 
 def remove_code(name: str) -> None:
-    """The call has ended; a file that was never written, or is gone, is fine."""
-    # Its own code may have removed it, or turned it into something else.
+    """Delete the code of a call that has ended, if it is still there."""
+    # The code may have removed it, or put something else there.
     _remove(code_path(name))
 
 
@@ -356,7 +356,7 @@ def enter(cwd: str) -> None:
 
 
 def cannot_start(program: str, exc: OSError) -> OpError:
-    """Why a program could not be started, for the caller."""
+    """Return the error for a program that could not be started."""
     if exc.errno == errno.EAGAIN:
         return OpError("process_limit", "no process could be started: the process limit is reached")
     if exc.errno == errno.E2BIG:
@@ -367,7 +367,7 @@ def cannot_start(program: str, exc: OSError) -> OpError:
 
 
 def _now_coarse() -> int:
-    """The clock that stamps files, in ns: the precise one would run ahead of it."""
+    """Return the clock that stamps files, in ns: the precise clock would run ahead of it."""
     return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
 
 
@@ -375,25 +375,25 @@ class Names:
     """The files of the workspace by folder, as one worker saw them last; links are not followed."""
 
     def __init__(self) -> None:
-        # None when there was too much to see.
+        # None when there was too much to read.
         self._seen: dict[str, _Folder] | None = {}
         self._found: dict[str, tuple[int, int, int]] = {}
         self._since_ns = 0
 
     def begin(self, workspace: str) -> None:
-        """A command begins now. Only folders in which names have changed are read again."""
+        """Note the state when a command begins. Only folders with changed names are read again."""
         self._since_ns, self._found = _now_coarse(), {}
         if self._seen is not None:
             self._look(workspace, _BUDGET_S / 10, begins=True)
 
     def end(self, workspace: str) -> tuple[list[str] | None, list[int] | None]:
-        """At most 20 paths whose data or inode changed since; how many are new, changed, gone.
+        """Return up to 20 paths changed since `begin`, and how many are new, changed, gone.
 
-        None stands for what cannot be known: there was too much to see.
+        None stands for what is unknown: there was too much to read.
         """
         before, fresh = self._seen, self._found
         self._look(workspace, _BUDGET_S)
-        # What was written just before has the time of the tick in which the command began, too.
+        # Files written just before may carry the clock tick in which the command began.
         found = [path for path, state in self._found.items() if fresh.get(path) != state]
         names, now = _first(found, workspace), self._seen
         if before is None or now is None:
@@ -414,7 +414,7 @@ class Names:
                 seen[folder] = self._read(folder, known.get(folder, _NONE), deadline, begins=begins)
                 pending += seen[folder][2]
             except OSError:
-                # Removed or closed to us meanwhile, or too much to see.
+                # Removed or closed to this process meanwhile, or too much to read.
                 unread = True
         self._seen = None if pending or unread else seen
 
