@@ -173,7 +173,7 @@ class Worker:
         except SystemExit as exc:
             raise OpError("cancelled", "the call was cancelled") from exc
         except BrokenPipeError as exc:
-            raise OpError("cancelled", "nobody takes the result") from exc
+            raise OpError("cancelled", "the caller no longer reads the result") from exc
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 

@@ -1,6 +1,6 @@
-"""What every operation needs: checked arguments, its pipes, and words for the kernel's refusals.
+"""What every operation needs: checked arguments, its pipes, and messages for errors of the kernel.
 
-Bytes move with memory bounded by one chunk. Operations let OSError pass: `explained` answers.
+Memory is bounded by one chunk. Operations may raise OSError: `explained` translates it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CHUNK = 256 * 1024
 MAX_ROWS = 8 * 1024 * 1024
 BIGGEST = 2**62
-# How many names of a directory are compared with a missing one.
+# How many names of a directory are compared with one that does not exist.
 _LOOKED_AT = 2000
 _FULL = ("no_space", "no space is left there: delete files that are no longer needed, then retry")
 _DENIED = (
@@ -60,17 +60,17 @@ _ANSWERS: dict[int, tuple[str, str]] = {
 
 
 def chunks(source: int) -> Iterator[bytes]:
-    """What `source` holds, until its end."""
+    """Yield the bytes of `source` up to its end."""
     while data := os.read(source, CHUNK):
         yield data
 
 
 def until(source: int, end: bytes) -> Iterator[bytes]:
-    """What `source` holds before `end`, its last bytes; OpError if it was closed without them."""
+    """Yield the bytes of `source` before the last ones, `end`; OpError if those are missing."""
     kept = b""
     for data in chunks(source):
         kept += data
-        # What is shorter is used when it is whole, not before: so an append happens at once.
+        # A shorter body is used only when complete: an append then happens at once.
         if len(kept) > CHUNK + len(end):
             yield kept[: len(kept) - len(end)]
             kept = kept[len(kept) - len(end) :]
@@ -81,7 +81,7 @@ def until(source: int, end: bytes) -> Iterator[bytes]:
 
 
 def take(source: Iterable[bytes], limit: int) -> bytes:
-    """Everything in `source`; OpError if that is over `limit` bytes."""
+    """Return all of `source`; raise OpError if that is over `limit` bytes."""
     parts, size = [], 0
     for data in source:
         parts.append(data)
@@ -92,7 +92,7 @@ def take(source: Iterable[bytes], limit: int) -> bytes:
 
 
 def put(target: int, data: bytes) -> int:
-    """Write all of `data`; returns its size."""
+    """Write all of `data`; return its size."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(target, rest) :]
@@ -109,12 +109,12 @@ def closing_fd(descriptor: int) -> Iterator[int]:
 
 
 def copy(source: Iterable[bytes], target: int) -> int:
-    """Write all of `source` to `target`; returns the size."""
+    """Write all of `source` to `target`; return the size."""
     return sum(put(target, data) for data in source)
 
 
 def send(source: int, target: int, start: int, length: int) -> int:
-    """Write `length` bytes of a file from `start`, or fewer if it ends; returns how many."""
+    """Write `length` bytes of a file from `start`, or fewer if it ends; return how many."""
     sent = 0
     try:
         while sent < length:
@@ -132,7 +132,7 @@ def send(source: int, target: int, start: int, length: int) -> int:
 
 
 def put_rows(target: int, rows: Iterable[object], limit: int) -> int:
-    """Write rows as a JSON array, at most `limit` and 8 MiB; returns how many."""
+    """Write at most `limit` rows and 8 MiB as a JSON array; return how many rows."""
     texts: list[str] = []
     size = 0
     for row in rows:
@@ -146,9 +146,9 @@ def put_rows(target: int, rows: Iterable[object], limit: int) -> int:
 
 
 class Call:
-    """What an operation is given. A body comes in from `stdin`; one goes out to `stdout`.
+    """The arguments of an operation. A body comes in from `stdin`; one goes out to `stdout`.
 
-    `end` are the bytes that follow a body that came whole.
+    `end` are the bytes that mark the end of a complete body.
     """
 
     def __init__(self, args: dict[str, Any], stdin: int, stdout: int, end: bytes = b"") -> None:
@@ -158,18 +158,18 @@ class Call:
         self.stdout = stdout
 
     def body(self) -> Iterator[bytes]:
-        """The body that comes in, piece by piece; OpError if it did not come whole."""
+        """Yield the incoming body in pieces; raise OpError if it is incomplete."""
         return until(self._stdin, self._end)
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A string argument; without a default it must be given."""
+        """Return a string argument, which is required unless it has a default."""
         value = self._args.get(name)
         if value is None and default is not None:
             return default
         return value if isinstance(value, str) else _refuse(name, "text")
 
     def number(self, name: str, default: int, *, low: int = 0, high: int = BIGGEST) -> int:
-        """A whole number between `low` and `high`; true and false are not numbers."""
+        """Return a whole number between `low` and `high`; true and false are not numbers."""
         value = self._args.get(name)
         if value is None:
             return default
@@ -188,7 +188,7 @@ def _refuse(name: str, wanted: str) -> NoReturn:
 
 
 def explain(error: OSError, path: str) -> OpError:
-    """The answer for a refusal; `path` is used when the error names no path of its own."""
+    """Return the OpError for an OSError; `path` is used when the error names no path."""
     own = error.filename
     name = own if isinstance(own, str) and own.startswith("/") else path
     if isinstance(error, FileNotFoundError) and name.startswith("/"):
@@ -219,7 +219,7 @@ def _nearby(path: str) -> str:
 
 
 def _similar(directory: str, name: str) -> list[str]:
-    # Only a missing file needs it, and it takes some milliseconds to import.
+    # Only missing files need it, and it takes some milliseconds to import.
     from difflib import get_close_matches  # noqa: PLC0415
 
     try:
@@ -232,13 +232,13 @@ def _similar(directory: str, name: str) -> list[str]:
 
 
 def explained(operation: Callable[[Call], dict[str, Any]]) -> Op:
-    """The operation, with refusals of the kernel as OpError."""
+    """Wrap an operation so that it raises OpError for errors of the kernel."""
 
     def run(args: dict[str, Any], stdin: int, stdout: int, end: bytes = b"") -> dict[str, Any]:
         try:
             return operation(Call(args, stdin, stdout, end))
         except BrokenPipeError:
-            # Nobody takes the body any more: nothing about the file.
+            # The body has no reader any more: this says nothing about the file.
             raise
         except OSError as exc:
             named = args.get("path", args.get("source"))

@@ -1,4 +1,4 @@
-"""Finds lines, by ripgrep where there is one, else by Python's own expressions, and alike."""
+"""Finds lines, by ripgrep where it is installed, else by Python, with equal results."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from mcp_sandbox.runner.files.search import Found, Query
 
-# Globs that ripgrep surely reads as `compile_glob` does: not byte by byte, nor otherwise.
+# Globs that ripgrep reads as `compile_glob` does.
 _SAME_IN_RIPGREP = re.compile(r"(?!!)(?:[\w\-. +@%=,/*]|\{[\w\-. +@%=,*]*\})+", re.ASCII)
-# Not PATH: that begins in the home, where a program of the chat would answer for ours.
+# Not PATH: that begins in the home, where the chat could put its own program.
 FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
 _LONGEST = 4 * 1024 * 1024
-# What ripgrep says of a line, its path too; longer ones are of a line whose end nobody sees.
+# A line of ripgrep's output with its path; the rest of a longer one is dropped.
 _LONGEST_RECORD = _LONGEST + 8192
 _HEAD = 64 * 1024
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
@@ -40,7 +40,7 @@ _FLAGS = [
 
 
 def by_ripgrep(query: Query, found: Found) -> bool:
-    """Add what matches to `found`; False when ripgrep is absent or cannot do this query."""
+    """Add matches to `found`; return False if ripgrep is absent or cannot do this query."""
     program = _program()
     literal = f"/{query.only}" if query.only else query.glob
     if not program or "*" in query.only or "***" in literal:
@@ -85,7 +85,7 @@ def _run(argv: list[str], query: Query, found: Found, complaints: int) -> None:
 
 
 def _spawn(argv: list[str], base: str, output: int, complaints: int) -> int:
-    """Start it in `base`: its globs are relative to where it runs."""
+    """Start it in `base`, as its globs are relative to its working directory."""
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, output, 1),
@@ -117,7 +117,7 @@ def _collect(output: int, query: Query, found: Found) -> None:
 
 
 def _records(output: int) -> Iterator[tuple[bytes, bytes | None]]:
-    """Path and rest of each line; None as rest says that the file is binary after all."""
+    """Yield path and rest of each line; None as rest means that the file is binary after all."""
     start = b""
     for line in _lines(output):
         path, nul, rest = (start + line).partition(b"\0")
@@ -142,9 +142,9 @@ def _lines(output: int) -> Iterator[bytes]:
 
 
 def by_python(query: Query, found: Found) -> None:
-    """Add what matches to `found`; OpError if the pattern is no regular expression."""
+    """Add matches to `found`; raise OpError if the pattern is no regular expression."""
     try:
-        # A warning is about the meaning of the pattern in later versions of Python.
+        # Warnings are about the pattern's meaning in later versions of Python.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             pattern = re.compile(query.pattern, re.IGNORECASE if query.ignore_case else 0)
@@ -162,7 +162,7 @@ def by_python(query: Query, found: Found) -> None:
 
 
 def _files(query: Query, budget: Budget) -> list[str]:
-    """The files to look into, in the order in which ripgrep sorts them."""
+    """Return the files to search, in the order of ripgrep."""
     matches: Callable[[str], bool] = compile_glob(query.glob) if query.glob else lambda _: True
     found = walk(open_directory(query.base), 100_000, budget, wanted(query.glob))
     paths = [p for p, entry, _ in found if entry.is_file(follow_symlinks=False) and matches(p)]
@@ -170,11 +170,11 @@ def _files(query: Query, budget: Budget) -> list[str]:
 
 
 def _search_file(query: Query, path: str, pattern: re.Pattern[str], found: Found) -> bool:
-    """False when no more lines are wanted."""
+    """Search a file; return False when no more lines are wanted."""
     try:
         fd = os.open(f"{query.base}/{path}", _OPEN)
     except OSError:
-        # As ripgrep does: what may not be read or is gone by now has no lines.
+        # As ripgrep does: a file that is gone or may not be read has no lines.
         return True
     with closing_fd(fd):
         if not stat.S_ISREG(os.fstat(fd).st_mode) or b"\0" in os.pread(fd, _HEAD, 0):
@@ -190,7 +190,7 @@ def _search_file(query: Query, path: str, pattern: re.Pattern[str], found: Found
 
 
 def _rows(fd: int, pattern: re.Pattern[str], context: int) -> Iterator[tuple[int, str, int] | None]:
-    """Number, text and column of matching lines and `context` around; None if it is binary."""
+    """Yield number, text, column of matches and their `context`; None if the file is binary."""
     before: deque[tuple[int, str, int]] = deque(maxlen=context)
     after = 0
     for number, line in enumerate(split(fd, 0, _LONGEST), 1):

@@ -1,4 +1,4 @@
-"""Moves and deletes files and trees of any depth: follows no link, replaces nothing by accident."""
+"""Moves and deletes files and trees of any depth, without following links."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mcp_sandbox.runner.files.call import Call
 
-# How often a directory that others keep filling is emptied again before giving up.
+# How often a directory that other programs keep filling is emptied before giving up.
 _ROUNDS = 20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -30,7 +30,7 @@ _NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 def move(call: Call) -> dict[str, Any]:
-    """Give a file, link or directory another name. `destination` is that name in full."""
+    """Rename a file, link or directory. `destination` is the full new name."""
     source, destination = (resolve(call.text(name)) for name in ("source", "destination"))
     overwrite = call.flag("overwrite")
     os.lstat(source)
@@ -91,7 +91,7 @@ def _rename_here(source: str, destination: str, *, overwrite: bool) -> None:
 
 
 def _rename_new(source: str, destination: str) -> None:
-    """Rename, failing when the destination exists by then."""
+    """Rename; raise FileExistsError if the destination exists by then."""
     names = _AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(destination)
     try:
         done = processes.function("renameat2")(*names, _NOREPLACE)
@@ -107,7 +107,7 @@ def _rename_new(source: str, destination: str) -> None:
 
 
 def _move_across(source: str, destination: str, *, overwrite: bool) -> None:
-    """Copy beside the destination, put the copy in place in one step, then delete the source."""
+    """Copy beside the destination, rename the copy into place, then delete the source."""
     draft = os.path.join(os.path.dirname(destination), TEMPORARY + os.urandom(8).hex())
     try:
         copy_tree(source, draft)
@@ -149,12 +149,12 @@ class _Copying:
         self.levels: list[list[str]] = []
 
     def step(self) -> None:
-        """Copy the next entry, or leave the directory where we are."""
+        """Copy the next entry, or leave the current directory."""
         if self.levels[-1]:
             name = self.levels[-1].pop()
             self.copy(name, name)
             return
-        # Only now: entries made in it would change its time, and a read-only mode forbid them.
+        # Only now: new entries would change its time, and a read-only mode would forbid them.
         found = os.fstat(self.source.fd)
         os.fchmod(self.target.fd, stat.S_IMODE(found.st_mode))
         os.utime(self.target.fd, ns=(found.st_atime_ns, found.st_mtime_ns))
@@ -163,7 +163,7 @@ class _Copying:
         self.levels.pop()
 
     def copy(self, name: str, new: str) -> None:
-        """Copy an entry; of a directory, itself and then by further steps what it holds."""
+        """Copy an entry; the content of a directory follows in further steps."""
         found = os.stat(name, dir_fd=self.source.fd, follow_symlinks=False)
         if stat.S_ISDIR(found.st_mode):
             os.mkdir(new, 0o700, dir_fd=self.target.fd)
@@ -209,7 +209,7 @@ def copy_data(source: int, target: int) -> None:
 
 
 def _next_data(fd: int, start: int, size: int) -> tuple[int, int]:
-    """Where the next data from `start` on begins and ends."""
+    """Return where the next data from `start` on begins and ends."""
     try:
         begin = os.lseek(fd, start, os.SEEK_DATA)
         return begin, os.lseek(fd, begin, os.SEEK_HOLE)
@@ -236,7 +236,7 @@ def delete(call: Call) -> dict[str, Any]:
 
 
 def remove_tree(path: str) -> int:
-    """Remove a directory with everything in it; returns how many entries that were."""
+    """Remove a directory with all its content; return the number of entries."""
     with closing(_above(path)) as descent:
         removal = _Removal(descent)
         try:
@@ -266,11 +266,11 @@ class _Removal:
         self.removed = 0
 
     def enter(self, name: str) -> None:
-        """Go into a directory and remove what is no directory there."""
+        """Enter a directory and remove everything in it but directories."""
         try:
             self.descent.down(name)
         except OSError as exc:
-            # Gone or replaced by now: the check of the directory above sees what is left.
+            # Gone or replaced by now: removing the directory above will show what is left.
             if self.levels and exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 return
             raise
@@ -278,7 +278,7 @@ class _Removal:
         self._sweep()
 
     def step(self) -> None:
-        """Go into the next directory, or leave and remove the one where we are."""
+        """Enter the next directory, or leave and remove the current one."""
         level = self.levels[-1]
         if level.directories:
             self.enter(level.directories.pop())
@@ -305,7 +305,7 @@ class _Removal:
 
 
 def _gone(remove: Callable[..., None], name: str, directory: int) -> int:
-    """Remove a name; returns 0 when it was gone already or became a directory meanwhile."""
+    """Remove a name; return 0 if it was gone or became a directory meanwhile."""
     try:
         remove(name, dir_fd=directory)
     except (FileNotFoundError, IsADirectoryError):

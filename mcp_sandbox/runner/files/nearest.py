@@ -1,4 +1,4 @@
-"""Tells which lines of a file come nearest to a text that is not in it."""
+"""Tells which lines of a file are most similar to a text that is not in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMPARED = 50
 
 
 def describe_nearest(content: bytes, old: bytes, name: str) -> str:
-    """The message for a text that was not found: the nearest lines, and what differs."""
+    """Return the message for a text that was not found: the nearest lines and the differences."""
     given, text = (each.decode("utf-8", "replace").replace("\r\n", "\n") for each in (old, content))
     if slip := _slip(given, text):
         return f"old is in {name}, but without {slip}"
@@ -41,7 +41,7 @@ def describe_nearest(content: bytes, old: bytes, name: str) -> str:
 
 
 def _slip(given: str, text: str) -> str:
-    """What `given` has too much, if the text holds it without."""
+    """Return what was added to `given`, if the text holds it without that."""
     unescaped = given.replace("\\n", "\n").replace("\\t", "\t").replace('\\"', '"')
     if unescaped != given and unescaped in text:
         return 'a \\ before n, t or ": give the line ends, tabs and quotes themselves'
@@ -71,7 +71,7 @@ def _best(lines: list[str], wanted: list[str]) -> list[int]:
 
 
 def _candidates(lines: list[str], keys: list[str], end: float) -> list[int]:
-    """Where as many lines together share most triples of characters with those wanted."""
+    """Return where windows of lines share most triples of characters with the wanted ones."""
     grams = set().union(*map(_grams, keys[:_COMPARED]))
     known, totals = set(keys), [0]
     for index, line in enumerate(lines):
@@ -92,12 +92,12 @@ def _grams(key: str) -> set[str]:
 
 
 def _likeness(there: list[str], keys: list[str]) -> float:
-    """How much of what is wanted these lines hold, from 0 to 1."""
+    """Return how much of the wanted text these lines hold, from 0 to 1."""
     score = 0.0
     for key, line in zip(keys[:_COMPARED], there):
         matcher = SequenceMatcher(None, _key(line), key, autojunk=False)
         runs = sum(size for _, _, size in matcher.get_matching_blocks() if size > 2)
-        # A part of a long line is like little of it, but found in it.
+        # A part of a long line has a low ratio, but is still found in it.
         score += max(matcher.ratio() * len(key), 0.8 * runs)
     return score / (sum(map(len, keys[:_COMPARED])) or 1)
 
@@ -114,7 +114,7 @@ def _difference(wanted: list[str], found: list[str], first: int) -> str:
 
 
 def _point(line: str, at: int) -> str:
-    """The names of the character there and of the marks that go with it."""
+    """Return the names of a character and of the marks combined with it."""
     chars = line[at : at + 1] + "".join(takewhile(unicodedata.combining, line[at + 1 : at + 4]))
     names = " ".join(f"U+{ord(char):04X} {unicodedata.name(char, '')}" for char in chars)
     return names.strip() or "its end"
@@ -133,6 +133,6 @@ def _compare(wanted: list[str], found: list[str], first: int) -> list[str]:
 
 
 def _shown(line: str) -> str:
-    """The line, cut, with tabs and other control characters visible."""
+    """Return the line, shortened, with control characters visible."""
     cut = line[:_WIDTH] + ("..." if len(line) > _WIDTH else "")
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in cut)

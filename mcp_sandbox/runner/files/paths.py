@@ -23,17 +23,17 @@ _INVISIBLE = frozenset(
 
 
 def workspace() -> str:
-    """The directory that relative paths are under."""
+    """Return the directory of relative paths."""
     return os.environ.get("MCP_SANDBOX_WORKSPACE", "/workspace")
 
 
 def home() -> str:
-    """The directory that `~` means."""
+    """Return the directory that `~` means."""
     return os.environ.get("MCP_SANDBOX_HOME", "/home/sandbox")
 
 
 def show(path: str) -> str:
-    """The path as safe text on one line."""
+    """Return the path as safe text on one line."""
     if path.isascii() and path.isprintable():
         return path
     return "".join(map(_show_character, path))
@@ -49,7 +49,7 @@ def _show_character(char: str) -> str:
 
 
 def relative(path: str) -> str:
-    """How results name `path`: relative to the workspace when beneath it, else absolute; shown."""
+    """Return the shown path, relative to the workspace if it is in it, else absolute."""
     base = workspace()
     if path == base:
         return "."
@@ -57,7 +57,7 @@ def relative(path: str) -> str:
 
 
 def resolve(given: str) -> str:
-    """The absolute path that a caller means, or OpError. Links are left for the kernel."""
+    """Return the absolute path that a caller means, or raise OpError. Links stay for the kernel."""
     path = _absolute(_checked(given))
     if not os.path.lexists(path):
         path = _absolute(_checked(meant(given)))
@@ -86,12 +86,12 @@ def _checked(given: str) -> str:
 
 
 def meant(given: str) -> str:
-    """The path in a quoted one, a `file:` URI, or one that begins with a variable."""
+    """Return the path in quotes, in a `file:` URI, or after `$HOME`."""
     text = given.strip()
     if len(text) > 2 and text[0] == text[-1] and text[0] in "'\"`":
         text = text[1:-1]
     if text.startswith("file:/"):
-        # Hardly ever needed, and it takes some milliseconds to import.
+        # Rarely needed, and it takes some milliseconds to import.
         from urllib.parse import unquote  # noqa: PLC0415
 
         text = text[5:].removeprefix("//localhost").removeprefix("//")
@@ -122,7 +122,7 @@ def _unshow(path: str) -> str:
 
 
 def protect(path: str, doing: str) -> None:
-    """Refuse, by OpError, what is or holds the workspace, the home or the root."""
+    """Raise OpError if the path is or contains the workspace, the home or the root."""
     head, tail = os.path.split(path)
     holds = os.path.join(os.path.realpath(head), tail) + "/"
     for kept in (workspace(), home()):

@@ -22,7 +22,7 @@ FIRST_BYTES = 256
 _HEAD = 8192
 _MAX_LINE = 2000  # Characters of a line that are shown.
 _CHUNK = 1024 * 1024
-# How much of the rest is read only to tell how many lines there are.
+# How much of the rest is read only to count its lines.
 _CHEAP = 32 * 1024 * 1024
 # PDF and UTF-16 can look like text.
 _NO_TEXT = (b"%PDF-", b"\xff\xfe", b"\xfe\xff")
@@ -39,7 +39,7 @@ class Line(NamedTuple):
 
 
 def open_regular(path: str) -> tuple[int, os.stat_result]:
-    """An open file and what it is; OpError unless it is a regular one."""
+    """Open a file and return its status; raise OpError unless it is a regular one."""
     _require_regular(path, os.stat(path))
     fd = os.open(path, _OPEN)
     found = os.fstat(fd)
@@ -103,7 +103,7 @@ def read_lines(call: Call) -> dict[str, Any]:
 
 
 def image_type(head: bytes) -> str | None:
-    """The MIME type of an image that models can see, told from its first bytes."""
+    """Return the MIME type of an image that models can see, by its first bytes."""
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if head.startswith(b"\xff\xd8\xff"):
@@ -114,7 +114,7 @@ def image_type(head: bytes) -> str | None:
 
 
 def is_text(head: bytes) -> bool:
-    """Whether a file that begins so is best shown as text: no NUL, hardly a broken character."""
+    """Return whether a file that begins so is text: no NUL, few invalid characters."""
     if b"\0" in head or head.startswith(_NO_TEXT):
         return False
     decoded = head.decode("utf-8", "replace")
@@ -124,9 +124,9 @@ def is_text(head: bytes) -> bool:
 def _read_part(
     fd: int, path: str, offset: int, limit: int, max_bytes: int
 ) -> tuple[bytes, dict[str, Any]]:
-    """At most `limit` lines from the 1-based `offset` on, and facts of them.
+    """Return at most `limit` lines from the 1-based `offset` on, and facts about them.
 
-    They have at most `max_bytes` in all, but always one line.
+    Together they have at most `max_bytes`, but there is always one.
     """
     start, before = _skip(fd, offset - 1)
     shown: list[bytes] = []
@@ -155,7 +155,7 @@ def _read_part(
 
 
 def _tidy(line: Line, *, first: bool) -> tuple[bytes, bool]:
-    """The line as valid UTF-8 without carriage return and byte order mark; whether it was cut."""
+    """Return the line as valid UTF-8 without CR and byte order mark; whether it was cut."""
     text = line.head.decode("utf-8", "replace")
     if line.length == len(line.head):
         text = text.removesuffix("\r")
@@ -166,7 +166,7 @@ def _tidy(line: Line, *, first: bool) -> tuple[bytes, bool]:
 
 
 def split(fd: int, start: int, keep: int) -> Iterator[Line]:
-    """The lines from the byte `start` on, holding at most `keep` bytes of each."""
+    """Yield the lines from byte `start` on, with at most `keep` bytes of each."""
     head, length, where = b"", 0, start
     while chunk := os.pread(fd, _CHUNK, where):
         pos = 0
@@ -182,7 +182,7 @@ def split(fd: int, start: int, keep: int) -> Iterator[Line]:
 
 
 def _skip(fd: int, count: int) -> tuple[int, int]:
-    """Where the line after the first `count` lines starts; how many lines there were."""
+    """Return the start of the line after the first `count` lines, and how many there were."""
     where = passed = 0
     last = b"\n"
     while passed < count and (chunk := os.pread(fd, _CHUNK, where)):
@@ -196,7 +196,7 @@ def _skip(fd: int, count: int) -> tuple[int, int]:
 
 
 def _rest(fd: int, start: int) -> tuple[bool, int | None]:
-    """Whether anything follows `start`; how many lines, None when that takes long to tell."""
+    """Return whether anything follows `start`, and how many lines; None if counting takes long."""
     where, newlines = start, 0
     last = b"\n"
     while chunk := os.pread(fd, _CHUNK, where):

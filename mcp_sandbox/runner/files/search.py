@@ -68,7 +68,7 @@ def glob(call: Call) -> dict[str, Any]:
 
 def grep(call: Call) -> dict[str, Any]:
     """Send `file:line:text` of the lines that a regular expression matches, by path and line."""
-    # What only this needs is loaded when it is needed.
+    # Imported late, as only grep needs it.
     from mcp_sandbox.runner.files import engines  # noqa: PLC0415
 
     query = _query(call)
@@ -110,7 +110,7 @@ def _query(call: Call) -> Query:
 
 
 class TimeUp(BaseException):
-    """The time limit is reached. No error: whoever sets a limit also catches this."""
+    """The time limit is reached. Not an Exception: only the setter of the limit catches it."""
 
 
 def _ring(_signum: int, _frame: FrameType | None) -> None:
@@ -119,7 +119,7 @@ def _ring(_signum: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeUp inside its `with` block when that takes longer. For the main thread only."""
+    """Raise TimeUp in the `with` block when that takes longer. For the main thread only."""
     before = signal.signal(signal.SIGALRM, _ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -166,7 +166,7 @@ class Found:
         self._before_file = (0, 0, 0)
 
     def add(self, path: str, number: int, text: str, column: int) -> bool:
-        """Take the next line, which matches from `column` on if not 0; False when that is all."""
+        """Take the next line, a match if `column` is not 0; return False when no more fit."""
         if (column and self.matches >= self._limit) or self._size > MAX_BYTES:
             self.truncated = True
             return False
@@ -194,7 +194,7 @@ class Found:
             self._lines.append("--")
 
     def drop(self, path: str) -> None:
-        """Forget what was found in this file, the last one: it is binary after all."""
+        """Drop the results of this file, the last one: it is binary after all."""
         if path == self._path:
             kept, self.matches, self.files = self._before_file
             del self._lines[kept:]
@@ -202,7 +202,7 @@ class Found:
             self._path = ""
 
     def body(self) -> bytes:
-        """The lines as UTF-8, each with its newline; broken characters are replaced.
+        """Return the lines as UTF-8, each with its newline; invalid characters are replaced.
 
         A cut result ends with its last match's context.
         """
@@ -221,7 +221,7 @@ def _window(text: str, column: int) -> str:
 
 
 def wanted(glob: str) -> Callable[[str], bool]:
-    """Whether a path is looked at: no unfinished files of ours; .git only if the glob names it."""
+    """Return a test that skips unfinished drafts, and .git unless the glob names it."""
     git = names_git(glob)
 
     def is_wanted(path: str) -> bool:
@@ -232,7 +232,7 @@ def wanted(glob: str) -> Callable[[str], bool]:
 
 
 def _placed(pattern: str, base: str) -> tuple[str, str]:
-    """The directory that a glob is for, and the glob below it: `~/*.py` is for the home."""
+    """Return the directory of a glob and the glob below it: `~/*.py` is below the home."""
     beginning = re.split(r"[*?\[{\\]", pattern)[0] if pattern.startswith(("/", "~")) else ""
     folder = beginning.rpartition("/")[0]
     place = resolve(folder) if folder and not os.path.exists(f"{base}/{folder}") else ""
@@ -240,7 +240,7 @@ def _placed(pattern: str, base: str) -> tuple[str, str]:
 
 
 def normalize(pattern: str, base: str) -> str:
-    """The glob relative to the directory `base`; OpError if it cannot be, or is too costly."""
+    """Return the glob relative to `base`; raise OpError if it cannot be, or is too costly."""
     glob = pattern[2:] if pattern.startswith("./") else pattern
     inside = base.rstrip("/") + "/"
     if glob.startswith(inside):
@@ -256,12 +256,12 @@ def normalize(pattern: str, base: str) -> str:
 
 
 def names_git(glob: str) -> bool:
-    """Whether the glob asks for what is in .git itself."""
+    """Return whether the glob names .git itself."""
     return ".git" in glob.lstrip("!").split("/")
 
 
 def compile_glob(glob: str) -> Callable[[str], bool]:
-    """A test for paths relative to the base of a normalized glob; OpError if it is malformed."""
+    """Return a test for paths relative to a normalized glob's base; OpError if malformed."""
     turned = glob.startswith("!")
     body = glob[1:] if turned else glob
     expression = _translated(body.lstrip("/") if "/" in body else f"**/{body}")

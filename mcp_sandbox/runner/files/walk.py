@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_LIMIT = 100_000
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEEP_OPEN = 128
-# Far more than a path may have that the kernel takes, and little enough for each level to keep.
+# Far above what the kernel takes as a path, and small enough to keep for each level.
 _MAX_PREFIX = 16 * 1024
 
 _KINDS = {
@@ -36,12 +36,12 @@ _KINDS = {
 
 
 def kind_of(mode: int) -> str:
-    """The word for a file's type."""
+    """Return the word for a file's type."""
     return _KINDS.get(stat.S_IFMT(mode), "device")
 
 
 class Descent:
-    """The directories from a root to where we are. Deep ones are closed and found again by "..".
+    """The directories from a root to the current one. Deep ones are closed and reopened by "..".
 
     Takes over `root`, an open directory.
     """
@@ -55,7 +55,7 @@ class Descent:
         return self._fds[-1]
 
     def down(self, name: str) -> None:
-        """Enter a directory of this one; OSError if it is none (any more) or may not be read."""
+        """Enter a directory of this one; OSError if it is gone or may not be read."""
         fd = os.open(name, OPEN_DIRECTORY, dir_fd=self.fd)
         self._fds.append(fd)
         self._identities.append(_identity(fd))
@@ -65,7 +65,7 @@ class Descent:
             self._fds[stale] = -1
 
     def up(self) -> None:
-        """Go back to the directory above; OSError if it is not where it was."""
+        """Return to the directory above; OSError if it is not where it was."""
         if self._fds[-2] < 0:
             above = os.open("..", OPEN_DIRECTORY, dir_fd=self.fd)
             if _identity(above) != self._identities[-2]:
@@ -90,7 +90,7 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 class Budget:
-    """How much of a tree may be looked at: `spent` ends the walk, `cut` says there was more."""
+    """A limit on what is read of a tree: `spent` ends the walk, `cut` says there was more."""
 
     def __init__(self) -> None:
         self._left = 200_000
@@ -102,7 +102,7 @@ class Budget:
         self.spent = self.cut = True
 
     def take(self) -> bool:
-        """Whether one more entry may be looked at."""
+        """Count one entry; return whether it may be read."""
         self._left -= 1
         if self._left < 0 or (self._left % 256 == 0 and monotonic() > self._end):
             self.spend()
@@ -112,9 +112,9 @@ class Budget:
 def walk(
     root: int, depth: int, budget: Budget, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, os.DirEntry[str], int]]:
-    """Path, entry and open directory of everything at most `depth` levels below `root`.
+    """Yield path, entry and open directory of all entries up to `depth` levels below `root`.
 
-    Entries whose path is not `wanted` are passed over with all they hold. Takes over `root`, an
+    Entries whose path is not `wanted` are skipped with all their content. Takes over `root`, an
     open directory. An entry is valid until the next one is asked for. What cannot be read or
     vanishes is left out.
     """
@@ -150,7 +150,7 @@ def _entries(fd: int, budget: Budget) -> Iterator[os.DirEntry[str]]:
 def _next_directory(
     descent: Descent, pending: list[tuple[str, list[str]]], budget: Budget
 ) -> str | None:
-    """Enter the next directory to be read; its path with a slash, None at the end."""
+    """Enter the next directory; return its path with a slash, None at the end."""
     while pending and not budget.spent:
         prefix, names = pending[-1]
         if names and len(prefix) > _MAX_PREFIX:
@@ -174,7 +174,7 @@ def _next_directory(
 
 
 def list_directory(call: Call) -> dict[str, Any]:
-    """Send [path, kind, size, modified, target] of what a directory holds, sorted by path."""
+    """Send [path, kind, size, modified, target] of a directory's entries, sorted by path."""
     path = resolve(call.text("path", "."))
     depth = call.number("depth", 1, low=1, high=10_000)
     limit = call.number("limit", 500, low=1, high=MAX_LIMIT)
@@ -194,7 +194,7 @@ def list_directory(call: Call) -> dict[str, Any]:
 
 
 def open_directory(path: str) -> int:
-    """An open directory, which a link may lead to; OpError if it is a file."""
+    """Open a directory, through links; raise OpError if it is a file."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except NotADirectoryError as exc:
@@ -204,12 +204,12 @@ def open_directory(path: str) -> int:
 
 
 def join(base: str, name: str) -> str:
-    """`name` beneath `base`, which may be "/"."""
+    """Return `name` beneath `base`, which may be "/"."""
     return f"{base.rstrip('/')}/{name}"
 
 
 def _describe(found: tuple[str, os.DirEntry[str], int]) -> list[Any] | None:
-    """A row of the listing, None when the entry vanished or may not be looked at."""
+    """Return a row of the listing; None if the entry vanished or may not be read."""
     name, entry, directory = found
     try:
         facts = entry.stat(follow_symlinks=False)

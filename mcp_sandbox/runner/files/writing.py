@@ -1,4 +1,4 @@
-"""Writes and edits files: all or nothing, and nothing left behind when it fails.
+"""Writes and edits files: completely, or not at all.
 
 An edit replaces text byte by byte, so that line endings, marks and odd bytes stay.
 """
@@ -32,7 +32,7 @@ MAX_DIFF = 64 * 1024
 MAX_CHANGES = 100_000
 _SHOWN_LINES = 20
 _CONTEXT = 3
-# Larger parts are shown as all old lines, then all new ones: comparing them would take seconds.
+# Larger parts are shown as all old lines, then all new ones: comparing takes seconds.
 _COMPARABLE = 2000
 _WINDOW = 256 * 1024
 
@@ -58,7 +58,7 @@ def write(call: Call) -> dict[str, Any]:
             mode = found.st_mode & 0o777 if found else None
             written = replace(target, lambda fd: copy(call.body(), fd), mode)
     except BaseException:
-        # Somebody else may use one by now; the first failure is the one worth telling.
+        # Another program may use one by now; the first error is the one to report.
         with suppress(OSError):
             for directory in parents:
                 os.rmdir(directory)
@@ -67,7 +67,7 @@ def write(call: Call) -> dict[str, Any]:
 
 
 def destination(path: str) -> tuple[str, os.stat_result | None]:
-    """The writable regular file that `path` means, and what is there; OpError if it is another."""
+    """Return the regular file to write, and its status if it exists; OpError if not writable."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -93,7 +93,7 @@ def replace(
     mode: int | None,
     check: Callable[[], None] = lambda: None,
 ) -> int:
-    """Let `fill` write a new file, then make it `target` in one step; returns what `fill` did.
+    """Let `fill` write a new file, then rename it to `target`; return what `fill` returned.
 
     `check` runs last and may raise to keep the old file.
     """
@@ -129,7 +129,7 @@ class _Draft:
             self.fd = os.open(self._name, _NEW, 0o666, dir_fd=self._parent)
 
     def _nameless(self) -> int:
-        """A file that vanishes with us whatever happens, or -1 where that cannot be had."""
+        """Open a file that vanishes with this process; return -1 where that is impossible."""
         try:
             fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=self._parent)
         except OSError:
@@ -156,10 +156,10 @@ class _Draft:
         return True
 
     def discard(self) -> None:
-        """Forget it, unless it is published; right after any step, for a stop can come there."""
+        """Delete the draft unless published. Safe after any step: a signal may come there."""
         if self.fd >= 0:
             os.close(self.fd)
-        # It may have been stopped before it had the name, or after it gave it up.
+        # It may have been stopped before the draft got its name, or after it gave it up.
         with suppress(FileNotFoundError):
             if self._name:
                 os.unlink(self._name, dir_fd=self._parent)
@@ -186,7 +186,7 @@ def _append(target: str, body: Iterable[bytes], *, new: bool) -> int:
 
 
 def _make_parents(path: str) -> list[str]:
-    """Create the directories above `path`; returns those that were new, the lowest first."""
+    """Create the directories above `path`; return the new ones, the lowest first."""
     missing, parent = [], os.path.dirname(path)
     while not os.path.lexists(parent):
         missing.append(parent)
@@ -225,7 +225,7 @@ def _load(path: str) -> tuple[bytes, os.stat_result]:
 
 
 def _changes(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) -> list[Change]:
-    """What becomes of each place; line ends stay as the file has them."""
+    """Return the change at each place; line ends stay as the file has them."""
     pairs = content.count(b"\r\n")
     throughout = 0 < pairs == content.count(b"\n")
     given = old + (new.replace(b"\r\n", b"") if throughout else new)
@@ -238,7 +238,7 @@ def _changes(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) 
 
 
 def _bridged(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) -> list[Change]:
-    """The same where line ends differ, or where the last line lacks the newline that `old` has."""
+    """Do the same where line ends differ, or the last line lacks the newline of `old`."""
     plain, old, new = (each.replace(b"\r\n", b"\n") for each in (content, old, new))
     if len(old) > 1 and plain[-1:] != b"\n" and old not in plain and (plain + b"\n").endswith(old):
         old, new = old[:-1], new.removesuffix(b"\n")
@@ -255,7 +255,7 @@ def _bridged(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) 
 
 
 def _fitted(found: bytes, old: bytes, new: bytes, usual: bytes) -> bytes:
-    """`new` with the line ends of what was found for `old`; lines that stay keep theirs."""
+    """Return `new` with the line ends found for `old`; unchanged lines keep theirs."""
     ends = re.findall(rb"\r?\n", found) or [usual]
     first, *lines = new.split(b"\n")
     both = [each.split(b"\n")[::-1] for each in (old, new)]
@@ -277,7 +277,7 @@ def _require_difference(old: bytes, new: bytes) -> None:
 
 
 def _find(content: bytes, old: bytes, path: str, *, every: bool) -> list[int]:
-    """Where `old` is: once, or with `every` everywhere without overlap; else OpError."""
+    """Return where `old` is: once, or with `every` all places without overlap; else OpError."""
     most = MAX_CHANGES if every else _SHOWN_LINES
     starts = list(islice(_starts(content, old, len(old) if every else 1), most + 1))
     if not starts:
@@ -336,7 +336,7 @@ def _shorten(diff: bytes) -> bytes:
 
 
 def apply(content: bytes, changes: Iterable[Change], start: int, end: int) -> bytes:
-    """The part of `content` from `start` to `end` with the changes, which are in order."""
+    """Return `content` from `start` to `end` with the changes, which are in order."""
     parts = []
     for change in changes:
         parts += [content[start : change.start], change.new]
@@ -345,7 +345,7 @@ def apply(content: bytes, changes: Iterable[Change], start: int, end: int) -> by
 
 
 def unified(content: bytes, changes: Sequence[Change], name: str, limit: int) -> bytes:
-    """The diff as UTF-8. It is not carried on far once it is over `limit` bytes."""
+    """Return the diff as UTF-8; it ends soon after `limit` bytes."""
     out = f"--- {name}\n+++ {name}\n".encode()
     line, where, shift = 1, 0, 0
     for start, end, within in _windows(content, changes):
@@ -362,7 +362,7 @@ def unified(content: bytes, changes: Sequence[Change], name: str, limit: int) ->
 
 
 def _windows(content: bytes, changes: Sequence[Change]) -> Iterator[tuple[int, int, list[Change]]]:
-    """Whole lines around neighbouring changes; those whose lines meet share a window."""
+    """Yield whole lines around changes; changes whose lines meet share a window."""
     first = last = 0
     within: list[Change] = []
     for change in changes:
@@ -380,7 +380,7 @@ def _windows(content: bytes, changes: Sequence[Change]) -> Iterator[tuple[int, i
 
 
 def _above(content: bytes, start: int) -> int:
-    """Where the context above the line of `start` begins."""
+    """Return where the context above the line of `start` begins."""
     start = content.rfind(b"\n", 0, start) + 1
     for _ in range(_CONTEXT):
         start = content.rfind(b"\n", 0, max(start - 1, 0)) + 1
@@ -388,7 +388,7 @@ def _above(content: bytes, start: int) -> int:
 
 
 def _below(content: bytes, end: int) -> int:
-    """Where the context below the line of `end` ends."""
+    """Return where the context below the line of `end` ends."""
     for _ in range(_CONTEXT + 1):
         found = content.find(b"\n", end)
         if found < 0:
@@ -398,7 +398,7 @@ def _below(content: bytes, end: int) -> int:
 
 
 def _lines(content: bytes) -> list[bytes]:
-    """The lines with their newlines; a carriage return is no end of a line here."""
+    """Split into lines with their newlines; a carriage return ends no line here."""
     return re.findall(rb"[^\n]*\n|[^\n]+", content)
 
 
@@ -423,7 +423,7 @@ def _hunks(old: list[bytes], new: list[bytes], line: int, new_line: int) -> Iter
 
 
 def _range(line: int, count: int) -> str:
-    """A range as diffs write it: without lines it names the line before."""
+    """Format a range as diffs do: an empty one names the line before."""
     return str(line) if count == 1 else f"{line - 1 if count == 0 else line},{count}"
 
 
