@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mcp_sandbox.config import HttpConfig
 from mcp_sandbox.errors import ConfigError
+from mcp_sandbox.server.flow import UserSessions
 from mcp_sandbox.server.guard import PATH, Guard, TokenBook
 from mcp_sandbox.server.server import SandboxServer
 
@@ -174,7 +175,7 @@ async def open_http(
 
     `drain` before the end lets calls finish. Raises ConfigError: an allowed host is no host name.
     """
-    sessions = server.http_sessions(settings)
+    sessions = UserSessions(server.core, settings)
     guard = Guard(sessions.handle_request, settings, listener.place, tokens, anonymous, metrics)
     door = HttpDoor(guard, settings, listener)
     async with sessions.run(), anyio.create_task_group() as watching:

@@ -14,10 +14,9 @@ from mcp.server.request_state import RequestStateSecurity
 from mcp.types import CallToolResult, Icon, InputRequiredResult, NotificationParams
 
 from mcp_sandbox import __version__
-from mcp_sandbox.config import CallsConfig, HttpConfig
+from mcp_sandbox.config import CallsConfig
 from mcp_sandbox.models import Network, ProjectAccess
 from mcp_sandbox.server.errors import protocol_errors
-from mcp_sandbox.server.flow import UserSessions
 from mcp_sandbox.server.identity import SessionFor, chat_bound
 from mcp_sandbox.server.skills.changes import SkillChanges, with_tasks
 from mcp_sandbox.server.skills.disclosure import Disclosure
@@ -82,10 +81,6 @@ class SandboxServer(MCPServer[dict[str, Any]]):
     def core(self) -> Server[Any]:
         """What answers messages; transports.py feeds it."""
         return self._lowlevel_server
-
-    def http_sessions(self, settings: HttpConfig) -> UserSessions:
-        """Streamable HTTP on this server; who may reach it is not its concern."""
-        return UserSessions(self.core, settings)
 
     def offer_skills(
         self, visible: Visible, resources: SkillResources, session_for: SessionFor
