@@ -17,8 +17,8 @@ from benchmarks.places import CHAT, Failed, configured, in_thread, open_sandbox
 from mcp_sandbox.agents.executor import Run, Way
 from mcp_sandbox.agents.executors.claude import Claude
 from mcp_sandbox.agents.messages import conversation_of
-from mcp_sandbox.app import open_manager, temporary_data
-from mcp_sandbox.assisting import open_agent
+from mcp_sandbox.app.agents import open_agent
+from mcp_sandbox.app.chats import open_manager, temporary_data
 from mcp_sandbox.config import AgentsConfig, BridgeConfig, ConnectorConfig
 from mcp_sandbox.models import RELAY, BackendName
 from mcp_sandbox.server.bridge import open_bridge

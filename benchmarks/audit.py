@@ -7,7 +7,7 @@ import anyio
 
 from benchmarks.measure import Goal, Measured, Row, clocked, times_slower
 from benchmarks.places import CHAT, checked, configured
-from mcp_sandbox.app import open_manager, temporary_data
+from mcp_sandbox.app.chats import open_manager, temporary_data
 from mcp_sandbox.audit import open_audit
 from mcp_sandbox.config import AuditConfig
 from mcp_sandbox.models import BackendName

@@ -18,7 +18,7 @@ from benchmarks.measure import (
 )
 from benchmarks.places import PYTHON, Failed, checked, engine_client, in_thread, on_host
 from benchmarks.places import open_sandbox as sandbox_in
-from mcp_sandbox.runner.protocol import CHUNK
+from mcp_sandbox.runner.wire.protocol import CHUNK
 from mcp_sandbox.runtime.runtime import Runtime
 
 _IN_FLIGHT = 32

@@ -16,7 +16,7 @@ from mcp import Client, StdioServerParameters
 from benchmarks.forwarder import PORT
 from benchmarks.measure import Goal, Measured, Row, Side, clocked, times_faster, times_slower
 from benchmarks.places import Failed, configured, in_thread
-from mcp_sandbox.app import temporary_data
+from mcp_sandbox.app.chats import temporary_data
 from mcp_sandbox.config import server_variables
 from tests import world as worlds
 

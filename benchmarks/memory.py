@@ -23,11 +23,11 @@ from benchmarks.places import (
     open_place,
     open_sandbox,
 )
-from mcp_sandbox.app import open_manager, temporary_data
-from mcp_sandbox.backends.process import ProcessId, hold, identify
+from mcp_sandbox.app.chats import open_manager, temporary_data
+from mcp_sandbox.backends.host_process import ProcessId, hold, identify
 from mcp_sandbox.config import PoolConfig
 from mcp_sandbox.models import ChatId, Network
-from mcp_sandbox.runner.processes import below, parents
+from mcp_sandbox.runner.kernel.processes import below, parents
 from mcp_sandbox.runtime.doors import Handler
 
 _MIB = 1024 * 1024

@@ -12,10 +12,10 @@ import anyio
 import docker
 from anyio import to_thread
 
-from mcp_sandbox.app import open_backend, temporary_data
+from mcp_sandbox.app.chats import open_backend, temporary_data
 from mcp_sandbox.backends.base import Backend
 from mcp_sandbox.backends.docker.engine import find_engine
-from mcp_sandbox.backends.records import sandbox_user
+from mcp_sandbox.backends.sandbox_records import sandbox_user
 from mcp_sandbox.config import Config, docker_variables, home, load_config
 from mcp_sandbox.models import BackendName, ChatId, ExecResult, Mount, SandboxId, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel

@@ -13,7 +13,7 @@ import anyio
 
 from benchmarks.measure import Goal, Measured, Row, clocked, times_slower
 from benchmarks.places import CHAT, Failed, configured, open_sandbox
-from mcp_sandbox.app import open_session, temporary_data
+from mcp_sandbox.app.chats import open_session, temporary_data
 from mcp_sandbox.runtime.files import Files
 
 _SIZE = 100_000_000

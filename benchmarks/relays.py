@@ -15,7 +15,7 @@ from mcp import StdioServerParameters
 from benchmarks.client import NOOP
 from benchmarks.measure import Goal, Measured, Row, Side, clocked, times_slower
 from benchmarks.places import Failed, in_thread
-from mcp_sandbox.app import temporary_data
+from mcp_sandbox.app.chats import temporary_data
 from mcp_sandbox.models import BackendName
 
 _PROGRAM = str(Path(sys.executable).with_name("mcp-sandbox"))

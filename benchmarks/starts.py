@@ -19,12 +19,12 @@ from docker.errors import NotFound
 
 from benchmarks.measure import Goal, Measured, Row, Side, rested, times_slower
 from benchmarks.places import Failed, checked, configured, engine_client, in_thread, open_place
-from mcp_sandbox.app import open_manager, temporary_data
+from mcp_sandbox.app.chats import open_manager, temporary_data
 from mcp_sandbox.backends.bubblewrap.arguments import Descriptors, arguments, etc
 from mcp_sandbox.backends.bubblewrap.host import Host
 from mcp_sandbox.backends.docker.engine import security_options
 from mcp_sandbox.backends.docker.spec import PYTHON, Placement, container_body, instance_of
-from mcp_sandbox.backends.records import sandbox_user
+from mcp_sandbox.backends.sandbox_records import sandbox_user
 from mcp_sandbox.config import Config, PoolConfig
 from mcp_sandbox.models import BackendName, ChatId, Mount, Network, SandboxId, SandboxSpec
 from mcp_sandbox.sessions.manager import SessionManager

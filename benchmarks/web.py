@@ -19,7 +19,7 @@ from benchmarks.client import call
 from benchmarks.measure import Goal, Measured, Row, clocked, times_slower
 from benchmarks.places import CHAT, Failed, open_place
 from mcp_sandbox.config import Config, search_path, server_variables
-from mcp_sandbox.daemon.tokens import TokenFile
+from mcp_sandbox.web.tokens import TokenFile
 
 # What is measured is one call after another, as quickly as it goes.
 _NO_RATE = {"MCP_SANDBOX_HTTP__RATE": "1000000"}

@@ -17,8 +17,8 @@ The names below are the public interface. They are imported when they are first 
 # `typing` alone would take as long to import as the relay takes to connect.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from mcp_sandbox.app import open_session
-    from mcp_sandbox.assisting import open_agent
+    from mcp_sandbox.app.agents import open_agent
+    from mcp_sandbox.app.chats import open_session
     from mcp_sandbox.config import Config, load_config
     from mcp_sandbox.errors import (
         CallerError,
@@ -52,8 +52,8 @@ _HOMES = {
     "models": ("ChatId", "ExecResult"),
     "config": ("Config", "load_config"),
     "sessions.session": ("Session",),
-    "app": ("open_session",),
-    "assisting": ("open_agent",),
+    "app.chats": ("open_session",),
+    "app.agents": ("open_agent",),
 }
 
 

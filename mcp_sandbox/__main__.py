@@ -8,8 +8,8 @@ from mcp_sandbox import __version__
 def main() -> None:
     """Run the command line; the relay, which clients wait for, without loading the rest of it."""
     if sys.argv[1:2] == ["connect"]:
-        from mcp_sandbox.connect.command import run
-        from mcp_sandbox.connect.place import Place, parsed
+        from mcp_sandbox.relay.command import run
+        from mcp_sandbox.relay.place import Place, parsed
 
         if options := parsed(sys.argv[2:]):
             sys.exit(run(Place(options[0], __version__, may_start=options[1])))

@@ -60,7 +60,7 @@ class TokenGrant:
 
 OURS = "/opt/mcp-sandbox"
 """Where a sandbox has the runner and the relay."""
-RELAY = f"{OURS}/mcp_sandbox/relay.py"
+RELAY = f"{OURS}/mcp_sandbox/relay/inside.py"
 PROGRAMS = "/opt/agents"
 """Where a sandbox has the operator's programs for agents; what is in its `bin` goes before all."""
 

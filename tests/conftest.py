@@ -11,7 +11,7 @@ import pytest
 from blockbuster import BlockBuster
 from hypothesis import settings
 
-from mcp_sandbox.app import open_backend
+from mcp_sandbox.app.chats import open_backend
 from mcp_sandbox.config import Config, DockerConfig
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.models import BackendName

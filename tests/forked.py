@@ -29,7 +29,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 _ROOT = Path(__file__).parents[1]
-_LOADED = ("cli", "serving", "daemon.daemon", "server.http", "server.server", "app")
+_LOADED = ("cli", "app.daemon", "daemon.daemon", "web.uvicorn_server", "server.server", "app.chats")
 _MOST_BYTES = 1 << 20
 
 

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from mcp_sandbox import open_session
-from mcp_sandbox.app import LateManager, choose_backend, open_manager
+from mcp_sandbox.app.chats import LateManager, choose_backend, open_manager
 from mcp_sandbox.config import Config, DockerConfig, WorkspaceConfig
 from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError
 from mcp_sandbox.models import ChatId

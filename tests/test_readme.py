@@ -18,7 +18,7 @@ from mcp import Client, StdioServerParameters
 from mcp.types import TextContent, Tool
 from typer.testing import CliRunner
 
-from mcp_sandbox.app import way_out
+from mcp_sandbox.app.chats import way_out
 from mcp_sandbox.cli import cli
 from mcp_sandbox.config import Config, DockerConfig, load_config
 from mcp_sandbox.config.sources import KNOWN, Loaded

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from mcp_sandbox.app.skill_tests import Trial, try_out
 from mcp_sandbox.cli import cli
 from mcp_sandbox.config import Config
-from mcp_sandbox.trial import Trial, try_out
 from tests.e2e.attacks import on_docker_if_whole
 from tests.skills.folders import write_skill
 

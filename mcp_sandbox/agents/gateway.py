@@ -22,8 +22,8 @@ from mcp_sandbox.agents.connectors import Connector
 from mcp_sandbox.agents.requests import MOST_BODY, Counts, Refusal, Usage, judged
 from mcp_sandbox.config import EgressConfig, RunConfig
 from mcp_sandbox.egress.authority import trusted
+from mcp_sandbox.egress.http_requests import HUNG_UP, Peer
 from mcp_sandbox.egress.masking import Mask
-from mcp_sandbox.egress.opened import HUNG_UP, Peer
 from mcp_sandbox.egress.targets import RefusedError
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.models import ChatId

@@ -18,7 +18,7 @@ import anyio
 from mcp_sandbox.agents.events import Completion
 from mcp_sandbox.errors import ConfigError, NotPermitted, TooLarge
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.records import Ledger
+from mcp_sandbox.sessions.chat_records import Ledger
 
 if TYPE_CHECKING:
     from mcp_sandbox.agents.run import Agent

@@ -15,7 +15,7 @@ from pathlib import Path
 from mcp_sandbox.durable import make_folder, publish_folder
 from mcp_sandbox.errors import BackendUnavailable, StorageUnavailable
 from mcp_sandbox.models import PROGRAMS, SandboxSpec
-from mcp_sandbox.runner.protocol import UNWATCHED
+from mcp_sandbox.runner.wire.protocol import UNWATCHED
 
 PACKAGE = Path(__file__).parents[1]
 _OLDEST = (3, 9)
@@ -49,8 +49,8 @@ _NOWHERE = "/nonexistent"
 
 def runner_sources() -> list[Path]:
     """Return the runner's source files, all below `PACKAGE`."""
-    found = [*(PACKAGE / "runner").rglob("*.py"), *(PACKAGE / "runner").glob("*.cjs")]
-    return [*sorted(found), PACKAGE / "relay.py"]
+    found = [*(PACKAGE / "runner").rglob("*.py"), *(PACKAGE / "runner").rglob("*.cjs")]
+    return [*sorted(found), PACKAGE / "relay" / "inside.py"]
 
 
 def digest_of(sources: Iterable[Path]) -> str:

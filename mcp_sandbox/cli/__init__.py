@@ -16,13 +16,13 @@ from mcp_sandbox.cli import (
     agent,
     approvals,
     audit,
-    copy,
-    daemon,
+    control,
+    cp,
     egress,
-    local,
     policy,
     secrets,
-    setting_up,
+    serve,
+    setup,
     shell,
     skills,
 )
@@ -37,27 +37,27 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in (
-    local.serve,
-    local.connect,
-    daemon.status,
-    daemon.ls,
-    daemon.stop,
-    daemon.pause,
-    daemon.resume,
-    daemon.rm,
-    daemon.gc,
+    serve.serve,
+    serve.connect,
+    control.status,
+    control.ls,
+    control.stop,
+    control.pause,
+    control.resume,
+    control.rm,
+    control.gc,
     shell.shell,
-    copy.cp,
-    daemon.logs,
-    daemon.shutdown,
-    local.stdio,
+    cp.cp,
+    control.logs,
+    control.shutdown,
+    serve.stdio,
 ):
     cli.command()(_command)
-cli.command(name="config")(local.show_config)
-cli.command()(local.doctor)
-cli.command()(local.demo)
-cli.add_typer(setting_up.init, name="init")
-cli.add_typer(setting_up.images, name="images")
+cli.command(name="config")(serve.show_config)
+cli.command()(serve.doctor)
+cli.command()(serve.demo)
+cli.add_typer(setup.init, name="init")
+cli.add_typer(setup.images, name="images")
 cli.add_typer(skills.group, name="skills")
 cli.add_typer(agent.group, name="agent")
 cli.add_typer(approvals.group, name="approvals")
@@ -65,7 +65,7 @@ cli.add_typer(egress.group, name="egress")
 cli.add_typer(secrets.group, name="secrets")
 cli.add_typer(policy.group, name="policy")
 cli.add_typer(audit.group, name="audit")
-cli.add_typer(setting_up.tokens, name="token")
+cli.add_typer(setup.tokens, name="token")
 
 
 def main() -> None:

@@ -21,10 +21,10 @@ from mcp_sandbox.cli.options import (
     socket_path,
     tell,
 )
-from mcp_sandbox.connect.command import reach
-from mcp_sandbox.connect.place import Place, Unavailable
 from mcp_sandbox.daemon.client import JsonObject, ask
 from mcp_sandbox.errors import NoDaemon
+from mcp_sandbox.relay.command import reach
+from mcp_sandbox.relay.place import Place, Unavailable
 
 group = typer.Typer(no_args_is_help=True, help="Let a coding agent work in a chat's computer.")
 Connector = Annotated[str, given("-c", "CONNECTOR[/MODEL]", "Its model service.")]

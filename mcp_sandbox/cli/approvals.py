@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mcp_sandbox.cli.daemon import answer
+from mcp_sandbox.cli.control import answer
 from mcp_sandbox.cli.options import (
     AsJson,
     Socket,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mcp_sandbox.cli.daemon import Chat, answer
+from mcp_sandbox.cli.control import Chat, answer
 from mcp_sandbox.cli.options import (
     AsJson,
     Socket,

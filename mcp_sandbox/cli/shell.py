@@ -16,12 +16,21 @@ from typing import Annotated
 
 import typer
 
-from mcp_sandbox.cli.daemon import Chat
+from mcp_sandbox.cli.control import Chat
 from mcp_sandbox.cli.options import Socket, socket_path
 from mcp_sandbox.config.environment import variable
 from mcp_sandbox.daemon.client import conversation
 from mcp_sandbox.errors import NoDaemon, OperatorError
-from mcp_sandbox.runner.frames import DATA, END, ERROR, STDERR, Frames, frame, frames, size
+from mcp_sandbox.runner.wire.terminal_frames import (
+    DATA,
+    END,
+    ERROR,
+    STDERR,
+    Frames,
+    frame,
+    frames,
+    size,
+)
 
 _PIECE = 64 * 1024
 

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from mcp_sandbox.config.environment import home, state_folder, variable
-from mcp_sandbox.daemon.door import chat_of_project
+from mcp_sandbox.daemon.acceptor import chat_of_project
 from mcp_sandbox.durable import make_folder, write_file, write_note
 from mcp_sandbox.errors import ConfigError
 

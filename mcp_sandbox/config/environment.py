@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 # What the relay goes by, which may not import this package, holds for all.
-from mcp_sandbox.connect import place
+from mcp_sandbox.relay import place
 
 PREFIX = "MCP_SANDBOX_"
 _PROXY_NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")

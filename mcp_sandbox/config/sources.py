@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from mcp_sandbox.config.environment import PREFIX, default_config_file, setting_variables
-from mcp_sandbox.config.models import Config
+from mcp_sandbox.config.sections import Config
 from mcp_sandbox.config.units import show_duration, show_size
 from mcp_sandbox.errors import ConfigError
 

@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 from mcp_sandbox.agents.messages import MOST_BYTES
 from mcp_sandbox.agents.run import Agent
+from mcp_sandbox.daemon.acceptor import Connection
 from mcp_sandbox.daemon.client import JsonObject
 from mcp_sandbox.daemon.daemon import while_connected
-from mcp_sandbox.daemon.door import Connection
 from mcp_sandbox.errors import SandboxError, TooLarge
 
 _GIVEN = ("assistant", "chat", "connector", "timeout_s")

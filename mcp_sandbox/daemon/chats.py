@@ -10,11 +10,19 @@ from typing import Any
 
 import anyio
 
+from mcp_sandbox.daemon.acceptor import Connection
 from mcp_sandbox.daemon.client import JsonObject
-from mcp_sandbox.daemon.door import Connection
 from mcp_sandbox.errors import Ambiguous, ConfigError, InvalidArgument, NotFound, SandboxError
 from mcp_sandbox.models import ChatId, SessionStatus
-from mcp_sandbox.runner.frames import END, ERROR, MAX_BYTES, FrameError, Frames, frame, size
+from mcp_sandbox.runner.wire.terminal_frames import (
+    END,
+    ERROR,
+    MAX_BYTES,
+    FrameError,
+    Frames,
+    frame,
+    size,
+)
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mcp_sandbox.daemon.door import PROTOCOL
+from mcp_sandbox.daemon.acceptor import PROTOCOL
 from mcp_sandbox.errors import NoDaemon, OperatorError
 
 JsonObject = Mapping[str, Any]

@@ -5,9 +5,9 @@ from contextlib import suppress
 
 import anyio
 
+from mcp_sandbox.daemon.acceptor import Connection
 from mcp_sandbox.daemon.chats import Chats
 from mcp_sandbox.daemon.client import JsonObject
-from mcp_sandbox.daemon.door import Connection
 from mcp_sandbox.errors import SandboxError
 
 _CLEAN_S = 30.0

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import anyio
 from anyio import to_thread
 
-from mcp_sandbox.config.models import ServeConfig
-from mcp_sandbox.daemon.claim import Claim
+from mcp_sandbox.config.sections import ServeConfig
+from mcp_sandbox.daemon.acceptor import ChatGreeting, Connection, ControlGreeting, Door
 from mcp_sandbox.daemon.client import JsonObject
-from mcp_sandbox.daemon.door import ChatGreeting, Connection, ControlGreeting, Door
+from mcp_sandbox.daemon.lock import Claim
 from mcp_sandbox.errors import InvalidArgument, SandboxError
 
 logger = logging.getLogger(__name__)

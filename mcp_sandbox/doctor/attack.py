@@ -20,10 +20,10 @@ from typing import Any
 from anyio import to_thread
 from rich.console import Console
 
-from mcp_sandbox.app import open_manager, temporary_data
+from mcp_sandbox.app.chats import open_manager, temporary_data
 from mcp_sandbox.config import Config, LimitsConfig
 from mcp_sandbox.config.environment import having_variable
-from mcp_sandbox.config.models import PoolConfig, SecretConfig
+from mcp_sandbox.config.sections import PoolConfig, SecretConfig
 from mcp_sandbox.doctor import attack_inside as inside
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import ChatId, SandboxFacts

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mcp_sandbox.app import ISOLATING, open_backend, open_manager, temporary_data, way_out
+from mcp_sandbox.app.chats import ISOLATING, open_backend, open_manager, temporary_data, way_out
 from mcp_sandbox.backends.docker.client import connection_of
 from mcp_sandbox.backends.docker.engine import is_gvisor, security_options
 from mcp_sandbox.config import Config

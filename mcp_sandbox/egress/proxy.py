@@ -23,7 +23,15 @@ from anyio.streams.tls import TLSStream
 from mcp_sandbox.egress.addresses import addresses_of
 from mcp_sandbox.egress.authority import Authority
 from mcp_sandbox.egress.hello import named_host
-from mcp_sandbox.egress.opened import BATCH, HEAD_S, HUNG_UP, STATUS, Peer, exchange, outgoing
+from mcp_sandbox.egress.http_requests import (
+    BATCH,
+    HEAD_S,
+    HUNG_UP,
+    STATUS,
+    Peer,
+    exchange,
+    outgoing,
+)
 from mcp_sandbox.egress.rules import Rule, Rules
 from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import RefusedError, Target, split_url, target_of

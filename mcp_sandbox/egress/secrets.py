@@ -22,12 +22,12 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox.config import SecretConfig
-from mcp_sandbox.connect.starting import daemon_variables
 from mcp_sandbox.egress.masking import Mask
 from mcp_sandbox.egress.rules import rule_of
 from mcp_sandbox.egress.targets import RefusedError, Target
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.relay.starting import daemon_variables
 
 Header = tuple[bytes, bytes]
 

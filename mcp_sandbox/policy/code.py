@@ -5,8 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from mcp_sandbox.policy.rules import Code, Fact
-from mcp_sandbox.reading.commands import DYNAMIC, names
-from mcp_sandbox.reading.tokens import (
+from mcp_sandbox.reading.code import (
     Token,
     arguments,
     imports,
@@ -15,6 +14,7 @@ from mcp_sandbox.reading.tokens import (
     mark,
     python_statements,
 )
+from mcp_sandbox.reading.commands import DYNAMIC, names
 
 _GLOBAL = re.compile(r"^(globalThis|window|global|self)\.")
 _KEYWORDS = names(

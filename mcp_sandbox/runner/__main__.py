@@ -29,7 +29,7 @@ def main() -> None:
     if not sys.flags.isolated:
         del sys.path[0]
     sys.path.insert(0, os.path.abspath(__file__).rsplit("/", 3)[0])
-    from mcp_sandbox.runner import processes  # noqa: PLC0415
+    from mcp_sandbox.runner.kernel import processes  # noqa: PLC0415
 
     settings, env = _divide(dict(os.environ))
     processes.limit(settings.get("LIMITS", ""), settings.get("OOM_SCORE"))
@@ -40,7 +40,8 @@ def main() -> None:
     os.environ.clear()
     os.environ.update(env)
     os.environ.update({_PREFIX + k: v for k, v in settings.items() if k in _KEPT})
-    from mcp_sandbox.runner import interpreter, native  # noqa: PLC0415
+    from mcp_sandbox.runner.kernel import native  # noqa: PLC0415
+    from mcp_sandbox.runner.workers import interpreter  # noqa: PLC0415
 
     # Before listening: the starter may then take away the directory of the socket and this file.
     unread = _unread_token(settings)
@@ -54,7 +55,7 @@ def main() -> None:
     if unread is not None:
         settings["TOKEN"] = os.read(unread, _MOST_TOKEN).decode()
         os.close(unread)
-    from mcp_sandbox.runner.server import Server  # noqa: PLC0415
+    from mcp_sandbox.runner.wire.server import Server  # noqa: PLC0415
 
     Server(settings, env, listener, warm).run()
 

@@ -16,8 +16,8 @@ from anyio.lowlevel import checkpoint
 
 from mcp_sandbox import errors
 from mcp_sandbox.models import Background, FolderIdentity, ProcessRow, RunnerHello
-from mcp_sandbox.runner import protocol
-from mcp_sandbox.runtime.calls import Call, JsonObject, Reply, Sink, background_of, pieces, row_of
+from mcp_sandbox.runner.wire import protocol
+from mcp_sandbox.runtime.call import Call, JsonObject, Reply, Sink, background_of, pieces, row_of
 from mcp_sandbox.telemetry.calls import span
 
 HANDSHAKE_S = 10.0

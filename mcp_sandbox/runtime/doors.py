@@ -1,6 +1,6 @@
 """Doors: ports and sockets inside a sandbox whose connections are answered by handlers here.
 
-They use a channel of their own, which does not keep the sandbox alive; see `runner/doors.py`.
+They use a channel of their own, which does not keep the sandbox alive; see `runner/calls/doors.py`.
 """
 
 import logging
@@ -13,8 +13,8 @@ from anyio.abc import ByteStream, TaskGroup, TaskStatus
 from anyio.lowlevel import checkpoint
 
 from mcp_sandbox.errors import SandboxError, SandboxGone
-from mcp_sandbox.runner import protocol
-from mcp_sandbox.runtime.calls import Call, JsonObject
+from mcp_sandbox.runner.wire import protocol
+from mcp_sandbox.runtime.call import Call, JsonObject
 from mcp_sandbox.runtime.channel import Channel, own_tasks
 
 logger = logging.getLogger(__name__)

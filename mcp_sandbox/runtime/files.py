@@ -22,7 +22,7 @@ from mcp_sandbox.models import (
     MoveResult,
     WriteResult,
 )
-from mcp_sandbox.runtime.calls import JsonObject, Reply
+from mcp_sandbox.runtime.call import JsonObject, Reply
 from mcp_sandbox.runtime.channel import Channel
 
 MAX_READ = 256 * 1024 * 1024

@@ -10,7 +10,7 @@ from anyio import CancelScope
 
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import Background, ExecResult, FileContent, ProcessRow
-from mcp_sandbox.runtime.calls import JsonObject, Reply, Sink, background_of, row_of
+from mcp_sandbox.runtime.call import JsonObject, Reply, Sink, background_of, row_of
 from mcp_sandbox.runtime.channel import Channel
 
 Stop = Literal["TERM", "INT", "HUP", "KILL"]

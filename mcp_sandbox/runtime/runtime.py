@@ -8,7 +8,7 @@ from anyio import CancelScope
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import Background, ExecResult, Language, RunnerStatus, TerminalEnd
-from mcp_sandbox.runtime.calls import JsonObject, background_of, small
+from mcp_sandbox.runtime.call import JsonObject, background_of, small
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.files import Files
 from mcp_sandbox.runtime.processes import LATE_S, Processes, making_sense, result_of
@@ -126,7 +126,7 @@ class Runtime:
         `take` gets all of stdout, in order; the command is paused while `take` runs, and the
         result comes after the last byte and has no stdout. If it raises, the command is killed.
 
-        A named `shell` goes on where its last command ended; see `runner/shell.py`.
+        A named `shell` goes on where its last command ended; see `runner/calls/shell`.
 
         Raises:
             NotFound: `cwd` cannot be used.
@@ -160,7 +160,7 @@ class Runtime:
     async def terminal(
         self, frames: AsyncIterable[bytes], show: Show, *, args: Mapping[str, object]
     ) -> TerminalEnd:
-        """Run a shell for a person; it ends at the latest with `frames` (runner/frames.py).
+        """Run a shell for a person; it ends at the latest with `frames` (wire/terminal_frames).
 
         `args`: its `env`, whether it has a `tty`, and a `command` to run instead of a shell.
 

@@ -48,7 +48,7 @@ from mcp_sandbox.server.text import (
     show_name,
     without_internals,
 )
-from mcp_sandbox.sessions.news import how_it_is
+from mcp_sandbox.sessions.sandbox.notices import how_it_is
 from mcp_sandbox.sessions.session import SandboxReport
 
 MAX_SIDE = 8_000

@@ -9,7 +9,7 @@ from itertools import groupby
 import pyte
 from pyte.screens import wcwidth
 
-from mcp_sandbox.runner.protocol import COLUMNS, ROWS
+from mcp_sandbox.runner.wire.protocol import COLUMNS, ROWS
 
 _MOST_BYTES = 32 * 1024
 _MOST_S = 0.5

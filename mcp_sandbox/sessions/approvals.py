@@ -15,7 +15,7 @@ from typing import Any, Literal
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.errors import Busy, ConsentNeeded, NotFound, NotPermitted
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.records import Ledger
+from mcp_sandbox.sessions.chat_records import Ledger
 
 Word = Literal["once", "chat", "no"]
 """Yes to this very call, yes to such calls in this chat, no to such calls for a while."""

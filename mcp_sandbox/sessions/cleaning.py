@@ -16,14 +16,14 @@ from typing import Literal, NamedTuple
 import anyio
 from anyio import to_thread
 
-from mcp_sandbox.backends.process import boot_id
+from mcp_sandbox.backends.host_process import boot_id
 from mcp_sandbox.config import SessionsConfig
 from mcp_sandbox.durable import read_note, set_aside, write_note
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.models import ChatId, SandboxId
-from mcp_sandbox.sessions.hold import Hold
-from mcp_sandbox.sessions.records import ChatRecord
-from mcp_sandbox.sessions.rooms import Rooms, Use
+from mcp_sandbox.sessions.chat_records import ChatRecord
+from mcp_sandbox.sessions.sandbox.chat_sandbox import Hold
+from mcp_sandbox.sessions.sandbox.context import Rooms, Use
 from mcp_sandbox.sessions.settings import SessionSettings, of_chats
 from mcp_sandbox.workspace.directory import TRASH_KEPT_S
 from mcp_sandbox.workspace.retention import (

@@ -30,7 +30,7 @@ from mcp_sandbox.errors import (
 )
 from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.runtime.doors import PORT, Doorway, Handler
-from mcp_sandbox.sessions.records import Ledger
+from mcp_sandbox.sessions.chat_records import Ledger
 from mcp_sandbox.telemetry.logs import event
 
 logger = logging.getLogger(__name__)

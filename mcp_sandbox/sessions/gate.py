@@ -21,9 +21,9 @@ from mcp_sandbox.models import ChatId, Network
 from mcp_sandbox.policy import Decision, Match, Profile, Rules, assess_aside, decide
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.approvals import Approval, Approvals
-from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.recording import IN_ADDRESS, RecordedCall, refused
-from mcp_sandbox.sessions.rooms import Held
+from mcp_sandbox.sessions.sandbox.chat_sandbox import Hold
+from mcp_sandbox.sessions.sandbox.context import Held
 from mcp_sandbox.telemetry.calls import CallRecord, Count, recorded
 
 Narrowed = Callable[[ChatId, str, Mapping[str, object]], None]

@@ -14,16 +14,16 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable
 from mcp_sandbox.models import BackendName, ChatId, SandboxInfo, SessionStatus, Statistics
+from mcp_sandbox.sessions.chat_records import AssistantSpec, ChatRecord, Ledger, assistant_of
 from mcp_sandbox.sessions.cleaning import Cleaning, GcReport, Reaper
 from mcp_sandbox.sessions.gate import Gate, Judge
-from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.previews import Previews
-from mcp_sandbox.sessions.records import AssistantSpec, ChatRecord, Ledger, assistant_of
-from mcp_sandbox.sessions.rooms import Rooms, Use
+from mcp_sandbox.sessions.sandbox.chat_sandbox import Hold
+from mcp_sandbox.sessions.sandbox.context import Rooms, Use
+from mcp_sandbox.sessions.sandbox.warm_pool import WarmPool
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SPEC, of_chats
 from mcp_sandbox.sessions.skills import ChatSkills, Skills
-from mcp_sandbox.sessions.warm import WarmPool
 from mcp_sandbox.telemetry.calls import Count
 from mcp_sandbox.workspace.pool import PoolFolder
 

@@ -17,11 +17,11 @@ from anyio import to_thread
 
 from mcp_sandbox.errors import Busy, CallerError, UnknownSkill
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.pins import Pins, drift, path_of
 from mcp_sandbox.skills.contents import digest_of
 from mcp_sandbox.skills.front_matter import split
 from mcp_sandbox.skills.library import Library
-from mcp_sandbox.skills.models import Contents, Diagnostic, Findings, Skill, Unmet
-from mcp_sandbox.skills.pins import Pins, drift, path_of
+from mcp_sandbox.skills.skill import Contents, Diagnostic, Findings, Skill, Unmet
 from mcp_sandbox.skills.uris import DOCUMENT
 from mcp_sandbox.telemetry.logs import event
 from mcp_sandbox.workspace.directory import Workspaces

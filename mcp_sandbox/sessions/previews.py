@@ -18,7 +18,7 @@ from anyio.abc import SocketListener, SocketStream
 from mcp_sandbox import errors
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.gate import Action, Gate
-from mcp_sandbox.sessions.rooms import Held, Rooms
+from mcp_sandbox.sessions.sandbox.context import Held, Rooms
 
 _MOST, _MOST_CONNECTIONS = 8, 64
 _MOST_HEAD, _HEAD_S = 16 * 1024, 10.0

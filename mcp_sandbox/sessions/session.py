@@ -26,15 +26,15 @@ from mcp_sandbox.models import (
     WorkspaceUsage,
     WriteResult,
 )
-from mcp_sandbox.runner.protocol import VERSION
+from mcp_sandbox.runner.wire.protocol import VERSION
 from mcp_sandbox.runtime.doors import Handler
 from mcp_sandbox.runtime.runtime import NAME, OnOutput, Runtime, Show
 from mcp_sandbox.sessions.approvals import USER
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
-from mcp_sandbox.sessions.hold import Hold
 from mcp_sandbox.sessions.previews import Previews
 from mcp_sandbox.sessions.processes import Processes, with_figures
-from mcp_sandbox.sessions.rooms import limit_met
+from mcp_sandbox.sessions.sandbox.chat_sandbox import Hold
+from mcp_sandbox.sessions.sandbox.context import limit_met
 from mcp_sandbox.sessions.skills import ChatSkills
 
 # One line "name version" for each program found; all are asked at once, with a time limit each.

@@ -11,7 +11,7 @@ from mcp_sandbox.backends.base import Backend
 from mcp_sandbox.config import CallsConfig, SessionsConfig, WorkspaceConfig
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import ChatId, Limits, Mount, Network, SandboxInfo, SandboxSpec
-from mcp_sandbox.sessions.records import USUAL, AssistantSpec
+from mcp_sandbox.sessions.chat_records import USUAL, AssistantSpec
 from mcp_sandbox.workspace.directory import ChatDirectories
 
 # Labels: the digest of what a sandbox was made from, and when, in seconds since boot.

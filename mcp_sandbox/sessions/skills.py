@@ -16,18 +16,18 @@ from anyio import CapacityLimiter, to_thread
 
 from mcp_sandbox.errors import CallerError, NotPermitted, UnknownSkill, Unsupported
 from mcp_sandbox.models import ChatId, ExecResult, Narrow
+from mcp_sandbox.policy.allowed_tools import Active, refusal
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 from mcp_sandbox.sessions.pinning import Activation, Pinning
-from mcp_sandbox.skills.allowed_tools import Active, refusal
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import digest_of
-from mcp_sandbox.skills.finder import Finder, Page, Placed, by_name, page_of
-from mcp_sandbox.skills.findings import MAX_BYTES, scan, worth_reading
 from mcp_sandbox.skills.library import Library
-from mcp_sandbox.skills.models import Contents, Findings, Skill, SkillFile
-from mcp_sandbox.skills.preflight import COMMAND, Inventory, question, read_inventory, unmet
+from mcp_sandbox.skills.needs.findings import MAX_BYTES, scan, worth_reading
+from mcp_sandbox.skills.needs.preflight import COMMAND, Inventory, question, read_inventory, unmet
+from mcp_sandbox.skills.needs.uses import Use
 from mcp_sandbox.skills.scan import Whose
-from mcp_sandbox.skills.scripts.uses import Use
+from mcp_sandbox.skills.search import Finder, Page, Placed, by_name, page_of
+from mcp_sandbox.skills.skill import Contents, Findings, Skill, SkillFile
 
 _MOST_CHATS = 1000
 # How old a listing may be: reading thousands of folders takes longer than making a page.

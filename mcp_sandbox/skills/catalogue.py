@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mcp_sandbox.errors import UnknownSkill
-from mcp_sandbox.skills.models import Problem, Skill
 from mcp_sandbox.skills.overview import words
+from mcp_sandbox.skills.skill import Problem, Skill
 from mcp_sandbox.skills.uris import DOCUMENT, SCHEME
 
 _NEAREST_OF = 300

@@ -19,7 +19,7 @@ import yaml
 from frontmatter.default_handlers import YAMLHandler
 
 from mcp_sandbox.errors import OperatorError
-from mcp_sandbox.skills.models import Diagnostic, Json, Level
+from mcp_sandbox.skills.skill import Diagnostic, Json, Level
 
 HEAD_BYTES = 64 * 1024
 """How many bytes of a document are read to find its front matter."""

@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from itertools import accumulate, islice
 from typing import Literal
 
-from mcp_sandbox.skills.models import Skill
+from mcp_sandbox.skills.skill import Skill
 
 MOST_OF_A_DESCRIPTION = 1536
 _LEAST_OF_A_DESCRIPTION = 40

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from mcp_sandbox.skills import front_matter
 from mcp_sandbox.skills.front_matter import Fields, Parts, Refused, short
-from mcp_sandbox.skills.models import Diagnostic, FrontMatter, Json, Level
+from mcp_sandbox.skills.skill import Diagnostic, FrontMatter, Json, Level
 
 NAME_CHARACTERS = 64
 DESCRIPTION_CHARACTERS = 1024

@@ -20,8 +20,8 @@ from frontmatter.default_handlers import YAMLHandler
 
 from mcp_sandbox.skills import front_matter
 from mcp_sandbox.skills.front_matter import Fields, Parts, Plain, Refused, as_json
-from mcp_sandbox.skills.models import Diagnostic, Json
 from mcp_sandbox.skills.parse import NAME_CHARACTERS, STANDARD, front_of
+from mcp_sandbox.skills.skill import Diagnostic, Json
 
 CLIENT_FIELDS = frozenset(
     {"agent", "argument-hint", "arguments", "context", "disable-model-invocation",

@@ -37,8 +37,8 @@ from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import JUNK_FOLDERS, Stamp, is_settled, opened, stamp_of
 from mcp_sandbox.skills.front_matter import HEAD_BYTES
-from mcp_sandbox.skills.models import Diagnostic, Problem, Skill, of_many, problem
 from mcp_sandbox.skills.parse import headings, parse
+from mcp_sandbox.skills.skill import Diagnostic, Problem, Skill, of_many, problem
 from mcp_sandbox.skills.uris import DOCUMENT, is_document, skill_uri
 from mcp_sandbox.workspace.beneath import open_directory
 from mcp_sandbox.workspace.directory import tree_name

@@ -14,7 +14,7 @@ from mcp_sandbox.agents.events import Completion
 from mcp_sandbox.agents.hooks import Context, Hooks, Memory, Payload, hooks_of
 from mcp_sandbox.errors import ConfigError, NotPermitted, TooLarge
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.records import ChatRecords, Ledger, system_clock
+from mcp_sandbox.sessions.chat_records import ChatRecords, Ledger, system_clock
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 DONE = Completion("done")

@@ -13,7 +13,7 @@ from mcp_sandbox.agents.events import Completion, Event, Progress, Text
 from mcp_sandbox.agents.executor import Way
 from mcp_sandbox.agents.executors.claude import Claude
 from mcp_sandbox.agents.run import Agent, Tell
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.session import Session

@@ -15,7 +15,7 @@ from mcp_sandbox.backends import local_socket
 from mcp_sandbox.backends.docker.backend import DockerBackend, DockerSandbox
 from mcp_sandbox.backends.docker.spec import instance_of
 from mcp_sandbox.backends.local_socket import SocketStream
-from mcp_sandbox.backends.records import sandbox_user
+from mcp_sandbox.backends.sandbox_records import sandbox_user
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.models import Mount, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel

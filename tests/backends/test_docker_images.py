@@ -96,7 +96,7 @@ def test_context_holds_the_runner_the_relay_and_nothing_else_of_ours() -> None:
     assert {"Dockerfile", "packages.txt", "install.sh"} <= names
     ours = {name for name in names if name.startswith("mcp_sandbox/")}
     assert "mcp_sandbox/runner/__main__.py" in ours
-    assert {name.split("/")[1] for name in ours} == {"runner", "relay.py"}
+    assert {name.split("/")[1] for name in ours} == {"runner", "relay"}
     assert all(name.endswith((".py", ".cjs")) for name in ours)
 
 

@@ -41,7 +41,8 @@ async def work_through(backend: DockerBackend, data_root: Path) -> None:
                 assert environments.stdout.strip() == "0"
         with anyio.fail_after(20):
             while any(
-                "relay.py" in line for line in await anyio.to_thread.run_sync(processes, sandbox)
+                "relay/inside.py" in line
+                for line in await anyio.to_thread.run_sync(processes, sandbox)
             ):
                 await anyio.lowlevel.checkpoint()
         assert (await backend.attach(sandbox.id)).facts == sandbox.facts

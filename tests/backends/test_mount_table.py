@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from mcp_sandbox.app import open_backend
-from mcp_sandbox.backends.process import wrong_mounts
-from mcp_sandbox.backends.records import sandbox_user
+from mcp_sandbox.app.chats import open_backend
+from mcp_sandbox.backends.host_process import wrong_mounts
+from mcp_sandbox.backends.sandbox_records import sandbox_user
 from mcp_sandbox.errors import InsecureSandbox
 from mcp_sandbox.models import Mount, SandboxSpec
 from tests.conftest import configured

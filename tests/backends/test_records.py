@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.backends.records import Record, Records, new_id, remove_tree
+from mcp_sandbox.backends.sandbox_records import Record, Records, new_id, remove_tree
 from mcp_sandbox.models import BackendName
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox import relay
+from mcp_sandbox.relay import inside
 
-RELAY = Path(relay.__file__)
+RELAY = Path(inside.__file__)
 PYTHON = ["/usr/bin/python3", "-I", "-S"]
 MANY = 64 * 1024 * 1024
 

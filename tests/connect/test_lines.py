@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.connect.copying import (
-    LONGEST_READ_WHOLE,
-    Lines,
-    Message,
-    TooLong,
-    messages,
-    outline,
-)
+from mcp_sandbox.relay.copying import LONGEST_READ_WHOLE, Lines, Message, TooLong, messages, outline
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=40) | st.just('{"\\[' * 400),
@@ -100,12 +93,12 @@ def test_true_is_no_id_and_blank_lines_are_no_messages() -> None:
 
 
 def test_start_of_the_relay_loads_nothing_slow() -> None:
-    code = "import sys, mcp_sandbox.connect.command; print(*sys.modules)"
+    code = "import sys, mcp_sandbox.relay.command; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
     )
     loaded = set(done.stdout.split())
     assert not loaded & {"json", "re", "enum", "typing", "socket", "signal", "subprocess"}
     ours = {name for name in loaded if name.startswith("mcp_sandbox")}
-    rooms = {"mcp_sandbox"} | {name for name in ours if name.startswith("mcp_sandbox.connect")}
+    rooms = {"mcp_sandbox"} | {name for name in ours if name.startswith("mcp_sandbox.relay")}
     assert ours == rooms

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import PoolConfig, SessionsConfig
 from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.manager import SessionManager

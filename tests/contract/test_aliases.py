@@ -1,6 +1,6 @@
 """The same files under further paths, the same on every backend that has mounts."""
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId
 

@@ -15,7 +15,7 @@ from anyio import to_thread
 from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.tls import TLSListener
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.audit.reading import events
 from mcp_sandbox.config import AllowConfig, Config, EgressConfig, SecretConfig
 from mcp_sandbox.errors import ConfigError, NotFound

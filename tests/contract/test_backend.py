@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from mcp_sandbox.app import open_backend
+from mcp_sandbox.app.chats import open_backend
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import ChatId, SandboxId

@@ -8,11 +8,11 @@ import anyio
 import pytest
 from anyio.abc import ByteStream, TaskStatus
 
-from mcp_sandbox.app import open_backend
+from mcp_sandbox.app.chats import open_backend
 from mcp_sandbox.backends.base import Sandbox
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import Busy, InvalidArgument, SandboxError
-from mcp_sandbox.runner import protocol
+from mcp_sandbox.runner.wire import protocol
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.doors import Doors, Handler, open_doors
 from mcp_sandbox.runtime.runtime import Runtime

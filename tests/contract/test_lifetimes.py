@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import anyio
 import pytest
 
-from mcp_sandbox.app import open_backend, open_manager
+from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import BackendUnavailable, CapacityReached, SandboxGone, WorkspaceFull
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.runner.frames import size
+from mcp_sandbox.runner.wire.terminal_frames import size
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.sessions.clocks import SetClock

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mcp import Client
 from mcp.types import TextContent
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import Busy
 from mcp_sandbox.models import ExecResult

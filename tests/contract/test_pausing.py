@@ -5,7 +5,7 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from mcp_sandbox.app import open_backend, open_manager
+from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import Busy, Unsupported
 from mcp_sandbox.models import ChatId

@@ -9,14 +9,14 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
-from mcp_sandbox.app import open_backend
+from mcp_sandbox.app.chats import open_backend
 from mcp_sandbox.backends.base import Backend, Sandbox
-from mcp_sandbox.backends.records import sandbox_user
+from mcp_sandbox.backends.sandbox_records import sandbox_user
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.models import ChatId, SandboxInfo, SandboxSpec
+from mcp_sandbox.sessions.sandbox.warm_pool import WarmPool
 from mcp_sandbox.sessions.settings import SessionSettings
-from mcp_sandbox.sessions.warm import WarmPool
 from mcp_sandbox.workspace.pool import PoolFolder
 
 CHAT = ChatId("ann", "c1")

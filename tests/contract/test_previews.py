@@ -13,9 +13,9 @@ from anyio.abc import SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from mcp import Client
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
-from mcp_sandbox.config.models import PreviewsConfig, WorkspaceConfig
+from mcp_sandbox.config.sections import PreviewsConfig, WorkspaceConfig
 from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, NotPermitted
 from mcp_sandbox.server.identity import sessions_by
 from mcp_sandbox.server.server import build_server

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config, LimitsConfig
 from mcp_sandbox.config.units import MIB
 from mcp_sandbox.errors import Busy, CommandFailed, NotFound

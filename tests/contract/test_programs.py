@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from mcp_sandbox.app import open_manager, programs_of
+from mcp_sandbox.app.chats import open_manager, programs_of
 from mcp_sandbox.config import AgentsConfig, Config
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.models import ChatId

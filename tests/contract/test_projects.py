@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config, ProjectConfig
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import FolderIdentity

@@ -17,7 +17,7 @@ import pytest
 
 from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId, SandboxId
-from mcp_sandbox.sessions.records import ChatRecord, ChatRecords
+from mcp_sandbox.sessions.chat_records import ChatRecord, ChatRecords
 
 NOON = 1_767_355_200.0
 HOUR_S = 3600.0
@@ -149,7 +149,7 @@ async def test_a_lock_is_gone_with_its_process(tmp_path: Path) -> None:
 import sys, anyio
 from pathlib import Path
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.records import ChatRecords
+from mcp_sandbox.sessions.chat_records import ChatRecords
 async def main():
     async with ChatRecords(Path(sys.argv[1])).hold(ChatId("ann", "one")):
         print("held", flush=True)
@@ -320,7 +320,7 @@ WRITER = """
 import sys, anyio
 from pathlib import Path
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.records import ChatRecords
+from mcp_sandbox.sessions.chat_records import ChatRecords
 from tests.contract.test_records import record
 async def main():
     records = ChatRecords(Path(sys.argv[1]))

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 import anyio
 import pytest
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.sessions.session import Session
 from tests.contract.conftest import CHAT

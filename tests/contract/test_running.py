@@ -6,7 +6,7 @@ import anyio
 import pytest
 from mcp import Client
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import InvalidArgument, NotFound, Unsupported
 from mcp_sandbox.models import Language

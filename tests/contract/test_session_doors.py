@@ -6,7 +6,7 @@ import anyio
 import pytest
 from anyio.abc import ByteStream
 
-from mcp_sandbox.app import open_backend, open_manager
+from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import Busy, SandboxGone
 from mcp_sandbox.models import ChatId, Network

@@ -5,13 +5,13 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from mcp_sandbox.app import open_backend, open_manager
+from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.backends.base import Backend, Sandbox
 from mcp_sandbox.config import Config, SessionsConfig
 from mcp_sandbox.errors import CapacityReached, NotFound, SandboxGone
 from mcp_sandbox.models import ChatId, SandboxId, SandboxSpec
+from mcp_sandbox.sessions.chat_records import ChatRecords
 from mcp_sandbox.sessions.manager import SessionManager
-from mcp_sandbox.sessions.records import ChatRecords
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SessionSettings
 

@@ -15,7 +15,7 @@ import pytest
 from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 
-from mcp_sandbox.app import open_backend, open_manager
+from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import ChatId, SandboxInfo

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config, PoolConfig, SkillsConfig
 from mcp_sandbox.errors import UnknownSkill
 from mcp_sandbox.models import ChatId

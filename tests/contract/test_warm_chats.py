@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from mcp_sandbox.app import open_backend, open_manager
+from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.config import Config, PoolConfig
 from mcp_sandbox.models import ChatId, SandboxInfo
 from mcp_sandbox.sessions.manager import SessionManager

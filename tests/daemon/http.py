@@ -9,7 +9,7 @@ from typing import Any
 from anyio import to_thread
 from mcp import Client
 
-from mcp_sandbox.daemon.tokens import Token, TokenFile
+from mcp_sandbox.web.tokens import Token, TokenFile
 from tests.daemon.running import Daemon, Place, running
 from tests.server.web import connected
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from anyio import to_thread
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import load_config
 from mcp_sandbox.errors import UnknownSkill
 from mcp_sandbox.models import ChatId

@@ -7,7 +7,7 @@ import anyio
 import pytest
 from typer.testing import CliRunner
 
-from mcp_sandbox.app import open_session
+from mcp_sandbox.app.chats import open_session
 from mcp_sandbox.cli import cli
 from mcp_sandbox.config import load_config
 from tests.daemon.running import command, in_chat, place, running, starting

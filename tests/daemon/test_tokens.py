@@ -12,9 +12,9 @@ from typing import TypeVar
 import anyio
 import pytest
 
-from mcp_sandbox.daemon.tokens import TokenFile, Tokens
 from mcp_sandbox.errors import ConfigError, InvalidArgument, NotFound, StorageUnavailable
 from mcp_sandbox.models import TokenGrant
+from mcp_sandbox.web.tokens import TokenFile, Tokens
 from tests.daemon.running import Done, ended
 
 T = TypeVar("T")

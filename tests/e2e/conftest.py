@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import anyio
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import SessionsConfig
 from mcp_sandbox.models import BackendName, ChatId
 from mcp_sandbox.sessions.session import Session

@@ -22,7 +22,7 @@ from mcp_sandbox.agents.events import (
     ToolResult,
 )
 from mcp_sandbox.agents.run import Agent
-from mcp_sandbox.assisting import open_agent
+from mcp_sandbox.app.agents import open_agent
 from mcp_sandbox.config import Config, ConnectorConfig
 from mcp_sandbox.errors import OperatorError
 from tests.daemon.running import Done, command, place

@@ -15,7 +15,7 @@ import yaml
 from anyio import to_thread
 
 from mcp_sandbox.agents.events import Completion, HostTool
-from mcp_sandbox.assisting import open_agent
+from mcp_sandbox.app.agents import open_agent
 from mcp_sandbox.config import Config
 from tests.agents.service import Service, a_service, saying
 from tests.agents.test_run import PROGRAM, asked

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_sandbox.app import open_backend
+from mcp_sandbox.app.chats import open_backend
 from mcp_sandbox.backends.base import Sandbox
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import SandboxGone

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_sandbox.app import open_backend, open_manager
+from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.config import Config, LimitsConfig, WorkspaceConfig
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import ChatId

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config, LimitsConfig
 from mcp_sandbox.sessions.session import Session
 from tests.conftest import configured

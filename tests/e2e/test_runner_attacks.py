@@ -102,7 +102,7 @@ async def test_stopped_workers_hold_no_file_call_up(fresh: Session, tool: str) -
         "mv /run/mcp-sandbox/runner.sock /run/mcp-sandbox/aside",
         "ln -sf /workspace/fake.sock /run/mcp-sandbox/runner.sock",
         "chmod 000 /run/mcp-sandbox/runner.sock; chmod 000 /run/mcp-sandbox",
-        "rm -rf /run/mcp-sandbox /opt/mcp-sandbox; : > /opt/mcp-sandbox/mcp_sandbox/relay.py",
+        "rm -rf /run/mcp-sandbox /opt/mcp-sandbox; >/opt/mcp-sandbox/mcp_sandbox/relay/inside.py",
     ],
     ids=["unlink", "rename", "link", "mode", "remove"],
 )
@@ -324,7 +324,7 @@ async def test_planted_sockets_lead_the_host_nowhere(fresh: Session, config: Con
         try:
             (run / "sock" / "runner.sock").unlink()
             (run / "sock" / "runner.sock").symlink_to(path)
-            from mcp_sandbox.app import open_backend
+            from mcp_sandbox.app.chats import open_backend
 
             async with open_backend("bubblewrap", config) as backend:
                 found = (await backend.running())[0]

@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_sandbox.app import way_out
+from mcp_sandbox.app.chats import way_out
 from mcp_sandbox.config import load_config
 from mcp_sandbox.egress import rules
 from mcp_sandbox.egress.authority import Authority

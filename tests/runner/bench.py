@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mcp_sandbox.runner.files.operations import OPS
-from mcp_sandbox.runner.protocol import OpError
+from mcp_sandbox.runner.wire.protocol import OpError
 
 RUNNER = Path(__file__).parents[2] / "mcp_sandbox" / "runner"
 

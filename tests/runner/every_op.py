@@ -10,7 +10,7 @@ sys.path.insert(0, sys.argv[1])
 os.environ["MCP_SANDBOX_WORKSPACE"] = os.environ["MCP_SANDBOX_HOME"] = sys.argv[2]
 
 from mcp_sandbox.runner.files.operations import OPS
-from mcp_sandbox.runner.protocol import OpError
+from mcp_sandbox.runner.wire.protocol import OpError
 
 
 def call(op: str, body: bytes, args: "dict[str, object]") -> "tuple[object, bytes]":

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.runner import worker
-from mcp_sandbox.runner.worker import Names
+from mcp_sandbox.runner.workers import worker
+from mcp_sandbox.runner.workers.worker import Names
 
 
 def a_tick_later() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_sandbox.runner import protocol
+from mcp_sandbox.runner.wire import protocol
 from mcp_sandbox.runtime.channel import Channel
 from tests.runner.test_protocol import Runner, greeted, started
 

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_sandbox.errors import CallerError, SandboxError
-from mcp_sandbox.runner import protocol
-from mcp_sandbox.runtime.calls import Call
+from mcp_sandbox.runner.wire import protocol
+from mcp_sandbox.runtime.call import Call
 from mcp_sandbox.runtime.doors import Doors, Handler, open_doors
 from tests.contract.test_previews import free_port
 from tests.runner.test_protocol import Runner, runner, said_until_hang_up, works

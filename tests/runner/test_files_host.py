@@ -12,7 +12,7 @@ import pytest
 
 from mcp_sandbox import errors
 from mcp_sandbox.backends.bubblewrap.backend import BubblewrapBackend
-from mcp_sandbox.runtime.calls import Reply
+from mcp_sandbox.runtime.call import Reply
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.files import Files
 from tests.backends.live import spec_for

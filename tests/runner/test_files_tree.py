@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.runner.protocol import OpError
+from mcp_sandbox.runner.wire.protocol import OpError
 from tests.runner.bench import call, leftovers, make_deep, refused, rows, small_disk
 
 

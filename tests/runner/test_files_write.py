@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.runner.files.operations import OPS
-from mcp_sandbox.runner.protocol import OpError
+from mcp_sandbox.runner.wire.protocol import OpError
 from tests.runner.bench import RUNNER, call, leftovers, refused, small_disk
 
 
@@ -165,7 +165,7 @@ def test_the_sandbox_user_is_told_what_it_may_not_do(open_folder: Path) -> None:
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import os\n"
         "from mcp_sandbox.runner.files.operations import OPS\n"
-        "from mcp_sandbox.runner.protocol import OpError\n"
+        "from mcp_sandbox.runner.wire.protocol import OpError\n"
         "for op, args in eval(sys.argv[2]):\n"
         "    body, feeding = os.pipe(); os.write(feeding, b'textnew'); os.close(feeding)\n"
         "    try: print(op, OPS[op](args, body, os.open('/dev/null', os.O_WRONLY)))\n"

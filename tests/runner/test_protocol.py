@@ -17,12 +17,13 @@ from anyio.abc import ByteStream
 
 from mcp_sandbox.backends import local_socket
 from mcp_sandbox.errors import SandboxGone
-from mcp_sandbox.runner import pool, protocol
-from mcp_sandbox.runner.frames import MAX_BYTES, frames
-from mcp_sandbox.runtime.calls import Call
+from mcp_sandbox.runner.wire import protocol
+from mcp_sandbox.runner.wire.terminal_frames import MAX_BYTES, frames
+from mcp_sandbox.runner.workers import pool
+from mcp_sandbox.runtime.call import Call
 from mcp_sandbox.runtime.channel import Channel
 
-RUNNER = Path(protocol.__file__).with_name("__main__.py")
+RUNNER = Path(protocol.__file__).parents[1] / "__main__.py"
 # The oldest interpreter here that a sandbox may have.
 PYTHON = "/usr/bin/python3"
 

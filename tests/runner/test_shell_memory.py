@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.runner.shell import SAVE, saver
-from mcp_sandbox.runner.worker import recall
+from mcp_sandbox.runner.calls.shell import SAVE, saver
+from mcp_sandbox.runner.workers.worker import recall
 
 
 @pytest.fixture

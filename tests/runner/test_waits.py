@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.runner.capture import HALF, Stream
-from mcp_sandbox.runner.command import Wait
-from mcp_sandbox.runner.protocol import OpError
-from mcp_sandbox.runner.table import MOST_RUNNING, Table
+from mcp_sandbox.runner.calls.command import Wait
+from mcp_sandbox.runner.calls.output import HALF, Stream
+from mcp_sandbox.runner.calls.table import MOST_RUNNING, Table
+from mcp_sandbox.runner.wire.protocol import OpError
 
 PIECES = st.lists(st.tuples(st.sampled_from(["stdout", "stderr"]), st.text("ab€", max_size=5)))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from mcp_sandbox.app import on_signals
+from mcp_sandbox.app.chats import on_signals
 from mcp_sandbox.models import ExecResult
 from mcp_sandbox.server.transports import serve_stdio
 from tests.server.scripted import ScriptedSession, server_of

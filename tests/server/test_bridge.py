@@ -14,10 +14,10 @@ import anyio
 import pytest
 from mcp import Client, MCPError, StdioServerParameters
 
-from mcp_sandbox import relay
 from mcp_sandbox.agents.events import Event, HostTool
 from mcp_sandbox.config import BridgeConfig
 from mcp_sandbox.errors import OperatorError
+from mcp_sandbox.relay import inside
 from mcp_sandbox.server import bridge as bridges
 from mcp_sandbox.server.bridge import Bridge, open_bridge
 from tests.server import host_tools
@@ -56,7 +56,7 @@ class Run:
 
     def client(self, **how: Any) -> Client:
         """As an agent reaches it: by the relay that is in every sandbox."""
-        given = ["-I", "-S", relay.__file__, str(self.socket)]
+        given = ["-I", "-S", inside.__file__, str(self.socket)]
         return Client(StdioServerParameters(command=sys.executable, args=given), **how)
 
     async def call(self, name: str, **arguments: Any) -> str:

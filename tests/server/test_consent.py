@@ -14,7 +14,7 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp.types import CallToolResult, ElicitResult, InputRequiredResult
 
-from mcp_sandbox.app import make_server, open_manager, open_skills
+from mcp_sandbox.app.chats import make_server, open_manager, open_skills
 from mcp_sandbox.config import Config, PolicyConfig
 from mcp_sandbox.errors import ConsentNeeded
 from mcp_sandbox.models import ChatId

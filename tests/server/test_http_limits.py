@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.server.flow import Rate, Share
+from mcp_sandbox.web.in_flight import Rate, Share
 
 
 @given(st.lists(st.floats(min_value=0, max_value=3), max_size=200), st.integers(1, 20))

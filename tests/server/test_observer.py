@@ -7,7 +7,7 @@ import anyio
 import pytest
 from mcp import Client
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import CapacityReached, NotFound, SandboxError, SandboxGone
 from mcp_sandbox.models import ChatId

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from mcp import Client
 
-from mcp_sandbox.app import open_backend, open_manager
+from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.identity import sessions_by
 from mcp_sandbox.server.server import build_server

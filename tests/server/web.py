@@ -16,12 +16,12 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from mcp_sandbox.config import HttpConfig
-from mcp_sandbox.daemon.tokens import Token, TokenFile, Tokens
 from mcp_sandbox.models import ChatId, ExecResult
-from mcp_sandbox.server.http import HttpDoor, listen, open_http
 from mcp_sandbox.server.identity import ChatOf, Request, sessions_by
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.server.skills.visible import Visible
+from mcp_sandbox.web.tokens import Token, TokenFile, Tokens
+from mcp_sandbox.web.uvicorn_server import HttpDoor, listen, open_http
 from tests.server.scripted import ScriptedSession
 
 # Loading the authorities of this machine takes a client longer than all that it asks.

@@ -12,7 +12,7 @@ from mcp_sandbox.config import AuditConfig
 from mcp_sandbox.errors import Busy, ConsentNeeded, NotFound, NotPermitted
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.approvals import Approval, Approvals, Word, asks
-from mcp_sandbox.sessions.records import ChatRecords, Ledger
+from mcp_sandbox.sessions.chat_records import ChatRecords, Ledger
 from tests.sessions.clocks import SetClock
 
 CHAT = ChatId("me", "work")

@@ -12,9 +12,9 @@ import pytest
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.config import AuditConfig, ProjectConfig, WorkspaceConfig
 from mcp_sandbox.models import BackendName, ChatId, SandboxId, SandboxInfo
+from mcp_sandbox.sessions.chat_records import ChatRecord, ChatRecords, Ledger
 from mcp_sandbox.sessions.cleaning import Cleaning, GcItem
-from mcp_sandbox.sessions.records import ChatRecord, ChatRecords, Ledger
-from mcp_sandbox.sessions.rooms import Rooms
+from mcp_sandbox.sessions.sandbox.context import Rooms
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.projects import ClientFolders, Projects

@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config, SkillsConfig
 from mcp_sandbox.errors import Draining, NotFound, NotPermitted
 from mcp_sandbox.models import ChatId, Narrow, TerminalEnd
-from mcp_sandbox.runner.frames import size
+from mcp_sandbox.runner.wire.terminal_frames import size
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.telemetry.metrics import Metrics
 from tests.conftest import configured
@@ -134,7 +134,7 @@ def test_there_is_no_other_way_into_a_sandbox() -> None:
     found = {
         f"{path.relative_to(PACKAGE)}: {what}"
         for path in PACKAGE.rglob("*.py")
-        if path.parent.name != "connect"
+        if path.parent.name != "relay"
         for what in entrances(ast.parse(path.read_text()))
     }
     assert found == {
@@ -144,11 +144,11 @@ def test_there_is_no_other_way_into_a_sandbox() -> None:
         "sessions/session.py: runtime.exec",
         "sessions/processes.py: runtime.files",
         # An end is told once; what fills the workspace is stopped.
-        "sessions/hold.py: self._held.runtime.processes.untold",
-        "sessions/hold.py: self._held.runtime.processes.tell",
-        "sessions/hold.py: held.runtime.processes.untold",
-        "sessions/rooms.py: self.runtime.processes.list",
-        "sessions/rooms.py: self.runtime.processes.stop",
+        "sessions/sandbox/chat_sandbox.py: self._held.runtime.processes.untold",
+        "sessions/sandbox/chat_sandbox.py: self._held.runtime.processes.tell",
+        "sessions/sandbox/chat_sandbox.py: held.runtime.processes.untold",
+        "sessions/sandbox/context.py: self.runtime.processes.list",
+        "sessions/sandbox/context.py: self.runtime.processes.stop",
     }
 
 

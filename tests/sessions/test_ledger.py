@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.records import (
+from mcp_sandbox.sessions.chat_records import (
     AssistantSpec,
     ChatRecord,
     ChatRecords,

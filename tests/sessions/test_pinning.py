@@ -12,7 +12,7 @@ from mcp_sandbox.errors import Busy, UnknownSkill
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.pinning import Activation, Pinning
 from mcp_sandbox.skills.library import Library
-from mcp_sandbox.skills.models import Skill
+from mcp_sandbox.skills.skill import Skill
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.layout import SHOWN
 

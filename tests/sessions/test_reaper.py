@@ -12,7 +12,7 @@ from mcp_sandbox.config import SessionsConfig
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.cleaning import Reaper, next_step
-from mcp_sandbox.sessions.rooms import Use
+from mcp_sandbox.sessions.sandbox.context import Use
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.workspace.retention import DAY_S, WATCHED_S
 from tests.sessions.clocks import SetClock

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.audit.reading import events, verify
 from mcp_sandbox.config import AuditConfig, Config
 from mcp_sandbox.errors import NotFound, NotPermitted, StorageUnavailable

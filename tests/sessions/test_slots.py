@@ -8,8 +8,8 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from mcp_sandbox.errors import CapacityReached
-from mcp_sandbox.sessions.hold import Hold
-from mcp_sandbox.sessions.slots import Slots
+from mcp_sandbox.sessions.sandbox.capacity import Slots
+from mcp_sandbox.sessions.sandbox.chat_sandbox import Hold
 
 
 class Sandbox(Hold):

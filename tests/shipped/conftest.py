@@ -8,7 +8,7 @@ import pytest
 from mcp import Client
 from mcp.types import CallToolResult
 
-from mcp_sandbox.app import open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId, ExecResult
 from mcp_sandbox.server.identity import sessions_by

@@ -2,8 +2,8 @@
 
 import pytest
 
+from mcp_sandbox.app.skill_tests import try_out
 from mcp_sandbox.config import Config
-from mcp_sandbox.trial import try_out
 from tests.e2e.attacks import on_docker_if_whole
 from tests.shipped.texts import NAMES, SHIPPED
 

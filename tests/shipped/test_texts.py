@@ -9,7 +9,7 @@ from pathlib import Path
 import frontmatter
 import pytest
 
-from mcp_sandbox.skills.examine import examine
+from mcp_sandbox.skills.validate import examine
 from tests.shipped.texts import NAMES, SHIPPED
 
 FILES = sorted(path for path in SHIPPED.rglob("*") if path.is_file() and path.suffix != ".pyc")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.skills.examine import examine
+from mcp_sandbox.skills.validate import examine
 from tests.shipped.texts import SHIPPED
 from tests.skills import corpus
 

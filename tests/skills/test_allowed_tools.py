@@ -2,7 +2,7 @@
 
 import pytest
 
-from mcp_sandbox.skills.allowed_tools import Active, refusal
+from mcp_sandbox.policy.allowed_tools import Active, refusal
 
 
 def skill(name: str, *allowed_tools: str, folder: str | None = None) -> Active:

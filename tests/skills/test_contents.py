@@ -12,7 +12,7 @@ from mcp_sandbox.errors import Busy, TooLarge, UnknownSkill
 from mcp_sandbox.skills import contents as contents_module
 from mcp_sandbox.skills.contents import Whole, gather, read_whole
 from mcp_sandbox.skills.library import Library
-from mcp_sandbox.skills.models import Contents, Skill
+from mcp_sandbox.skills.skill import Contents, Skill
 from tests.skills.folders import CHAT, library, write_skill
 
 MIB = 1024 * 1024

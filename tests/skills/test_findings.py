@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.skills.findings import MAX_FILE_BYTES, scan
-from mcp_sandbox.skills.scripts.python import NAMESPACES, read_python
-from mcp_sandbox.skills.scripts.uses import Use
+from mcp_sandbox.skills.needs.findings import MAX_FILE_BYTES, scan
+from mcp_sandbox.skills.needs.python import NAMESPACES, read_python
+from mcp_sandbox.skills.needs.uses import Use
 
 
 def needs_of(**files: str) -> dict[tuple[str, str], str]:

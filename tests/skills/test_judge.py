@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.skills.examine import judge
 from mcp_sandbox.skills.supply.fetch import skills_below
 from mcp_sandbox.skills.supply.tree import read_folder
+from mcp_sandbox.skills.validate import judge
 from tests.skills.corpus import good
 
 PROJECT = Path(__file__).parents[2]

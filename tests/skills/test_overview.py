@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.skills.models import FrontMatter, Skill
 from mcp_sandbox.skills.overview import call_name, one_line, overview
+from mcp_sandbox.skills.skill import FrontMatter, Skill
 
 
 def skill(name: str, description: str, **more: str) -> Skill:

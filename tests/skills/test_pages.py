@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.errors import InvalidArgument
-from mcp_sandbox.skills.finder import Match, Page, best_first, by_name, page_of
-from mcp_sandbox.skills.models import FrontMatter, Skill
+from mcp_sandbox.skills.search import Match, Page, best_first, by_name, page_of
+from mcp_sandbox.skills.skill import FrontMatter, Skill
 
 
 def skill(name: str) -> Skill:

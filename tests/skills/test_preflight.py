@@ -1,8 +1,8 @@
 """What is lacking, and what a person is told to do about it."""
 
-from mcp_sandbox.skills.findings import scan
-from mcp_sandbox.skills.models import Unmet
-from mcp_sandbox.skills.preflight import Inventory, unmet
+from mcp_sandbox.skills.needs.findings import scan
+from mcp_sandbox.skills.needs.preflight import Inventory, unmet
+from mcp_sandbox.skills.skill import Unmet
 
 BASE = Inventory(
     commands=frozenset({"python3", "bash", "curl", "node"}),

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from mcp_sandbox.cli.skills.check import sarif
-from mcp_sandbox.skills.models import Diagnostic
+from mcp_sandbox.skills.skill import Diagnostic
 
 HERE = Path("/project")
 ABSENT = Diagnostic("no-description", "error", "It has none.", "Add.", 2)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from mcp_sandbox.skills.findings import scan
+from mcp_sandbox.skills.needs.findings import scan
 
 SKILLS = 200
 

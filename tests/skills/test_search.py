@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sandbox.config import SkillsConfig
-from mcp_sandbox.skills.finder import Index
 from mcp_sandbox.skills.library import Library
-from mcp_sandbox.skills.models import FrontMatter, Skill
 from mcp_sandbox.skills.overview import near
+from mcp_sandbox.skills.search import Index
+from mcp_sandbox.skills.skill import FrontMatter, Skill
 
 # What a skill is, how its author describes it, and how people ask for it in other words.
 KNOWN = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.errors import Unsupported
-from mcp_sandbox.skills.examine import examine
+from mcp_sandbox.skills.validate import examine
 from tests.skills.corpus import CASES, Case, described, good
 
 reference = importlib.import_module("skills_ref")

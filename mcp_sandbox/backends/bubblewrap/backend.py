@@ -19,7 +19,7 @@ from mcp_sandbox.backends.bubblewrap import cgroups, verify
 from mcp_sandbox.backends.bubblewrap.host import Host, facts
 from mcp_sandbox.backends.bubblewrap.launch import NotStarted, launch
 from mcp_sandbox.backends.bubblewrap.program import explain, look
-from mcp_sandbox.backends.process import (
+from mcp_sandbox.backends.host_process import (
     ProcessId,
     end,
     has_ended,
@@ -29,7 +29,7 @@ from mcp_sandbox.backends.process import (
     kill,
     reap,
 )
-from mcp_sandbox.backends.records import Record, Records, gone, new_id
+from mcp_sandbox.backends.sandbox_records import Record, Records, gone, new_id
 from mcp_sandbox.errors import BackendUnavailable, SandboxError, SandboxGone
 from mcp_sandbox.models import (
     BackendName,

@@ -10,8 +10,8 @@ from mcp_sandbox.backends.bubblewrap.arguments import Inside, look_at_system
 from mcp_sandbox.backends.bubblewrap.cgroups import Cgroups
 from mcp_sandbox.backends.bubblewrap.program import find_bwrap, find_python
 from mcp_sandbox.backends.bubblewrap.verify import limit_settings, wanted_limits
-from mcp_sandbox.backends.records import sandbox_user
 from mcp_sandbox.backends.runner_copy import beside_pid_1, environment
+from mcp_sandbox.backends.sandbox_records import sandbox_user
 from mcp_sandbox.models import OURS, Limits, SandboxFacts, SandboxId, SandboxSpec
 
 _HOME = "/home/sandbox"

@@ -33,7 +33,7 @@ from mcp_sandbox.backends.bubblewrap.arguments import (
 from mcp_sandbox.backends.bubblewrap.host import Host
 from mcp_sandbox.backends.bubblewrap.verify import Told
 from mcp_sandbox.errors import BackendUnavailable
-from mcp_sandbox.runner.processes import kill_trees
+from mcp_sandbox.runner.kernel.processes import kill_trees
 
 Result = TypeVar("Result")
 

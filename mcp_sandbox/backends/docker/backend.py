@@ -38,8 +38,8 @@ from mcp_sandbox.backends.docker.spec import (
 )
 from mcp_sandbox.backends.docker.verify import first_process_problems, weaker_fields
 from mcp_sandbox.backends.local_socket import connect
-from mcp_sandbox.backends.records import Record, Records, gone, new_id
 from mcp_sandbox.backends.runner_copy import runner_digest
+from mcp_sandbox.backends.sandbox_records import Record, Records, gone, new_id
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, InsecureSandbox, SandboxGone
 from mcp_sandbox.models import (
@@ -51,7 +51,7 @@ from mcp_sandbox.models import (
     SandboxInfo,
     SandboxSpec,
 )
-from mcp_sandbox.runner.interpreter import is_steered
+from mcp_sandbox.runner.workers.interpreter import is_steered
 
 _START_S = 60.0
 _LOOK_S = 2.0

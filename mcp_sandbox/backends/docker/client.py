@@ -28,7 +28,7 @@ from mcp_sandbox.backends.docker.engine import (
     explain_silence,
     find_engine,
 )
-from mcp_sandbox.backends.records import gone
+from mcp_sandbox.backends.sandbox_records import gone
 from mcp_sandbox.config import DockerConfig, docker_variables, home, search_path
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, SandboxGone
 from mcp_sandbox.models import Ending, SandboxId

@@ -21,8 +21,8 @@ from mcp_sandbox.backends.docker import client
 from mcp_sandbox.backends.docker.client import Connection, Image, connection_of
 from mcp_sandbox.backends.docker.engine import build_again, is_gvisor, processors, security_options
 from mcp_sandbox.backends.docker.spec import PYTHON, RUNNER_LABEL, Placement, container_body
-from mcp_sandbox.backends.records import sandbox_user
 from mcp_sandbox.backends.runner_copy import GITCONFIG, PACKAGE, runner_digest, runner_sources
+from mcp_sandbox.backends.sandbox_records import sandbox_user
 from mcp_sandbox.config import DockerConfig, proxy_variables, search_path
 from mcp_sandbox.errors import BackendUnavailable, ConfigError, ImageMissing
 from mcp_sandbox.models import SandboxId, SandboxSpec

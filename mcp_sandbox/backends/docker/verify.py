@@ -8,7 +8,7 @@ destroys a container that has a problem.
 from pathlib import Path
 from typing import Any
 
-from mcp_sandbox.backends.process import wrong_mounts, wrong_status
+from mcp_sandbox.backends.host_process import wrong_mounts, wrong_status
 
 # If the kernel does not count swap, the engine drops MemorySwap, but the memory limit holds;
 # `facts_of` reports it.

@@ -38,13 +38,13 @@ from mcp_sandbox.cli.skills.tables import NoSandbox, Paths, Skill, User, catalog
 from mcp_sandbox.config import Config
 from mcp_sandbox.durable import write_file
 from mcp_sandbox.errors import Busy, TooLarge, UnusableSkill
-from mcp_sandbox.skills import models
+from mcp_sandbox.skills import skill as models
 from mcp_sandbox.skills.contents import opened, read_whole
-from mcp_sandbox.skills.models import Diagnostic, Json
+from mcp_sandbox.skills.skill import Diagnostic, Json
 from mcp_sandbox.skills.uris import DOCUMENT, document_among, is_document
 
 if TYPE_CHECKING:
-    from mcp_sandbox.trial import Trial
+    from mcp_sandbox.app.skill_tests import Trial
 
 _LISTING = "`mcp-sandbox skills list`"
 _DESCRIPTION_SHOWN = 200
@@ -71,7 +71,7 @@ def list_skills(
     config: ConfigFile = None,
 ) -> None:
     """List the skills that chats are offered, those first that a QUERY means."""
-    from mcp_sandbox.skills.finder import Index
+    from mcp_sandbox.skills.search import Index
 
     found = catalogue(load(config, data).config, user)
     skills = found.skills
@@ -93,10 +93,10 @@ def show(
     config: ConfigFile = None,
 ) -> None:
     """Show one skill: what it says of itself, its files, where it came from, what is wrong."""
-    from mcp_sandbox.skills.examine import examine
-    from mcp_sandbox.skills.findings import scan
     from mcp_sandbox.skills.library import Library
+    from mcp_sandbox.skills.needs.findings import scan
     from mcp_sandbox.skills.supply.installed import Installed
+    from mcp_sandbox.skills.validate import examine
 
     settings = load(config, data).config
     skill = catalogue(settings, user).find(name, _LISTING)
@@ -163,7 +163,7 @@ def validate(
     ] = Format.TABLE,
 ) -> None:
     """Say what is wrong with skills; it fails if one cannot be used, or is not strictly valid."""
-    from mcp_sandbox.skills.examine import examine
+    from mcp_sandbox.skills.validate import examine
 
     examined = [examine(folder, strictly=strict) for folder in skill_folders(paths)]
     rows = [(each.name, each.folder, one) for each in examined for one in each.diagnostics]
@@ -209,7 +209,7 @@ def skill_folders(paths: list[Path]) -> list[Path]:
 
 
 def _all_rows(settings: Config, user: str, *, ask: bool) -> Iterator[Row]:
-    from mcp_sandbox.skills.examine import examine
+    from mcp_sandbox.skills.validate import examine
 
     found = catalogue(settings, user)
     for problem in found.problems:
@@ -314,7 +314,7 @@ def try_out(
 
     Tests lie in tests/ and pass with exit code 0; entries of evals/evals.json need a `command`.
     """
-    from mcp_sandbox import trial
+    from mcp_sandbox.app import skill_tests as trial
 
     settings = load(config, data, backend).config
     folder = _folder(settings, user, what)

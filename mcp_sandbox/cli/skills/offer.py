@@ -11,13 +11,13 @@ from mcp_sandbox.cli.skills import tables
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import UnusableSkill
 from mcp_sandbox.skills.contents import set_digest
-from mcp_sandbox.skills.examine import Examined, examine_files
-from mcp_sandbox.skills.findings import scan
+from mcp_sandbox.skills.needs.findings import scan
 from mcp_sandbox.skills.parse import parse
 from mcp_sandbox.skills.supply.fetch import Incoming
 from mcp_sandbox.skills.supply.installed import file_digests
 from mcp_sandbox.skills.supply.tree import File, Tree
 from mcp_sandbox.skills.uris import DOCUMENT
+from mcp_sandbox.skills.validate import Examined, examine_files
 
 _SCRIPT_ENDINGS = frozenset(
     {".bash", ".bat", ".cjs", ".cmd", ".go", ".js", ".lua", ".mjs", ".php", ".pl", ".ps1", ".py"}

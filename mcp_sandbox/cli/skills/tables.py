@@ -17,7 +17,7 @@ from mcp_sandbox.config import Config
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import digest_of, kind_of
-from mcp_sandbox.skills.models import Diagnostic, Findings, Level
+from mcp_sandbox.skills.skill import Diagnostic, Findings, Level
 
 User = Annotated[str, typer.Option("--user", metavar="USER", help="Whose skills.")]
 Skill = Annotated[str, typer.Argument(metavar="NAME", help="A skill: its name, or ROOT/NAME.")]
@@ -107,7 +107,7 @@ def lacking_for(
     skills: Mapping[str, Mapping[str, bytes]], config: Config
 ) -> Mapping[str, Sequence[Diagnostic]]:
     """Return what a sandbox lacks of what scripts need; where there is none, say why not."""
-    from mcp_sandbox.trial import lacking
+    from mcp_sandbox.app.skill_tests import lacking
 
     try:
         return anyio.run(lacking, skills, config)

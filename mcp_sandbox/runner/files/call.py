@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner.files.paths import show, workspace
-from mcp_sandbox.runner.protocol import OpError
+from mcp_sandbox.runner.wire.protocol import OpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

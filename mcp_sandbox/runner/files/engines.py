@@ -15,7 +15,7 @@ from mcp_sandbox.runner.files.paths import TEMPORARY
 from mcp_sandbox.runner.files.reading import split
 from mcp_sandbox.runner.files.search import compile_glob, names_git, wanted
 from mcp_sandbox.runner.files.walk import Budget, open_directory, walk
-from mcp_sandbox.runner.protocol import OpError
+from mcp_sandbox.runner.wire.protocol import OpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,11 +9,11 @@ import stat
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from mcp_sandbox.runner import processes
 from mcp_sandbox.runner.files.call import closing_fd, send
 from mcp_sandbox.runner.files.paths import TEMPORARY, protect, relative, resolve, show
 from mcp_sandbox.runner.files.walk import Descent, kind_of, open_directory
-from mcp_sandbox.runner.protocol import OpError
+from mcp_sandbox.runner.kernel import processes
+from mcp_sandbox.runner.wire.protocol import OpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import os.path
 
-from mcp_sandbox.runner.protocol import OpError
+from mcp_sandbox.runner.wire.protocol import OpError
 
 MAX_PATH = 4095
 TEMPORARY = ".~mcp-"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mcp_sandbox.runner.files.call import BIGGEST, closing_fd, put, send
 from mcp_sandbox.runner.files.paths import relative, resolve, show
 from mcp_sandbox.runner.files.walk import kind_of
-from mcp_sandbox.runner.protocol import OpError
+from mcp_sandbox.runner.wire.protocol import OpError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ from mcp_sandbox.runner.files.call import put, put_rows
 from mcp_sandbox.runner.files.paths import TEMPORARY, meant, relative, resolve, show
 from mcp_sandbox.runner.files.reading import open_regular
 from mcp_sandbox.runner.files.walk import MAX_LIMIT, Budget, join, open_directory, walk
-from mcp_sandbox.runner.protocol import OpError
+from mcp_sandbox.runner.wire.protocol import OpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

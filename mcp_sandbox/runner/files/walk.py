@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner.files.call import put_rows
 from mcp_sandbox.runner.files.paths import relative, resolve, show
-from mcp_sandbox.runner.protocol import OpError
+from mcp_sandbox.runner.wire.protocol import OpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

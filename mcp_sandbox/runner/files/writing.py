@@ -18,7 +18,7 @@ from mcp_sandbox.runner.files.call import chunks, closing_fd, copy, put, take
 from mcp_sandbox.runner.files.paths import TEMPORARY, relative, resolve, show
 from mcp_sandbox.runner.files.reading import open_regular
 from mcp_sandbox.runner.files.walk import kind_of
-from mcp_sandbox.runner.protocol import OpError
+from mcp_sandbox.runner.wire.protocol import OpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

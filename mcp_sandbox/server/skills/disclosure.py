@@ -15,8 +15,8 @@ from mcp.types import CLIENT_INFO_META_KEY
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.skills.visible import Asked, Visible
 from mcp_sandbox.server.text import byte_length
-from mcp_sandbox.skills.models import Skill
 from mcp_sandbox.skills.overview import Overview, overview
+from mcp_sandbox.skills.skill import Skill
 
 SKILL_TOOLS = frozenset({"skills_list", "skill_activate"})
 ACCOUNT_KEY = "mcp-sandbox/skills"

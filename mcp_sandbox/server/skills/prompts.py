@@ -31,8 +31,8 @@ from mcp_sandbox.server.skills.resources import TEMPLATE
 from mcp_sandbox.server.skills.results import wrapped
 from mcp_sandbox.server.skills.visible import Asked, Visible, folder_uri, page, shown
 from mcp_sandbox.skills.catalogue import Catalogue
-from mcp_sandbox.skills.models import FrontMatter, Skill
 from mcp_sandbox.skills.parse import ARGUMENTS
+from mcp_sandbox.skills.skill import FrontMatter, Skill
 from mcp_sandbox.skills.uris import DOCUMENT, SCHEME
 
 # The argument of a skill that names none: everything that the user says, in one.

@@ -21,8 +21,8 @@ from mcp_sandbox.server.text import clip, show_name
 from mcp_sandbox.sessions.skills import Skills
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.library import Library
-from mcp_sandbox.skills.models import Skill, SkillFile
 from mcp_sandbox.skills.scan import Whose
+from mcp_sandbox.skills.skill import Skill, SkillFile
 from mcp_sandbox.skills.uris import DOCUMENT, SCHEME, file_uri
 
 T = TypeVar("T")

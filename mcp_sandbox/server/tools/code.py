@@ -14,7 +14,7 @@ from anyio import to_thread
 from mcp.types import CallToolResult
 from pydantic import Field, StringConstraints
 
-from mcp_sandbox.config.models import CallsConfig
+from mcp_sandbox.config.sections import CallsConfig
 from mcp_sandbox.config.units import show_duration
 from mcp_sandbox.models import ExecResult, Language
 from mcp_sandbox.runtime.runtime import OnOutput
@@ -25,8 +25,8 @@ from mcp_sandbox.server.text import byte_length, clip, printed
 from mcp_sandbox.server.tool import CHANGES, SandboxTool, build_tool, patience
 from mcp_sandbox.server.tools.parameters import Code, Env, LanguageName, Path, Text
 from mcp_sandbox.sessions.session import Session
-from mcp_sandbox.skills.preflight import Inventory, unmet
-from mcp_sandbox.skills.scripts.uses import Use
+from mcp_sandbox.skills.needs.preflight import Inventory, unmet
+from mcp_sandbox.skills.needs.uses import Use
 
 INTERVAL_S = 0.2
 """At most five messages a second."""

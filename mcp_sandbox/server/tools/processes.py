@@ -6,7 +6,7 @@ from urllib.parse import quote
 from mcp.types import CallToolResult
 from pydantic import AfterValidator, Field, StringConstraints
 
-from mcp_sandbox.config.models import CallsConfig
+from mcp_sandbox.config.sections import CallsConfig
 from mcp_sandbox.errors import InvalidArgument, NotPermitted
 from mcp_sandbox.runtime.processes import Key, Stop
 from mcp_sandbox.server.identity import Request, is_over_http

@@ -10,7 +10,7 @@ from random import Random
 import anyio
 from anyio import to_thread
 
-from mcp_sandbox.app import open_backend, open_manager
+from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.config import Config, SessionsConfig, load_config, server_variables
 from mcp_sandbox.models import BackendName, ChatId
 from mcp_sandbox.sessions.manager import SessionManager

@@ -11,7 +11,7 @@ from random import Random
 import anyio
 from anyio import to_thread
 
-from mcp_sandbox.app import open_backend
+from mcp_sandbox.app.chats import open_backend
 from mcp_sandbox.config import load_config
 from tests.daemon.running import control
 from tests.e2e.endurance.chat import Chat

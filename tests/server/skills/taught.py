@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 from mcp import Client
 
-from mcp_sandbox.app import make_server, open_manager, open_skills
+from mcp_sandbox.app.chats import make_server, open_manager, open_skills
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.identity import connected_as

@@ -1,0 +1,193 @@
+"""What `open_agent` is made of: an assistant, a chat's computer, and the ways out of it."""
+
+import json
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio import to_thread
+
+from mcp_sandbox.agents.assistants import Assistant, SandboxOptions, assistant_of
+from mcp_sandbox.agents.connectors import Connector, connector_of
+from mcp_sandbox.agents.events import Completion, Usage
+from mcp_sandbox.agents.executor import Executor, Way
+from mcp_sandbox.agents.executors import executor_of
+from mcp_sandbox.agents.executors.direct import Direct
+from mcp_sandbox.agents.gateway import open_gateway
+from mcp_sandbox.agents.hooks import Hooks, Memory, hooks_of
+from mcp_sandbox.agents.run import Agent, Tell
+from mcp_sandbox.app.chats import open_manager
+from mcp_sandbox.config import Config, load_config
+from mcp_sandbox.config.units import MIB
+from mcp_sandbox.errors import Busy, InvalidArgument
+from mcp_sandbox.models import RELAY, ChatId
+from mcp_sandbox.server.bridge import Bridge, open_bridge
+from mcp_sandbox.sessions.chat_records import AssistantSpec, ChatRecords, Ledger, system_clock
+from mcp_sandbox.sessions.manager import SessionManager
+from mcp_sandbox.sessions.session import Session
+from mcp_sandbox.skills.library import Library
+
+logger = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def open_agent(  # noqa: PLR0913 - what an agent can be given
+    assistant: str = "",
+    chat: str = "demo",
+    *,
+    user: str = "local",
+    connector: str = "",
+    command: str = "",
+    arguments: Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
+    tools: Sequence[Callable[..., Any]] = (),
+    hooks: Hooks | None = None,
+    on_end: Callable[[Completion], Awaitable[None]] | None = None,
+    config: Config | None = None,
+    manager: Callable[[], Awaitable[SessionManager]] | None = None,
+) -> AsyncGenerator[Agent]:
+    """Open a coding agent in the computer of a chat, whose files stay.
+
+    Its sandbox ends with the block, but for one of a `manager`, which has the same `config`.
+    The `assistant`, a folder in `agents.folders`, says how it behaves; what is given here goes
+    before it. The program `command` with its `arguments` reaches its model by the `connector`, as
+    NAME or NAME/MODEL; each run may take `timeout_s`, may call the functions `tools` of this
+    process, and is told to `on_end`. What is not given the configuration says.
+
+    Raises:
+        InvalidArgument: there is no such assistant, connector, program or argument.
+        OperatorError: no sandbox can be made here, or the configuration is wrong.
+    """
+    if config is None:
+        config = (await to_thread.run_sync(load_config)).config
+    settings, chat_id = config.agents, ChatId(user, chat)
+    usual = command or settings.command
+    found = await to_thread.run_sync(assistant_of, settings.folders, assistant, user, usual)
+    options = found.sandbox or SandboxOptions(command=Direct.name)
+    executor = executor_of(command or options.command or usual)
+    # A model that is named with the connector goes before the assistant's.
+    unsaid = {"model": None} if "/" in connector and "model" in options.arguments else {}
+    given = {**options.arguments, **unsaid, **(arguments or {})}
+    make = partial(executor.read, given, f"the arguments of {executor.name}")
+    make()
+    service = connector_of(config.connectors, connector or found.connector, settings.connector)
+    protocol = service.settings.protocol
+    if protocol not in executor.protocols:
+        raise InvalidArgument(
+            f"{executor.name} speaks the protocol {executor.protocols[0]}, and connector "
+            f"{service.name} {protocol}: name another connector, or another command"
+        )
+    # Before anything is started.
+    await service.key()
+    if on_end is None and settings.usage_log:
+        on_end = partial(_write_usage, settings.usage_log, chat_id, found.name, service.name)
+    if hooks is None:
+        hooks = await to_thread.run_sync(hooks_of, found.hooks)
+    bridge = config.bridge.model_copy(
+        update={"servers": {**config.bridge.servers, **found.servers}}
+    )
+    async with _placed(chat_id, found, config, executor, manager) as (session, memory):
+        opening = partial(open_bridge, bridge, found.tools, tools)
+        way = partial(_way, chat_id, session, service, config, opening)
+        limit_s = timeout_s or options.timeout or settings.run.timeout
+        agent = Agent(chat_id, session, found, make, way, limit_s, hooks, memory, on_end)
+        async with agent.opened():
+            yield agent
+
+
+@asynccontextmanager
+async def _placed(
+    chat: ChatId,
+    found: Assistant,
+    config: Config,
+    executor: type[Executor],
+    manager: Callable[[], Awaitable[SessionManager]] | None,
+) -> AsyncGenerator[tuple[Session | None, Memory]]:
+    """The chat's session, if anything is to run in it; and what its hooks keep."""
+    if executor is Direct:
+        yield None, Memory(Ledger(ChatRecords(config.data_dir), system_clock), chat)
+        return
+    options = found.sandbox or SandboxOptions()
+    limits = {"memory_mb": (options.max_memory or 0) // MIB, "cpus": options.max_cpu}
+    is_ours = not config.agents.programs and "image" not in config.docker.model_fields_set
+    spec = AssistantSpec(
+        found.name,
+        options.image or (executor.image if is_ours else ""),
+        {name: value for name, value in limits.items() if value},
+    )
+    async with nullcontext(await manager()) if manager else open_manager(config) as chats:
+        session = await chats.session(chat, spec)
+        if found.skills:
+            folders = {"folders": (found.skills, *config.skills.folders)}
+            shown = config.skills.model_copy(update=folders)
+            session.skills.library = Library(shown, config.data_dir)
+        yield session, Memory(chats.ledger, chat)
+
+
+async def _write_usage(
+    file: Path, chat: ChatId, assistant: str, connector: str, completion: Completion
+) -> None:
+    """Note what a run has cost, as a line of JSON."""
+    told = asdict(completion)
+    kept = {name: told[name] for name in ("usage", "cost_usd", "turns", "duration_ms", "is_error")}
+    of = {"user": chat.user, "chat": chat.chat, "assistant": assistant, "connector": connector}
+    line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **of, **kept})
+
+    try:
+        async with await anyio.open_file(file, "a", encoding="utf-8") as log:
+            await log.write(f"{line}\n")
+    except OSError:
+        logger.exception("agents.usage_log cannot be written")
+
+
+@asynccontextmanager
+async def _way(
+    chat: ChatId,
+    session: Session | None,
+    service: Connector,
+    config: Config,
+    opening: Callable[..., AbstractAsyncContextManager[Bridge]],
+    tell: Tell,
+) -> AsyncGenerator[Way]:
+    """Open what one run finds inside: a door to its model, and one to the host's tools."""
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(
+            open_gateway(service, chat=chat, limits=config.agents.run, egress=config.egress)
+        )
+
+        def used() -> Usage:
+            given, made = gateway.counts.input_tokens, gateway.counts.output_tokens
+            return Usage(given, made, given + made)
+
+        speaks = service.settings.protocol
+        way = Way("", gateway.token, service.model, speaks, gateway.ask, usage=used)
+        if not session:
+            yield way
+            return
+        port = await stack.enter_async_context(session.door(gateway.serve))
+        bridge = await stack.enter_async_context(opening(of=str(chat), tell=tell))
+        tools: dict[str, object] = {}
+        if bridge.names:
+            # Another run of the chat may have the place.
+            at: int | str = config.bridge.path
+            try:
+                at = await stack.enter_async_context(session.door(bridge.handle, at=at))
+            except Busy:
+                at = f"{at}.{secrets.token_hex(4)}"
+                at = await stack.enter_async_context(session.door(bridge.handle, at=at))
+            tools = {"command": "python3", "args": ["-I", "-S", RELAY, at]}
+        url = f"http://127.0.0.1:{port}"
+        online = config.network != "none"
+        yield replace(way, url=url, tools=tools, tool_names=bridge.names, online=online)

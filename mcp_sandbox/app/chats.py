@@ -1,0 +1,417 @@
+"""Composition root: turns a configuration into a running application.
+
+The only file that names concrete backends. They are imported late, so that nobody pays for the
+libraries of a backend that is not used.
+"""
+
+import logging
+import signal
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio import to_thread
+from anyio.abc import TaskGroup, TaskStatus
+
+from mcp_sandbox.backends.base import Backend
+from mcp_sandbox.backends.sandbox_records import sandbox_user
+from mcp_sandbox.config import Config, load_config, own_folders
+from mcp_sandbox.errors import (
+    BackendUnavailable,
+    ConfigError,
+    ImageMissing,
+    InvalidArgument,
+    OperatorError,
+)
+from mcp_sandbox.models import PROGRAMS, BackendName, ChatId, Mount
+from mcp_sandbox.telemetry import logs
+
+if TYPE_CHECKING:
+    from mcp_sandbox.audit import Audit
+    from mcp_sandbox.egress.rules import Rules as Hosts
+    from mcp_sandbox.policy import Rules
+    from mcp_sandbox.server.server import SandboxServer
+    from mcp_sandbox.sessions.chat_records import Clock, Ledger
+    from mcp_sandbox.sessions.doors import Egress
+    from mcp_sandbox.sessions.manager import SessionManager
+    from mcp_sandbox.sessions.session import Session
+    from mcp_sandbox.sessions.skills import Skills
+    from mcp_sandbox.telemetry.calls import Count
+    from mcp_sandbox.workspace.projects import ClientFolders
+
+logger = logging.getLogger(__name__)
+
+ISOLATING: tuple[BackendName, ...] = ("docker", "bubblewrap")
+
+
+@asynccontextmanager
+async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Backend]:
+    """Open the backend of that name, without asking whether it works.
+
+    Its sandboxes do not end with the block; its connections do.
+    """
+    # An import reads many files; in a thread it does not hold up whoever else is served.
+    room = "docker" if name == "docker" else "bubblewrap"
+    await to_thread.run_sync(import_module, f"mcp_sandbox.backends.{room}.backend")
+    if name == "docker":
+        from mcp_sandbox.backends.docker.backend import DockerBackend
+
+        async with aclosing(DockerBackend(config.docker, config.data_dir)) as docker:
+            yield docker
+    else:
+        from mcp_sandbox.backends.bubblewrap.backend import BubblewrapBackend
+
+        yield BubblewrapBackend(config.data_dir, walls=name == "bubblewrap")
+
+
+@asynccontextmanager
+async def choose_backend(config: Config) -> AsyncGenerator[tuple[Backend, str]]:
+    """Open the configured backend, or with `auto` the first that isolates here; and say why it.
+
+    Raises:
+        BackendUnavailable: `auto` found none that works; the message says what to install.
+    """
+    if config.backend != "auto":
+        async with open_backend(config.backend, config) as backend:
+            yield backend, "the configuration names it"
+        return
+    failures: list[str] = []
+    for name in ISOLATING:
+        async with open_backend(name, config) as backend:
+            try:
+                found = await backend.probe()
+            except (BackendUnavailable, ImageMissing) as exc:
+                failures.append(f"{name} cannot be used: {exc}")
+            else:
+                yield backend, "; ".join((found, *failures))
+                return
+    raise BackendUnavailable(
+        "no backend isolates on this machine. Install and start Docker and run `mcp-sandbox "
+        "images build`, or install bubblewrap. " + " ".join(failures)
+    )
+
+
+@asynccontextmanager
+async def open_manager(
+    config: Config,
+    folders: "ClientFolders | None" = None,
+    *,
+    for_many: bool = False,
+    clock: "Clock | None" = None,
+    skills: "Skills | None" = None,
+    count: "Count | None" = None,
+) -> AsyncGenerator["SessionManager"]:
+    """Open the manager of all chats of a data root; what it opened ends with the block.
+
+    `folders` says in which folders the clients of the chats work. `for_many` new chats it is
+    worth to start sandboxes early, unless the configuration says how many. Without `clock`, the
+    time is the machine's. `skills` are those that others use too. `count` gets the record of every
+    call that has ended.
+
+    Raises:
+        OperatorError: no backend works here, or the data root cannot be used.
+    """
+    await to_thread.run_sync(import_module, "mcp_sandbox.sessions.manager")
+    from mcp_sandbox.audit import open_audit
+    from mcp_sandbox.policy import profile_of
+    from mcp_sandbox.sessions.approvals import Approvals
+    from mcp_sandbox.sessions.chat_records import ChatRecords, Ledger, system_clock
+    from mcp_sandbox.sessions.gate import Judge
+    from mcp_sandbox.sessions.manager import SessionManager
+    from mcp_sandbox.sessions.sandbox.context import Rooms
+    from mcp_sandbox.sessions.settings import SessionSettings
+    from mcp_sandbox.workspace.directory import Workspaces
+    from mcp_sandbox.workspace.pool import PoolFolder
+    from mcp_sandbox.workspace.projects import ClientFolders, Projects
+
+    ledger = Ledger(ChatRecords(config.data_dir), clock or system_clock)
+    folder = config.data_dir / "sandbox" / "audit"
+    async with (
+        choose_backend(config) as (backend, why),
+        open_audit(folder, config.audit) as audit,
+        _open_egress(config, ledger, audit) as egress,
+    ):
+        logger.info("backend %s: %s", backend.name, why)
+        programs = await to_thread.run_sync(programs_of, config)
+        data_dir, owner = config.data_dir, sandbox_user()
+        size = config.pool.size
+        if size == "auto":
+            size = 1 if for_many and backend.name == "docker" else 0
+        space, shown = config.workspace, config.skills.enabled
+        pool = PoolFolder(data_dir, owner=owner, settings=space, skills=shown) if size else None
+        rooms = Rooms(
+            backend,
+            Workspaces(data_dir, owner=owner, settings=space, skills=shown),
+            Projects(config.project, data_dir, owner=owner, folders=folders or ClientFolders()),
+            ledger,
+            audit,
+            SessionSettings(
+                limits=config.limits.values(),
+                network=config.network,
+                env=config.env,
+                sessions=config.sessions,
+                workspace=space,
+                calls=config.calls,
+                keep_bytes=config.output.kept,
+                previews=config.previews.enabled,
+                may_move=config.backend != "auto",
+                keep_background=for_many,
+                mounts=((egress.mount,) if egress else ()) + programs,
+                pool_size=size,
+                pool_max_age_s=config.pool.max_age,
+            ),
+            egress=egress,
+        )
+        skills = skills or open_skills(config)
+        judge = Judge(
+            await to_thread.run_sync(rules_of, config),
+            profile_of(config.policy.profile, backend.name),
+            config.network,
+            Approvals(ledger, audit, config.sessions.lifetime),
+            audit.mask,
+        )
+        async with SessionManager(rooms, skills, judge, count=count, pool=pool) as manager:
+            yield manager
+
+
+def way_out(config: Config) -> "Hosts | None":
+    """Return the rules of allowed hosts, where the network is theirs. Blocks on the disk.
+
+    Raises:
+        ConfigError: what the configuration says of them cannot be used.
+    """
+    if config.network != "allowlist":
+        return None
+    if config.backend == "unsafe-local":
+        raise ConfigError(
+            "network: allowlist needs a wall, and unsafe-local has none: name another backend, or "
+            "set network to open"
+        )
+    from mcp_sandbox.egress.authority import trusted
+    from mcp_sandbox.egress.rules import rules_of
+    from mcp_sandbox.egress.secrets import Secrets
+
+    Secrets(config.secrets, b"")
+    trusted(config.egress.ca_bundle)
+    return rules_of(config.egress)
+
+
+def rules_of(config: Config) -> "Rules":
+    """Return the rules by which calls are graded. Blocks on the disk.
+
+    Raises:
+        ConfigError: a file of the operator's cannot be used.
+    """
+    from mcp_sandbox.policy import load_rules
+
+    return load_rules(config.policy.rules)
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError now for what opening the manager would raise it for. Blocks on the disk."""
+    way_out(config)
+    programs_of(config)
+    rules_of(config)
+
+
+def programs_of(config: Config) -> tuple[Mount, ...]:
+    """Return the mount of the programs for agents, if the operator has some. Blocks on the disk.
+
+    Raises:
+        ConfigError: a sandbox may not show that folder.
+    """
+    if not config.agents.programs:
+        return ()
+    from mcp_sandbox.workspace.projects import check_folder
+
+    try:
+        private = (config.data_dir, *own_folders())
+        folder = check_folder(config.agents.programs, private, or_root=True)
+    except InvalidArgument as exc:
+        raise ConfigError(f"agents.programs: {exc}") from exc
+    return (Mount(folder, PROGRAMS, read_only=True),)
+
+
+@asynccontextmanager
+async def _open_egress(
+    config: Config, ledger: "Ledger", audit: "Audit"
+) -> "AsyncGenerator[Egress | None]":
+    rules = await to_thread.run_sync(way_out, config)
+    if rules is None:
+        if config.secrets:
+            logger.warning("secrets do nothing with network: %s", config.network)
+        yield None
+        return
+    await to_thread.run_sync(import_module, "mcp_sandbox.sessions.doors")
+    from mcp_sandbox.egress.authority import Authority
+    from mcp_sandbox.egress.proxy import Proxy
+    from mcp_sandbox.egress.secrets import Secrets
+    from mcp_sandbox.sessions.doors import Egress
+
+    settings, folder = config.egress, config.data_dir / "sandbox" / "authority"
+    authority = await Authority.open(folder, settings.ca_bundle)
+    secrets = Secrets(config.secrets, authority.seed)
+    proxy = Proxy(rules, authority, secrets, upstream=settings.upstream_proxy)
+    audit.mask = secrets.masked
+    with logs.masked(secrets.masked):
+        yield Egress(proxy, ledger, audit)
+
+
+def open_skills(config: Config) -> "Skills":
+    """Return the skills that agents can use; nothing is read before the first request."""
+    from mcp_sandbox.sessions.skills import Skills
+    from mcp_sandbox.skills.library import Library
+
+    return Skills(Library(config.skills, config.data_dir), config.skills.narrow)
+
+
+def make_server(
+    config: Config,
+    skills: "Skills",
+    session: "Callable[[ChatId], Awaitable[Session]]",
+    count: "Count | None" = None,
+) -> "SandboxServer":
+    """Return the MCP server as configured, whose connections say which chat is theirs."""
+    from mcp_sandbox.server.identity import callers_by, chat_of_connection, sessions_by
+    from mcp_sandbox.server.server import build_server
+    from mcp_sandbox.server.skills.visible import Visible
+
+    callers, session_for = callers_by(chat_of_connection), sessions_by(chat_of_connection, session)
+    seen = Visible(skills, callers, config.skills) if config.skills.enabled else None
+    return build_server(
+        session_for,
+        network=config.network,
+        project=config.project.access,
+        isolated=config.backend != "unsafe-local",
+        count=count,
+        skills=seen,
+        calls=config.calls,
+    )
+
+
+@asynccontextmanager
+async def on_signals(begin: Callable[[], object]) -> AsyncGenerator[None]:
+    """Call `begin` when this process is to end, and let no signal cut short what follows the block.
+
+    Clients send one after the other.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    async def watch() -> None:
+        async for _ in signals:
+            begin()
+
+    try:
+        with anyio.open_signal_receiver(*numbers) as signals:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watch)
+                try:
+                    yield
+                finally:
+                    tasks.cancel_scope.cancel()
+    finally:
+        # The receiver leaves them as they are for any program: they would kill.
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+
+
+@asynccontextmanager
+async def temporary_data() -> AsyncGenerator[Path]:
+    """Make a data root that goes away with the block, for a trial that leaves no files."""
+    folder = await to_thread.run_sync(
+        lambda: tempfile.TemporaryDirectory(prefix="mcp-sandbox-", ignore_cleanup_errors=True)
+    )
+    try:
+        yield Path(folder.name)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(folder.cleanup)
+
+
+@dataclass(eq=False)
+class LateManager:
+    """Opens the manager at the first call, so that a client gets its first answer at once.
+
+    `opening` is `open_manager` with its arguments; `opened`: the manager, if it is open already.
+    """
+
+    tasks: TaskGroup
+    opening: "Callable[[], AbstractAsyncContextManager[SessionManager]]"
+    opened: "SessionManager | None" = None
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+
+    def is_in_use(self) -> bool:
+        """Return whether a call is under way or something runs in the background."""
+        now = self.opened and self.opened.statistics()
+        return bool(now and (now.busy or now.queued or now.background))
+
+    async def open(self) -> "SessionManager":
+        """Return the manager; after a failure to open it, the next call tries again."""
+        async with self.lock:
+            if self.opened is None:
+                self.opened = await self.tasks.start(self._hold_open)
+        return self.opened
+
+    def let_go(self) -> None:
+        """Answer the calls that wait for processes; these go on."""
+        if self.opened:
+            self.opened.let_go()
+
+    async def open_early(self) -> None:
+        """Open it before the first request; a failure is reported to each request."""
+        try:
+            await self.open()
+        except OperatorError as exc:
+            logger.warning("no sandbox can be made now: %s", exc)
+
+    async def session(self, chat: ChatId) -> "Session":
+        """Return the session of an agent's calls."""
+        return await (await self.open()).session(chat, judged=True)
+
+    async def _hold_open(self, *, task_status: "TaskStatus[SessionManager]") -> None:
+        async with self.opening() as manager:
+            task_status.started(manager)
+            await anyio.sleep_forever()
+
+
+async def serve_stdio(config: Config, chat: ChatId, project: Path | None = None) -> None:
+    """Serve one chat, of a client that works in `project`, until it goes or a signal comes."""
+    from mcp_sandbox.server import transports
+    from mcp_sandbox.server.identity import connected_as
+    from mcp_sandbox.workspace.projects import ClientFolders
+
+    folders = ClientFolders(own_folders())
+    async with anyio.create_task_group() as tasks, on_signals(tasks.cancel_scope.cancel):
+        skills = open_skills(config)
+        manager = LateManager(tasks, partial(open_manager, config, folders, skills=skills))
+        server = make_server(config, skills, manager.session)
+        with connected_as(chat), folders.brought(chat, project):
+            await transports.serve_stdio(server.core)
+        tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def open_session(
+    chat: str = "demo", *, user: str = "local", config: Config | None = None, judged: bool = False
+) -> AsyncGenerator["Session"]:
+    """Open the computer of a chat; its files stay, its sandbox ends with the block.
+
+    Without `config` the configuration file and the environment count, as on the command line.
+    `judged`: the policy decides about what is run, as for an agent: where a person has to be asked
+    the call raises ConsentNeeded, and is right once it was allowed by `mcp-sandbox approvals`.
+
+    Raises:
+        InvalidArgument: the chat or the user is not a usable id.
+        OperatorError: no sandbox can be made here; the message says what to do.
+    """
+    chat_id = ChatId(user, chat)
+    if config is None:
+        config = (await to_thread.run_sync(load_config)).config
+    async with open_manager(config) as manager:
+        yield await manager.session(chat_id, judged=judged)

@@ -1,0 +1,159 @@
+"""Tries a skill out in a sandbox of its own, and says what the sandbox lacks.
+
+A skill is activated as in a chat, so that it lies where agents find it; the tests and examples that
+it declares run in fresh copies of its folder, without a network, other skills or other files.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from anyio import to_thread
+
+from mcp_sandbox.app.chats import open_session, temporary_data
+from mcp_sandbox.app.examples import Example, examples
+from mcp_sandbox.config import Config, SkillsConfig
+from mcp_sandbox.errors import SandboxGone, Unsupported, UnusableSkill
+from mcp_sandbox.models import ExecResult
+from mcp_sandbox.sessions.skills import ask
+from mcp_sandbox.skills.needs.findings import scan
+from mcp_sandbox.skills.needs.preflight import unmet
+from mcp_sandbox.skills.parse import parse
+from mcp_sandbox.skills.repair import repair
+from mcp_sandbox.skills.skill import Diagnostic, Level, Unmet
+from mcp_sandbox.skills.supply.fetch import spelled
+from mcp_sandbox.skills.supply.installed import write_tree
+from mcp_sandbox.skills.supply.tree import File, Tree, read_folder
+from mcp_sandbox.skills.uris import DOCUMENT
+
+if TYPE_CHECKING:
+    from mcp_sandbox.sessions.session import Session
+
+Verdict = Literal["passed", "failed", "skipped"]
+_COPY = 'mkdir -p "$1" && cp -r "$2/." "$1" && chmod -R u+w "$1"'
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The outcome of an example; `why` unless it passed."""
+
+    example: Example
+    verdict: Verdict
+    why: str = ""
+    duration_ms: int = 0
+
+
+async def try_out(folder: Path, config: Config, *, timeout_s: float = 60.0) -> Sequence[Trial]:
+    """Run the examples of the skill in a folder, each for at most `timeout_s`.
+
+    Raises:
+        UnusableSkill: it cannot be used, or its files cannot be accepted.
+        OperatorError: no sandbox can be made.
+    """
+    name, tree = await to_thread.run_sync(_read, folder)
+    found = examples({path: file.data for path, file in tree.items()})
+    async with temporary_data() as data:
+        root = data / "root"
+        await to_thread.run_sync(root.mkdir)
+        await to_thread.run_sync(write_tree, root / name, tree)
+        # Its sandbox sees nothing but the skill.
+        skills = SkillsConfig(folders=(root,), shipped=False)
+        own = {"data_dir": data / "data", "network": "none", "skills": skills, "env": {}}
+        async with open_session("trial", config=config.model_copy(update=own)) as session:
+            skill = (await session.skills.activate(name)).path_in_sandbox
+            if skill is None:
+                raise UnusableSkill("skills are switched off: set skills.enabled to true")
+            return [
+                await _tried(session, skill, f"/workspace/trial/{number}", example, timeout_s)
+                for number, example in enumerate(found)
+            ]
+
+
+def _read(folder: Path) -> tuple[str, Tree]:
+    """Return the skill's name and files, changed so that a model may activate it."""
+    tree = spelled(read_folder(folder))
+    document = tree[DOCUMENT]
+    front = parse(document.data, folder.resolve().name).front
+    if front is None:
+        raise UnusableSkill(
+            f"the skill in {folder} cannot be used: `mcp-sandbox skills validate {folder}` says why"
+        )
+    if not front.model_invocable:
+        # Move the field that hides the skill from models to where it has no effect.
+        repaired = repair(document.data, front.name, everything=True).data
+        tree = {**tree, DOCUMENT: File(repaired)}
+    return front.name, tree
+
+
+async def _tried(
+    session: "Session", skill: str, place: str, example: Example, timeout_s: float
+) -> Trial:
+    """Run an example in a folder of its own; `skill` is the path of the skill there."""
+    if example.skipped:
+        return Trial(example, "skipped", example.skipped)
+    copy = ["bash", "-c", _COPY, "copy", place, skill]
+    env = {"SKILL_DIR": skill, "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        result = await session.exec(copy, timeout_s=60)
+        if result.success:
+            result = await session.exec(example.command, cwd=place, env=env, timeout_s=timeout_s)
+    except Unsupported as exc:
+        return Trial(example, "skipped" if example.kind == "syntax" else "failed", str(exc))
+    except SandboxGone:
+        return Trial(example, "failed", "it brought its sandbox down")
+    return replace(_judged(example, result), duration_ms=result.duration_ms)
+
+
+def _judged(example: Example, result: ExecResult) -> Trial:
+    if result.timed_out:
+        return Trial(example, "failed", "it took too long")
+    if result.exit_code == 127 and example.kind == "syntax":
+        return Trial(example, "skipped", f"there is no {example.command[0]} in the sandbox")
+    if result.exit_code != example.exit_code:
+        ended = result.signal or f"exit code {result.exit_code}"
+        return Trial(example, "failed", f"{ended}: {_last_lines(result)}")
+    if example.stdout is not None and result.stdout.strip() != example.stdout.strip():
+        return Trial(example, "failed", f"it printed {_last_lines(result)!r}")
+    return Trial(example, "passed")
+
+
+def _last_lines(result: ExecResult) -> str:
+    lines = [line for line in (result.stderr or result.stdout).splitlines() if line.strip()]
+    return "\n".join(line[:200] for line in lines[-3:]) or "it said nothing"
+
+
+async def lacking(
+    skills: Mapping[str, Mapping[str, bytes]], config: Config
+) -> Mapping[str, Sequence[Diagnostic]]:
+    """Return what the skills need that a sandbox lacks, before any chat has one.
+
+    A new sandbox with the settings of all others is asked, unless nothing is needed.
+    """
+    scanned = await to_thread.run_sync(lambda: {name: scan(skills[name]) for name in skills})
+    needs = {(need.kind, need.name): need for _, all_ in scanned.values() for need in all_}
+    if not needs:
+        return {}
+    async with temporary_data() as data:
+        alone = config.model_copy(update={"data_dir": data})
+        async with open_session("preflight", config=alone) as session:
+            run = partial(session.exec, timeout_s=20)
+            network = config.network != "none" or session.backend == "unsafe-local"
+            inventory = await ask(run, list(needs.values()), network=network)
+    return await to_thread.run_sync(
+        lambda: {
+            name: [_as_diagnostic(each) for each in unmet(required, inventory)]
+            for name, (_, required) in scanned.items()
+        }
+    )
+
+
+def _as_diagnostic(each: Unmet) -> Diagnostic:
+    needed = "It needs" if each.always else "Some of it needs"
+    reason = f"{needed} {each.name} ({each.need}), which sandboxes lack."
+    fix = each.fix or "Do without, or use an image that has it."
+    if each.layer:
+        fix += f", in an image: mcp-sandbox images recipe {each.layer}"
+    level: Level = "warning" if each.always else "note"
+    return Diagnostic("unmet", level, reason, fix, file=each.needed_by[0])

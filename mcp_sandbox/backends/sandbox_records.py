@@ -1,0 +1,251 @@
+"""What a backend keeps on disk of each sandbox: a directory under the data root while it lives.
+
+    run/{sandbox id}/token        the channel's secret, for this user only
+                     sock/        where the runner makes its socket; the sandbox writes here
+                     state.json   which process it is, what holds for it, its labels
+                     container    the same of a container
+                     log          what the runner or its launcher said on stderr
+
+It is made before the sandbox and removed after it, so what a killed server leaves is found by it.
+What cannot be read is a dead sandbox, not an error. No sandbox outlives a run of the machine, so
+nothing is synced. Every call blocks on the disk.
+"""
+
+import logging
+import math
+import os
+import re
+import secrets
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from mcp_sandbox.backends.host_process import ProcessId, identify, is_alive
+from mcp_sandbox.durable import closing_fd, make_folder, read_note, write_file, write_note
+from mcp_sandbox.errors import SandboxGone, StorageUnavailable
+from mcp_sandbox.models import BackendName, Network, SandboxFacts, SandboxId
+
+logger = logging.getLogger(__name__)
+
+_ID = re.compile(r"mcs-[0-9a-f]{16}")
+_SANDBOX_USER = 10001
+
+
+def _steady_s() -> float:
+    """Return seconds since the machine started, sleep included; this clock never jumps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is remembered of a sandbox; `maker` is the server that creates it, None if unknown.
+
+    Of processes: `process` is None until it has one, `launcher` started it, `cgroups` are
+    directories to remove after it. Of a container: `network` is what it was asked to have.
+    """
+
+    backend: BackendName
+    maker: ProcessId | None = field(default_factory=lambda: identify(os.getpid()))
+    made_s: float = field(default_factory=_steady_s)
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    network: Network = "none"
+    facts: SandboxFacts | None = None
+    process: ProcessId | None = None
+    launcher: ProcessId | None = None
+    cgroups: tuple[str, ...] = ()
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and is_alive(self.process)
+
+    def given_up(self, after_s: float = math.inf) -> bool:
+        """Return whether its maker is dead or has taken longer than `after_s` seconds."""
+        late = _steady_s() - self.made_s > after_s
+        return late or self.maker is None or not is_alive(self.maker)
+
+    @property
+    def abandoned(self) -> bool:
+        """True when nothing of it runs and it is not being created any more."""
+        return not self.alive and (self.process is not None or self.given_up())
+
+
+_RECORD = TypeAdapter(Record)
+
+
+def new_id() -> SandboxId:
+    """Return an id that no other sandbox has."""
+    return SandboxId(f"mcs-{secrets.token_hex(8)}")
+
+
+def sandbox_user() -> tuple[int, int]:
+    """Return the uid and gid of sandboxes: the server's own, but never root's."""
+    return (os.geteuid(), os.getegid()) if os.geteuid() != 0 else (_SANDBOX_USER, _SANDBOX_USER)
+
+
+class Records:
+    """The run directories of one backend under one data root."""
+
+    def __init__(self, data_root: Path, backend: BackendName) -> None:
+        self._root = data_root / "sandbox" / "run"
+        self._backend = backend
+        # All keep their records side by side.
+        self._state = "container" if backend == "docker" else "state.json"
+
+    def directory(self, sandbox_id: SandboxId) -> Path:
+        return self._root / sandbox_id
+
+    def socket_directory(self, sandbox_id: SandboxId) -> Path:
+        return self._root / sandbox_id / "sock"
+
+    def open(
+        self,
+        sandbox_id: SandboxId,
+        record: Record,
+        *,
+        hand_over: bool = False,
+        shown: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """Make the directory of a new sandbox; returns its token, raises StorageUnavailable.
+
+        Beside the socket are `shown`, readable to all, and with `hand_over` the token: the runner
+        takes it away before it runs anything.
+        """
+        token = secrets.token_bytes(32)
+        directory, sockets = self.directory(sandbox_id), self.socket_directory(sandbox_id)
+        with self._writing():
+            make_folder(self._root)
+            directory.mkdir(mode=0o700)
+            self.save(sandbox_id, record)
+            sockets.mkdir(mode=0o700)
+            for place in (directory, sockets) if hand_over else (directory,):
+                write_file(place / "token", token.hex().encode(), synced=False)
+            if os.geteuid() == 0:
+                for path in (sockets, *sockets.iterdir()):
+                    os.chown(path, *sandbox_user())
+            for name, text in (shown or {}).items():
+                # After that: code inside must not be able to write to it.
+                write_file(sockets / name, text.encode(), synced=False)
+                (sockets / name).chmod(0o644)
+        return token
+
+    def close_sockets(self, sandbox_id: SandboxId) -> None:
+        """Take the socket's place from the sandbox, so that nothing can be put there any more."""
+        if os.geteuid() != 0:
+            # The sandbox runs as our own user: the token alone tells its runner from a fake.
+            return
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+        with closing_fd(os.open(self.socket_directory(sandbox_id), flags)) as folder:
+            os.fchown(folder, 0, 0)
+            os.fchmod(folder, 0o711)
+
+    def save(self, sandbox_id: SandboxId, record: Record) -> None:
+        """Replace the record of a sandbox; raises StorageUnavailable."""
+        with self._writing():
+            note = _RECORD.dump_python(record, mode="json")
+            write_note(self.directory(sandbox_id) / self._state, note, synced=False)
+
+    @contextmanager
+    def _writing(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise StorageUnavailable(
+                f"cannot write to {self._root} ({exc.strerror}): free space there or set data_dir"
+            ) from exc
+
+    def relabel(self, sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:
+        """Replace the labels of a sandbox; raises SandboxGone, StorageUnavailable."""
+        record = self.find(sandbox_id)
+        if record is None:
+            raise gone(sandbox_id)
+        self.save(sandbox_id, replace(record, labels=dict(labels)))
+
+    def find(self, sandbox_id: SandboxId) -> Record | None:
+        """Return the record of a sandbox of this backend, or None."""
+        if not _ID.fullmatch(sandbox_id):
+            return None
+        path = self.directory(sandbox_id) / self._state
+        try:
+            note = read_note(path)
+            if note is None:
+                return None
+            record = _RECORD.validate_python(note)
+        except NotADirectoryError:
+            return None
+        except ValueError as exc:
+            logger.warning("%s is damaged, and its sandbox given up: %s", path, exc)
+            return Record(self._backend, maker=None)
+        return record if record.backend == self._backend else None
+
+    def all(self) -> dict[SandboxId, Record]:
+        """Return every record of this backend, of running sandboxes and of dead ones."""
+        try:
+            names = sorted(SandboxId(path.name) for path in self._root.iterdir())
+        except FileNotFoundError:
+            return {}
+        return {name: record for name in names if (record := self.find(name)) is not None}
+
+    def known(self, sandbox_id: SandboxId) -> tuple[Record, bytes]:
+        """Return record and token of a sandbox; raises SandboxGone if nothing is known of it."""
+        record = self.find(sandbox_id)
+        if record is None:
+            raise gone(sandbox_id)
+        try:
+            return record, bytes.fromhex((self.directory(sandbox_id) / "token").read_text())
+        except (OSError, ValueError) as exc:
+            logger.warning("sandbox %s is given up, its token is damaged: %s", sandbox_id, exc)
+            raise gone(sandbox_id) from exc
+
+    def forget(self, sandbox_id: SandboxId) -> None:
+        """Remove the directory of a sandbox in which nothing runs; gone already is fine."""
+        directory = self.directory(sandbox_id)
+        with suppress(FileNotFoundError):
+            # The state goes last: a directory without it belongs to no sandbox.
+            for path in sorted(directory.iterdir(), key=lambda path: path.name == self._state):
+                if path.is_dir() and not path.is_symlink():
+                    remove_tree(path)
+                else:
+                    path.unlink(missing_ok=True)
+            directory.rmdir()
+
+
+def gone(sandbox_id: SandboxId) -> SandboxGone:
+    """Return the error for a sandbox that does not run."""
+    return SandboxGone(
+        f"sandbox {sandbox_id} is not running; the next call starts a new one on the same files"
+    )
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory that nothing changes any more, however deep code has made it.
+
+    Directories are moved up to the first level before they are emptied, so no path grows long.
+    """
+    moved = 0
+    directory.chmod(0o700)
+    while inner := _unlink_files(directory):
+        for child in inner:
+            child.chmod(0o700)
+            for grandchild in _unlink_files(child):
+                moved += 1
+                # Only who may write to a directory may move it elsewhere.
+                grandchild.chmod(0o700)
+                grandchild.rename(directory / f"{secrets.token_hex(8)}-{moved}")
+            child.rmdir()
+    directory.rmdir()
+
+
+def _unlink_files(directory: Path) -> list[Path]:
+    """Unlink everything but directories; returns these."""
+    inner: list[Path] = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                inner.append(Path(entry.path))
+            else:
+                Path(entry.path).unlink()
+    return inner

@@ -1,0 +1,226 @@
+"""What is asked of the daemon: itself, and the chats, for which it need not run."""
+
+import json
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import typer
+
+from mcp_sandbox.cli.options import (
+    AsJson,
+    Socket,
+    Yes,
+    console,
+    flag,
+    load,
+    show_bytes,
+    socket_path,
+    table,
+    tell,
+)
+from mcp_sandbox.config import Config
+from mcp_sandbox.config.environment import setting_variables, state_folder
+from mcp_sandbox.daemon.client import JsonObject, ask, shut_down
+from mcp_sandbox.errors import NoDaemon
+from mcp_sandbox.workspace.retention import in_words
+
+Chat = Annotated[
+    str, typer.Argument(metavar="CHAT", help="A chat: its id, user/id, or how one of them begins.")
+]
+
+
+def status(as_json: AsJson = False, socket: Socket = None) -> None:
+    """Show the daemon, and how much it has to do."""
+    found = ask(socket_path(socket), "status", variables=setting_variables())
+    tell(found, table(rows=_figures(found)), as_json=as_json)
+    if found["calls"] and not as_json:
+        calls = (
+            (row["tool"], str(row["calls"]), str(row["failed"]), f"{row['mean_ms']:.1f} ms")
+            for row in found["calls"]
+        )
+        console().print(table("tool", "calls", "failed", "mean", rows=calls))
+
+
+def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "daemon", f"pid {found['pid']}, version {found['version']}"
+    yield "started", _since(found["started"])
+    for name in ("socket", "data", "backend"):
+        yield name, str(found[name])
+    yield "settings", found.get("notice", "as configured")
+    yield "clients", f"{found['clients']} connected"
+    yield "http", found["http"] or "-"
+    chats = found["sandboxes"]
+    if chats is None:
+        yield "sandboxes", "none can be made now: see `mcp-sandbox logs`"
+        return
+    yield (
+        "sandboxes",
+        f"{chats['open']} open (at most {chats['max_open']}), {chats['busy']} busy, "
+        f"{chats['background']} processes in the background, {chats['queued']} calls wait",
+    )
+    if pool := ", ".join(f"{name} {number}" for name, number in chats["pool"].items()):
+        yield "warm pool", pool
+
+
+def _since(moment: str) -> str:
+    """Return how long ago it was, in the largest unit that fits."""
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+    return f"{in_words(seconds)} ago" if seconds >= 60 else "just now"
+
+
+def logs(
+    follow: Annotated[bool, flag("Go on with what comes, until Ctrl-C.", "--follow", "-f")] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", min=0, help="How many of the last lines.")
+    ] = 100,
+    socket: Socket = None,
+) -> None:
+    """Print the last lines of the daemon's log."""
+    try:
+        ask(
+            socket_path(socket),
+            "logs",
+            on_event=lambda event: print(event["line"], flush=follow),
+            follow=follow,
+            lines=lines,
+        )
+    except NoDaemon as exc:
+        path = state_folder() / "daemon.log"
+        if not path.exists():
+            raise
+        print(f"{exc}; the last lines of those before, from {path}:", file=sys.stderr)
+        print(*deque(path.read_text(errors="replace").splitlines(), lines), sep="\n")
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+def shutdown(
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="How long to wait for its end.")
+    ] = 60.0,
+    everything: Annotated[bool, flag("End background work, too.", "--all")] = False,
+    socket: Socket = None,
+) -> None:
+    """End the daemon: running calls may finish, files stay."""
+    path = socket_path(socket)
+    chats = ask(path, "list")["chats"] if ask(path, "status")["sandboxes"] else []
+    for row in [row for row in chats if row["background"]]:
+        name = f"{row['user']}/{row['chat']}"
+        if everything:
+            ask(path, "stop", chat=name)
+        end = "has ended" if everything else f"runs on: `mcp-sandbox stop {name}` ends it"
+        print(f"{name}: {row['background']} in the background {end}")
+    print(f"the daemon (pid {shut_down(path, timeout_s=timeout)}) has ended")
+
+
+def answer(socket: Path | None, command: str, arguments: JsonObject) -> JsonObject:
+    """Return the daemon's answer; where none runs and none was named, this process's own."""
+    try:
+        return ask(socket_path(socket), command, **arguments)
+    except NoDaemon:
+        if socket is not None:
+            raise
+    return anyio.run(_alone, load(None).config, command, arguments)
+
+
+async def _alone(config: Config, command: str, arguments: JsonObject) -> JsonObject:
+    """Do in this process what the daemon would do; no sandbox is made."""
+    from mcp_sandbox.app.chats import LateManager, open_manager
+    from mcp_sandbox.daemon.chats import Chats
+
+    config = config.model_copy(update={"pool": config.pool.model_copy(update={"size": 0})})
+    async with anyio.create_task_group() as tasks:
+        late = LateManager(tasks, partial(open_manager, config))
+        done = await Chats(late.open).commands[command](arguments)
+        tasks.cancel_scope.cancel()
+    return done
+
+
+def ls(
+    sizes: Annotated[bool, flag("Measure all, also where there are thousands.", "--sizes")] = False,
+    as_json: AsJson = False,
+    socket: Socket = None,
+) -> None:
+    """List all chats, the latest used first, with the sizes of these."""
+    chats = answer(socket, "list", {"sizes": True if sizes else "latest"})["chats"]
+    chats.sort(key=lambda row: str(row["last_used"]), reverse=True)
+    rows = (
+        (
+            f"{row['user']}/{row['chat']}",
+            "files only" if row["state"] == "warm" else row["state"],
+            "?" if row.get("size") is None else show_bytes(row["size"]),
+            row["backend"],
+            _since(row["last_used"]),
+            str(row["busy"] or ""),
+            str(row["background"] or ""),
+            row["assistant"],
+        )
+        for row in chats
+    )
+    columns = ("chat", "state", "size", "backend", "last used", "calls", "background", "assistant")
+    tell(chats, table(*columns, rows=rows) if chats else "no chats yet", as_json=as_json)
+
+
+def stop(chat: Chat, socket: Socket = None) -> None:
+    """End the sandbox of a chat with all that runs in it; its files stay."""
+    done = answer(socket, "stop", {"chat": chat})
+    what = "its sandbox has ended" if done["stopped"] else "it had no sandbox"
+    print(f"{done['chat']}: {what}; its files stay")
+
+
+def pause(chat: Chat, socket: Socket = None) -> None:
+    """Stop all that runs in the sandbox of a chat, until its next call or `resume`."""
+    done = answer(socket, "pause", {"chat": chat})
+    what = "its sandbox is paused; the next call resumes it"
+    print(f"{done['chat']}: {what if done['paused'] else 'it has no sandbox'}")
+
+
+def resume(chat: Chat, socket: Socket = None) -> None:
+    """Let the paused sandbox of a chat go on."""
+    done = answer(socket, "resume", {"chat": chat})
+    print(f"{done['chat']}: {'its sandbox goes on' if done['resumed'] else 'it was not paused'}")
+
+
+def rm(chat: Chat, yes: Yes = False, socket: Socket = None) -> None:
+    """Remove a chat: end its sandbox, and move its files to the trash for a day."""
+    name = answer(socket, "find", {"chat": chat})["chat"]
+    if not yes:
+        typer.confirm(f"Remove the chat {name} with all its files?", abort=True)
+    answer(socket, "remove", {"chat": name})
+    print(f"{name}: removed; its files are in the trash for 24 hours")
+
+
+def gc(
+    dry_run: Annotated[bool, flag("Only show what would go, and why.", "--dry-run")] = False,
+    as_json: AsJson = False,
+    socket: Socket = None,
+) -> None:
+    """Clean up now what the schedule would: chats unused for long, and the old trash."""
+    report = answer(socket, "collect", {"dry_run": dry_run})
+    items = report["items"]
+    if as_json:
+        print(json.dumps(report))
+        return
+    if items:
+        rows = (
+            (item["kind"], item["what"], show_bytes(item["size_bytes"]), item["why"])
+            for item in items
+        )
+        console().print(table("what", "name", "size", "why", rows=rows))
+    total = show_bytes(sum(item["size_bytes"] for item in items))
+    done = f"{len(items)} {'would go' if dry_run else 'gone'}, {total}" if items else ""
+    left = answer(socket, "list", {"sizes": True})["chats"]
+    size = show_bytes(sum(row.get("size") or 0 for row in left))
+    due = {item["what"] for item in items}
+    idle = [row for row in left if not row["sandbox"] and f"{row['user']}/{row['chat']}" not in due]
+    used = [datetime.fromisoformat(row["last_used"]) for row in idle]
+    keep_s, now = load(None).config.workspace.retention, datetime.now(UTC)
+    due_s = max(0.0, keep_s - (now - min(used, default=now)).total_seconds())
+    soon = f"; the next would go in {in_words(due_s)}" if used and keep_s else ""
+    print(f"{done or 'nothing to remove'}; {len(left)} chat{'s'[: len(left) != 1]}, {size}{soon}")

@@ -1,0 +1,213 @@
+"""`cp`: files and folders between this machine and a chat's sandbox.
+
+What comes out of a sandbox may be anything: only plain files and folders are made of it, below a
+folder that is new, and nothing has its name before it is whole.
+"""
+
+import io
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import sys
+import tarfile
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Self
+
+import typer
+from rich.console import Console
+
+from mcp_sandbox.cli.options import Socket, flag, socket_path
+from mcp_sandbox.daemon.client import Conversation, conversation
+from mcp_sandbox.errors import NoDaemon, OperatorError
+from mcp_sandbox.runner.wire.terminal_frames import (
+    DATA,
+    END,
+    ERROR,
+    MAX_BYTES,
+    Frames,
+    frame,
+    frames,
+)
+from mcp_sandbox.workspace import beneath
+
+_IN_CHAT = re.compile(r"[A-Za-z0-9][^:]*:.*", re.DOTALL)
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_DEEPEST = 200  # What is nested deeper could not be removed again.
+_MOST_SAID = 2000
+
+
+def cp(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="SOURCE... TARGET", help="One side is CHAT:PATH.")
+    ],
+    force: Annotated[bool, flag("Replace files that are there.", "--force", "-f")] = False,
+    socket: Socket = None,
+) -> None:
+    """Copy files and folders into the sandbox of a chat, or out of it."""
+    *sources, target = paths
+    into = _IN_CHAT.fullmatch(target) is not None
+    if not sources or any((_IN_CHAT.fullmatch(each) is None) != into for each in sources):
+        raise typer.BadParameter(
+            "one side is CHAT:PATH, the other on this machine (begun with ./ if it has a colon)"
+        )
+    # Being ended runs clean-ups, as Ctrl-C does. Several sources need a folder to go into.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    if len(sources) > 1:
+        # After the colon of a chat nothing means its files, not the root.
+        target += "./" if into and target.endswith(":") else "/"
+    try:
+        for source in sources:
+            chat, path = (target if into else source).split(":", 1)
+            begun = partial(_begun, socket_path(socket), chat=chat, path=path)
+            if into:
+                _copy_in(begun, Path(source), force=force)
+            elif left_out := _copy_out(begun, path, target, force=force):
+                print(f"{source}: left out {left_out} links and such", file=sys.stderr)
+    except OSError as exc:
+        where = f"{os.fsdecode(exc.filename)}: " if exc.filename else ""
+        raise OperatorError(f"{where}{exc.strerror or exc}") from exc
+
+
+def _copy_in(begun: partial[Any], source: Path, *, force: bool) -> None:
+    real, gnu = source.resolve(), tarfile.GNU_FORMAT
+    if not (real.is_file() or real.is_dir()):
+        raise OperatorError(f"there is no file or folder {source}")
+    size = sum(1024 + each.lstat().st_size for each in (real, *real.rglob("*")))
+    # Where the other side takes no more, it says why.
+    with (
+        begun(size, name=source.absolute().name, force=force) as stream,
+        suppress(ConnectionError),
+        tarfile.open(mode="w|", fileobj=stream, bufsize=MAX_BYTES, format=gnu) as tar,
+    ):
+        tar.add(real, "x", filter=lambda each: None if each.isdev() else each)
+
+
+def _copy_out(begun: partial[Any], path: str, target: str, *, force: bool) -> int:
+    final, draft = Path(target), f".~mcp-{secrets.token_hex(8)}".encode()
+    if final.is_dir():
+        final /= PurePosixPath(path).name
+    elif target.endswith("/"):
+        raise OperatorError(f"there is no folder {target}")
+    if final.is_dir() or (os.path.lexists(final) and not force):
+        raise OperatorError(f"{final} is there: --force replaces files, no folders")
+    with ExitStack() as undo:
+        parent = os.open(final.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        undo.callback(os.close, parent)
+        undo.callback(shutil.rmtree, draft, ignore_errors=True, dir_fd=parent)
+        root, _ = beneath.make_directory(parent, draft)
+        undo.callback(os.close, root)
+        with begun(None) as stream:
+            left_out = _unpack(stream, root)
+        if force:
+            os.replace(b"x", os.fsencode(final.name), src_dir_fd=root, dst_dir_fd=parent)
+        else:
+            beneath.rename_new(root, b"x", parent, os.fsencode(final.name))
+    return left_out
+
+
+class _Tar(io.RawIOBase):
+    """A tar on its way to the sandbox, or from there."""
+
+    def __init__(self, talk: Conversation, advance: Callable[[int], None]) -> None:
+        self._talk, self._advance, self._pieces = talk, advance, self._received()
+
+    def write(self, data: Any, /) -> int:  # noqa: ANN401 - as there
+        self._talk.connection.sendall(b"".join(frames(data)) or frame(DATA, b""))
+        self._advance(len(data))
+        return len(data)
+
+    def read(self, _size: int = -1, /) -> bytes:
+        data = next(filter(None, self._pieces), b"")
+        self._advance(len(data))
+        return data
+
+    def _received(self) -> Generator[bytes]:
+        heard, data, said = Frames(), bytes(self._talk.rest), ""
+        while True:
+            for kind, content in heard.feed(data):
+                if kind == DATA:
+                    yield content
+                elif kind != END:
+                    said = (said + content.decode("utf-8", "replace"))[:_MOST_SAID]
+                elif json.loads(content)["exit_code"] == 0:
+                    return
+                if kind in {END, ERROR}:
+                    raise OperatorError(said.strip() or "tar in the sandbox was ended")
+            data = self._talk.connection.recv(MAX_BYTES)
+            if not data:
+                raise NoDaemon("the daemon ended, and the copy with it")
+
+
+@contextmanager
+def _begun(daemon: Path, size: int | None, **said: object) -> Generator[_Tar]:
+    """Talk to the daemon to the end of what it says; a terminal shows a bar."""
+    from rich import progress
+
+    columns = progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn()
+    shown = Console(stderr=True)
+    with (
+        conversation(daemon, "copy", {**said, "room": size}) as talk,
+        progress.Progress(*columns, console=shown, disable=not shown.is_terminal) as bar,
+    ):
+        talk.receive()
+        tar = _Tar(talk, partial(bar.advance, bar.add_task("", total=size)))
+        yield tar
+        with suppress(ConnectionError):
+            tar.write(b"")
+        while tar.read():
+            pass
+
+
+class _Member(tarfile.TarInfo):
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Return the head of a member, unless it says itself how much memory it takes."""
+        made = super().frombuf(buf, encoding, errors)
+        most = beneath.PATH_MAX if made.type in {b"L", b"K"} else sys.maxsize
+        if made.type not in b"\x0001234567LK" or not 0 <= made.size <= most:
+            raise OperatorError("the sandbox sent a kind of tar that is not taken")
+        return made
+
+
+def _unpack(stream: _Tar, root: int) -> int:
+    """Make `x` in `root` of a tar's first member, the others below it; return how many are not."""
+    left_out, first = 0, True
+    try:
+        with tarfile.open(mode="r|", fileobj=stream, bufsize=MAX_BYTES, tarinfo=_Member) as tar:
+            while member := tar.next():
+                tar.members.clear()  # type: ignore[attr-defined]
+                name = "x/" + member.name.removeprefix("./").rstrip("/")
+                parts = [b"x"] if first else os.fsencode(name).split(b"/")
+                left_out, first = left_out + (not _make(root, parts, tar, member)), False
+    except (tarfile.TarError, RecursionError) as exc:
+        raise OperatorError(f"what the sandbox sent is no whole tar: {exc}") from exc
+    return left_out
+
+
+def _make(root: int, parts: list[bytes], tar: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
+    """Make a plain file or folder where nothing is; whether it could be."""
+    if len(parts) > _DEEPEST or {b"", b".", b".."}.intersection(parts):
+        return False
+    with suppress(FileExistsError, FileNotFoundError, NotADirectoryError), ExitStack() as opened:
+        parent = beneath.open_directory(root, b"/".join(parts[:-1]) or b".")
+        opened.callback(os.close, parent)
+        if member.isdir():
+            folder, new = beneath.make_directory(parent, parts[-1])
+            opened.callback(os.close, folder)
+            if new:
+                os.fchmod(folder, member.mode & 0o777 | 0o700)
+            return new
+        if member.isreg() and (content := tar.extractfile(member)):
+            made = os.open(parts[-1], _NEW, 0o600, dir_fd=parent)
+            with os.fdopen(made, "wb") as file:
+                shutil.copyfileobj(content, file)
+                os.fchmod(made, member.mode & 0o777)
+            return True
+    return False

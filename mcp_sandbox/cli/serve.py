@@ -1,0 +1,215 @@
+"""Commands that work in this process alone: serve, stdio, connect, config, doctor, demo."""
+
+import json
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import anyio
+import typer
+from rich.console import Console
+
+from mcp_sandbox import __version__
+from mcp_sandbox.cli.options import (
+    AsJson,
+    BackendOption,
+    ConfigFile,
+    Data,
+    Socket,
+    chat_id,
+    console,
+    flag,
+    given,
+    load,
+    socket_path,
+    table,
+    tell,
+    tell_differences,
+)
+from mcp_sandbox.config import Config
+from mcp_sandbox.relay.command import run
+from mcp_sandbox.relay.place import Place
+from mcp_sandbox.telemetry import logs
+
+ProjectAccessOption = Annotated[
+    str | None,
+    given("--project-dir", "ACCESS", "Show the client's folder at /project: none, ro, rw or copy."),
+]
+SkillFolders = Annotated[
+    list[Path] | None,
+    given(
+        "--skills",
+        "DIR",
+        "Offer the skills in this folder; may be given several times.",
+        exists=True,
+        file_okay=False,
+    ),
+]
+LogFormatOption = Annotated[
+    str | None,
+    given("--log-format", "FORMAT", "Log each call and event to stderr, as text or json."),
+]
+
+
+def _flags(
+    log_format: str | None, project_dir: str | None, skills: list[Path] | None
+) -> dict[str, object]:
+    return {
+        "serve.log_format": log_format,
+        "project.access": project_dir,
+        "skills.folders": [str(folder) for folder in skills] if skills else None,
+    }
+
+
+def serve(
+    *,
+    socket: Socket = None,
+    idle_exit: Annotated[
+        str | None,
+        given(
+            "--idle-exit",
+            "TIME",
+            "End when for so long nobody is connected and nothing runs; 0 and --http = never.",
+        ),
+    ] = None,
+    project_dir: ProjectAccessOption = None,
+    skills: SkillFolders = None,
+    http: Annotated[
+        str | None, given("--http", "HOST:PORT", "Serve MCP over HTTP too, to users with a token.")
+    ] = None,
+    allow_anonymous_loopback: Annotated[
+        bool,
+        flag(
+            "Over HTTP on a loopback address, let every program of this machine in.",
+            "--allow-anonymous-loopback",
+        ),
+    ] = False,
+    log_format: LogFormatOption = None,
+    data: Data = None,
+    backend: BackendOption = None,
+    config: ConfigFile = None,
+) -> None:
+    """Serve the chats of all clients of this user; `connect` starts it when it is needed."""
+    from mcp_sandbox.app import chats, daemon
+
+    own = {"serve.idle_exit": idle_exit, "serve.http": http}
+    loaded = load(config, data, backend, {**own, **_flags(log_format, project_dir, skills)})
+    logs.configure(loaded.config.serve.log_format)
+    chats.check(loaded.config)
+    work = partial(daemon.serve, anonymous_http=allow_anonymous_loopback)
+    anyio.run(work, loaded, socket_path(socket, data))
+
+
+def stdio(
+    *,
+    user: Annotated[str, typer.Option(metavar="USER", help="Whose chat it is.")] = "local",
+    chat: Annotated[str, typer.Option(metavar="CHAT", help="Which chat to serve.")] = "default",
+    project: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The folder for --project-dir.", show_default="here"),
+    ] = None,
+    project_dir: ProjectAccessOption = None,
+    skills: SkillFolders = None,
+    log_format: LogFormatOption = None,
+    data: Data = None,
+    backend: BackendOption = None,
+    config: ConfigFile = None,
+) -> None:
+    """Serve one chat to an MCP client on stdin and stdout."""
+    from mcp_sandbox.app.chats import check, serve_stdio
+
+    served = chat_id(user, chat)
+    loaded = load(config, data, backend, _flags(log_format, project_dir, skills))
+    if log_format is not None:
+        logs.configure(loaded.config.serve.log_format)
+    check(loaded.config)
+    anyio.run(serve_stdio, loaded.config, served, (project or Path()).absolute())
+
+
+def connect(
+    user: Annotated[str, given("--user", "USER", "Whose chat it is.", show_default="local")] = "",
+    chat: Annotated[
+        str, given("--chat", "CHAT", "Which chat; else the agent's session, else the project's.")
+    ] = "",
+    project: Annotated[
+        str, given("--project", "DIR", "The project's folder, which stands for a chat.")
+    ] = "",
+    socket: Annotated[
+        str,
+        given(
+            "--socket", "PATH", "The server's socket.", show_default="MCP_SANDBOX_SOCKET, or XDG"
+        ),
+    ] = "",
+    no_start: Annotated[
+        bool, flag("Fail when no server runs; else one is started.", "--no-start")
+    ] = False,
+) -> None:
+    """Join an MCP client on stdin and stdout to the sandbox server, starting one if need be."""
+    named = {"user": user, "chat": chat, "project": project, "socket": socket}
+    raise typer.Exit(run(Place(named, __version__, may_start=not no_start)))
+
+
+def show_config(
+    as_json: AsJson = False,
+    data: Data = None,
+    backend: BackendOption = None,
+    config: ConfigFile = None,
+) -> None:
+    """Print every setting with its value, where the value came from, and its help."""
+    rows = list(load(config, data, backend).rows())
+    tell_differences(data, config)
+    names = ("value", "source", "help")
+    found = {key: dict(zip(names, rest, strict=True)) for key, *rest in rows}
+    shown = (
+        (key, value if isinstance(value, str) else json.dumps(value), source, text)
+        for key, value, source, text in rows
+    )
+    tell(found, table("setting", *names, rows=shown), as_json=as_json)
+
+
+def doctor(
+    *,
+    attack: Annotated[
+        bool, flag("Try to get out of a sandbox, in some 40 ways; fails if one works.", "--attack")
+    ] = False,
+    as_json: AsJson = False,
+    data: Data = None,
+    backend: Annotated[
+        str | None, given("--backend", "NAME", "With --attack: the backend to attack.")
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Check this machine, and run print(6*7) in a sandbox of each usable backend."""
+    if attack:
+        _attack(load(config, data, backend).config, as_json=as_json)
+    if backend:
+        raise typer.BadParameter("--backend belongs to --attack: without it, each one is tried")
+    from mcp_sandbox.doctor.machine import examine, render
+
+    report = anyio.run(examine, load(config, data).config)
+    if as_json:
+        print(json.dumps(asdict(report)))
+    else:
+        render(report, console())
+    tell_differences(data, config)
+    raise typer.Exit(0 if report.usable else 1)
+
+
+def _attack(config: Config, *, as_json: bool) -> NoReturn:
+    from mcp_sandbox.doctor.attack import attack, render
+
+    with Console(stderr=True).status("two sandboxes are started") as status:
+        found = anyio.run(attack, config, status.update)
+    if as_json:
+        print(json.dumps(asdict(found)))
+    else:
+        render(found, console())
+    raise typer.Exit(1 if found.count("BROKEN") else 0)
+
+
+def demo(data: Data = None, backend: BackendOption = None, config: ConfigFile = None) -> None:
+    """Start the server, connect an MCP client, and show a chat's computer at work."""
+    from mcp_sandbox.app.demo import show
+
+    anyio.run(show, load(config, data, backend).config, console(), config, data is not None)

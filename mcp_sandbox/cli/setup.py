@@ -1,0 +1,273 @@
+"""What is set up once: agents (`init …`), the images of the engine, the tokens of HTTP users."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+
+from mcp_sandbox.cli.options import (
+    AsJson,
+    ConfigFile,
+    Data,
+    Yes,
+    agreed,
+    flag,
+    given,
+    lifetime,
+    load,
+    print_diff,
+    table,
+    tell,
+    utc,
+)
+from mcp_sandbox.clients import files
+from mcp_sandbox.clients.files import NAME, Target
+from mcp_sandbox.errors import ImageMissing
+
+if TYPE_CHECKING:
+    from mcp_sandbox.web.tokens import TokenFile
+
+init = typer.Typer(
+    help="Connect an agent: write the file in which it looks for servers.", no_args_is_help=True
+)
+images = typer.Typer(help="Build, list and check sandbox images.", no_args_is_help=True)
+tokens = typer.Typer(help="Make, list and revoke the tokens of HTTP users.", no_args_is_help=True)
+
+_FORBID = (
+    "What needs your consent is asked of you. That it answers itself is forbidden by this line in "
+    '"permissions" of .claude/settings.json:\n  '
+    '"deny": ["Bash(mcp-sandbox approvals:*)", "Bash(mcp-sandbox egress allow:*)"]'
+)
+Undo = Annotated[bool, flag("Take back what this command wrote.", "--undo")]
+Print = Annotated[bool, flag("Only print what belongs into the file.", "--print")]
+Http = Annotated[str | None, given("--http", "URL", "Use a server at this address.")]
+NoCheck = Annotated[bool, flag("Make no first call.", "--no-check")]
+
+
+@init.command(name="claude")
+def init_claude(
+    *,
+    for_user: Annotated[
+        bool, flag("For all your projects, or for this folder.", "--user/--project")
+    ] = False,
+    http: Http = None,
+    yes: Yes = False,
+    undo: Undo = False,
+    only_print: Print = False,
+    no_check: NoCheck = False,
+) -> None:
+    """Connect Claude Code: each conversation gets a computer of its own."""
+    if for_user and http:
+        raise typer.BadParameter("--http names one chat, so it belongs to a project, not to --user")
+    target = files.claude_of_user() if for_user else files.of_project("claude", http)
+    how = {"yes": yes, "undo": undo, "only_print": only_print, "check": not no_check}
+    _connect(target, **how, hint=_FORBID)
+
+
+def _add(name: str, about: str, place: Callable[[str | None], Target]) -> None:
+    """Add the command of a client; `place` is where it looks, given the address of a server."""
+
+    @init.command(name=name, help=about)
+    def command(
+        *,
+        http: Http = None,
+        yes: Yes = False,
+        undo: Undo = False,
+        only_print: Print = False,
+        no_check: NoCheck = False,
+    ) -> None:
+        _connect(place(http), yes=yes, undo=undo, only_print=only_print, check=not no_check)
+
+
+for _client, _called in (("cursor", "Cursor"), ("vscode", "Visual Studio Code")):
+    _add(
+        _client,
+        f"Connect {_called}: this folder gets a computer.",
+        partial(files.of_project, _client),
+    )
+_add("inspector", "Connect MCP Inspector: it gets a computer to look at.", files.inspector)
+
+
+def _connect(
+    target: Target, *, yes: bool, undo: bool, only_print: bool, check: bool, hint: str = ""
+) -> None:
+    if only_print:
+        print(json.dumps({target.section: {NAME: target.entry}}, indent=2))
+        return
+    wanted = files.changing(target, undo=undo)
+    if wanted.is_none:
+        print(f"{wanted.path} is as it should be")
+    print_diff(wanted.diff())
+    agreed(yes or wanted.is_none, "Write this?", "nothing was changed; --yes writes without asking")
+    wanted.apply()
+    if undo:
+        return
+    if hint:
+        print(hint)
+    if check:
+        from mcp_sandbox.clients.first_call import first_call
+
+        print(anyio.run(first_call, target.entry, Path.cwd()))
+    print(f"Next: {target.next_step}")
+
+
+@images.command()
+def build(
+    name: Annotated[str, typer.Argument(help="Which image to build.")] = "base",
+    tag: Annotated[
+        str | None, given("--tag", "NAME", "Name of the result, not mcp-sandbox/IMAGE.")
+    ] = None,
+    base: Annotated[
+        str | None, given("--base", "NAME", "Image to build it on, not the usual one.")
+    ] = None,
+    ca_bundle: Annotated[
+        Path | None, given("--ca-bundle", "FILE", "Certificates to trust while building.")
+    ] = None,
+    from_packages: Annotated[
+        bool, flag("Make the Debian base here; needs root, mmdebstrap, npm.", "--from-packages")
+    ] = False,
+    config: ConfigFile = None,
+) -> None:
+    """Build a sandbox image; it must be built again after an update of mcp-sandbox."""
+    from mcp_sandbox.backends.docker import images as room
+
+    builder = room.Builder(
+        load(config).config.docker,
+        lambda line: print(line, file=sys.stderr, flush=True),
+        ca_bundle,
+        from_packages,
+    )
+    print(f"built {anyio.run(partial(builder.build, name, tag=tag, base=base))}")
+
+
+@images.command(name="list")
+def list_images(as_json: AsJson = False, config: ConfigFile = None) -> None:
+    """List the sandbox images of the engine."""
+    from mcp_sandbox.backends.docker import images as room
+    from mcp_sandbox.backends.docker.engine import build_again
+
+    rows = anyio.run(room.list_images, load(config).config.docker)
+    shown = (
+        (
+            row.name,
+            row.id.removeprefix("sha256:")[:12],
+            f"{row.size_mb} MB",
+            "current" if row.current else f"outdated; {build_again(row.name)}",
+        )
+        for row in rows
+    )
+    columns = ("image", "id", "size", "runner")
+    tell([asdict(row) for row in rows], table(*columns, rows=shown), as_json=as_json)
+
+
+@images.command()
+def recipe(
+    layers: Annotated[
+        list[str], typer.Argument(help="What to add: documents, data, browser, web or build.")
+    ],
+) -> None:
+    """Print a Dockerfile that adds packages to the sandbox image, for skills that need them.
+
+    Build it with `docker build -t NAME - <Dockerfile` and set docker.image to NAME.
+    """
+    from mcp_sandbox.skills.needs.preflight import recipe as dockerfile
+
+    print(dockerfile(layers), end="")
+
+
+@images.command()
+def check(
+    name: Annotated[
+        str | None, typer.Argument(help="Which image.", show_default="docker.image")
+    ] = None,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+) -> None:
+    """Run an image once, and print the version of each tool that it should have."""
+    from mcp_sandbox.backends.docker import images as room
+    from mcp_sandbox.backends.docker.engine import build_again
+
+    settings = load(config).config.docker
+    if name:
+        image = room.our_name(name) if name in room.image_folders() else name
+        settings = settings.model_copy(update={"image": image})
+    found = anyio.run(room.check, settings)
+    current = [row.name for row in anyio.run(room.list_images, settings) if row.current]
+    shown = ((tool, version or "missing") for tool, version in found.items())
+    tell(found, table("tool", "version", rows=shown), as_json=as_json)
+    missing = [tool for tool, version in found.items() if not version]
+    problem = f"lacks {', '.join(missing)}" if missing else ""
+    if settings.image not in current:
+        problem = "was built by another version"
+    if problem:
+        raise ImageMissing(f"{settings.image} {problem}; {build_again(settings.image)}")
+
+
+@tokens.command()
+def add(
+    user: Annotated[str, typer.Argument(help="Whose chats the token opens.")],
+    expires: Annotated[
+        float | None,
+        given(
+            "--expires",
+            "TIME",
+            "How long it is valid, such as 12h or 30d; without it, until it is revoked.",
+            parser=lifetime,
+        ),
+    ] = None,
+    data: Data = None,
+    config: ConfigFile = None,
+) -> None:
+    """Make a token for a user and print it: this once, as only its hash is kept."""
+    token, secret = _tokens(data, config).add(user, expires)
+    until = "it is revoked" if token.expires is None else utc(token.expires)
+    print(
+        f"token {token.id} of {user}, valid until {until}; it is not shown again:", file=sys.stderr
+    )
+    print(secret)
+
+
+@tokens.command(name="list")
+def list_tokens(as_json: AsJson = False, data: Data = None, config: ConfigFile = None) -> None:
+    """List the tokens: whose they are and how long they are valid, never the tokens."""
+    now = time.time()
+    rows: list[dict[str, Any]] = [
+        {
+            "id": token.id,
+            "user": token.user,
+            "created": utc(token.created),
+            "expires": None if token.expires is None else utc(token.expires),
+            "expired": token.expired(now),
+        }
+        for token in _tokens(data, config).read()
+    ]
+    shown = (
+        (each["id"], each["user"], each["created"], (each["expires"] or "-") + note)
+        for each in rows
+        for note in [" (expired)" if each["expired"] else ""]
+    )
+    tell(rows, table("token", "user", "created", "expires", rows=shown), as_json=as_json)
+
+
+@tokens.command()
+def revoke(
+    token: Annotated[str, typer.Argument(metavar="ID", help="Its id, or how it begins.")],
+    data: Data = None,
+    config: ConfigFile = None,
+) -> None:
+    """Revoke a token: it is refused from now on, by a running server too."""
+    revoked = _tokens(data, config).revoke(token)
+    print(f"revoked {revoked.id} of {revoked.user}")
+
+
+def _tokens(data: Path | None, config: Path | None) -> "TokenFile":
+    from mcp_sandbox.web.tokens import TokenFile
+
+    return TokenFile(load(config, data).config.data_dir)

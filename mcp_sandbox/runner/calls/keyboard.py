@@ -1,0 +1,71 @@
+"""The terminal of a command in pid 1: typing on it, and telling when its screen stops changing."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from mcp_sandbox.runner.kernel import processes
+from mcp_sandbox.runner.kernel.loop import Inflow
+from mcp_sandbox.runner.kernel.native import signal
+from mcp_sandbox.runner.wire.protocol import COLUMNS, ROWS, OpError
+from mcp_sandbox.runner.workers.worker import resize
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mcp_sandbox.runner.kernel.loop import Loop
+
+_PLAIN = {"enter": b"\r", "tab": b"\t", "backspace": b"\x7f", "space": b" ", "escape": b"\x1b"}
+_CONTROLS = {"ctrl-c": b"\x03", "ctrl-d": b"\x04", "ctrl-z": b"\x1a"}
+# In application mode, as full-screen programs expect; line editors accept these, too.
+_ARROWS = {"up": b"\x1bOA", "down": b"\x1bOB", "right": b"\x1bOC", "left": b"\x1bOD"}
+KEYS = {**_PLAIN, **_CONTROLS, **_ARROWS, "page-up": b"\x1b[5~", "page-down": b"\x1b[6~"}
+_STILL_S, _MOST_S, _MOST_WAITING = 0.3, 5.0, 64 * 1024
+
+
+class Keyboard:
+    """A new terminal; `theirs` are the program's descriptors for stdin, stdout and stderr."""
+
+    def __init__(self, loop: Loop) -> None:
+        try:
+            self.master, slave = os.openpty()
+        except OSError as exc:
+            raise OpError("busy", f"this sandbox has no terminal left: {exc.strerror}") from exc
+        resize(slave, ROWS, COLUMNS)
+        self.theirs = [slave, os.dup(slave), os.dup(slave)]
+        self.shown_at = 0.0
+        self._loop = loop
+        # A second descriptor: the loop watches the first for output.
+        self._keys = Inflow(loop, os.dup(self.master), lambda _size: None)
+        self.close = self._keys.close
+
+    def type(self, text: bytes, key: str | None) -> None:
+        """Type a text, then a key; OpError if the program does not read."""
+        if len(self._keys.waiting) > _MOST_WAITING:
+            raise OpError("busy", "the program does not read what is typed")
+        keys = text.replace(b"\r\n", b"\r").replace(b"\n", b"\r") + (KEYS[key] if key else b"")
+        self._keys.add(keys, more=True)
+        self.shown_at = time.monotonic()
+
+    def when_still(self, still: Callable[[], object], until: float = 0.0) -> None:
+        """Call `still` when the screen has not changed for 0.3 s, at the latest after 5 s."""
+        now = time.monotonic()
+        until = until or now + _MOST_S
+        left = min(self.shown_at + _STILL_S, until) - now
+        if left > 0:
+            self._loop.later(left, lambda: self.when_still(still, until))
+        else:
+            still()
+
+    def interrupt(self, main: int) -> None:
+        """Interrupt as ctrl-c does, for gVisor, whose terminals know no foreground group."""
+        try:
+            os.tcgetpgrp(self.master)
+        except OSError:
+            import termios  # noqa: PLC0415 - under gVisor alone
+
+            if termios.tcgetattr(self.master)[3] & termios.ISIG:
+                for pid in (main, *processes.below([main], processes.parents())):
+                    processes.send(pid, signal.SIGINT)

@@ -1,0 +1,146 @@
+"""Notebooks as pid 1 sees them: which exist, and which cell each runs.
+
+A notebook is a Python worker whose command stays (notebook.py), with a socket to it. User code
+can write to that socket: a malformed message ends the notebook, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+
+from mcp_sandbox.runner.kernel import processes
+from mcp_sandbox.runner.kernel.loop import READ
+from mcp_sandbox.runner.kernel.native import pair, receive, send, signal
+from mcp_sandbox.runner.wire.protocol import OpError
+from mcp_sandbox.runner.workers.interpreter import Notebook, makes_sense
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from mcp_sandbox.runner.kernel.loop import Loop
+    from mcp_sandbox.runner.workers.interpreter import Listener
+    from mcp_sandbox.runner.workers.pool import Pool
+
+_MOST = 8
+_INTERRUPT_S = 2.0
+# The worker reports the end of the process, a moment after the socket has closed.
+_MOMENT_S = 0.5
+
+
+class Cells:
+    """The notebooks by name; each runs one cell at a time."""
+
+    def __init__(self, loop: Loop, pool: Pool) -> None:
+        self._loop = loop
+        self._pool = pool
+        self.notebooks: dict[str, Notebook] = {}
+
+    def start(self, job: dict[str, Any], fds: list[int], listener: Listener) -> Notebook:
+        """Run a cell; `listener` gets its events. OpError if busy, or with too many notebooks."""
+        name = job["notebook"]
+        found = self.notebooks.get(name)
+        if found and found.listener:
+            raise OpError("busy", f"notebook {name} still does a cell, {found.cell}: wait for it")
+        if found:
+            found.state = "kept"
+        found = found or self._begin(name, job)
+        found.listener, found.cell = listener, job["id"]
+        self._pool.free_held()
+        self._pool.rest(found.seat, rests=False)
+        try:
+            told = {key: job[key] for key in ("env", "grow", "name", "workspace")}
+            send(found.control, told, fds)
+        except OSError:
+            # It was closed or is not read: the listener learns that the notebook died.
+            self._pool.kill(found.seat)
+        if main := found.seat.main:
+            # User code may have stopped the process.
+            processes.send(main, signal.SIGCONT)
+            listener({"e": "pid", "pid": main})
+        return found
+
+    def _begin(self, name: str, job: dict[str, Any]) -> Notebook:
+        if len(self.notebooks) >= _MOST:
+            names = ", ".join(self.notebooks)
+            raise OpError("busy", f"{_MOST} notebooks are the most: use or stop one of {names}")
+        mine, theirs = pair()
+        mine.setblocking(False)
+        new, nothing = Notebook(mine), os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        fds = [nothing, nothing, nothing, theirs.fileno()]
+        try:
+            new.seat = self._pool.start(
+                {**job, "grow": True}, fds, lambda said: self._hear_seat(name, said), seat=True
+            )
+        except OpError:
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(nothing)
+        self._loop.watch(mine.fileno(), READ, lambda _events: self._hear(new))
+        self.notebooks[name] = new
+        return new
+
+    def interrupt(self, notebook: Notebook) -> None:
+        """Interrupt the cell; after 2 s kill the notebook with all that it has started."""
+        listener, main = notebook.listener, notebook.seat.main
+        if main:
+            processes.send(-main, signal.SIGINT)
+        self._loop.later(
+            _INTERRUPT_S if main else 0, lambda: self._kill(notebook, notebook.listener is listener)
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return rows for idle notebooks; a busy one is listed as the command that is its cell."""
+        return [each.row(name) for name, each in self.notebooks.items() if not each.listener]
+
+    def stop(self, name: str, done: Callable[[dict[str, Any]], None]) -> None:
+        """End an idle notebook; `done` gets the same result as for a stopped command."""
+        notebook = self.notebooks[name]
+
+        def hear(_said: dict[str, Any]) -> None:
+            row = notebook.row(name)
+            printed = {"sizes": [0] * 4, "starts": [0, 0], "totals": [0, 0], "until_met": False}
+            ended = {"process": name, "duration_ms": 1000 * row["seconds"], "notebook": "ended"}
+            unknown = dict.fromkeys(("left_s", "output_file", "changed", "counts"))
+            done({**row, **printed, **ended, **unknown, "figures": [], "shell": []})
+
+        notebook.listener, notebook.cell = hear, "its end"
+        self._pool.kill(notebook.seat)
+
+    def _kill(self, notebook: Notebook, still: bool) -> None:
+        if still and notebook.state != "ended":
+            self._pool.kill(notebook.seat)
+
+    def _hear(self, notebook: Notebook) -> None:
+        said: Any = None
+        try:
+            said, _ = receive(notebook.control, 65536, wait=False)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, RecursionError):
+            pass
+        listener = notebook.listener
+        if listener and isinstance(said, dict) and said.get("e") == "exit" and makes_sense(said):
+            notebook.listener = None
+            self._pool.rest(notebook.seat, rests=True)
+            listener(said)
+        else:
+            self._loop.unwatch(notebook.control.fileno())
+            # The worker reports why it died, unless only the socket was closed.
+            self._loop.later(_MOMENT_S, lambda: self._kill(notebook, True))
+
+    def _hear_seat(self, name: str, said: dict[str, Any]) -> None:
+        notebook = self.notebooks[name]
+        if said["e"] in ("exit", "fail", "lost"):
+            del self.notebooks[name]
+            self._loop.unwatch(notebook.control.fileno())
+            notebook.control.close()
+            notebook.state, notebook.seat.listener = "ended", None
+            if said["e"] == "exit":
+                self._pool.rest(notebook.seat, rests=False)
+        if notebook.listener:
+            # The files that changed since the notebook's start are not this cell's.
+            notebook.listener({**said, "changed": None, "counts": None})

@@ -1,0 +1,229 @@
+"""A Python that keeps its variables and runs one cell after another, each on pipes of its own.
+
+All of it is the user's process: what a cell does to descriptors, modules or the socket to pid 1
+(`cells` is the other end), it does to its own notebook.
+"""
+
+from __future__ import annotations
+
+import _ast
+import builtins
+import os
+import resource
+import sys
+
+from mcp_sandbox.runner.kernel.native import Socket, close, receive, send, signal
+from mcp_sandbox.runner.wire.protocol import MAX_HEADER
+from mcp_sandbox.runner.workers import figures, main_file, worker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_AWAITS = _ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+_COROUTINE = 0x80  # A flag of code, as `inspect` names it.
+_LONG = 2000
+# What Python offers for magic commands of other notebooks.
+_INSTEAD = {
+    **dict.fromkeys(("time", "timeit"), "timeit.timeit()"),
+    **dict.fromkeys(("bash", "sh", "ls", "cat", "pwd", "conda"), "!command"),
+    "env": "os.environ",
+    "run": "runpy.run_path()",
+}
+
+
+# In the format of linecache, which is loaded only after the first answer: it takes a while.
+_sources: dict[str, Any] = {}
+
+
+def run(job: dict[str, Any]) -> None:
+    """Run cells until pid 1 closes the socket. Does not return."""
+    control, notebook = Socket(fileno=main_file.CODE_FD), _Notebook(job["env"])
+    os.set_inheritable(control.fileno(), False)
+    pid, status = os.getpid(), 0
+    while (cell := receive(control, MAX_HEADER + 4096, 4))[0]:
+        said = notebook.do(*cell)
+        status = said["status"] >> 8
+        if os.getpid() != pid:
+            # A process that the cell has forked ends with the cell.
+            break
+        send(control, said, [])
+        import traceback  # noqa: F401, PLC0415
+    os._exit(status)
+
+
+def _rest() -> None:
+    """Drop what threads print between two cells, and ignore an interrupt that comes too late."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for number in range(3):
+        os.dup2(nothing, number)
+    os.close(nothing)
+
+
+class _Notebook:
+    def __init__(self, env: dict[str, str]) -> None:
+        self._figures = figures.Figures()
+        self._main, self._held = main_file.begin([""], "", self._figures)
+        self._env, self._names, self._count = env, worker.Names(), 0
+        self._loop: Any = None
+        builtins.__dict__.update(display=self._display, __magic__=_do_magic)
+        _rest()
+
+    def do(self, cell: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        """Run a cell, a file after its stdin, stdout and stderr; return the message of its end."""
+        with open(fds.pop(), encoding="utf-8") as file:
+            source = file.read()
+        self._connect(fds)
+        changed = {name: text for name, text in cell["env"].items() if self._env.get(name) != text}
+        os.environ.update(changed)
+        self._env = cell["env"]
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most if cell["grow"] else 0, most))
+        self._figures.base = figures.base_of(cell["workspace"], cell["name"])
+        main_file.see_new_packages()
+        self._names.begin(cell["workspace"])
+        code = 1
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            code = self._outcome(source)
+        except BaseException:  # noqa: BLE001 - an interrupt as it ends, or nothing to print it on
+            code = code or 1
+        _rest()
+        names, counts = self._names.end(cell["workspace"])
+        ending = {"changed": names, "counts": counts, "stays": False}
+        return {"e": "exit", "status": code << 8, **ending}
+
+    def _connect(self, fds: list[int]) -> None:
+        for number, (fd, name) in enumerate(zip(fds, ("stdin", "stdout", "stderr"))):
+            os.dup2(fd, number)
+            # The built-in exit() closes stdin.
+            if getattr(getattr(sys, name, None), "closed", True):
+                setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+        close(fds)
+
+    def _outcome(self, source: str) -> int:
+        try:
+            try:
+                self._execute(source)
+            finally:
+                self._figures.end()
+        except SystemExit as exc:
+            return main_file.exit_code(exc.code)
+        except BaseException as exc:  # noqa: BLE001 - the user's own error
+            _show(exc)
+            return 1
+        finally:
+            main_file.flush(sys.stdout)
+            main_file.flush(sys.stderr)
+        return 0
+
+    def _execute(self, source: str) -> None:
+        self._count += 1
+        name = f"<cell {self._count}>"
+        _sources[name] = (len(source), None, source.splitlines(keepends=True), name)
+        if linecache := sys.modules.get("linecache"):
+            linecache.cache.update(_sources)
+        tree = _parse(source, name)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
+        self._evaluate(tree, name, "exec")
+        if last is None:
+            return
+        value = self._evaluate(_ast.Expression(last.value), name, "eval")
+        line = source.encode().split(b"\n")[last.end_lineno - 1]
+        if value is not None and not line[last.end_col_offset :].lstrip().startswith(b";"):
+            self._main.__dict__["_"] = value
+            self._display(value)
+
+    def _evaluate(self, tree: Any, name: str, mode: str) -> Any:  # noqa: ANN401
+        code = compile(tree, name, mode, _AWAITS, dont_inherit=True)
+        value = eval(code, self._main.__dict__)
+        return self._wait_for(value) if code.co_flags & _COROUTINE else value
+
+    def _wait_for(self, coroutine: Any) -> Any:  # noqa: ANN401
+        import asyncio  # noqa: PLC0415 - only for cells that await
+
+        self._loop = self._loop or asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        task = self._loop.create_task(coroutine)
+        try:
+            return self._loop.run_until_complete(task)
+        finally:
+            if task.cancel():
+                self._loop.run_until_complete(asyncio.wait([task]))
+
+    def _display(self, *values: object) -> None:
+        """Print values as the value of a cell is printed: `display`, as other notebooks have it."""
+        for value in values:
+            if not self._draw(value):
+                text, to_html = repr(value), getattr(type(value), "_repr_html_", None)
+                html = to_html(value) if to_html and len(text) > _LONG else None
+                if html and (path := self._figures.keep(html.encode(), "html")):
+                    text = f"{text[:_LONG]}\n[… shortened; the whole as HTML: {path}]"
+                sys.stdout.write(f"{text}\n")
+
+    def _draw(self, value: Any) -> bool:  # noqa: ANN401
+        """Save the picture that a value draws; return False if it draws none."""
+        if type(value).__module__ == "matplotlib.figure" and hasattr(value, "savefig"):
+            self._figures.save(value)
+            return True
+        for kind, suffix in (("png", "png"), ("jpeg", "jpg")):
+            draw = getattr(type(value), f"_repr_{kind}_", None)
+            data = draw(value) if draw else None
+            if isinstance(data, bytes):
+                return self._figures.keep(data, suffix) is not None
+        return False
+
+
+def _show(exc: BaseException) -> None:
+    """Print the user's own error with the user's own frames."""
+    import linecache  # noqa: PLC0415
+    import traceback  # noqa: PLC0415
+
+    linecache.cache.update(_sources)
+    shown = traceback.TracebackException(type(exc), exc, exc.__traceback__)
+    first = next((at for at, each in enumerate(shown.stack) if each.filename[:6] == "<cell "), 0)
+    shown.stack[:] = [each for each in shown.stack[first:] if each.filename != __file__]
+    sys.stderr.write("".join(shown.format()))
+
+
+def _parse(source: str, name: str) -> Any:  # noqa: ANN401
+    """Parse the cell; lines with `!` and `%` that are not Python become calls of `__magic__`."""
+    lines, flags = source.split("\n"), _AWAITS | _ast.PyCF_ONLY_AST
+    try:
+        return compile(source, name, "exec", flags, dont_inherit=True)
+    except SyntaxError as exc:
+        at = 0 if source.startswith("%%") else (exc.lineno or len(lines)) - 1
+        if at >= len(lines) or lines[at].lstrip()[:1] not in ("!", "%"):
+            raise
+    return _parse(_without_magic(lines, at, name), name)
+
+
+def _without_magic(lines: list[str], at: int, name: str) -> str:
+    line, more = lines[at], at + 1
+    while line.endswith("\\") and more < len(lines):
+        line, lines[more], more = line + "\n" + lines[more], "", more + 1
+    words = line.strip()
+    word = words.split()[0]
+    if word[0] == "%" and word not in ("%pip", "%cd", "%matplotlib"):
+        way = _INSTEAD.get(word.lstrip("%"), "Python")
+        text = f"{word} is not known here, use {way} (!command, %pip and %cd are known)"
+        raise SyntaxError(text, (name, at + 1, 1, line))
+    lines[at] = f"{line[: -len(line.lstrip())]}__magic__({words!r})"
+    return "\n".join(lines)
+
+
+def _do_magic(words: str) -> None:
+    name, _, rest = words.partition(" ")
+    if name == "%cd":
+        os.chdir(os.path.expanduser(rest.strip() or "~"))
+    elif name != "%matplotlib":
+        command = ["/bin/bash", "-c", words[1:]]
+        if name == "%pip":
+            command[2:] = [f'exec "$0" -m {words[1:]}', sys.executable]
+        sys.stdout.flush()
+        back = [signal.SIGPIPE, signal.SIGXFSZ]
+        pid = os.posix_spawn(command[0], command, os.environ, setsigdef=back)
+        if status := os.waitpid(pid, 0)[1]:
+            sys.stderr.write(f"[{name} ended with exit code {os.waitstatus_to_exitcode(status)}]\n")
+        main_file.see_new_packages()

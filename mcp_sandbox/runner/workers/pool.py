@@ -1,0 +1,599 @@
+"""Workers as pid 1 manages them: it forks them, gives them jobs, and learns of their end.
+
+Two kinds: plain workers are forked from pid 1, and start programs or do file operations; seats are
+forked from the warm interpreter (python_worker.py) and fork once more for each piece of Python.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from mcp_sandbox.runner.kernel import processes
+from mcp_sandbox.runner.kernel.loop import READ, Soon
+from mcp_sandbox.runner.kernel.native import CONTROL_FD, MOST_FDS, Socket, pair, receive, signal
+from mcp_sandbox.runner.wire.protocol import OpError
+from mcp_sandbox.runner.workers import worker
+from mcp_sandbox.runner.workers.interpreter import Interpreter, Worker, is_pid, makes_sense
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+    from typing import Any
+
+    from mcp_sandbox.runner.kernel.loop import Loop, Timer
+    from mcp_sandbox.runner.workers.interpreter import Listener, Notebook
+
+# An unused interpreter is ended after this long: it costs about 5 MiB.
+_WARM_S = 60.0
+_MOST_IDLE = 32
+# Calls within this time share one scan of all processes.
+_LOOK_S = 0.002
+_TIDY_S = 0.005
+# Processes left in the background often end together.
+_SOON_S = 0.02
+# cgroup v2 and v1, as a container with a private cgroup namespace sees its own group.
+_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+MOST_NAMED = 20
+_MOST_COMMAND = 120
+# A call may count on this many processes and threads; on a share where the limit is low.
+_FREE = 64
+_SHARE = 4
+# A process that does not die in this time, on a disk that hangs, is not waited for.
+_DYING_S = 2.0
+# A scan reads a file of every process: commands in quick succession skip it.
+_ROOMY_S = 0.1
+
+
+class Pool:
+    """All workers, the job of each, and what their jobs leave running."""
+
+    def __init__(self, loop: Loop, env: dict[str, str], most_processes: int) -> None:
+        self._loop = loop
+        self._room = Room(most_processes)
+        self._lineage = processes.become_subreaper()
+        self._busy: set[Worker] = set()
+        # Workers of idle notebooks.
+        self._resting: set[Worker] = set()
+        # The worker whose command waits for `resume`.
+        self.held: Worker | None = None
+        self._doomed: set[int] = set()
+        self.spares = Spares(loop, env, self._hear, self._cool)
+        self.orphans = Orphans(loop, self._known, self._notice_child, self._lineage)
+        # Planned at every call: each worker gets one signal, however many calls there are.
+        self.waking = Soon(loop, _SOON_S, self.wake)
+        self._looking = Soon(loop, _SOON_S, lambda: self.on_background())  # noqa: PLW0108 - set later
+        self.memory = Memory()
+        self.on_quiet: Callable[[], None] = lambda: None
+        self.on_background: Callable[[], None] = lambda: None
+        loop.on_signal(signal.SIGCHLD, self.orphans.reap)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing of the user runs, not even in the background."""
+        return not self._busy and not self.orphans.adopted
+
+    def wake(self) -> None:
+        """Continue workers that user code may have stopped: they would never report an end."""
+        for one in self._busy:
+            one.wake()
+
+    def background(self) -> set[int]:
+        """Return the pids that run on although their command has ended."""
+        tree = processes.parents() if self._resting or self._keepers() else {}
+        for one in self._resting:
+            one.lingers = not processes.below([one.pid or -1], tree) <= {one.main}
+        found = processes.below(self._keepers(), tree) - {one.main for one in self._resting}
+        return found if self._lineage else found.union(self.orphans.find())
+
+    def _keepers(self) -> list[int]:
+        busy = [one.pid for one in self._busy if one.pid and (one.lingers or not one.listener)]
+        return busy + [one.pid for one in self._resting if one.pid and one.lingers]
+
+    def rest(self, seat: Worker, *, rests: bool) -> None:
+        """Mark a notebook as idle or busy: idle, only what it has left running counts."""
+        (self._resting.add if rests else self._resting.discard)(seat)
+        (self._busy.discard if rests else self._busy.add)(seat)
+        if rests:
+            self._looking.plan()
+            self.on_quiet()
+
+    def has_room(self, ending: Callable[[Collection[int]], None]) -> bool:
+        """Return whether a call has room for its processes; if not, ask again in a moment.
+
+        The largest tree that an earlier command left running is killed; `ending` gets it first.
+        """
+        # Without subreapers, as under gVisor, no tree is known, and the limit is not of processes.
+        roots = [*self._keepers(), *(one.pid for one in self._busy if one.pid and one.released)]
+        fits, root = self._room.look(roots) if self._lineage else (True, None)
+        if root:
+            ending(processes.below([root], processes.parents()))
+            self.kill(root)
+        return fits
+
+    def start(
+        self, job: dict[str, Any], fds: list[int], listener: Listener, *, seat: bool = False
+    ) -> Worker:
+        """Give the job to a free or new worker, or OpError; `listener` gets its messages."""
+        if not self._busy:
+            self.orphans.reaped.clear()
+        if job["op"] in ("command", "terminal"):
+            self.free_held()
+        while True:
+            found = self._take(seat=seat)
+            try:
+                found.give(job, fds)
+            except ConnectionError:
+                # User code killed it while it was idle; it never saw the job.
+                self._lost(found)
+            else:
+                found.listener = listener
+                return found
+
+    def _take(self, *, seat: bool) -> Worker:
+        try:
+            found = self.spares.take(seat=seat)
+        except OSError as exc:
+            self.kill_background()
+            raise OpError(
+                "process_limit",
+                "the sandbox has no process left; what earlier commands had left running in the "
+                "background was ended to make room: try again",
+            ) from exc
+        self._busy.add(found)
+        return found
+
+    def hold(self, job: dict[str, Any], fds: list[int]) -> Worker | None:
+        """Let a free worker start a command that waits for `resume`; None without subreapers.
+
+        Orphans are then found by when they began, and this command begins before its call.
+        """
+        if not self._lineage:
+            return None
+        self.held = held = self._take(seat=False)
+        self._busy.discard(held)
+        try:
+            held.give(job, fds)
+        except ConnectionError:
+            self._lost(held)
+        self.spares.prepare()
+        return self.held
+
+    def resume(self, held: Worker, job: dict[str, Any], listener: Listener) -> bool:
+        """Let the held command go on; `listener` gets its messages. False if it has died."""
+        if held is not self.held:
+            return False
+        try:
+            held.give({"name": job["name"], "shell": job["shell"]}, [])
+        except ConnectionError:
+            return False
+        self.held, held.listener, held.job = None, listener, job
+        self._busy.add(held)
+        return True
+
+    def _hear(self, speaker: Worker) -> None:
+        try:
+            said, _ = receive(speaker.control, 65536, wait=False)
+        except BlockingIOError:
+            # The event was for a closed descriptor, whose number this one has now.
+            return
+        except ConnectionError:
+            said = None
+        except (ValueError, RecursionError):
+            said = {}
+        if said is None:
+            self._lost(speaker)
+        elif speaker is not self.spares.interpreter.worker:
+            self._take_message(speaker, said)
+
+    def _take_message(self, speaker: Worker, said: Any) -> None:  # noqa: ANN401 - as it came
+        """Act on a worker's message; a worker that sends a malformed one is killed.
+
+        User code can write as a seat, whose interpreter loads the chat's start-up files.
+        """
+        event = said.get("e") if isinstance(said, dict) else None
+        if event == "hello" and speaker.pid is None and is_pid(said.get("pid")):
+            speaker.pid, self.spares.interpreter.forks = said["pid"], True
+            if speaker.doomed:
+                self.kill(speaker)
+        elif event == "free" and speaker.listener is None and speaker in self._busy:
+            self._release(speaker)
+        elif speaker.listener and makes_sense(said):
+            if event == "pid":
+                speaker.main = said["pid"]
+            elif event == "exit":
+                speaker.main = None
+                self._notice_background(speaker, stays=said["stays"])
+            speaker.listener(said)
+            # The job ends with its command, unless something of it runs on.
+            if event == "exit" and not said["stays"] and speaker.pid not in self._doomed:
+                self._release(speaker)
+        else:
+            self._lost(speaker)
+            self.kill(speaker)
+
+    def _release(self, freed: Worker) -> None:
+        self._busy.discard(freed)
+        freed.listener, freed.released = None, False
+        self._lingers_no_more(freed)
+        self.spares.put_back(freed)
+        self.on_quiet()
+
+    def free_held(self) -> None:
+        """Kill the held command: other code running beside it could change it."""
+        held, self.held = self.held, None
+        if held and held.pid:
+            processes.kill_trees([held.pid])
+            self.spares.forget(held)
+
+    def _notice_background(self, speaker: Worker, *, stays: bool) -> None:
+        if stays:
+            speaker.lingers = True
+            self.on_background()
+        if stays or not self._lineage:
+            # A process that has just forked still shows the shell's command line for a moment.
+            self._looking.plan()
+
+    def _lingers_no_more(self, freed: Worker) -> None:
+        if freed.lingers:
+            freed.lingers = False
+            self._looking.plan()
+
+    def _lost(self, gone: Worker) -> None:
+        """Handle the end of a worker that pid 1 or user code has killed."""
+        self.spares.lose(gone)
+        self._busy.discard(gone)
+        self._resting.discard(gone)
+        if gone is self.held:
+            self.held = None
+        self._lingers_no_more(gone)
+        self.orphans.reap()
+        if gone.listener:
+            gone.listener({"e": "lost"})
+        self.orphans.kill_soon()
+        self.on_quiet()
+
+    def kill(self, worker_or_main: Worker | Notebook | int) -> None:
+        """Kill a worker (or an adopted command) with everything below it.
+
+        Later in this round of the loop, so that all trees are searched together.
+        """
+        pid = worker_or_main if isinstance(worker_or_main, int) else worker_or_main.pid
+        warm = self.spares.interpreter
+        if pid is None and worker_or_main in self._busy and warm.forks:
+            self._kill_unnamed(worker_or_main)
+            return
+        if pid is None and warm.worker:
+            pid = warm.worker.pid
+        if pid is not None:
+            if not self._doomed:
+                self._loop.later(0, self._kill_doomed)
+            self._doomed.add(pid)
+
+    def _kill_unnamed(self, seat: Worker) -> None:
+        """Kill a seat once it reports its pid; the interpreter that forks it has other children."""
+
+        def give_up() -> None:
+            if seat.pid is None and seat in self._busy and self.spares.interpreter.worker:
+                self.kill(self.spares.interpreter.worker)
+
+        seat.doomed = True
+        self._loop.later(_DYING_S, give_up)
+
+    def _kill_doomed(self) -> None:
+        doomed, self._doomed = self._doomed, set()
+        processes.kill_trees(doomed)
+
+    def kill_background(self) -> None:
+        """Kill everything whose command has ended."""
+        self.free_held()
+        # Zombies count against the process limit, too.
+        tree = {pid: int(fields[1]) for pid, fields in processes.stats()} if self._resting else {}
+        left = [one for one in self._resting if len(processes.below([one.pid or -1], tree)) > 1]
+        for one in (*left, *(one for one in self._busy if one.listener is None)):
+            self.kill(one)
+        self.orphans.kill()
+
+    def _known(self) -> set[int]:
+        held = [self.held] if self.held else []
+        everyone = [*self.spares.all(), *self._busy, *self._resting, *held]
+        return {pid for one in everyone for pid in (one.pid, one.main) if pid}
+
+    def _notice_child(self, stopped: bool) -> None:
+        if stopped:
+            self.wake()
+        elif not self._lineage:
+            self._looking.plan()
+
+    def _cool(self) -> None:
+        self.free_held()
+        in_use = self._resting or any(one.seat for one in self._busy)
+        self.spares.give_back(python=not in_use)
+
+
+class Spares:
+    """Workers without a job, and the warm interpreter; ended when unused for a while."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        env: dict[str, str],
+        hear: Callable[[Worker], None],
+        cool: Callable[[], None],
+    ) -> None:
+        """Call `hear` when a worker has sent something, `cool` when unused ones are to be ended."""
+        self._loop, self._hear, self._cool = loop, hear, cool
+        self._idle: dict[bool, list[Worker]] = {False: [], True: []}
+        self.interpreter = Interpreter(env, self._watch, self._cool_later)
+        self._cooling: Timer | None = None
+
+    def all(self) -> list[Worker]:
+        warm = self.interpreter.worker
+        return [*self._idle[False], *self._idle[True], *([warm] if warm else [])]
+
+    def take(self, *, seat: bool) -> Worker:
+        """Return a free or new worker. May raise OSError."""
+        idle = self._idle[seat]
+        return idle.pop() if idle else self._new(seat=seat)
+
+    def put_back(self, freed: Worker) -> None:
+        if len(self._idle[freed.seat]) < _MOST_IDLE:
+            self._idle[freed.seat].append(freed)
+        else:
+            self.forget(freed)
+        self._cool_later()
+
+    def prepare(self, *, seat: bool = False) -> None:
+        """Start a worker before a call needs it."""
+        try:
+            self._idle[seat] = self._idle[seat] or [self._new(seat=seat)]
+        except OSError:
+            # No process is left, or the chat's start-up files end Python: the next call reports it.
+            return
+
+    def _new(self, *, seat: bool) -> Worker:
+        if seat:
+            return self.interpreter.seat()
+        mine, theirs = pair()
+        pid = os.fork()
+        if pid == 0:
+            self._be_worker(theirs)
+        theirs.close()
+        return self._watch(Worker(pid, mine, seat=False))
+
+    def _be_worker(self, control: Socket) -> None:
+        """Never returns: objects of the parent's frames stay alive, unused."""
+        try:
+            self._loop.close_in_child()
+            os.dup2(control.fileno(), CONTROL_FD, inheritable=False)
+            os.closerange(CONTROL_FD + 1, MOST_FDS)
+            processes.die_with_parent()
+            worker.serve(Socket(fileno=CONTROL_FD), worker.spawn)
+        finally:
+            os._exit(0)
+
+    def _watch(self, new: Worker) -> Worker:
+        self._loop.watch(new.control.fileno(), READ, lambda _events: self._hear(new))
+        return new
+
+    def forget(self, gone: Worker) -> None:
+        """Close the worker's socket, at which it ends."""
+        self._loop.unwatch(gone.control.fileno())
+        gone.control.close()
+
+    def lose(self, gone: Worker) -> None:
+        """Remove a worker whose process has ended."""
+        self.forget(gone)
+        if gone in self._idle[gone.seat]:
+            self._idle[gone.seat].remove(gone)
+        if gone is self.interpreter.worker:
+            self.interpreter.worker = None
+
+    def _cool_later(self) -> None:
+        if self._cooling:
+            self._cooling.cancel()
+        self._cooling = self._loop.later(_WARM_S, self._cool)
+
+    def give_back(self, *, python: bool) -> None:
+        """End all workers without a job, and with `python` the interpreter.
+
+        A new worker replaces them: it shares more memory with pid 1 than one forked earlier.
+        """
+        unused = self._idle[True] + self._idle[False]
+        if python and self.interpreter.worker:
+            unused.append(self.interpreter.worker)
+            self.interpreter.worker = None
+        self._idle = {False: [], True: []}
+        for one in unused:
+            self.forget(one)
+        self.prepare()
+
+
+class Orphans:
+    """Children of pid 1 that belong to no worker: they are killed, unless adopted."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        known: Callable[[], set[int]],
+        notice: Callable[[bool], None],
+        lineage: bool,
+    ) -> None:
+        """`known`: pids of workers and commands. `notice`: a child has stopped (True) or ended."""
+        self._known, self._notice, self._lineage = known, notice, lineage
+        # Commands whose worker was killed, and what to call at their end.
+        self.adopted: dict[int, Callable[[int], None]] = {}
+        # Wait statuses of the last 64 children that ended unawaited.
+        self.reaped: dict[int, int] = {}
+        self._looked_at = 0.0
+        self._killing = Soon(loop, _TIDY_S, self._kill_all)
+
+    def kill_soon(self) -> None:
+        """Kill what is left by a worker or an adopted command that has just ended."""
+        if self._lineage:
+            self._killing.plan()
+
+    def _kill_all(self) -> None:
+        if self.kill():
+            self.kill_soon()
+
+    def kill(self, born_since: float = 0.0) -> int:
+        """Kill the orphans; return how many there were.
+
+        Without subreapers, only those that began at `born_since` (ticks) or later.
+        """
+        lost = self.find()
+        if not self._lineage:
+            lost = [pid for pid in lost if born_since <= processes.birth(pid) < float("inf")]
+        if lost:
+            # An ending one may still be the parent of a command that has outlived it.
+            processes.kill_trees(lost, self.adopted)
+            self._looked_at = 0.0
+        return len(lost)
+
+    def _newest_leader(self, born_since: float) -> int | None:
+        """Return the one orphan that leads a session and began at `born_since` (ticks) or later.
+
+        Every command leads its own session; None when there is not exactly one.
+        """
+        self._looked_at = 0.0
+        found = [
+            pid
+            for pid in self.find()
+            if processes.session_of(pid) == pid and processes.birth(pid) >= born_since
+        ]
+        # It may have ended already. Statuses by SIGKILL are of workers killed with its own.
+        ended = [pid for pid, status in self.reaped.items() if status != signal.SIGKILL]
+        return found[0] if len(found) == 1 else ended[-1] if ended and not found else None
+
+    def find(self) -> list[int]:
+        """Return the orphans; none if none were seen just now, as many ends at once ask this."""
+        if time.monotonic() - self._looked_at < _LOOK_S:
+            return []
+        # A command whose worker has just died is known, too: that death is not handled yet.
+        known = self._known() | set(self.adopted)
+        me, tree = os.getpid(), processes.parents()
+        lost = [pid for pid, parent in tree.items() if parent == me and pid not in known]
+        self._looked_at = 0.0 if lost else time.monotonic()
+        return lost
+
+    def adopt(self, pid: int | None, ended: Callable[[int], None], born_since: float) -> int | None:
+        """Wait from pid 1 for a command whose worker was killed; return its pid.
+
+        Without a pid, look for it; None when it cannot be told.
+        """
+        pid = pid or self._newest_leader(born_since)
+        if pid is None:
+            return None
+        if pid in self.reaped:
+            ended(self.reaped.pop(pid))
+        elif os.path.exists(f"/proc/{pid}"):
+            self.adopted[pid] = ended
+        else:
+            ended(signal.SIGKILL)
+        return pid
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if os.WIFSTOPPED(status):
+                self._notice(True)
+            elif ended := self.adopted.pop(pid, None):
+                ended(status)
+                self.kill_soon()
+            else:
+                # It may be asked for a moment later, when the death of its worker is handled.
+                self.reaped[pid] = status
+                while len(self.reaped) > 64:
+                    del self.reaped[next(iter(self.reaped))]
+                self._notice(False)
+
+
+class Memory:
+    """Counts the kernel's kills for lack of memory in this sandbox."""
+
+    def __init__(self) -> None:
+        self._file = next(filter(None, map(_open, _FILES)), None)
+
+    def kills(self) -> int:
+        if self._file is None:
+            return 0
+        _, _, count = os.pread(self._file, 4096, 0).partition(b"oom_kill ")
+        return int(count.split()[0]) if count else 0
+
+
+def _open(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        # Another version of control groups, or none.
+        return None
+
+
+def described(pids: Iterable[int]) -> dict[str, Any]:
+    """Describe the first of these processes, and count them."""
+    found = sorted(pids)
+    named = [{"pid": pid, "command": _command(pid)} for pid in found[:MOST_NAMED]]
+    return {"background": named, "background_total": len(found)}
+
+
+def _command(pid: int) -> str:
+    """Return the command line of a process, or its name if that is empty."""
+    for name in ("cmdline", "comm"):
+        try:
+            with open(f"/proc/{pid}/{name}", "rb") as file:
+                words = file.read(4 * _MOST_COMMAND).replace(b"\0", b" ").strip()
+        except OSError:
+            return ""
+        if worker.BASH.encode() in words:
+            return "bash (a subshell)"
+        if words:
+            return words.decode("utf-8", "replace")[:_MOST_COMMAND]
+    return ""
+
+
+class Room:
+    """The room below the limit of processes; `limit` 0: none."""
+
+    def __init__(self, limit: int) -> None:
+        self._most = limit - min(_FREE, limit // _SHARE)
+        self._dying: set[int] = set()
+        self._until = 0.0
+        # What was seen at the last scan with much room, and until when that counts.
+        self._roomy: tuple[frozenset[int], float] = frozenset(), 0.0
+
+    def look(self, roots: Collection[int]) -> tuple[bool, int | None]:
+        """Return whether a call may start; if not, which of `roots` to kill with its tree.
+
+        None while the tree named before is still dying.
+        """
+        seen, roomy_until = self._roomy
+        is_roomy = seen == frozenset(roots) and time.monotonic() < roomy_until
+        if self._most <= 0 or not (roots or self._dying) or is_roomy:
+            return True, None
+        threads, tree = _look()
+        self._dying &= threads.keys()
+        if self._dying and time.monotonic() < self._until:
+            return False, None
+        trees = {root: pids for root in roots if (pids := processes.below([root], tree))}
+        if sum(threads.values()) <= self._most or not trees:
+            much = sum(threads.values()) <= self._most // 2
+            self._roomy = frozenset(roots), time.monotonic() + _ROOMY_S * much
+            return True, None
+        largest = max(trees, key=lambda root: sum(threads[pid] for pid in trees[root]))
+        self._dying, self._until = trees[largest], time.monotonic() + _DYING_S
+        return False, largest
+
+
+def _look() -> tuple[dict[int, int], dict[int, int]]:
+    """Return threads and parent by pid, zombies included: they count against the limit."""
+    threads, tree = {}, {}
+    for pid, fields in processes.stats():
+        # Fields 4 and 20 of proc(5); the list begins at 3.
+        tree[pid], threads[pid] = int(fields[1]), int(fields[17])
+    return threads, tree

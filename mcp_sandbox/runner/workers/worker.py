@@ -1,0 +1,451 @@
+"""A worker: a process that does one job at a time and is the subreaper of all that it starts.
+
+Killing it ends the job: whatever the job started falls to pid 1, which kills it. It talks to pid 1
+over a socket pair, one JSON datagram a message, file descriptors attached.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import time
+
+from mcp_sandbox.runner.calls.shell import SAVE, WHOLE, saver
+from mcp_sandbox.runner.files.paths import resolve
+from mcp_sandbox.runner.kernel import processes
+from mcp_sandbox.runner.kernel.native import Socket, close, pair, receive, send, signal
+from mcp_sandbox.runner.wire.protocol import MAX_HEADER, UNWATCHED, OpError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Starter = Callable[[dict[str, Any], list[int]], int]
+
+# Signals of a stray `pkill`: ignored here, and put back to default in started programs.
+SHIELDED = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
+)
+DEFAULT_SIGNALS = (*SHIELDED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
+_NICER_BY = 5
+_MOMENT_S = 0.001
+_MAX_MEMORY = 4 * 1024 * 1024
+_CLOCK_REALTIME_COARSE = 5  # Linux's number; Python has no name for it.
+# The search for changed files takes no longer: enough for a project.
+_BUDGET_S = 0.05
+_MOST_NAMES = 20
+# More would take longer to sort than to find.
+_MOST_SORTED = 1000
+# A character may take six bytes in JSON; all names go into one message of 64 KiB.
+_LONGEST_NAME = 500
+_SKIPPED = {".git", ".mcp-sandbox", "node_modules", "__pycache__", ".venv"}
+# Of a folder: when its names last changed, its files, and the paths of its folders.
+_Folder = tuple[int, set[str], list[str]]
+_NONE: _Folder = (-1, set(), [])
+
+# A line on descriptor 4 starts it; without that nothing is run. The command is a file on 3: argv
+# has a size limit and shows in process lists.
+BASH = (
+    "IFS= read -r -u 4 __code || kill -KILL $$; exec 4<&-; SECONDS=0; "
+    'mapfile -d "" -t -u 3 __code; exec 3<&-; eval "unset __code; $__code"'
+)
+
+
+def serve(control: Socket, start: Starter, prepare: Callable[[], None] = lambda: None) -> None:
+    """Do jobs until pid 1 closes the socket. `start` starts a command and returns its pid.
+
+    `prepare` is called before each wait for a job.
+    """
+    processes.become_subreaper()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in SHIELDED:
+        signal.signal(number, signal.SIG_IGN)
+    worker = Worker(control, start)
+    prepare()
+    while worker.do_next():
+        prepare()
+
+
+class Worker:
+    """The child's side of one socket pair."""
+
+    def __init__(self, control: Socket, start: Starter) -> None:
+        self._control = control
+        self._start = start
+        self._names = Names()
+
+    def do_next(self) -> bool:
+        """Wait for a job and do it; return False when there will be no more."""
+        job, fds = receive(self._control, MAX_HEADER + 4096, 4)
+        if job is None:
+            return False
+        told = False
+        try:
+            told = self._do(job, fds)
+        except OpError as exc:
+            self._say(e="fail", code=exc.code, message=exc.message)
+        except MemoryError:
+            self._say(e="fail", code="too_large", message="the call ran out of memory")
+        finally:
+            close(fds)
+        if job["op"] == "terminal":
+            # What a person left running in it ends with this process.
+            return False
+        if not told:
+            self._say(e="free")
+        return True
+
+    def _do(self, job: dict[str, Any], fds: list[int]) -> bool:
+        """Do a job; return whether its last message has already told that the worker is free."""
+        if job["op"] in ("command", "standby"):
+            return self._gated(job, fds) if job["gated"] else self._command(job, fds)
+        self._operation(job, fds)
+        return False
+
+    def _say(self, **message: object) -> None:
+        send(self._control, message, [])
+
+    def _command(self, job: dict[str, Any], fds: list[int]) -> bool:
+        self._names.begin(job["workspace"])
+        self._say(e="begin")
+        pid = self._start(job, fds)
+        self._say(e="pid", pid=pid)
+        close(fds)
+        lower(pid, grow=job["grow"])
+        return self._see_through(pid, job, [])
+
+    def _gated(self, job: dict[str, Any], fds: list[int]) -> bool:
+        """Start a bash that waits at a gate, and open that when pid 1 knows its pid.
+
+        A standby bash also waits there for its command.
+        """
+        # A socket: unlike a pipe, no other process can open it by its path below /proc.
+        opener, gate = pair()
+        try:
+            pid = self._start(job, [*fds, gate.fileno()])
+            self._names.begin(job["workspace"])
+            if job["op"] == "standby":
+                named, _ = receive(self._control, MAX_HEADER + 4096, 0)
+                if named is None:
+                    raise SystemExit
+                job = {**job, **named}
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    # User code killed it while it waited; it never saw its command.
+                    pid = self._start(job, [*fds, gate.fileno()])
+                self._names.begin(job["workspace"])
+            said = recall(job["shell"]) if job["shell"] else []
+            self._say(e="pid", pid=pid)
+            lower(pid, grow=job["grow"])
+            close(fds)
+            processes.send(pid, signal.SIGCONT)
+            opener.send(b"\n")
+        finally:
+            gate.close()
+            opener.close()
+        return self._see_through(pid, job, said)
+
+    def _see_through(self, pid: int, job: dict[str, Any], said: list[str]) -> bool:
+        status, stays = _await(pid)
+        said = said + remember(job["shell"]) if job["shell"] else []
+        changed, counts = self._names.end(job["workspace"])
+        self._say(e="exit", status=status, changed=changed, counts=counts, stays=stays, shell=said)
+        if stays:
+            _await(None)
+        return not stays
+
+    def _operation(self, job: dict[str, Any], fds: list[int]) -> None:
+        # Loaded at the first use: most sandboxes begin with a command.
+        if job["op"] == "terminal":
+            from mcp_sandbox.runner.calls.terminal import run as operate  # noqa: PLC0415
+        else:
+            from mcp_sandbox.runner.files.operations import OPS  # noqa: PLC0415
+
+            operate = OPS[job["op"]]
+        signal.signal(signal.SIGTERM, _abort)
+        try:
+            self._say(e="begin")
+            result = operate(job["args"], fds[0], fds[1], bytes.fromhex(job["end"]))
+            self._say(e="done", result=result)
+        except SystemExit as exc:
+            raise OpError("cancelled", "the call was cancelled") from exc
+        except BrokenPipeError as exc:
+            raise OpError("cancelled", "the caller no longer reads the result") from exc
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def recall(memory: str) -> list[str]:
+    """Prepare to load a shell's state; return remarks about the state found."""
+    try:
+        os.makedirs(os.path.dirname(memory), exist_ok=True)
+        _remove(f"{memory}.new")
+        _remove(f"{memory}.moved")
+        if _content(saver(memory)) != SAVE:
+            # Other shells may write or run it at the same time: rename it into place.
+            _remove(f"{memory}.save")
+            with open(f"{memory}.save", "xb") as file:
+                file.write(SAVE)
+            os.rename(f"{memory}.save", saver(memory))
+        if _size(memory):
+            return []
+        os.unlink(memory)
+    except FileNotFoundError:
+        return ["new"]
+    except OSError as exc:
+        why = f"no shell can be kept in {memory}: {os.strerror(exc.errno or 0)}"
+        raise OpError("wrong_kind", why) from exc
+    return ["broken"]
+
+
+def remember(memory: str) -> list[str]:
+    """Move a shell's new state into place if complete; return remarks about it."""
+    said, size = ["moved"] * _remove(f"{memory}.moved"), _size(f"{memory}.new")
+    try:
+        if size > len(WHOLE):
+            os.rename(f"{memory}.new", memory)
+    except OSError:
+        size = 0
+    return said if size else [*said, "kept"]
+
+
+def _size(memory: str) -> int:
+    """Return the size of a saved state, 0 unless it is complete."""
+    content = _content(memory)
+    return len(content) if content.endswith(WHOLE) and len(content) <= _MAX_MEMORY else 0
+
+
+def _content(path: str) -> bytes:
+    """Return the content of a shell's file; user code may have put anything there."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.read(file, _MAX_MEMORY + 1)
+        finally:
+            os.close(file)
+    except OSError:
+        return b""
+
+
+def _remove(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
+
+
+def _abort(_number: int, _frame: object) -> None:
+    raise SystemExit
+
+
+def _await(main: int | None) -> tuple[int, bool]:
+    """Wait for the end of `main`, or of all; return its wait status, and whether others run on."""
+    status, options = 0, 0
+    while True:
+        try:
+            # Look first: if this wait were killed after reaping, pid 1 would miss the status.
+            seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | options)
+        except ChildProcessError:
+            return status, False
+        if seen is None:
+            return status, True
+        pid, ended = os.waitpid(seen.si_pid, 0)
+        if pid == main:
+            # Collect what ended together with it, without waiting for the others.
+            status, options = ended, os.WNOHANG
+
+
+def lower(pid: int, *, grow: bool, again: bool = True) -> None:
+    """Lower the process's CPU priority, and offer it to the OOM killer before others.
+
+    Without `grow`, the kernel lets it extend no file.
+    """
+    try:
+        if not grow:
+            import resource  # noqa: PLC0415 - only where the workspace is full
+
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
+        os.setpriority(os.PRIO_PROCESS, pid, _NICER_BY)
+        offer_to_the_oom_killer(pid)
+    except PermissionError:
+        # Just after exec the process is still as protected as this one; a later refusal is final.
+        if again:
+            time.sleep(_MOMENT_S)
+            lower(pid, grow=grow, again=False)
+    except ProcessLookupError:
+        return
+
+
+def offer_to_the_oom_killer(pid: int | str) -> None:
+    """Let the kernel end this process before the runner's when memory runs out."""
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
+            file.write(b"1000")
+    except FileNotFoundError:
+        # Ended already, or a sandbox without this file.
+        return
+
+
+def spawn(job: dict[str, Any], fds: list[int]) -> int:
+    """Start a program with fds as stdin, stdout, stderr and perhaps code. May raise OpError."""
+    enter(job["cwd"])
+    try:
+        return begin(job, fds) if job["grow"] else _spawn_stunted(job, fds)
+    except OSError as exc:
+        raise cannot_start(job["argv"][0], exc) from exc
+
+
+def begin(job: dict[str, Any], fds: list[int]) -> int:
+    """Start a program as a session leader; with a `tty`, the first of `fds` is its terminal."""
+    actions: list[Any] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
+    if job["tty"]:
+        # The first terminal that a session leader opens becomes its controlling terminal.
+        actions[0] = (os.POSIX_SPAWN_OPEN, 0, os.ttyname(fds[0]), os.O_RDWR, 0)
+    how: dict[str, Any] = {"setsid": True, "setsigdef": DEFAULT_SIGNALS}
+    return os.posix_spawnp(job["program"], job["argv"], job["env"], file_actions=actions, **how)
+
+
+def watched(env: dict[str, str]) -> dict[str, str]:
+    """Return the variables of a program on a terminal."""
+    return {name: value for name, value in env.items() if UNWATCHED.get(name) != value}
+
+
+def resize(terminal: int, rows: int, columns: int) -> None:
+    """Set the size of a terminal, given either of its ends."""
+    import termios  # noqa: PLC0415 - terminals alone need it
+
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+def _spawn_stunted(job: dict[str, Any], fds: list[int]) -> int:
+    """Start it while this process's limit is lowered: from outside it would be too late."""
+    import resource  # noqa: PLC0415 - only where the workspace is full
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        return begin(job, fds)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def code_path(name: str) -> str:
+    """Return the path of a call's code while it runs."""
+    return f"/tmp/run-{name}.py"
+
+
+def remove_code(name: str) -> None:
+    """Delete the code of a call that has ended, if it is still there."""
+    # The code may have removed it, or put something else there.
+    _remove(code_path(name))
+
+
+def enter(cwd: str) -> None:
+    """Change to the working directory of a job; OpError if it cannot be used."""
+    path = resolve(cwd)
+    try:
+        os.chdir(path)
+    except OSError as exc:
+        from mcp_sandbox.runner.files.call import explain  # noqa: PLC0415 - only to refuse
+
+        raise OpError("not_found", f"cwd {explain(exc, path).message}") from exc
+
+
+def cannot_start(program: str, exc: OSError) -> OpError:
+    """Return the error for a program that could not be started."""
+    if exc.errno == errno.EAGAIN:
+        return OpError("process_limit", "no process could be started: the process limit is reached")
+    if exc.errno == errno.E2BIG:
+        return OpError("too_large", "arguments and environment are too large; pass data by stdin")
+    if exc.errno in (errno.ENOENT, errno.ENOTDIR):
+        return OpError("unsupported", f"{program!r} is not installed in this sandbox")
+    return OpError("invalid", f"{program!r} cannot be started: {os.strerror(exc.errno or 0)}")
+
+
+def _now_coarse() -> int:
+    """Return the clock that stamps files, in ns: the precise clock would run ahead of it."""
+    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+
+
+class Names:
+    """The files of the workspace by folder, as one worker saw them last; links are not followed."""
+
+    def __init__(self) -> None:
+        # None when there was too much to read.
+        self._seen: dict[str, _Folder] | None = {}
+        self._found: dict[str, tuple[int, int, int]] = {}
+        self._since_ns = 0
+
+    def begin(self, workspace: str) -> None:
+        """Note the state when a command begins. Only folders with changed names are read again."""
+        self._since_ns, self._found = _now_coarse(), {}
+        if self._seen is not None:
+            self._look(workspace, _BUDGET_S / 10, begins=True)
+
+    def end(self, workspace: str) -> tuple[list[str] | None, list[int] | None]:
+        """Return up to 20 paths changed since `begin`, and how many are new, changed, gone.
+
+        None stands for what is unknown: there was too much to read.
+        """
+        before, fresh = self._seen, self._found
+        self._look(workspace, _BUDGET_S)
+        # Files written just before may carry the clock tick in which the command began.
+        found = [path for path, state in self._found.items() if fresh.get(path) != state]
+        names, now = _first(found, workspace), self._seen
+        if before is None or now is None:
+            return names if now or names else None, None
+        parts = [path.rpartition("/") for path in found]
+        changed = sum(name in before.get(folder, _NONE)[1] for folder, _, name in parts)
+        new = sum(len(seen[1] - before.get(path, _NONE)[1]) for path, seen in now.items())
+        gone = sum(len(old[1] - now.get(path, _NONE)[1]) for path, old in before.items())
+        return names, [new, changed, gone]
+
+    def _look(self, top: str, budget_s: float, *, begins: bool = False) -> None:
+        deadline = time.monotonic() + budget_s
+        known, seen, pending, unread = self._seen or {}, {}, [top], False
+        self._seen, self._found = None, {}
+        while pending and time.monotonic() < deadline:
+            folder = pending.pop()
+            try:
+                seen[folder] = self._read(folder, known.get(folder, _NONE), deadline, begins=begins)
+                pending += seen[folder][2]
+            except OSError:
+                # Removed or closed to this process meanwhile, or too much to read.
+                unread = True
+        self._seen = None if pending or unread else seen
+
+    def _read(self, folder: str, known: _Folder, deadline: float, *, begins: bool) -> _Folder:
+        stamp, since_ns = os.stat(folder).st_ctime_ns, self._since_ns
+        if begins and known[0] == stamp:
+            return known
+        look = not begins or stamp >= since_ns
+        # Another change within the same tick of the clock would leave the same time.
+        stamp, files, folders = stamp if stamp < _now_coarse() else -1, set(), []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.name not in _SKIPPED:
+                        folders.append(entry.path)
+                    continue
+                files.add(entry.name)
+                if look and (state := entry.stat(follow_symlinks=False)).st_ctime_ns >= since_ns:
+                    self._found[entry.path] = state.st_ctime_ns, state.st_size, state.st_ino
+        return stamp, files, folders
+
+
+def _first(paths: list[str], workspace: str) -> list[str]:
+    first = sorted(sorted(paths)[:_MOST_SORTED], key=_natural)[:_MOST_NAMES]
+    names = (os.fsencode(os.path.relpath(path, workspace)) for path in first)
+    return [name.decode("utf-8", "backslashreplace")[:_LONGEST_NAME] for name in names]
+
+
+def _natural(path: str) -> str:
+    from itertools import groupby  # noqa: PLC0415 - a millisecond of each first call
+
+    return "".join("".join(run).zfill(20 * digits) for digits, run in groupby(path, str.isdecimal))

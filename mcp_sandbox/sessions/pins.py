@@ -1,0 +1,180 @@
+"""Which version of each skill a chat has, and how it gets one. Blocking.
+
+A sandbox sees a folder of its chat read-only, with a copy of each skill that the chat has. A copy
+is made beside, whole and on the disk, then given its name or exchanged with what has it in one
+step. Nothing ever sees half of one. What reads the former version can go on: it is kept, for a
+while, where it was moved to. Files are 0444, those that begin with "#!" 0555: most skills come
+without such bits.
+
+    {tree}/view/{name}/     as the sandbox sees it: the version is what lies there
+           new-{random}/    made for the view, or replaced in it
+           active.json      the names by the uris of the skills, the last activated one last
+           lock             held by what changes the above
+"""
+
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from mcp_sandbox.durable import locked, publish_folder, read_note, sync, write_note
+from mcp_sandbox.errors import TooLarge
+from mcp_sandbox.skills.contents import gather, opened, read_whole
+from mcp_sandbox.skills.skill import Contents, Skill
+from mcp_sandbox.workspace.beneath import AT_CWD, exchange
+from mcp_sandbox.workspace.directory import SHOWN_SKILLS
+from mcp_sandbox.workspace.layout import SHOWN
+
+logger = logging.getLogger(__name__)
+
+MAX_PINNED_BYTES = 256 * 1024 * 1024
+"""So much of skills a chat may have; it does not count for the size of its workspace."""
+_NEW = "new-"
+_REPLACED_KEPT = 3
+_LONGEST_NAME = 200
+
+
+class Pins:
+    """The versions that one chat has. `tree` is the server's own, and has been made."""
+
+    def __init__(self, tree: Path) -> None:
+        self._tree, self._active = tree, tree / "active.json"
+
+    def names(self) -> dict[str, str]:
+        """Return the names of the skills' folders by uri; none if active.json is unreadable."""
+        try:
+            return {uri: str(name) for uri, name in (read_note(self._active) or {}).items()}
+        except (OSError, ValueError) as exc:
+            what = "%s is unreadable, skills are given to the chat anew: %s"
+            logger.warning(what, self._active, exc)
+            return {}
+
+    def last(self) -> str | None:
+        """Return the path in the sandbox of the skill activated last; None if it is gone."""
+        name = next(reversed(self.names().values()), None)
+        return path_of(name) if name and self.folder(name).is_dir() else None
+
+    def note_last(self, uri: str) -> None:
+        """Remember which skill was activated last. Raises OSError."""
+        with locked(self._tree / "lock"):
+            names = self.names()
+            if names and [*names][-1] != uri:
+                name = names.pop(uri)
+                write_note(self._active, {**names, uri: name})
+
+    def folder(self, name: str) -> Path:
+        return self._tree / SHOWN / name
+
+    def find(self, uri: str) -> tuple[str, Contents] | None:
+        """Return the name and files of a skill as the chat has it; None if they are unreadable."""
+        name = self.names().get(uri)
+        try:
+            return (name, gather(self.folder(name), anchor=self._tree).contents) if name else None
+        except (OSError, TooLarge):
+            return None
+
+    def read(self, name: str, path: str) -> bytes:
+        """Read one of the files of a skill. Raises OSError."""
+        with opened(self.folder(name), self._tree) as folder:
+            return read_whole(folder, path).data
+
+    def pin(self, skill: Skill, contents: Contents, files: Mapping[str, bytes]) -> str:
+        """Put that version, which has those files, into the view; returns its name there.
+
+        Raises:
+            TooLarge: the chat has too much of skills.
+            OSError: it cannot be written.
+        """
+        with locked(self._tree / "lock"):
+            names = self.names()
+            name = names.get(skill.uri) or name_in_view(skill, names.values())
+            self._check_room(skill, name, contents)
+            new = self._tree / f"{_NEW}{secrets.token_hex(8)}"
+            try:
+                _write(new, files)
+            except BaseException:
+                _delete(new)
+                raise
+            if skill.uri not in names:
+                # Written before the folder exists: a name without a folder is ignored.
+                write_note(self._active, {**names, skill.uri: name})
+            _place(new, self.folder(name))
+            old = sorted(self._tree.glob(f"{_NEW}*"), key=lambda each: each.lstat().st_ctime_ns)
+            for folder in old[:-_REPLACED_KEPT]:
+                _delete(folder)
+        return name
+
+    def _check_room(self, skill: Skill, name: str, contents: Contents) -> None:
+        used = sum(
+            file.lstat().st_size
+            for folder in (self._tree / SHOWN).iterdir()
+            if folder.name != name
+            for file in folder.rglob("*")
+            if file.is_file()
+        )
+        if used + sum(file.size for file in contents.files) > MAX_PINNED_BYTES:
+            raise TooLarge(
+                f"with {skill.name} this chat would have over {MAX_PINNED_BYTES // 1024**2} MiB of "
+                "skills: go on with those that are active, or empty the workspace by sandbox_reset"
+            )
+
+
+def path_of(name: str) -> str:
+    """Return the path in the sandbox of the skill with that name in the view."""
+    return f"{SHOWN_SKILLS}/{name}"
+
+
+def name_in_view(skill: Skill, taken: Collection[str] = ()) -> str:
+    """Return a name for a skill's folder in a view that is not among those taken."""
+    # Other characters than these may mean something to a shell or a path.
+    name = "".join(
+        char
+        if char.isalnum() or char in "-_.+"
+        else "".join(f"%{byte:02X}" for byte in char.encode(errors="surrogateescape"))
+        for char in skill.name
+    )
+    name = f"%2E{name[1:]}" if name.startswith(".") else name
+    mark = hashlib.sha256(skill.uri.encode(errors="surrogateescape")).hexdigest()[:8]
+    if len(name.encode()) > _LONGEST_NAME:
+        return f"{name.encode()[:_LONGEST_NAME].decode(errors='ignore')}%{mark}"
+    # Where the bare name means another one, it alone would not tell them apart.
+    return f"{name}@{mark}" if skill.shadowed_by or name in taken else name
+
+
+def drift(pinned: Contents, current: Contents) -> tuple[str, ...]:
+    """Return the paths of the files in which two versions differ."""
+    before = {file.path: file.digest for file in pinned.files}
+    now = {file.path: file.digest for file in current.files}
+    return tuple(sorted({path for path, _ in before.items() ^ now.items()}))
+
+
+def _write(new: Path, files: Mapping[str, bytes]) -> None:
+    new.mkdir(mode=0o755)
+    for path, data in files.items():
+        place = new / path
+        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with place.open("xb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), 0o555 if data.startswith(b"#!") else 0o444)
+    for folder, _, _ in os.walk(new):
+        # The top folder stays writable: it is still to be moved.
+        Path(folder).chmod(0o755 if Path(folder) == new else 0o555)
+
+
+def _delete(folder: Path) -> None:
+    for inner, _, _ in os.walk(folder):
+        Path(inner).chmod(0o755)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _place(new: Path, target: Path) -> None:
+    """Put a folder into the view; what is there goes to where the folder was."""
+    if not publish_folder(new, target):
+        # To move a directory writes its "..", which needs the right to write in it.
+        target.chmod(0o755)
+        exchange(AT_CWD, os.fsencode(new), AT_CWD, os.fsencode(target))
+        sync(target.parent)
+    target.chmod(0o555)

@@ -1,0 +1,165 @@
+"""Limits how many sandboxes are open at once, in all and of one user.
+
+The least recently used one is closed to make room. When all are in use, a call waits in a queue
+that is fair between users: the user who was served longest ago is next. Nothing is locked while a
+sandbox is being closed: a free slot is given at once.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from mcp_sandbox.errors import CapacityReached
+
+if TYPE_CHECKING:
+    from mcp_sandbox.sessions.sandbox.chat_sandbox import Hold
+
+# No event tells when a background process ends, and its sandbox can be closed.
+_LOOK_AGAIN_S = 1.0
+
+
+@dataclass(eq=False)
+class _Waiting:
+    hold: "Hold"
+    granted: bool = False
+    news: anyio.Event = field(default_factory=anyio.Event)
+
+
+class Slots:
+    """The holds that have a slot, least recently used first, and those that wait for one."""
+
+    def __init__(self, most: int, *, most_per_user: int, wait_s: float) -> None:
+        self._most = most
+        self._most_per_user = most_per_user
+        self._wait_s = wait_s
+        self._taken: OrderedDict[Hold, None] = OrderedDict()
+        self._queue: list[_Waiting] = []
+        self._closing: set[Hold] = set()
+        # When each user was served last, for users who have a slot or wait for one.
+        self._served: dict[str, int] = {}
+        self._count = 0
+
+    @property
+    def free(self) -> int:
+        """How many more may be opened without closing any."""
+        return max(0, self._most - len(self._taken) - len(self._queue))
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def taken(self) -> Sequence["Hold"]:
+        return list(self._taken)
+
+    async def take(self, hold: "Hold") -> None:
+        """Take a slot for `hold` before it opens; others that are not in use are closed for it.
+
+        Raises:
+            CapacityReached: every open sandbox stayed in use for the longest time of waiting.
+        """
+        waiting = _Waiting(hold)
+        self._queue.append(waiting)
+        try:
+            self._serve()
+            # The first round is not cut short: without any waiting time it is the only one.
+            await self._make_room(waiting)
+            with anyio.move_on_after(self._wait_s):
+                while not waiting.granted:
+                    with anyio.move_on_after(_LOOK_AGAIN_S):
+                        await waiting.news.wait()
+                    waiting.news = anyio.Event()
+                    # The first call in the queue of each user makes room for all of them.
+                    if self._is_first(waiting):
+                        await self._make_room(waiting)
+            await checkpoint_if_cancelled()
+        except BaseException:
+            if waiting.granted:
+                self.release(hold)
+            raise
+        finally:
+            if not waiting.granted:
+                self._queue.remove(waiting)
+                self._serve()
+        if not waiting.granted:
+            raise self._refusal(hold.user)
+
+    def adopt(self, hold: "Hold") -> None:
+        """Give a slot to a sandbox that is open already, whatever the limits."""
+        self._taken[hold] = None
+
+    def touch(self, hold: "Hold") -> None:
+        """Note that it is used now."""
+        if hold in self._taken:
+            self._taken.move_to_end(hold)
+
+    def rest(self, hold: "Hold") -> None:
+        """Note that it is not in use any more, and may be closed to make room."""
+        self.touch(hold)
+        for waiting in self._queue:
+            if self._is_first(waiting):
+                waiting.news.set()
+
+    def release(self, hold: "Hold") -> None:
+        """Free the slot of a closed sandbox."""
+        self._taken.pop(hold, None)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Grant the free slots, first to the user who was served longest ago."""
+        while able := [one for one in self._queue if self._has_place(one.hold.user)]:
+            self._grant(min(able, key=lambda one: self._served.get(one.hold.user, 0)))
+
+    def _has_place(self, user: str) -> bool:
+        return len(self._taken) < self._most and not self._at_limit(user)
+
+    def _at_limit(self, user: str) -> bool:
+        # There may be more than allowed: those that were adopted.
+        return Counter(hold.user for hold in self._taken)[user] >= self._most_per_user
+
+    def _is_first(self, waiting: _Waiting) -> bool:
+        of_user = (one for one in self._queue if one.hold.user == waiting.hold.user)
+        return next(of_user, None) is waiting
+
+    def _grant(self, waiting: _Waiting) -> None:
+        self._queue.remove(waiting)
+        self._taken[waiting.hold] = None
+        self._count += 1
+        present = {hold.user for hold in self._taken} | {one.hold.user for one in self._queue}
+        served = {**self._served, waiting.hold.user: self._count}
+        self._served = {user: when for user, when in served.items() if user in present}
+        waiting.granted = True
+        waiting.news.set()
+
+    async def _make_room(self, waiting: _Waiting) -> None:
+        """Close sandboxes that are not in use, one after the other, until a slot is granted."""
+        for hold in self.taken():
+            if waiting.granted:
+                return
+            if self._may_close(hold, waiting.hold.user):
+                self._closing.add(hold)
+                try:
+                    await hold.yield_up(at_once=True)
+                finally:
+                    self._closing.discard(hold)
+
+    def _may_close(self, hold: "Hold", user: str) -> bool:
+        if hold.is_busy or hold in self._closing or hold not in self._taken:
+            return False
+        return hold.user == user or not self._at_limit(user)
+
+    def _refusal(self, user: str) -> CapacityReached:
+        waited = f" and stayed so for {self._wait_s:g} s" if self._wait_s else ""
+        if self._at_limit(user):
+            return CapacityReached(
+                f"all {self._most_per_user} sandboxes that one user may have open are in "
+                f"use{waited}: end a call or a background process in another chat, or set a "
+                "higher sessions.max_per_user"
+            )
+        return CapacityReached(
+            f"all {self._most} sandboxes are in use{waited}: try again when a call or a "
+            "background process has ended, or set a higher sessions.max_open"
+        )

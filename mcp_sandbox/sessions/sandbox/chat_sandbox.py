@@ -1,0 +1,364 @@
+"""The sandbox of one chat in this server: opened at the first call, replaced when it has died."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import anyio
+
+from mcp_sandbox.errors import SandboxGone
+from mcp_sandbox.models import BackendName, ChatId, SandboxId
+from mcp_sandbox.sessions.approvals import anew
+from mcp_sandbox.sessions.pinning import Pinning
+from mcp_sandbox.sessions.sandbox.context import GrowthGuard, Held, Rooms, Use
+from mcp_sandbox.sessions.sandbox.lifecycle import Ways
+from mcp_sandbox.sessions.sandbox.notices import ended, ended_with
+from mcp_sandbox.telemetry.calls import span
+
+_MOST_NAMED = 8
+
+
+class Hold:
+    """At most one open sandbox, for one chat. Other servers may have the same one open."""
+
+    def __init__(self, chat: ChatId, rooms: Rooms) -> None:
+        self.chat = chat
+        self.user = chat.user
+        self.backend: BackendName = rooms.backend.name
+        self.meter = rooms.workspaces.meter(chat)
+        self.pinning = Pinning(chat, rooms.workspaces)
+        self.calls = rooms.settings.calls
+        self.lifetime_s = rooms.settings.sessions.lifetime
+        self.tell_agent = partial(rooms.news.tell, chat)
+        self.egress = rooms.egress
+        self._rooms = rooms
+        self._ways = Ways(chat, rooms)
+        self._lock = anyio.Lock()
+        self._held: Held | None = None
+        self._calls = 0
+        # Of these, how many use the open sandbox, and how many keep it from ending of age.
+        self._inside = self._keeping = 0
+        self._left = anyio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """True if there is a sandbox, or none is being made."""
+        return self._held is not None or not self._lock.locked()
+
+    async def take_news(self) -> list[str]:
+        """Return what the agent should know; each text is returned once."""
+        rows = self._held.runtime.processes.untold() if self._held else ()
+        if rows and self._held:
+            # Before the texts are returned, so that a failure here tells nothing twice.
+            with suppress(SandboxGone):
+                await self._held.runtime.processes.tell(rows)
+        refused = self.egress.take_news(self.chat) if self.egress else []
+        return [*self._rooms.news.take(self.chat), *refused, *map(ended, rows)]
+
+    async def variables(self) -> Mapping[str, str]:
+        """Return the environment variables of the chat's commands."""
+        ways_out = self.egress.variables(self.chat) if self.egress else {}
+        return {**ways_out, **await self.pinning.variables()}
+
+    @property
+    def is_busy(self) -> bool:
+        """True if a call is under way, or the sandbox is being made."""
+        return self._calls > 0 or self._lock.locked()
+
+    def use(self) -> Use:
+        """Return what this server does with the chat now."""
+        held = self._held
+        return Use(
+            open=held is not None,
+            starting=held is None and self._lock.locked(),
+            paused=held is not None and held.paused,
+            calls=self._calls,
+            dead=held is not None and held.runtime.broken,
+            age_s=self._ways.age_s(held) if held else 0.0,
+            background=held.runtime.background.total if held else 0,
+            image=(held.sandbox.facts.image or "") if held else "",
+        )
+
+    @asynccontextmanager
+    async def open_sandbox(
+        self, *, endless: bool = False, keeps: bool = False
+    ) -> AsyncGenerator[Held]:
+        """Yield the open sandbox for one call; if it dies during the call, it is removed.
+
+        An `endless` call, such as a person's shell, does not keep a sandbox beyond its highest age.
+        One that `keeps` it does, for the other calls that depend on it.
+        """
+        self._calls += 1
+        self._rooms.slots.touch(self)
+        self._rooms.ledger.used(self.chat)
+        try:
+            held = await self._open()
+            if held.doors:
+                await held.doors.ready()
+            try:
+                self._inside += not endless
+                self._keeping += keeps
+                try:
+                    yield held
+                finally:
+                    self._inside -= not endless
+                    self._keeping -= keeps
+                    self._left.set()
+            except SandboxGone as exc:
+                raise await self._explained(held, exc) from exc
+        finally:
+            self._calls -= 1
+            self._rooms.ledger.used(self.chat)
+            self._rooms.slots.rest(self)
+
+    async def _explained(self, held: Held, exc: SandboxGone) -> SandboxGone:
+        """Remove a sandbox that died during a call; return the error that says why."""
+        with anyio.CancelScope(shield=True):
+            async with self._lock:
+                if self._held is held:
+                    cause = await self._bury(held)
+                    reason = f"{str(exc).rstrip('.')}."
+                    if cause:
+                        reason = (
+                            f"the sandbox ended: {cause}; what was under way is lost, files "
+                            "are kept. The next call gets a new sandbox on the same files."
+                        )
+                    lost = "" if cause is None else ended_with(held.runtime.background)
+                    held.epitaph = f"{reason}{lost}"
+        return SandboxGone(held.epitaph or str(exc))
+
+    async def _bury(self, held: Held) -> str | None:
+        self._forget(held)
+        async with self._rooms.records.hold(self.chat):
+            return await self._ways.bury(held)
+
+    def _forget(self, held: Held, *, goes_on: bool = False) -> None:
+        """Give it up. If it `goes_on`, for other servers, it still reports its ended processes."""
+        if self._held is held:
+            self._held = None
+            self._rooms.slots.release(self)
+            for row in () if goes_on else held.runtime.processes.untold():
+                self.tell_agent(ended(row).rpartition(";")[0])
+        held.guard.watching.cancel()
+        held.close_doors()
+
+    async def _open(self) -> Held:
+        async with self._lock:
+            if self._held is not None:
+                await self._look_after(self._held)
+            if self._held is None:
+                await self._rooms.slots.take(self)
+                try:
+                    with span("session open"):
+                        async with self._rooms.records.hold(self.chat):
+                            # Finish even if cancelled: a half-made sandbox is in no record.
+                            with anyio.CancelScope(shield=True):
+                                self._keep(await self._ways.open())
+                except BaseException:
+                    if self._held is None:
+                        self._rooms.slots.release(self)
+                    raise
+            assert self._held  # noqa: S101
+            return self._held
+
+    async def _look_after(self, held: Held) -> None:
+        """Resume a paused sandbox; remove one that is dead, too old or made otherwise."""
+        if held.paused and not held.runtime.broken:
+            with anyio.CancelScope(shield=True):
+                async with self._rooms.records.hold(self.chat):
+                    await self._ways.resume(held)
+        if held.runtime.broken:
+            # It died with no call under way: the next result tells.
+            with anyio.CancelScope(shield=True):
+                self._ways.tell_ended(held, await self._bury(held))
+        elif not self._keeping and self._ways.age_s(held) >= self.lifetime_s:
+            await self._expire(held)
+        else:
+            await self._renew(held)
+
+    async def _expire(self, held: Held) -> None:
+        """End a sandbox that is too old, once the calls in it have ended; new calls wait."""
+        while self._inside:
+            self._left = anyio.Event()
+            await self._left.wait()
+        background = held.runtime.background
+        async with self._rooms.records.hold(self.chat):
+            if not await self._retire(held, background_too=True):
+                # Only a person's shell is left in it.
+                self._forget(held)
+                await self._ways.destroy(held)
+        if ended := ended_with(background):
+            self.tell_agent(f"The sandbox was replaced because of its age.{ended}")
+
+    def look_again(self) -> None:
+        """Have the next call check whether the sandbox is made as it should be now."""
+        if self._held:
+            self._held.suits = False
+
+    async def _renew(self, held: Held) -> None:
+        """Replace it if it was made with other settings, or shows another folder."""
+        project = self._rooms.projects.folder(self.chat)
+        # The client may work in another folder now; while anything runs, the old one stays.
+        moved = project not in (None, held.shown.folder)
+        alone = self._calls == 1 and not held.runtime.background.total
+        if held.suits and not (moved and alone):
+            return
+        with anyio.CancelScope(shield=True):
+            async with self._rooms.records.hold(self.chat):
+                news = await self._ways.renew(held)
+            held.suits = True
+            if news is not None:
+                self._forget(held)
+                self.tell_agent(news)
+
+    def _keep(self, held: Held) -> None:
+        held.guard = GrowthGuard(self.meter, self._end_for_growth)
+        self._rooms.tasks.start_soon(held.guard.run)
+        self._rooms.open_doors(self.chat, held)
+        self._held = held
+        if held.news:
+            self.tell_agent(held.news)
+        self._ways.tell("sandbox opened", held)
+
+    async def adopt(self, sandbox_id: SandboxId) -> bool:
+        """Take over a running sandbox; return False if there is one already, or it is unusable."""
+        with anyio.CancelScope(shield=True):
+            async with self._lock, self._rooms.records.hold(self.chat):
+                adopted = not self._held and await self._adopt(sandbox_id)
+        return adopted
+
+    async def _adopt(self, sandbox_id: SandboxId) -> bool:
+        held = await self._ways.adopt(sandbox_id)
+        if held:
+            held.suits = False
+            self._rooms.slots.adopt(self)
+            self._keep(held)
+        return held is not None
+
+    async def pause(self) -> bool:
+        """Pause the sandbox; see the manager."""
+        with anyio.CancelScope(shield=True):
+            async with self._lock, self._rooms.records.hold(self.chat):
+                left = () if self._held else await self._ways.running()
+                paused = any(info.state == "paused" for info in left)
+                for info in () if paused else left:
+                    await self._adopt(info.id)
+                if self._held and not self._held.paused:
+                    await self._ways.pause(self._held, is_used=self._calls > 0)
+                paused = paused or self._held is not None
+        return paused
+
+    async def resume(self) -> bool:
+        """Resume the sandbox, also one that no server has open; return False if none is paused."""
+        with anyio.CancelScope(shield=True):
+            async with self._lock:
+                held = self._held
+                was_paused = held is not None and held.paused
+                if was_paused or not held:
+                    async with self._rooms.records.hold(self.chat):
+                        if held:
+                            await self._ways.resume(held)
+                        else:
+                            was_paused = await self._ways.resume_left()
+        return was_paused
+
+    async def yield_up(self, *, background_too: bool = False, at_once: bool = False) -> bool:
+        """End the sandbox unless it is in use; one that other servers use is left to them.
+
+        Processes in the background count as use, unless `background_too`. `at_once`: so does the
+        chat's lock in another server, which is not waited for. Return False if it is still open.
+        """
+        if self.is_busy:
+            return False
+        with anyio.CancelScope(shield=True):
+            async with self._lock, self._rooms.records.hold(self.chat, at_once=at_once) as ours:
+                gone, held = ours, self._held
+                if ours and held and held.runtime.broken:
+                    self._forget(held)
+                    self._ways.tell_ended(held, await self._ways.bury(held))
+                elif ours and held:
+                    gone = await self._retire(held, background_too=background_too)
+        return gone
+
+    async def _retire(self, held: Held, *, background_too: bool) -> bool:
+        """End it unless it is in use; the caller has the chat's lock."""
+        refusal = await self._ways.retire(held, background_too=background_too)
+        gone = refusal in ("", "users")
+        if gone:
+            self._forget(held, goes_on=refusal == "users")
+        return gone
+
+    async def disconnect(self) -> None:
+        """Leave the sandbox as it is, to another server or to its own end.
+
+        Where this server has calls in it, these end it, unless other servers use it.
+        """
+        with anyio.CancelScope(shield=True):
+            async with self._lock:
+                held = self._held
+                if held:
+                    # The calls get SandboxGone for their lost connection, and remove it.
+                    await held.runtime.aclose()
+                    if not self._calls:
+                        self._forget(held)
+
+    async def end(self, files: Literal["keep", "discard", "remove"] = "keep") -> bool:
+        """End the chat's sandbox, in any server, and keep or remove its files.
+
+        "discard" begins with an empty workspace, "remove" leaves nothing of the chat; both move the
+        files to the trash. Return False if nothing ran.
+        """
+        with anyio.CancelScope(shield=True):
+            async with self._lock, self._rooms.records.hold(self.chat):
+                held = self._held
+                if held is not None:
+                    self._forget(held)
+                    await self._ways.destroy(held)
+                others = await self._ways.running()
+                for info in others:
+                    await self._rooms.backend.destroy(info.id)
+                if files == "discard":
+                    if record := await self._rooms.records.get(self.chat):
+                        await self._rooms.records.put(replace(record, further=anew(record.further)))
+                    await self._rooms.workspaces.discard(self.chat)
+                elif files == "remove":
+                    await self._rooms.workspaces.remove(self.chat)
+                    await self._rooms.records.remove(self.chat)
+                    self._rooms.ledger.forget(self.chat)
+        self.meter.note_change()
+        if files != "keep":
+            self.pinning.forget()
+            if self.egress:
+                self.egress.forget(self.chat)
+        return held is not None or bool(others)
+
+    async def _end_for_growth(self) -> None:
+        """Stop what writes too much in the background, unless a call of another server writes."""
+        async with self._lock:
+            held = self._held
+            if held is None or held.runtime.broken:
+                return
+            try:
+                status = await held.runtime.status()
+            except SandboxGone:
+                return
+            if status.calls:
+                # The server of that call ends it.
+                return
+            if rows := await held.stop_all():
+                named = ", ".join(f"{row.id} ({row.command})" for row in rows[:_MOST_NAMED])
+                self.tell_agent(
+                    "What ran in the background filled the workspace, and was stopped since the "
+                    f"last call: {named}. Make room: delete what is not needed."
+                )
+                return
+            with anyio.CancelScope(shield=True):
+                async with self._rooms.records.hold(self.chat):
+                    self._forget(held)
+                    await self._ways.destroy(held)
+            self.tell_agent(
+                "The sandbox was ended since the last call: what ran in its background filled the "
+                f"workspace; this is a new one on the same files.{ended_with(status.background)}"
+            )

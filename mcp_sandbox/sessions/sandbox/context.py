@@ -1,0 +1,257 @@
+"""What all holds of one manager share, and the open sandbox that one of them has.
+
+Each open sandbox has a guard, which keeps its chat to the limits on disk, also between calls.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.abc import TaskGroup
+
+from mcp_sandbox.audit import Audit
+from mcp_sandbox.backends.base import Backend, Sandbox
+from mcp_sandbox.config.units import MIB, show_size
+from mcp_sandbox.errors import (
+    OperatorError,
+    SandboxError,
+    SandboxGone,
+    StorageUnavailable,
+    WorkspaceFull,
+)
+from mcp_sandbox.models import ChatId, Ending, ExecResult, Limits, ProcessRow
+from mcp_sandbox.runtime.doors import Doorway
+from mcp_sandbox.runtime.runtime import Runtime
+from mcp_sandbox.sessions.chat_records import ChatRecords, Ledger
+from mcp_sandbox.sessions.sandbox.capacity import Slots
+from mcp_sandbox.sessions.sandbox.notices import News
+from mcp_sandbox.sessions.sandbox.warm_pool import WarmPool
+from mcp_sandbox.sessions.settings import SessionSettings
+from mcp_sandbox.workspace.directory import Workspaces
+from mcp_sandbox.workspace.meter import Meter
+from mcp_sandbox.workspace.projects import Projects, Shown
+
+if TYPE_CHECKING:
+    # Loaded only by servers with allowed hosts.
+    from mcp_sandbox.sessions.doors import Doors, Egress
+
+logger = logging.getLogger(__name__)
+
+_WORDS: dict[Ending, str] = {
+    "memory": "it ran out of memory ({memory})",
+    "killed": "it was killed from outside",
+    "failed": "its runner failed",
+    "ended": "it was ended",
+    "lost": "the engine that ran it has lost it, as after a restart",
+}
+# How long a check of the disk waits for a call to begin, at most.
+_BETWEEN_CALLS_S = 0.5
+_TRY_AGAIN_S = 10.0
+# A cancelled call ends when all that it started is dead.
+_ENDING_S = 10.0
+# Messages of the kernel, and what to tell the agent about each.
+_FILE = "one file passed the limit on its size ({file_size}): write several"
+_LIMITS = {
+    "file too large": _FILE,
+    "file size limit exceeded": _FILE,
+    "no space left on device": "/tmp ({tmp}) and /dev/shm ({shm}) are small: use /workspace",  # noqa: S108
+}
+
+
+@dataclass
+class Rooms:
+    """What every hold of one manager shares; `tasks` and `pool` are set while that is open.
+
+    `addresses`: name and port of each preview so far. `egress` leads to allowed hosts, if any.
+    """
+
+    backend: Backend
+    workspaces: Workspaces
+    projects: Projects
+    ledger: Ledger
+    audit: Audit
+    settings: SessionSettings
+    news: News = field(default_factory=News)
+    addresses: dict[tuple[ChatId, int], tuple[str, int]] = field(default_factory=dict)
+    pool: WarmPool | None = None
+    egress: "Egress | None" = None
+    tasks: TaskGroup = field(init=False)
+    slots: Slots = field(init=False)
+
+    def __post_init__(self) -> None:
+        most = self.settings.sessions
+        self.slots = Slots(most.max_open, most_per_user=most.max_per_user, wait_s=most.queue_wait)
+
+    @property
+    def records(self) -> ChatRecords:
+        return self.ledger.records
+
+    def open_doors(self, chat: ChatId, held: "Held") -> None:
+        """Open the doors of a sandbox, and its way to allowed hosts if there is one."""
+        sandbox = held.sandbox
+        held.doorway = Doorway(sandbox.open_channel, sandbox.token, self.tasks)
+        if self.egress:
+            held.doors = self.egress.doors(chat, held.doorway, partial(self.news.tell, chat))
+            self.tasks.start_soon(held.doors.run)
+
+
+class GrowthGuard:
+    """Ends the calls under way when the chat's files grow over a limit.
+
+    If they grow without any call, something in the background writes: then the sandbox is ended.
+    """
+
+    def __init__(self, meter: Meter, end_sandbox: Callable[[], Awaitable[object]]) -> None:
+        self._meter = meter
+        self._end_sandbox = end_sandbox
+        self._calls: set[anyio.CancelScope] = set()
+        self._called = anyio.Event()
+        self._left = anyio.Event()
+        self._count = 0
+        self._pauses = 0
+        self._ended_calls = False
+        self.watching = anyio.CancelScope()
+        self.problem: SandboxError = WorkspaceFull("the workspace is full")
+
+    @contextmanager
+    def call(self, *, may_end: bool = True, answers: bool = False) -> Generator[anyio.CancelScope]:
+        """Guard a call that may write; without `may_end` it is not ended for too many files.
+
+        With `answers` the caller enters the scope, and has a result even if it is cancelled.
+
+        Raises:
+            WorkspaceFull, StorageUnavailable: it was ended because a limit was passed.
+        """
+        scope = anyio.CancelScope()
+        if may_end:
+            self._calls.add(scope)
+        self._count += 1
+        self._called.set()
+        try:
+            with nullcontext() if answers else scope:
+                yield scope
+        finally:
+            self._calls.discard(scope)
+            self._left.set()
+            self._left = anyio.Event()
+        if scope.cancelled_caught and not answers:
+            raise type(self.problem)(f"the call was ended: {self.problem}")
+
+    async def run(self) -> None:
+        with self.watching:
+            while True:
+                calls_before, quiet, self._pauses = self._count, not self._calls, 0
+                try:
+                    found = await self._meter.wait_for_overshoot(self._pause)
+                except StorageUnavailable:
+                    logger.exception("cannot measure the workspace, so its limit does not hold")
+                    await anyio.sleep(_TRY_AGAIN_S)
+                    continue
+                background = self._ended_calls or (quiet and self._count == calls_before)
+                # A disk that fills up for another reason is none to end what runs here.
+                if background and isinstance(found, WorkspaceFull):
+                    logger.warning("ending a sandbox for what its background writes: %s", found)
+                    await self._end_background()
+                await self._end_calls(found)
+
+    async def _pause(self, least_s: float) -> None:
+        if self._pauses:
+            # The measurement after the last pause was within the limits.
+            self._ended_calls = False
+        self._pauses += 1
+        if not self._calls:
+            self._called = anyio.Event()
+            with anyio.move_on_after(_BETWEEN_CALLS_S):
+                await self._called.wait()
+        await anyio.sleep(least_s)
+
+    async def _end_background(self) -> None:
+        try:
+            await self._end_sandbox()
+        except OperatorError:
+            # This task is one of the manager's: its failure would end every other chat's.
+            logger.exception("the sandbox could not be ended; trying again if it goes on writing")
+            await anyio.sleep(_TRY_AGAIN_S)
+
+    async def _end_calls(self, found: SandboxError) -> None:
+        """End the calls under way. The written files stay; new calls cannot write more.
+
+        So if files still grow when these calls are dead, something in the background writes.
+        """
+        self.problem, ending = found, list(self._calls)
+        self._ended_calls = bool(ending)
+        for scope in ending:
+            scope.cancel()
+        with anyio.move_on_after(_ENDING_S):
+            while self._calls.intersection(ending):
+                await self._left.wait()
+
+
+@dataclass(eq=False)
+class Held:
+    """An open sandbox. `suits` is False until it is checked whether it is made as it should be.
+
+    `news` is what the agent should know of the sandbox before it; `epitaph` says why this one ended
+    during a call, once it has. `previews` has the address of each port.
+    """
+
+    sandbox: Sandbox
+    runtime: Runtime
+    shown: Shown
+    started_s: float
+    news: str = ""
+    suits: bool = True
+    paused: bool = False
+    epitaph: str | None = None
+    previews: dict[int, str] = field(default_factory=dict[int, str])
+    doors: "Doors | None" = None
+    doorway: Doorway = field(init=False)
+    guard: GrowthGuard = field(init=False)
+
+    def close_doors(self) -> None:
+        self.doorway.close()
+        if self.doors:
+            self.doors.close()
+
+    async def stop_all(self) -> list[ProcessRow]:
+        """Kill the running background processes; return them as they were before."""
+        rows: list[ProcessRow] = []
+        with suppress(SandboxGone):
+            rows = [row for row in await self.runtime.processes.list() if row.running]
+            for row in rows:
+                await self.runtime.processes.stop(row.id, "KILL")
+        return rows
+
+
+@dataclass(frozen=True)
+class Use:
+    """What this server does with a chat now; `starting`: its sandbox is being made.
+
+    `age_s`: how long ago its sandbox was started; `dead`: it was found to have ended.
+    """
+
+    starting: bool = False
+    open: bool = False
+    paused: bool = False
+    calls: int = 0
+    dead: bool = False
+    age_s: float = 0.0
+    background: int = 0
+    image: str = ""
+
+
+def cause(ending: Ending, limits: Limits) -> str:
+    """Return why a sandbox ended, as a part of a sentence."""
+    return _WORDS[ending].format(memory=show_size(limits.memory_mb * MIB))
+
+
+def limit_met(result: ExecResult, limits: Mapping[str, str]) -> str:
+    """Return the size limit that a failed command met, by its end and its stderr; "" if none."""
+    # The exit code by which a shell reports that SIGXFSZ ended a program.
+    ended = {"SIGXFSZ", 153} & {result.signal, result.exit_code}
+    said = "file too large" if ended else result.stderr.lower()
+    return next((what.format(**limits) for sign, what in _LIMITS.items() if sign in said), "")

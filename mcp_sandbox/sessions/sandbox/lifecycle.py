@@ -1,0 +1,378 @@
+"""Finds, makes, pauses and removes the sandbox of a chat.
+
+The caller has the chat's lock: so two servers never make two, and none finds a half-made one. The
+chat's record names its sandbox; if the record is lost, the labels of sandboxes do. A sandbox is the
+chat's only if its runner sees the chat's own directory. The runner knows whether it is in use: by
+the calls and the connections of all servers.
+"""
+
+import logging
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+
+import anyio
+
+from mcp_sandbox.backends.base import Sandbox
+from mcp_sandbox.errors import (
+    BackendUnavailable,
+    Busy,
+    OperatorError,
+    SandboxError,
+    SandboxGone,
+    StorageUnavailable,
+    Unsupported,
+)
+from mcp_sandbox.models import ChatId, SandboxId, SandboxInfo, SandboxSpec
+from mcp_sandbox.runtime.channel import Channel
+from mcp_sandbox.runtime.runtime import Refusal, Runtime
+from mcp_sandbox.sessions.chat_records import ChatRecord, assistant_of
+from mcp_sandbox.sessions.sandbox.context import Held, Rooms, cause
+from mcp_sandbox.sessions.sandbox.notices import ended_with
+from mcp_sandbox.sessions.sandbox.warm_pool import connect
+from mcp_sandbox.sessions.settings import SPEC, STARTED, chat_of, of_chats, started_s
+from mcp_sandbox.telemetry.logs import event
+from mcp_sandbox.workspace.directory import ChatDirectories
+from mcp_sandbox.workspace.projects import Shown
+
+logger = logging.getLogger(__name__)
+
+# An engine takes some seconds to end a sandbox; a stuck one is not waited for any longer.
+_DESTROY_S = 20.0
+# A process that is being killed closes its connections first.
+_DYING_S = 1.0
+# Long: under heavy load the answer is slow, and a runner that does not answer is ended.
+_ANSWER_S = 15.0
+
+
+Connected = tuple[Sandbox, Runtime]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How the chat's sandbox should be."""
+
+    spec: SandboxSpec
+    directories: ChatDirectories
+    shown: Shown
+
+    def is_shown_by(self, runtime: Runtime) -> bool:
+        """Return whether its /project is the folder that was checked.
+
+        The engine mounts it by its path, where anyone who may write beside it can have put another
+        folder meanwhile.
+        """
+        checked, seen = self.shown.identity, runtime.hello.project
+        return checked is None or (seen is not None and seen.is_same(checked))
+
+
+class Ways:
+    """What can be done with the sandbox of one chat.
+
+    Any may raise OperatorError, and SandboxGone for a sandbox that has not the chat's files.
+    """
+
+    def __init__(self, chat: ChatId, rooms: Rooms) -> None:
+        self._chat = chat
+        self._rooms = rooms
+
+    async def open(self) -> Held:
+        """Find the chat's sandbox, or make one; the caller sets its guard."""
+        rooms = self._rooms
+        record = await rooms.records.get(self._chat)
+        # A record without a backend may hold grants from before the first sandbox.
+        lived = record is not None and record.backend is not None
+        is_new = not lived and not await rooms.workspaces.exist(self._chat)
+        self._settle(record, is_new=is_new)
+        shown = await rooms.projects.show(self._chat)
+        may_adopt = is_new and not shown.mounts and not record
+        opened = await rooms.pool.adopt(self._chat) if rooms.pool and may_adopt else None
+        news = ""
+        if opened is None:
+            wanted = await self._wanted(shown, record)
+            # A sandbox of a chat that never had one need not be looked for.
+            opened, news = (None, "") if is_new else await self._find(wanted, record)
+            with rooms.pool.foreground() if rooms.pool else nullcontext():
+                opened = opened or await self._make(wanted)
+        return await self._remember(opened, shown, record, news)
+
+    def _settle(self, record: ChatRecord | None, *, is_new: bool) -> None:
+        """Refuse a backend that the chat must not move to, and tell the agent of a lost record."""
+        here = self._rooms.backend.name
+        lived = record.backend if record else None
+        # A chat without files can have a record too, of a question about its first call.
+        if record and lived is None and not is_new and here == "unsafe-local":
+            raise BackendUnavailable(
+                f"the record of chat {self._chat} was lost, and whether it was isolated: open it "
+                "once with `--backend docker` or `--backend bubblewrap`, then move it here"
+            )
+        if lived not in (None, here) and not self._rooms.settings.may_move:
+            raise BackendUnavailable(
+                f"chat {self._chat} lives on {lived}, and this server took {here}: it opens again "
+                f"with `backend: {lived}` (MCP_SANDBOX_BACKEND={lived}; `mcp-sandbox doctor` tells "
+                f"whether that works), or moves with `backend: {here}`; its files stay the same, "
+                "its isolation would change"
+            )
+        if lived is None and not is_new:
+            self._rooms.news.tell(
+                self._chat,
+                f"The record of this computer was lost: it is on {here} now, on the same files. "
+                "What ran in its background elsewhere, if anything, goes on there for a while.",
+            )
+
+    async def _remember(
+        self, opened: Connected, shown: Shown, record: ChatRecord | None, news: str = ""
+    ) -> Held:
+        """Note in the chat's record which sandbox it has; if that fails, the labels still tell."""
+        rooms, now, (sandbox, runtime) = self._rooms, self._rooms.ledger.clock(), opened
+        before = record or ChatRecord(self._chat, None, created_s=now.wall_s, used_s=now.wall_s)
+        bound = replace(
+            before,
+            backend=rooms.backend.name,
+            sandbox_id=sandbox.id,
+            image=sandbox.facts.image,
+            spec=sandbox.labels.get(SPEC, ""),
+        )
+        if bound != record:
+            try:
+                await rooms.records.put(replace(bound, used_s=max(bound.used_s, now.wall_s)))
+            except StorageUnavailable as exc:
+                logger.warning("chat %s: its sandbox could not be noted: %s", self._chat, exc)
+        return Held(sandbox, runtime, shown, started_s(sandbox.labels, now.steady_s), news)
+
+    async def adopt(self, sandbox_id: SandboxId) -> Held | None:
+        """Connect to a running sandbox; return None if it was unusable, and was removed."""
+        directories = await self._rooms.workspaces.open(self._chat)
+        # Before the connection, which a failure here would leave open.
+        shown = await self._rooms.projects.show(self._chat)
+        reached = await self._reach(sandbox_id, directories)
+        if reached is None:
+            return None
+        return await self._remember(reached, shown, await self._rooms.records.get(self._chat))
+
+    async def running(self) -> Sequence[SandboxInfo]:
+        """Return the sandboxes that carry the chat's labels."""
+        return [info for chat, info in await of_chats(self._rooms.backend) if chat == self._chat]
+
+    async def _find(
+        self, wanted: Wanted, record: ChatRecord | None
+    ) -> tuple[Connected | None, str]:
+        """Return a running sandbox made as it should be, or None; and what to tell of another."""
+        news = ""
+        for is_noted in (True, False):
+            noted = [record.sandbox_id] if record and record.sandbox_id else []
+            for sandbox_id in noted if is_noted else [info.id for info in await self.running()]:
+                reached = await self._reach(sandbox_id, wanted.directories, is_noted=is_noted)
+                if reached is None:
+                    continue
+                replaced = await self._replace(*reached, wanted)
+                if replaced is None:
+                    return reached, ""
+                news = replaced
+        return None, news
+
+    async def _reach(
+        self, sandbox_id: SandboxId, directories: ChatDirectories, *, is_noted: bool = False
+    ) -> Connected | None:
+        """Connect to it; remove one that is dead, stuck or without the chat's files.
+
+        Remove too one that the chat's record names and that has lost its labels.
+        """
+        rooms = self._rooms
+        try:
+            sandbox = await rooms.backend.attach(sandbox_id)
+            labelled = chat_of(sandbox.labels)
+            if labelled == self._chat:
+                return sandbox, await connect(sandbox, directories, rooms.tasks, rooms.settings)
+        except SandboxGone as exc:
+            logger.info("chat %s: removing sandbox %s: %s", self._chat, sandbox_id, exc)
+        else:
+            if labelled or not is_noted:
+                return None
+        await rooms.backend.destroy(sandbox_id)
+        return None
+
+    async def renew(self, held: Held) -> str | None:
+        """End an open sandbox made otherwise than wanted now; return a notice, None if it stays."""
+        record = await self._rooms.records.get(self._chat)
+        wanted = await self._wanted(await self._rooms.projects.show(self._chat), record)
+        held.shown = wanted.shown
+        return await self._replace(held.sandbox, held.runtime, wanted)
+
+    async def _wanted(self, shown: Shown, record: ChatRecord | None) -> Wanted:
+        assistant = assistant_of(record)
+        origin = await self._rooms.backend.origin(assistant.image)
+        directories = await self._rooms.workspaces.open(self._chat)
+        now_s = self._rooms.ledger.clock().steady_s
+        labels = {"user": self._chat.user, "chat": self._chat.chat, STARTED: f"{now_s:.0f}"}
+        spec = self._rooms.settings.spec(directories, labels, origin, shown.mounts, assistant)
+        return Wanted(spec, directories, shown)
+
+    async def _replace(self, sandbox: Sandbox, runtime: Runtime, wanted: Wanted) -> str | None:
+        is_same = sandbox.labels.get(SPEC) == wanted.spec.labels[SPEC]
+        if is_same and wanted.is_shown_by(runtime):
+            return None
+        background = runtime.background
+        try:
+            background = (await runtime.status()).background
+            refusal = await runtime.retire(background_too=True)
+        except SandboxGone:
+            refusal = ""
+        # One that shows another folder under the same settings was tricked, and never stays.
+        if refusal and not is_same:
+            # All servers share one sandbox, even where their settings differ.
+            logger.warning(
+                "chat %s: sandbox %s was made with other settings, and stays while it is used",
+                self._chat,
+                sandbox.id,
+            )
+            return None
+        await runtime.aclose()
+        await self._rooms.backend.destroy(sandbox.id)
+        return (
+            "The sandbox was replaced because its settings or its image changed; files are kept."
+            f"{ended_with(background)}"
+        )
+
+    async def _make(self, wanted: Wanted) -> Connected:
+        rooms = self._rooms
+        sandbox = await rooms.backend.create(wanted.spec)
+        try:
+            runtime = await connect(sandbox, wanted.directories, rooms.tasks, rooms.settings)
+        except SandboxGone as exc:
+            try:
+                ending = await sandbox.ending(within_s=_DYING_S)
+            finally:
+                await rooms.backend.destroy(sandbox.id)
+            why = cause(ending, wanted.spec.limits) if ending else str(exc)
+            raise SandboxGone(f"the sandbox ended as soon as it was started: {why}") from exc
+        except BaseException:
+            await rooms.backend.destroy(sandbox.id)
+            raise
+        if wanted.is_shown_by(runtime):
+            return sandbox, runtime
+        await runtime.aclose()
+        await rooms.backend.destroy(sandbox.id)
+        raise SandboxGone(
+            "the user's folder was replaced while the sandbox was made, which was then removed "
+            "before anything ran in it: call again"
+        )
+
+    async def pause(self, held: Held, *, is_used: bool) -> None:
+        """Pause it; raises Busy if a call or another server uses it, Unsupported if none can."""
+        status = await held.runtime.status()
+        if is_used or status.calls or status.connections > 1:
+            raise Busy(
+                f"the sandbox of chat {self._chat} is in use: pause it when its call has ended and "
+                "no other server has it open (`mcp-sandbox status`), or end it with "
+                "`mcp-sandbox stop`"
+            )
+        held.close_doors()
+        held.paused = await held.sandbox.pause()
+        if not held.paused:
+            self._rooms.open_doors(self._chat, held)
+            backend = self._rooms.backend.name
+            raise Unsupported(
+                f"a sandbox of {backend} cannot be paused: end it with `mcp-sandbox stop`"
+            )
+
+    async def resume(self, held: Held) -> None:
+        """Resume it; if it has ended meanwhile, its runtime is `broken` afterwards."""
+        try:
+            await held.sandbox.resume()
+            held.paused = False
+            self._rooms.open_doors(self._chat, held)
+        except SandboxGone:
+            await held.runtime.aclose()
+
+    async def resume_left(self) -> bool:
+        """Resume paused sandboxes that no server has open; return False if there is none."""
+        paused = [info.id for info in await self.running() if info.state == "paused"]
+        for sandbox_id in paused:
+            with suppress(SandboxGone):
+                await self._rooms.backend.attach(sandbox_id)
+        return bool(paused)
+
+    async def retire(self, held: Held, *, background_too: bool) -> Refusal:
+        """End it and disconnect, unless it is in use; if other servers use it, only disconnect.
+
+        Return why it goes on, "" if it does not: except for "users" it is still connected then.
+        """
+        refusal: Refusal = ""
+        try:
+            with anyio.fail_after(_ANSWER_S):
+                if held.paused:
+                    await held.sandbox.resume()
+                    held.paused = False
+                refusal = await held.runtime.retire(background_too=background_too, leaving=True)
+        except (SandboxError, TimeoutError):
+            logger.info("sandbox %s does not answer, and is removed", held.sandbox.id)
+        if refusal == "users":
+            await held.runtime.aclose()
+            self.tell("sandbox left to others", held)
+        elif not refusal:
+            await self.destroy(held)
+        return refusal
+
+    async def bury(self, held: Held) -> str | None:
+        """Remove a sandbox whose connection was lost; return why it died, "" if that is unknown.
+
+        None: it lives, and other servers use it.
+        """
+        try:
+            ending = await held.sandbox.ending(within_s=_DYING_S)
+            assistant = assistant_of(await self._rooms.records.look(self._chat))
+            limits = replace(self._rooms.settings.limits, **assistant.limits)
+            died_of = cause(ending, limits) if ending else ""
+        except OperatorError as exc:
+            died_of = f"its engine does not answer ({exc})"
+        await held.runtime.aclose()
+        silent = held.runtime.silent
+        if not died_of and not silent and await self._lives_for_others(held):
+            return None
+        await self.destroy(held)
+        return died_of
+
+    async def destroy(self, held: Held) -> None:
+        """End it, even if it is in use; log what cannot be removed."""
+        with anyio.move_on_after(_DESTROY_S, shield=True) as limit:
+            await held.runtime.aclose()
+            try:
+                await self._rooms.backend.destroy(held.sandbox.id)
+            except OperatorError as exc:
+                # The caller asked for something else, and the runner ends by itself, too.
+                logger.warning("sandbox %s could not be removed: %s", held.sandbox.id, exc)
+        if limit.cancelled_caught:
+            logger.error("sandbox %s could not be removed in time", held.sandbox.id)
+        else:
+            self.tell("sandbox removed", held)
+
+    async def _lives_for_others(self, held: Held) -> bool:
+        """Return whether only this server lost its connection, and others still have theirs."""
+        try:
+            with anyio.fail_after(_ANSWER_S):
+                async with anyio.create_task_group() as tasks:
+                    channel = Channel(await held.sandbox.open_channel(), held.sandbox.token)
+                    await channel.open(tasks)
+                    runtime = Runtime(channel, keep_bytes=0)
+                    refusal = await runtime.retire(background_too=True, leaving=True)
+                    await runtime.aclose()
+        except* (SandboxError, TimeoutError):
+            refusal = ""
+        return refusal == "users"
+
+    def age_s(self, held: Held) -> float:
+        return self._rooms.ledger.clock().steady_s - held.started_s
+
+    def tell_ended(self, held: Held, cause: str | None) -> None:
+        """Tell the agent why a sandbox died, as `bury` returns it."""
+        if cause is not None:
+            self._rooms.news.tell(
+                self._chat,
+                f"The sandbox had ended since the last call: {cause or 'it did not answer'}; "
+                f"this is a new one on the same files.{ended_with(held.runtime.background)}",
+            )
+
+    def tell(self, what: str, held: Held) -> None:
+        backend = self._rooms.backend.name
+        event(logger, what, chat=str(self._chat), backend=backend, sandbox=held.sandbox.id)

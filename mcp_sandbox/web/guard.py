@@ -1,0 +1,265 @@
+"""Who may come in over HTTP: every request passes here before anything reads it.
+
+Refuses by the Host and Origin headers, the token, the limits of a user, and the size and time of
+the body, which is read as a whole before anything parses it; tells the rest which user and chat a
+request belongs to. Knows no tool.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Protocol
+
+import anyio
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mcp_sandbox.config import HttpConfig
+from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError
+from mcp_sandbox.models import ChatId, TokenGrant
+from mcp_sandbox.server.identity import ANONYMOUS, CALLER, CHAT_HEADER, Caller
+from mcp_sandbox.server.transports import find_request_id
+from mcp_sandbox.telemetry.metrics import CONTENT_TYPE
+from mcp_sandbox.web.in_flight import Flow, Open, Rate, Refused, Share, replayed, too_many
+
+logger = logging.getLogger(__name__)
+
+PATH = "/mcp"
+_SESSION_HEADER = "mcp-session-id"
+_SESSION_ID = re.compile(r"[0-9a-f]{32}")
+_HOST = re.compile(r"([a-z0-9_][a-z0-9._-]{0,252}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
+
+
+class TokenBook(Protocol):
+    """Where tokens are looked up, anew for every request."""
+
+    async def find(self, secret: str) -> TokenGrant | None: ...
+
+    async def still_valid(self, token_id: str) -> bool: ...
+
+
+def _allowed_names(listens_on: str, allowed: Iterable[str]) -> frozenset[str]:
+    """Return a server's names: of loopback, of where it listens, and those the operator allows.
+
+    So no web page reaches it under its own name. A name without a port is allowed with every port.
+    """
+    for text in allowed:
+        if not _HOST.fullmatch(text.lower()):
+            raise ConfigError(
+                f"http.allowed_hosts: {text!r} is no host name: "
+                "write them like sandbox.example.org or sandbox.example.org:8443"
+            )
+    names = ("localhost", "127.0.0.1", "[::1]", listens_on, *allowed)
+    return frozenset(name.lower() for name in names)
+
+
+@dataclass(eq=False)
+class Guard:
+    """The outermost application: it refuses a request, or has `app` answer it.
+
+    `listens_on` is HOST:PORT. `anonymous`: a request without a token is the user `local`.
+    `metrics`: the text of /metrics.
+    """
+
+    app: ASGIApp
+    settings: HttpConfig
+    listens_on: str
+    tokens: TokenBook
+    anonymous: bool
+    metrics: Callable[[], bytes]
+
+    def __post_init__(self) -> None:
+        self.flow = Flow()
+        self._names = _allowed_names(self.listens_on, self.settings.allowed_hosts)
+        self._rate = Rate(self.settings.rate)
+        self._at_once = Share(self.settings.requests_per_user)
+        # Once parsed, a message may take ten times its size until it is answered.
+        self._bytes = Share(4 * self.settings.max_body)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        try:
+            self._check_names(headers)
+            if scope["path"] == PATH:
+                await self._admit(await self._granted(headers), scope, receive, send)
+            else:
+                await (await self._page(scope, headers))(scope, receive, send)
+        except Refused as refused:
+            await refused.response()(scope, receive, send)
+        except ClientDisconnect:
+            logger.debug("a client left before its request had come")
+
+    async def _page(self, scope: Scope, headers: Headers) -> Response:
+        if scope["method"] in ("GET", "HEAD"):
+            if scope["path"] == "/health":
+                return Response("ok\n", headers={"content-type": "text/plain"})
+            if scope["path"] == "/metrics":
+                await self._granted(headers)
+                return Response(self.metrics(), headers={"content-type": CONTENT_TYPE})
+        raise Refused(HTTPStatus.NOT_FOUND, f"there is nothing here: MCP is at {PATH}")
+
+    async def watch(self) -> None:
+        """End what is served to tokens that are revoked or expired meanwhile; never returns."""
+        while True:
+            await anyio.sleep(1)
+            for token_id in self.flow.token_ids:
+                try:
+                    is_valid = await self.tokens.still_valid(token_id)
+                except OperatorError as exc:
+                    logger.warning("no token can be checked: %s", exc)
+                    is_valid = False
+                if not is_valid:
+                    self._end(token_id)
+
+    def _end(self, token_id: str) -> None:
+        self.flow.end(_unauthorized(), lambda entry: entry.token_id == token_id)
+
+    def _check_names(self, headers: Headers) -> None:
+        hosts, origins = headers.getlist("host"), headers.getlist("origin")
+        if len(hosts) != 1 or not self._is_allowed(hosts[0]):
+            text = "this server is not known by that name: add it to http.allowed_hosts"
+            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, text)
+        for origin in origins:
+            scheme, _, host = origin.partition("://")
+            if scheme not in ("http", "https") or not self._is_allowed(host):
+                text = "pages of that origin may not ask: add its host to http.allowed_hosts"
+                raise Refused(HTTPStatus.FORBIDDEN, text)
+
+    def _is_allowed(self, host: str) -> bool:
+        name = _HOST.fullmatch(host.lower())
+        return name is not None and not self._names.isdisjoint((name[0], name[1]))
+
+    async def _granted(self, headers: Headers) -> TokenGrant:
+        sent = headers.getlist("authorization")
+        if not sent and self.anonymous:
+            return ANONYMOUS
+        scheme, _, secret = (sent[0] if len(sent) == 1 else "").partition(" ")
+        if scheme.lower() != "bearer":
+            raise _unauthorized()
+        try:
+            grant = await self.tokens.find(secret.strip())
+        except OperatorError as exc:
+            logger.warning("no token can be checked: %s", exc)
+            text = "the server cannot check tokens now: its log says why"
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, text, retry_after="10") from exc
+        if grant is None:
+            raise _unauthorized(', error="invalid_token"')
+        return grant
+
+    async def _admit(self, grant: TokenGrant, scope: Scope, receive: Receive, send: Send) -> None:
+        user, settings, headers = grant.user, self.settings, Headers(scope=scope)
+        if wait_s := self._rate.take(user, anyio.current_time()):
+            raise too_many(f"more than {settings.rate} requests a second", wait_s)
+        # The bytes of a message are held until it is answered.
+        with self._at_once.of(user) as begin, self._bytes.of(user) as carry:
+            if not begin(1):
+                raise too_many(f"{settings.requests_per_user} requests of this user are open", 1)
+            known = {**scope, **_known_as(user, headers)}
+            body = await self._body(Request(scope, receive), carry)
+            self._rate.charge(user, len(body))
+            app = self.app
+            is_stream = (
+                scope["method"] == "GET" or headers.get("mcp-method") == "subscriptions/listen"
+            )
+            entry = Open(send, grant.token_id or None, is_stream)
+            if _is_older_era(headers):
+                app = partial(self._serve_older, entry, body)
+            await self.flow.serve(entry, app, known, replayed(body, receive))
+
+    async def _serve_older(
+        self, entry: Open, body: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Have a request of the older protocol answered, or cancel it when its client has left.
+
+        Newer clients cancel a call by closing its stream. Older ones are meant to say so, or to
+        come back for the answer, but nothing keeps answers here.
+        """
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            has_left = _SESSION_HEADER in Headers(scope=scope) and not entry.done
+            if has_left and (request_id := find_request_id(body)) is not None:
+                told = {"method": "notifications/cancelled", "params": {"requestId": request_id}}
+                message = json.dumps({"jsonrpc": "2.0", **told}).encode()
+                with anyio.move_on_after(1, shield=True):
+                    await self.app(scope, replayed(message, _nothing_more), _nowhere)
+
+    async def _body(self, request: Request, carry: Callable[[int], bool]) -> bytes:
+        """Read the body of a request in time; `carry` is asked for room for each piece."""
+        headers, settings, body = request.headers, self.settings, bytearray()
+        if request.method != "POST":
+            if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+                raise Refused(HTTPStatus.BAD_REQUEST, "this method takes no body: leave it out")
+            return b""
+        if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            text = "send the message as application/json"
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+        # The parser of HTTP lets only digits through.
+        _check_size(int(headers.get("content-length", "0")), settings.max_body)
+        try:
+            with anyio.fail_after(settings.request_time):
+                async for piece in request.stream():
+                    if not carry(len(piece)):
+                        raise too_many("large messages of this user are still being served", 1)
+                    body += piece
+                    _check_size(len(body), settings.max_body)
+        except TimeoutError as exc:
+            limit = f"{settings.request_time:g} s"
+            text = f"the request did not come within {limit}: send it again, faster"
+            raise Refused(HTTPStatus.REQUEST_TIMEOUT, text) from exc
+        return bytes(body)
+
+
+def _check_size(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        text = f"a message may have {max_bytes:,} bytes: send less at a time (http.max_body)"
+        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+
+
+def _known_as(user: str, headers: Headers) -> dict[str, object]:
+    """Return what the server is told of a caller; refuse one whose chat is not usable."""
+    named = headers.getlist(CHAT_HEADER)
+    if len(named) > 1:
+        raise Refused(HTTPStatus.BAD_REQUEST, f"send the header {CHAT_HEADER} once")
+    chat, session_id = None, headers.get(_SESSION_HEADER, "")
+    try:
+        if named:
+            chat = ChatId(user, named[0])
+        # Ids are made by the SDK: what cannot be one is answered like any session it does not know.
+        elif _is_older_era(headers) and _SESSION_ID.fullmatch(session_id):
+            chat = ChatId(user, session_id)
+    except InvalidArgument as exc:
+        raise Refused(HTTPStatus.BAD_REQUEST, f"header {CHAT_HEADER}: {exc}") from exc
+    # The SDK gives a session only to the principal that opened it.
+    principal = AuthenticatedUser(AccessToken(token="", client_id=user, scopes=[]))
+    return {CALLER: Caller(user, chat), "user": principal}
+
+
+def _is_older_era(headers: Headers) -> bool:
+    return headers.get("mcp-protocol-version") in (None, *HANDSHAKE_PROTOCOL_VERSIONS)
+
+
+def _unauthorized(detail: str = "") -> Refused:
+    return Refused(
+        HTTPStatus.UNAUTHORIZED,
+        "a valid token is needed: send `Authorization: Bearer TOKEN` with one that "
+        "`mcp-sandbox token add USER` printed",
+        www_authenticate=f'Bearer realm="mcp-sandbox"{detail}',
+    )
+
+
+async def _nothing_more() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def _nowhere(_message: Message) -> None:
+    """Drop what is sent: the client no longer waits."""
