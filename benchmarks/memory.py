@@ -24,7 +24,7 @@ from benchmarks.places import (
     open_sandbox,
 )
 from mcp_sandbox.app.chats import open_manager, temporary_data
-from mcp_sandbox.backends.host_process import ProcessId, hold, identify
+from mcp_sandbox.backends.sandbox_records import ProcessId, hold, identify
 from mcp_sandbox.config import PoolConfig
 from mcp_sandbox.models import ChatId, Network
 from mcp_sandbox.runner.kernel.processes import below, parents

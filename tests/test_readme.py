@@ -23,7 +23,7 @@ from mcp_sandbox.cli import cli
 from mcp_sandbox.config import Config, DockerConfig, load_config
 from mcp_sandbox.config.sources import KNOWN, Loaded
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.workspace.aliases import parse_aliases
+from mcp_sandbox.workspace.layout import parse_aliases
 from tests.server.scripted import answering, server_of, shipped_skills
 from tests.server.web import served
 

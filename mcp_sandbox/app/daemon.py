@@ -208,7 +208,7 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
             }
 
         with recent_log() as log:
-            from mcp_sandbox.daemon import agents, chats, copying
+            from mcp_sandbox.daemon import chats
 
             people = chats.Chats(manager.open)
             control = Control(
@@ -217,8 +217,8 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
                 more={"status": status, **people.commands},
                 conversations={
                     "shell": people.shell,
-                    "copy": partial(copying.copy, people),
-                    "agent": agents.Agents(server.agent).agent,
+                    "copy": partial(chats.copy, people),
+                    "agent": chats.Agents(server.agent).agent,
                 },
             )
             async with anyio.create_task_group() as doors:

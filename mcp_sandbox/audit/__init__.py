@@ -9,5 +9,5 @@ A process that may write the folder can write the whole chain anew, and a remove
 a later head kept elsewhere: so servers log the head. This package does not know what events mean.
 """
 
-from mcp_sandbox.audit.audit import Audit as Audit
-from mcp_sandbox.audit.audit import open_audit as open_audit
+from mcp_sandbox.audit.log import Audit as Audit
+from mcp_sandbox.audit.log import open_audit as open_audit

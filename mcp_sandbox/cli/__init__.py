@@ -20,7 +20,6 @@ from mcp_sandbox.cli import (
     cp,
     egress,
     policy,
-    secrets,
     serve,
     setup,
     shell,
@@ -61,8 +60,8 @@ cli.add_typer(setup.images, name="images")
 cli.add_typer(skills.group, name="skills")
 cli.add_typer(agent.group, name="agent")
 cli.add_typer(approvals.group, name="approvals")
-cli.add_typer(egress.group, name="egress")
-cli.add_typer(secrets.group, name="secrets")
+cli.add_typer(egress.egress_commands, name="egress")
+cli.add_typer(egress.secret_commands, name="secrets")
 cli.add_typer(policy.group, name="policy")
 cli.add_typer(audit.group, name="audit")
 cli.add_typer(setup.tokens, name="token")

@@ -37,9 +37,9 @@ def show(
     config: ConfigFile = None,
 ) -> None:
     """Show what was recorded; with --json all of it, each line as it was written."""
-    from mcp_sandbox.audit import reading
+    from mcp_sandbox.audit import log
 
-    found = reading.events(_folder(data, config), chat)
+    found = log.events(_folder(data, config), chat)
     if as_json:
         for line, _ in found:
             print(line)
@@ -65,14 +65,14 @@ def verify(
     config: ConfigFile = None,
 ) -> None:
     """Say whether lines were changed, removed, added or moved; exit code 1 if so."""
-    from mcp_sandbox.audit import reading
+    from mcp_sandbox.audit import log
     from mcp_sandbox.audit.chain import Head
 
     try:
         wanted = Head.of(kept) if kept else None
     except ValueError as exc:
         raise typer.BadParameter(str(exc)) from exc
-    check = reading.verify(_folder(data, config), wanted)
+    check = log.verify(_folder(data, config), wanted)
     said = [*check.problems[:_SHOWN], *check.notes[:_SHOWN]]
     if len(check.problems) > _SHOWN:
         said.append(f"and {len(check.problems) - _SHOWN} more")
@@ -90,9 +90,9 @@ def verify(
 @group.command()
 def head(as_json: AsJson = False, data: Data = None, config: ConfigFile = None) -> None:
     """Print number and hash of the last line: kept elsewhere, they prove all lines before."""
-    from mcp_sandbox.audit import reading
+    from mcp_sandbox.audit import log
 
-    found = reading.verify(_folder(data, config)).head
+    found = log.verify(_folder(data, config)).head
     tell({"n": found.n, "hash": found.hash}, str(found), as_json=as_json)
 
 

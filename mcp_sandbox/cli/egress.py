@@ -1,13 +1,17 @@
-"""`egress`: what leaves sandboxes, and what a person allows to one chat."""
+"""`egress` and `secrets`: what leaves sandboxes, what a person allows, which values go along."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import anyio
 import typer
 
 from mcp_sandbox.cli.control import Chat, answer
 from mcp_sandbox.cli.options import (
     AsJson,
+    ConfigFile,
     Socket,
     Yes,
     by_person,
@@ -15,6 +19,7 @@ from mcp_sandbox.cli.options import (
     flag,
     given,
     lifetime,
+    load,
     printable,
     show_bytes,
     table,
@@ -22,12 +27,20 @@ from mcp_sandbox.cli.options import (
     utc,
 )
 
-group = typer.Typer(no_args_is_help=True, help="See and change which hosts a chat may reach.")
+if TYPE_CHECKING:
+    from mcp_sandbox.egress.secrets import Secrets, SecretState
+
+egress_commands = typer.Typer(
+    no_args_is_help=True, help="See and change which hosts a chat may reach."
+)
 Host = Annotated[str, typer.Argument(metavar="HOST[:PORT]", help="Without a port: 80 and 443.")]
 _DAY_S = 86_400.0
+secret_commands = typer.Typer(
+    no_args_is_help=True, help="See the secrets that hosts get, and sandboxes do not."
+)
 
 
-@group.command(name="list")
+@egress_commands.command(name="list")
 def list_(chat: Chat, as_json: AsJson = False, socket: Socket = None) -> None:
     """Show the rules and grants of a chat, what it reached, and what was refused to it."""
     found = answer(socket, "egress", {"do": "list", "chat": chat})
@@ -45,7 +58,7 @@ def _place(place: Mapping[str, Any]) -> tuple[str, ...]:
     return printable(place["name"]), *counts, *sizes, printable(place["why"])
 
 
-@group.command()
+@egress_commands.command()
 def allow(
     chat: Chat,
     host: Host,
@@ -62,14 +75,14 @@ def allow(
     print(f"{done['chat']}: {done['rule']} is allowed until {utc(done['until_s'])}")
 
 
-@group.command()
+@egress_commands.command()
 def deny(chat: Chat, host: Host, socket: Socket = None) -> None:
     """Take back what `allow` has allowed to a chat."""
     done = answer(socket, "egress", {"do": "deny", "chat": chat, "host": host})
     print(f"{done['chat']}: {host} is allowed no more; what is connected goes on")
 
 
-@group.command()
+@egress_commands.command()
 def check(
     host: Host,
     chat: Annotated[str | None, given("--chat", "CHAT", "With the grants of this chat.")] = None,
@@ -81,3 +94,37 @@ def check(
     word = "allowed" if found["allowed"] else "refused"
     tell(found, f"{found['target']} is {word}: {found['why']}", as_json=as_json)
     raise typer.Exit(0 if found["allowed"] else 1)
+
+
+@secret_commands.command(name="list")
+def list_secrets(as_json: AsJson = False, config: ConfigFile = None) -> None:
+    """List the secrets: the hosts that get them, in which header, for whose chats."""
+    _tell(_secrets(config).states(), as_json=as_json)
+
+
+@secret_commands.command(name="check")
+def check_secrets(as_json: AsJson = False, config: ConfigFile = None) -> None:
+    """Ask each source as a running server would, and tell how long the value is, never the value.
+
+    Ends with 1 if one of them does not give a value that can be used.
+    """
+    states = anyio.run(_secrets(config).check)
+    _tell(states, as_json=as_json)
+    raise typer.Exit(1 if any(state.problem for state in states) else 0)
+
+
+def _secrets(config: Path | None) -> "Secrets":
+    from mcp_sandbox.egress.secrets import Secrets
+
+    return Secrets(load(config).config.secrets, seed=b"")
+
+
+def _tell(states: "Sequence[SecretState]", *, as_json: bool) -> None:
+    rows = (
+        (state.name, ", ".join(state.hosts), state.header, ", ".join(state.users), said)
+        for state in states
+        for said in [state.problem or (f"{state.length} bytes" if state.length else "not asked")]
+    )
+    shown = table("secret", "hosts", "header", "users", "value", rows=rows)
+    found = [asdict(state) for state in states]
+    tell(found, shown if states else "there are no secrets in the configuration", as_json=as_json)

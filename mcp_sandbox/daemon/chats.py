@@ -1,18 +1,29 @@
-"""Control commands, given by a person, about the chats of the data root."""
+"""What a person asks about chats: commands, a shell, copying of files, an agent at work."""
 
 import json
 import re
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
-from contextlib import aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import anyio
 
+from mcp_sandbox.agents.messages import MOST_BYTES
+from mcp_sandbox.agents.run import Agent
 from mcp_sandbox.daemon.acceptor import Connection
 from mcp_sandbox.daemon.client import JsonObject
-from mcp_sandbox.errors import Ambiguous, ConfigError, InvalidArgument, NotFound, SandboxError
+from mcp_sandbox.daemon.daemon import while_connected
+from mcp_sandbox.errors import (
+    Ambiguous,
+    ConfigError,
+    InvalidArgument,
+    NotFound,
+    SandboxError,
+    TooLarge,
+)
 from mcp_sandbox.models import ChatId, SessionStatus
 from mcp_sandbox.runner.wire.terminal_frames import (
     END,
@@ -28,6 +39,31 @@ from mcp_sandbox.sessions.session import Session
 
 _MOST_SHOWN = 10
 _TERM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+_CLEAN_S = 30.0
+_PATH = r"""
+fail() { echo "$p in the sandbox $1" >&2; exit 2; }
+p=${1:-.}; [[ $p == '~' || $p == '~/'* ]] && p=$HOME${p:1}; [[ $p == /* ]] || p=./$p
+"""
+_OUT = rf"""{_PATH}
+tar --help 2>&1 | grep -q -e --hard-dereference && gnu='--format=gnu --hard-dereference'
+if [[ -d $p ]]; then cd "$p" && tar $gnu -cf - .
+elif [[ -f $p ]]; then cd "${{p%/*}}/" && tar $gnu -chf - "./${{p##*/}}"
+else fail 'is no file or folder'
+fi
+code=$?; [[ $gnu && $code == 1 ]] || exit $code  # With 1 it says that something changed meanwhile.
+"""
+# The stage is named like the runner's own drafts, which file lists leave out.
+_IN = rf"""{_PATH}
+[[ -d $p ]] && p=${{p%/}}/$2
+stage=${{p%/*}}/.~mcp-$3
+[[ $0 == clean ]] && chmod -R u+rwx "$stage" 2>/dev/null
+[[ $0 == clean ]] && exec rm -rf "$stage"
+[[ $p != */ && -d ${{p%/*}}/ ]] || fail 'is in no folder that is there'
+[[ -d $p || ( -e $p || -L $p ) && ! $4 ]] && fail 'is there: --force replaces files, no folders'
+mkdir -m 700 "$stage" && tar -xpof - -C "$stage" && chmod u+w "$stage/x" &&
+  mv -fT "$stage/x" "$p" && rmdir "$stage"
+"""
+_GIVEN = ("assistant", "chat", "connector", "timeout_s")
 
 
 class Chats:
@@ -199,3 +235,59 @@ def _positive(arguments: JsonObject, name: str) -> int:
     if not isinstance(value, int) or not 0 < value < 65536:
         raise InvalidArgument(f"{name!r} must be a number from 1 to 65535")
     return value
+
+
+async def copy(chats: Chats, arguments: JsonObject, connection: Connection) -> None:
+    """Stream a tar out of a chat; or, given a `name`, into it, with one entry called `x`.
+
+    The copy gets its name when it is complete; after a failure nothing is left.
+    """
+    path, name = (str(arguments.get(key) or "") for key in ("path", "name"))
+    plain = {**arguments, "tty": False, "rows": 1, "columns": 1}
+    if not name:
+        await chats.shell({**plain, "command": ["bash", "-c", _OUT, "cp", path]}, connection)
+        return
+    given = [path, name, secrets.token_hex(8), "force" if arguments.get("force") else ""]
+    session = await chats.session(arguments)
+    try:
+        await chats.shell({**plain, "command": ["bash", "-c", _IN, "cp", *given]}, connection)
+    finally:
+        with anyio.move_on_after(_CLEAN_S, shield=True), suppress(SandboxError):
+            await session.exec(["bash", "-c", _IN, "clean", *given])
+
+
+class Agents:
+    """The conversation `agent`; `opening` opens one as `open_agent` does."""
+
+    def __init__(self, opening: Callable[..., AbstractAsyncContextManager[Agent]]) -> None:
+        self._opening = opening
+        self._in_use = set[str]()
+
+    async def agent(self, arguments: JsonObject, connection: Connection) -> None:
+        """Have an agent do what a prompt of `size` bytes says, or `check` what it has.
+
+        It ends when the client hangs up. Raises TooLarge.
+        """
+        if (size := int(arguments["size"])) > MOST_BYTES:
+            raise TooLarge(f"the prompt has {size:,} bytes; at most {MOST_BYTES:,} can be sent")
+        prompt = (await connection.receive_exactly(size)).decode(errors="replace")
+        given = {name: arguments[name] for name in _GIVEN if arguments.get(name)}
+        async with while_connected(connection):
+            try:
+                async with self._opening(**given) as agent:
+                    result: JsonObject = {}
+                    if arguments.get("check"):
+                        result = await agent.check()
+                    else:
+                        agent.in_use = self._in_use
+                        await _run(agent, prompt, bool(arguments.get("resume")), connection)
+                await connection.tell({"result": result})
+            except SandboxError as exc:
+                await connection.tell({"error": str(exc)})
+
+
+async def _run(agent: Agent, prompt: str, resume: bool, connection: Connection) -> None:
+    asked = [{"role": "user", "content": prompt}]
+    async with aclosing(agent.stream(asked, resume=resume)) as events:
+        async for event in events:
+            await connection.tell({"event": {"type": type(event).__name__, **asdict(event)}})

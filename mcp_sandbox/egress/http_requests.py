@@ -14,7 +14,7 @@ import h11
 from anyio.abc import ByteStream
 from anyio.streams.tls import TLSAttribute
 
-from mcp_sandbox.egress.masking import Mask
+from mcp_sandbox.egress.secrets import Mask
 from mcp_sandbox.egress.targets import Refusal, RefusedError, Target, target_of
 
 Header = tuple[bytes, bytes]

@@ -1,11 +1,18 @@
-"""The only parser of targets: the host and port that a program inside asks for. Pure.
+"""Which host and port a program inside asks for, and at which addresses it may be dialled.
+
+The only parser of targets. Every address of a name must be public.
 
 It accepts only names, in one spelling: rules match exactly the bytes that are resolved.
 """
 
 import re
+import socket
 from dataclasses import dataclass
+from functools import partial
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Literal
+
+from anyio import CapacityLimiter, to_thread
 
 Refusal = Literal["target", "rule", "address", "name", "limit", "request", "secret", "failed"]
 """How a refused connection is counted in the metrics."""
@@ -16,6 +23,19 @@ _PORT = re.compile(rb"[0-9]{1,5}")
 _LAST_OF_ADDRESS = re.compile(rb"[0-9]+|0x.*")
 _ADDRESS = "a host is reached by its name, not by an address"
 _URL = re.compile(rb"http://([^/?]*)([\x21\x22\x24-\x7e]*)", re.IGNORECASE)
+HERE = "host.internal"
+"""In a rule with `private: true`: this machine's loopback."""
+
+_INTERNET = IPv6Network("2000::/3")
+# Special addresses that `is_global` accepts: metadata of clouds, protocol assignments, 6to4,
+# Teredo, documentation (from the IANA registries of special-purpose addresses).
+_OTHERS = tuple(
+    ip_network(each)
+    for each in (
+        *("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24"),
+        *("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
+    )
+)
 
 
 class RefusedError(Exception):
@@ -80,3 +100,36 @@ def split_url(url: bytes) -> tuple[Target, bytes]:
 
 def _no_target(reason: str) -> RefusedError:
     return RefusedError(reason, "target")
+
+
+def is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Return whether an address is on the public internet and is not translated to another."""
+    if isinstance(address, IPv6Address):
+        public = address in _INTERNET
+    else:
+        public = address.is_global and not address.is_multicast
+    return public and not any(address in each for each in _OTHERS)
+
+
+async def addresses_of(
+    target: Target, *, private: bool, limiter: CapacityLimiter | None = None
+) -> list[str]:
+    """Return the addresses of a name, looked up once; private ones only if `private`.
+
+    Raises:
+        RefusedError: one of them is not public, or there is none.
+    """
+    if private and target.host == HERE:
+        return ["127.0.0.1", "::1"]
+    # Given as text, the name would be encoded again.
+    host, kind = target.host.encode("ascii"), socket.SOCK_STREAM
+    look_up = partial(socket.getaddrinfo, host, target.port, type=kind)
+    try:
+        answer = await to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=limiter)
+    except OSError as exc:
+        raise RefusedError(f"its name has no address ({exc.strerror})", "failed") from exc
+    found = [str(where[0]) for *_, where in answer]
+    if not private and not all(is_public(ip_address(each)) for each in found):
+        # To name the address would reveal a network that the sandbox cannot see.
+        raise RefusedError("its name leads to an address that is not public", "address")
+    return found

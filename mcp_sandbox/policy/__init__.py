@@ -5,15 +5,15 @@ the user's work, picks the few calls to ask about, and is recorded. This package
 knows neither chats nor how a person is asked.
 """
 
+from mcp_sandbox.policy.assess import Decision as Decision
+from mcp_sandbox.policy.assess import Profile as Profile
 from mcp_sandbox.policy.assess import assess as assess
 from mcp_sandbox.policy.assess import assess_aside as assess_aside
+from mcp_sandbox.policy.assess import decide as decide
 from mcp_sandbox.policy.assess import failures as failures
 from mcp_sandbox.policy.assess import load_rules as load_rules
-from mcp_sandbox.policy.routing import Decision as Decision
-from mcp_sandbox.policy.routing import Profile as Profile
-from mcp_sandbox.policy.routing import decide as decide
-from mcp_sandbox.policy.routing import profile_of as profile_of
-from mcp_sandbox.policy.routing import risk_level as risk_level
+from mcp_sandbox.policy.assess import profile_of as profile_of
+from mcp_sandbox.policy.assess import risk_level as risk_level
 from mcp_sandbox.policy.rules import Assessment as Assessment
 from mcp_sandbox.policy.rules import Level as Level
 from mcp_sandbox.policy.rules import Match as Match

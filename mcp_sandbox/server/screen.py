@@ -4,12 +4,15 @@ import re
 import time
 import unicodedata
 from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 
 import pyte
 from pyte.screens import wcwidth
 
+from mcp_sandbox.models import ExecResult
 from mcp_sandbox.runner.wire.protocol import COLUMNS, ROWS
+from mcp_sandbox.server.text import byte_length
 
 _MOST_BYTES = 32 * 1024
 _MOST_S = 0.5
@@ -40,6 +43,12 @@ def screen(data: bytes, columns: int = COLUMNS, rows: int = ROWS) -> str:
             return "".join(each for each in pieces if each[0] != "\x1b")
     lines = ("".join(drawn.buffer[y][x].data for x in range(columns)) for y in range(rows))
     return unicodedata.normalize("NFC", "\n".join(map(str.rstrip, lines)).rstrip("\n"))
+
+
+def on_screen(result: ExecResult) -> ExecResult:
+    """Return a result that has what its terminal shows instead of what was sent there."""
+    text = screen(result.stdout.encode())
+    return replace(result, stdout=text, stdout_bytes=byte_length(text))
 
 
 class _Screen(pyte.Screen):

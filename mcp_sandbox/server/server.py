@@ -19,17 +19,14 @@ from mcp_sandbox.models import Network, ProjectAccess
 from mcp_sandbox.server.errors import protocol_errors
 from mcp_sandbox.server.identity import SessionFor, chat_bound
 from mcp_sandbox.server.skills.changes import SkillChanges, with_tasks
-from mcp_sandbox.server.skills.disclosure import Disclosure
 from mcp_sandbox.server.skills.prompts import SkillPrompts
 from mcp_sandbox.server.skills.resources import SkillResources
-from mcp_sandbox.server.skills.visible import Visible
+from mcp_sandbox.server.skills.visible import Disclosure, Visible
 from mcp_sandbox.server.text import clip, show_name
 from mcp_sandbox.server.tool import TOOLS, offered
 from mcp_sandbox.server.tools.code import code_tools
 from mcp_sandbox.server.tools.files import FILE_TOOLS
-from mcp_sandbox.server.tools.network import NETWORK_TOOLS
-from mcp_sandbox.server.tools.processes import process_tools
-from mcp_sandbox.server.tools.sandbox import SANDBOX_TOOLS
+from mcp_sandbox.server.tools.sandbox import NETWORK_TOOLS, SANDBOX_TOOLS, process_tools
 from mcp_sandbox.server.tools.skills import SKILL_TOOLS
 from mcp_sandbox.telemetry.calls import Count
 

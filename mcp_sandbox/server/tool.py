@@ -1,4 +1,6 @@
-"""A tool: checks the arguments, finds the session, answers every failure with text.
+"""A tool of ours: checks the arguments, finds the session, answers every failure with text.
+
+The types of the tools' parameters say what is allowed, before a tool runs.
 
 Arguments are checked against the tool's model as a client sent them; problems in plain words.
 """
@@ -6,19 +8,29 @@ Arguments are checked against the tool's model as a client sent them; problems i
 import difflib
 import inspect
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from anyio import CancelScope
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
 from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    ValidationError,
+    create_model,
+)
 from pydantic_core import ErrorDetails, from_json
 
 from mcp_sandbox.errors import ConsentNeeded, InvalidArgument, NotPermitted
+from mcp_sandbox.models import Language
 from mcp_sandbox.server.consent import Consent
 from mcp_sandbox.server.errors import readable_errors, sole_error, text_for_model
 from mcp_sandbox.server.identity import Request
@@ -27,6 +39,22 @@ from mcp_sandbox.server.text import clip, show_name
 from mcp_sandbox.sessions.approvals import asks
 from mcp_sandbox.telemetry.calls import CallRecord, Count, recorded
 
+MAX_CODE_CHARS = 1 << 20
+MAX_CONTENT_CHARS = 8 << 20
+
+_ALIASES = {
+    "shell": "bash",
+    "sh": "bash",
+    "js": "javascript",
+    "node": "javascript",
+    "nodejs": "javascript",
+    "py": "python",
+    "python3": "python",
+}
+_FENCED = re.compile(r"\s*(`{3,}|~{3,})[ \w+#.-]*\r?\n(.*\n) *\1\s*", re.DOTALL)
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+# The kernel refuses longer single strings.
+_MAX_ENV_VALUE_BYTES = 128 * 1024 - 512
 Schema = Mapping[str, Any]
 READS = ToolAnnotations(
     read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
@@ -78,6 +106,49 @@ TOOLS = {
     "skill_activate": "skill",
     "write_file": "create save create_file",
 }
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not contain a NUL character: leave it out, or write an escape")
+    return text
+
+
+def _without_fence(text: str) -> str:
+    """Return the code inside, when all of it is in one pair of Markdown fences."""
+    whole = _FENCED.fullmatch(text)
+    return whole[2] if whole else text
+
+
+def _known_language(value: object) -> object:
+    return _ALIASES.get(value.lower(), value.lower()) if isinstance(value, str) else value
+
+
+def _settable(env: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    for name, value in (env or {}).items():
+        if not _ENV_NAME.fullmatch(name):
+            raise ValueError(f"{name[:60]!r} cannot be a variable's name; use letters, digits, '_'")
+        if "\0" in value or len(value.encode()) > _MAX_ENV_VALUE_BYTES:
+            raise ValueError(f"the value of {name} must be shorter than 128 KiB, without NUL")
+    return env
+
+
+Path = Annotated[
+    str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_without_nul)
+]
+Pattern = Path
+Text = Annotated[str, StringConstraints(max_length=MAX_CONTENT_CHARS)]
+Code = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=MAX_CODE_CHARS),
+    AfterValidator(_without_nul),
+    AfterValidator(_without_fence),
+]
+EnvValue = Annotated[str, StringConstraints(max_length=_MAX_ENV_VALUE_BYTES)]
+Env = Annotated[dict[str, EnvValue] | None, AfterValidator(_settable)]
+LanguageName = Annotated[Language, BeforeValidator(_known_language)]
+Limit = Annotated[int, Field(ge=1, le=10_000)]
+Line = Annotated[int, Field(ge=1, le=2**31)]
 
 
 @dataclass

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import anyio
 from anyio import to_thread
 
-from mcp_sandbox.backends.host_process import boot_id
+from mcp_sandbox.backends.sandbox_records import boot_id
 from mcp_sandbox.config import SessionsConfig
 from mcp_sandbox.durable import read_note, set_aside, write_note
 from mcp_sandbox.errors import SandboxError

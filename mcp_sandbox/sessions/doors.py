@@ -16,10 +16,9 @@ import anyio
 from anyio.abc import ByteStream
 
 from mcp_sandbox.audit import Audit
-from mcp_sandbox.egress.addresses import HERE
 from mcp_sandbox.egress.proxy import Connection, Proxy
 from mcp_sandbox.egress.rules import PORTS, Rule, rule_of
-from mcp_sandbox.egress.targets import RefusedError, Target, target_of
+from mcp_sandbox.egress.targets import HERE, RefusedError, Target, target_of
 from mcp_sandbox.errors import (
     Busy,
     InvalidArgument,

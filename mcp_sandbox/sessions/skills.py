@@ -18,12 +18,20 @@ from mcp_sandbox.errors import CallerError, NotPermitted, UnknownSkill, Unsuppor
 from mcp_sandbox.models import ChatId, ExecResult, Narrow
 from mcp_sandbox.policy.allowed_tools import Active, refusal
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
-from mcp_sandbox.sessions.pinning import Activation, Pinning
+from mcp_sandbox.sessions.skill_pins import Activation, Pinning
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import digest_of
 from mcp_sandbox.skills.library import Library
-from mcp_sandbox.skills.needs.findings import MAX_BYTES, scan, worth_reading
-from mcp_sandbox.skills.needs.preflight import COMMAND, Inventory, question, read_inventory, unmet
+from mcp_sandbox.skills.needs.findings import (
+    COMMAND,
+    MAX_BYTES,
+    Inventory,
+    question,
+    read_inventory,
+    scan,
+    unmet,
+    worth_reading,
+)
 from mcp_sandbox.skills.needs.uses import Use
 from mcp_sandbox.skills.scan import Whose
 from mcp_sandbox.skills.search import Finder, Page, Placed, by_name, page_of

@@ -24,8 +24,7 @@ from typing import Literal, NamedTuple
 
 from mcp_sandbox.durable import closing_fd
 from mcp_sandbox.errors import Busy, TooLarge
-from mcp_sandbox.skills.skill import Contents, Diagnostic, FileKind, SkillFile, problem
-from mcp_sandbox.skills.uris import DOCUMENT
+from mcp_sandbox.skills.skill import DOCUMENT, Contents, Diagnostic, FileKind, SkillFile, problem
 from mcp_sandbox.workspace.beneath import open_directory, open_file
 
 Stamp = tuple[int, int, int, int, int]

@@ -23,8 +23,7 @@ from mcp_sandbox.errors import UnknownSkill
 from mcp_sandbox.skills.catalogue import Catalogue, merge
 from mcp_sandbox.skills.contents import Gathered, gather, is_junk, is_utf8, opened, read_whole
 from mcp_sandbox.skills.scan import Scanner, Whose, is_trusted, roots, shared_roots
-from mcp_sandbox.skills.skill import Contents, Skill
-from mcp_sandbox.skills.uris import DOCUMENT
+from mcp_sandbox.skills.skill import DOCUMENT, Contents, Skill
 
 # A slow scan is repeated less often, so that scanning takes at most this share of one CPU.
 _MAX_SHARE = 0.05

@@ -38,8 +38,16 @@ from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import JUNK_FOLDERS, Stamp, is_settled, opened, stamp_of
 from mcp_sandbox.skills.front_matter import HEAD_BYTES
 from mcp_sandbox.skills.parse import headings, parse
-from mcp_sandbox.skills.skill import Diagnostic, Problem, Skill, of_many, problem
-from mcp_sandbox.skills.uris import DOCUMENT, is_document, skill_uri
+from mcp_sandbox.skills.skill import (
+    DOCUMENT,
+    Diagnostic,
+    Problem,
+    Skill,
+    is_document,
+    of_many,
+    problem,
+    skill_uri,
+)
 from mcp_sandbox.workspace.beneath import open_directory
 from mcp_sandbox.workspace.directory import tree_name
 

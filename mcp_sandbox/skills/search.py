@@ -25,7 +25,7 @@ from weakref import finalize
 from anyio import CapacityLimiter, to_thread
 
 from mcp_sandbox.errors import InvalidArgument
-from mcp_sandbox.skills.overview import near, spaced, terms, words
+from mcp_sandbox.skills.catalogue import near, spaced, terms, words
 from mcp_sandbox.skills.skill import Json, Skill
 
 _UNUSABLE = "this cursor {}: leave it out to begin with the first page"

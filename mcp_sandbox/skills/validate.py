@@ -19,8 +19,7 @@ from mcp_sandbox.skills import front_matter
 from mcp_sandbox.skills.contents import gather, kind_of, opened, read_whole
 from mcp_sandbox.skills.needs.uses import FENCED
 from mcp_sandbox.skills.parse import HIDDEN, of_body, parse
-from mcp_sandbox.skills.skill import Diagnostic, FrontMatter, problem
-from mcp_sandbox.skills.uris import DOCUMENT, document_among
+from mcp_sandbox.skills.skill import DOCUMENT, Diagnostic, FrontMatter, document_among, problem
 
 _BYTES_READ = 1 << 20
 _SHELL = r"(?:sudo\s+(?:-\S+\s+)*)?(?:ba|z|da|k|fi)?sh\b"

@@ -29,7 +29,7 @@ from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.durable import closing_fd, lock, unlock
 from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.workspace import aliases, layout, trash
+from mcp_sandbox.workspace import directory, layout
 from mcp_sandbox.workspace.beneath import open_directory, rename_new
 from mcp_sandbox.workspace.directory import ChatDirectories, chat_directories, tree_name
 
@@ -162,7 +162,7 @@ class PoolFolder:
                     layout.enter_shown(stack, tree, layout.SHOWN)
             if self._settings.subdirectories:
                 layout.seed(tree, self._owner)
-            planned = aliases.plan(_NOBODY, self._settings.aliases)
+            planned = layout.plan(_NOBODY, self._settings.aliases)
             layout.make_aliases(sandbox, tree, planned, self._owner)
             inode = os.fstat(tree).st_ino
         return WarmTrees(label, self._directories(self._pool / label / "new", inode))
@@ -179,7 +179,7 @@ class PoolFolder:
 
     def _directories(self, place: Path, inode: int) -> ChatDirectories:
         trees = {kind: place / kind for kind in self._kinds}
-        planned = aliases.plan(_NOBODY, self._settings.aliases)
+        planned = layout.plan(_NOBODY, self._settings.aliases)
         return chat_directories(trees, inode, planned, self._data_root)
 
     def _adopt(self, warm: WarmTrees, chat: ChatId) -> None:
@@ -214,4 +214,4 @@ def _destroy(sandbox: int, path: str) -> None:
     above, _, name = path.rpartition("/")
     with ExitStack() as stack:
         parent = layout.enter(stack, sandbox, "pool", *above.split())
-        trash.destroy(layout.enter(stack, sandbox, "trash"), parent, name.encode(), time.time())
+        directory.destroy(layout.enter(stack, sandbox, "trash"), parent, name.encode(), time.time())

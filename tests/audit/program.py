@@ -13,7 +13,7 @@ import anyio.lowlevel
 from mcp_sandbox.audit import open_audit
 from mcp_sandbox.config import AuditConfig
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.recording import RecordedCall
+from mcp_sandbox.sessions.gate import RecordedCall
 from mcp_sandbox.telemetry.calls import CallRecord
 
 

@@ -17,8 +17,7 @@ from anyio import to_thread
 
 from mcp_sandbox.audit import open_audit
 from mcp_sandbox.audit.chain import Check
-from mcp_sandbox.audit.reading import events, verify
-from mcp_sandbox.audit.writer import Writer
+from mcp_sandbox.audit.log import Writer, events, verify
 from mcp_sandbox.config import AuditConfig
 from mcp_sandbox.errors import InvalidArgument, StorageUnavailable
 from mcp_sandbox.models import ChatId

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from mcp_sandbox.audit.writer import Writer
+from mcp_sandbox.audit.log import Writer
 from mcp_sandbox.cli import cli
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.backends.bubblewrap import cgroups, program, seccomp, verify
+from mcp_sandbox.backends.bubblewrap import cgroups, host, seccomp, verify
 from mcp_sandbox.backends.bubblewrap.arguments import (
     Descriptors,
     Inside,
@@ -152,32 +152,32 @@ def test_private_files_of_etc_are_not_copied(tmp_path: Path) -> None:
     assert b"sandbox:x:7:8:" in closed.files["/etc/passwd"]
 
 
-MACHINE = program.Machine(None, None, 15000, in_container=False)
+MACHINE = host.Machine(None, None, 15000, in_container=False)
 
 
 @pytest.mark.parametrize(
     ("said", "machine", "remedy"),
     [
         ("setting up uid map: Permission denied",
-         program.Machine(True, None, 1, in_container=False),
+         host.Machine(True, None, 1, in_container=False),
          "apparmor_restrict_unprivileged_userns=0"),
         ("No permissions to create new namespace",
-         program.Machine(None, False, 1, in_container=False), "unprivileged_userns_clone=1"),
+         host.Machine(None, False, 1, in_container=False), "unprivileged_userns_clone=1"),
         ("Creating new namespace failed: No space left on device",
-         program.Machine(None, None, 0, in_container=True), "user.max_user_namespaces=15000"),
+         host.Machine(None, None, 0, in_container=True), "user.max_user_namespaces=15000"),
         ("Creating new namespace failed: Operation not permitted",
-         program.Machine(None, None, 1, in_container=True), "seccomp=unconfined"),
+         host.Machine(None, None, 1, in_container=True), "seccomp=unconfined"),
         ("Can't mount proc on /newroot/proc: Operation not permitted",
-         program.Machine(None, None, 1, in_container=True), "systempaths=unconfined"),
+         host.Machine(None, None, 1, in_container=True), "systempaths=unconfined"),
         ("No permissions to create new namespace", MACHINE, "docker backend"),
         ("execvp python3: No such file", MACHINE, "mcp-sandbox doctor"),
         ("", MACHINE, "it said nothing"),
     ],
 )  # fmt: skip
 def test_failure_names_the_step_and_the_remedy(
-    said: str, machine: program.Machine, remedy: str
+    said: str, machine: host.Machine, remedy: str
 ) -> None:
-    explained = program.explain(said, machine)
+    explained = host.explain(said, machine)
     assert said in explained
     assert remedy in explained
 
@@ -186,7 +186,7 @@ def test_settings_of_a_machine_are_read(tmp_path: Path) -> None:
     (tmp_path / "proc/sys/kernel").mkdir(parents=True)
     (tmp_path / "proc/sys/kernel/apparmor_restrict_unprivileged_userns").write_text("1\n")
     (tmp_path / ".dockerenv").touch()
-    assert program.look(tmp_path) == program.Machine(True, None, None, in_container=True)
+    assert host.look(tmp_path) == host.Machine(True, None, None, in_container=True)
 
 
 OWN = {name: number for number, name in enumerate(("cgroup", "ipc", "mnt", "net", "pid", "uts"))}

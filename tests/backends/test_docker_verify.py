@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from mcp_sandbox.backends.docker.spec import Placement, container_body
-from mcp_sandbox.backends.docker.verify import weaker_fields
-from mcp_sandbox.backends.host_process import wrong_status
+from mcp_sandbox.backends.docker.spec import Placement, container_body, weaker_fields
+from mcp_sandbox.backends.sandbox_records import wrong_status
 from mcp_sandbox.models import Mount, SandboxId, SandboxSpec
 
 BODY = container_body(

@@ -7,8 +7,7 @@ import pytest
 from anyio import to_thread
 
 from mcp_sandbox.app.chats import open_backend
-from mcp_sandbox.backends.host_process import wrong_mounts
-from mcp_sandbox.backends.sandbox_records import sandbox_user
+from mcp_sandbox.backends.sandbox_records import sandbox_user, wrong_mounts
 from mcp_sandbox.errors import InsecureSandbox
 from mcp_sandbox.models import Mount, SandboxSpec
 from tests.conftest import configured

@@ -105,7 +105,7 @@ async def test_servers_environment_and_token_stay_away(
 async def test_where_bubblewrap_cannot_run_it_is_refused_with_words(
     backend: BubblewrapBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mcp_sandbox.backends.bubblewrap.program._candidates", list)
+    monkeypatch.setattr("mcp_sandbox.backends.bubblewrap.host._candidates", list)
     with pytest.raises(BackendUnavailable, match="apt-get install bubblewrap"):
         await backend.probe()
 

@@ -16,7 +16,7 @@ from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.tls import TLSListener
 
 from mcp_sandbox.app.chats import open_manager
-from mcp_sandbox.audit.reading import events
+from mcp_sandbox.audit.log import events
 from mcp_sandbox.config import AllowConfig, Config, EgressConfig, SecretConfig
 from mcp_sandbox.errors import ConfigError, NotFound
 from mcp_sandbox.models import ChatId, Network

@@ -97,7 +97,7 @@ async def test_what_a_chat_has_at_home_stays_and_is_not_followed(taught: Config)
 async def test_an_activated_skill_is_there_at_once_and_its_scripts_run(
     manager: SessionManager, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "mcp_sandbox.sessions.pinning")
+    caplog.set_level("INFO", "mcp_sandbox.sessions.skill_pins")
     session = await manager.session(ANN)
     assert await said(session, "echo ${SKILL_DIR-none}") == "none\n"
     got = await session.skills.activate("pdf")

@@ -11,8 +11,7 @@ import pytest
 from mcp_sandbox.errors import Busy, InvalidArgument
 from mcp_sandbox.runtime.processes import Key
 from mcp_sandbox.sessions.manager import SessionManager
-from mcp_sandbox.sessions.processes import Process
-from mcp_sandbox.sessions.session import Session
+from mcp_sandbox.sessions.session import Process, Session
 
 
 @pytest.fixture

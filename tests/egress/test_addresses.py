@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.egress.addresses import addresses_of, is_public
-from mcp_sandbox.egress.targets import RefusedError, Target
+from mcp_sandbox.egress.targets import RefusedError, Target, addresses_of, is_public
 
 PUBLIC = [
     *(
@@ -95,7 +94,7 @@ async def test_a_private_rule_reaches_them() -> None:
 
 LOOK_UP = """
 import sys, anyio
-from mcp_sandbox.egress.addresses import addresses_of
+from mcp_sandbox.egress.targets import addresses_of
 from mcp_sandbox.egress.targets import RefusedError, target_of
 for word in sys.argv[1:]:
     try:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_sandbox.egress.hello import LARGEST, named_host
+from mcp_sandbox.egress.proxy import LARGEST, named_host
 from mcp_sandbox.egress.targets import RefusedError
 from tests.egress.examples import some_or
 

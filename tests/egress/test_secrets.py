@@ -12,8 +12,7 @@ import anyio
 import pytest
 
 from mcp_sandbox.config import SecretConfig
-from mcp_sandbox.egress.masking import FILLER
-from mcp_sandbox.egress.secrets import KEPT_S, Header, Secrets, SecretState
+from mcp_sandbox.egress.secrets import FILLER, KEPT_S, Header, Secrets, SecretState
 from mcp_sandbox.egress.targets import RefusedError, Target
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.models import ChatId

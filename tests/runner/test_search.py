@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sandbox.runner.files import engines, search
+from mcp_sandbox.runner.files import search
 from mcp_sandbox.runner.files.search import compile_glob, normalize
 from tests.runner.bench import call, refused, rows
 
@@ -19,7 +19,7 @@ ENGINES = ["ripgrep", "python"]
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each engine in turn; Python is used where ripgrep is not found."""
     if request.param == "python":
-        monkeypatch.setattr(engines, "FOLDERS", ())
+        monkeypatch.setattr(search, "FOLDERS", ())
     elif not RIPGREP:
         pytest.skip("ripgrep is not installed")
     return str(request.param)
@@ -231,7 +231,7 @@ def test_a_fifo_holds_nobody_up(workspace: Path, engine: str) -> None:
 def test_a_catastrophic_pattern_ends_in_time(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "FOLDERS", ())
+    monkeypatch.setattr(search, "FOLDERS", ())
     monkeypatch.setattr(search, "SECONDS", 2.0)
     (workspace / "f").write_text("a" * 40 + "b\n")
     started = time.monotonic()
@@ -279,14 +279,14 @@ def test_both_engines_find_the_same(
     ]
     (workspace / "src").mkdir(exist_ok=True)
     by_ripgrep = [call("grep", **query) for query in queries]
-    monkeypatch.setattr(engines, "FOLDERS", ())
+    monkeypatch.setattr(search, "FOLDERS", ())
     for query, expected in zip(queries, by_ripgrep, strict=True):
         assert (query, call("grep", **query)) == (query, expected)
 
 
 @pytest.mark.skipif(not RIPGREP, reason="ripgrep is not installed")
 def test_ripgrep_is_really_used_where_it_is_installed() -> None:
-    assert engines._program() == RIPGREP
+    assert search._program() == RIPGREP
 
 
 def test_a_ripgrep_that_path_leads_to_is_not_run(

@@ -142,7 +142,7 @@ def test_there_is_no_other_way_into_a_sandbox() -> None:
         "sessions/gate.py: held.runtime.bounded",
         # They are given that of a call that has entered.
         "sessions/session.py: runtime.exec",
-        "sessions/processes.py: runtime.files",
+        "sessions/session.py: runtime.files",
         # An end is told once; what fills the workspace is stopped.
         "sessions/sandbox/chat_sandbox.py: self._held.runtime.processes.untold",
         "sessions/sandbox/chat_sandbox.py: self._held.runtime.processes.tell",

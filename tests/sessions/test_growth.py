@@ -6,8 +6,7 @@ import anyio.lowlevel
 from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.sessions.sandbox.context import GrowthGuard
-from mcp_sandbox.workspace.meter import Meter
-from mcp_sandbox.workspace.walk import Checkpoint, FreeSpace, Usage
+from mcp_sandbox.workspace.meter import Checkpoint, FreeSpace, Meter, Usage
 
 MIB = 1024**2
 

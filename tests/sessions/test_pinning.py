@@ -10,7 +10,7 @@ from anyio import to_thread
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.errors import Busy, UnknownSkill
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.pinning import Activation, Pinning
+from mcp_sandbox.sessions.skill_pins import Activation, Pinning
 from mcp_sandbox.skills.library import Library
 from mcp_sandbox.skills.skill import Skill
 from mcp_sandbox.workspace.directory import Workspaces

@@ -10,7 +10,7 @@ import pytest
 from anyio import to_thread
 
 from mcp_sandbox.app.chats import open_manager
-from mcp_sandbox.audit.reading import events, verify
+from mcp_sandbox.audit.log import events, verify
 from mcp_sandbox.config import AuditConfig, Config
 from mcp_sandbox.errors import NotFound, NotPermitted, StorageUnavailable
 from mcp_sandbox.models import ChatId

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.app.examples import Example, examples
+from mcp_sandbox.app.skill_tests import Example, examples
 
 UNITTEST = b"import unittest\n\nclass TestIt(unittest.TestCase):\n    pass\n"
 PYTEST = b"import pytest\n\ndef test_it():\n    pass\n"

@@ -5,8 +5,7 @@ from typer.testing import CliRunner
 
 from mcp_sandbox.cli import cli
 from mcp_sandbox.errors import InvalidArgument
-from mcp_sandbox.skills.needs.findings import scan
-from mcp_sandbox.skills.needs.preflight import Inventory, layers, recipe, unmet
+from mcp_sandbox.skills.needs.findings import Inventory, layers, recipe, scan, unmet
 
 
 def test_a_recipe_adds_to_the_image_and_ends_as_its_user() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.skills.overview import call_name, one_line, overview
+from mcp_sandbox.skills.catalogue import call_name, one_line, overview
 from mcp_sandbox.skills.skill import FrontMatter, Skill
 
 

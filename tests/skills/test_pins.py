@@ -13,7 +13,7 @@ import pytest
 
 from mcp_sandbox.errors import TooLarge
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.pins import MAX_PINNED_BYTES, Pins, drift, name_in_view, path_of
+from mcp_sandbox.sessions.skill_pins import MAX_PINNED_BYTES, Pins, drift, name_in_view, path_of
 from mcp_sandbox.skills.contents import gather
 from mcp_sandbox.skills.skill import Contents, FrontMatter, Skill, SkillFile
 from mcp_sandbox.workspace.directory import Workspaces

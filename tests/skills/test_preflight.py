@@ -1,7 +1,6 @@
 """What is lacking, and what a person is told to do about it."""
 
-from mcp_sandbox.skills.needs.findings import scan
-from mcp_sandbox.skills.needs.preflight import Inventory, unmet
+from mcp_sandbox.skills.needs.findings import Inventory, scan, unmet
 from mcp_sandbox.skills.skill import Unmet
 
 BASE = Inventory(

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sandbox.config import SkillsConfig
+from mcp_sandbox.skills.catalogue import near
 from mcp_sandbox.skills.library import Library
-from mcp_sandbox.skills.overview import near
 from mcp_sandbox.skills.search import Index
 from mcp_sandbox.skills.skill import FrontMatter, Skill
 

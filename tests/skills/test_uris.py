@@ -6,7 +6,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.skills.uris import file_uri, skill_uri
+from mcp_sandbox.skills.skill import file_uri, skill_uri
 
 NAMES = (
     st.binary(min_size=1, max_size=12)

@@ -6,7 +6,7 @@ import pytest
 
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.models import ChatId, Mount
-from mcp_sandbox.workspace.aliases import alias_mounts, parse_aliases, plan
+from mcp_sandbox.workspace.layout import alias_mounts, parse_aliases, plan
 
 CHAT = ChatId("ann", "c1")
 WORKSPACE = Path("/data/workspace")

@@ -10,7 +10,7 @@ from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.errors import WorkspaceFull
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.directory import UserTotals, Workspaces
-from mcp_sandbox.workspace.walk import Usage
+from mcp_sandbox.workspace.meter import Usage
 
 OWNER = (os.geteuid(), os.getegid())
 MIB = 1024**2

@@ -8,8 +8,16 @@ from anyio.lowlevel import checkpoint
 
 from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.errors import SandboxError, StorageUnavailable, WorkspaceFull
-from mcp_sandbox.workspace.meter import Meter, Reading, interval_s, overshoot, refusal
-from mcp_sandbox.workspace.walk import Checkpoint, FreeSpace, Usage
+from mcp_sandbox.workspace.meter import (
+    Checkpoint,
+    FreeSpace,
+    Meter,
+    Reading,
+    Usage,
+    interval_s,
+    overshoot,
+    refusal,
+)
 
 MIB = 1024**2
 CONFIG = WorkspaceConfig(size_limit=100 * MIB, max_files=1000, min_free=50 * MIB)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.workspace import trash
+from mcp_sandbox.workspace import directory as trash
 from tests.workspace.test_usage import as_nobody, make_deep
 
 CHAT = ChatId("ann", "c1")
@@ -134,7 +134,7 @@ def test_a_stopped_emptying_goes_on_the_next_time(tmp_path: Path, bin_: int) -> 
 
 KILLED = """
 import os, sys
-from mcp_sandbox.workspace import trash
+from mcp_sandbox.workspace import directory as trash
 bin_ = os.open(sys.argv[1], os.O_RDONLY)
 left = int(sys.argv[2])
 def checkpoint():

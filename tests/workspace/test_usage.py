@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.workspace.walk import Usage, free_space, measure
+from mcp_sandbox.workspace.meter import Usage, free_space, measure
 
 
 def usage(*trees: Path, **options: object) -> Usage:

@@ -16,20 +16,22 @@ from anyio.abc import ByteStream
 
 from mcp_sandbox.backends import local_socket
 from mcp_sandbox.backends.bubblewrap import cgroups, verify
-from mcp_sandbox.backends.bubblewrap.host import Host, facts
+from mcp_sandbox.backends.bubblewrap.host import Host, explain, facts, look
 from mcp_sandbox.backends.bubblewrap.launch import NotStarted, launch
-from mcp_sandbox.backends.bubblewrap.program import explain, look
-from mcp_sandbox.backends.host_process import (
+from mcp_sandbox.backends.sandbox_records import (
     ProcessId,
+    Record,
+    Records,
     end,
+    gone,
     has_ended,
     hold,
     identify,
     is_alive,
     kill,
+    new_id,
     reap,
 )
-from mcp_sandbox.backends.sandbox_records import Record, Records, gone, new_id
 from mcp_sandbox.errors import BackendUnavailable, SandboxError, SandboxGone
 from mcp_sandbox.models import (
     BackendName,

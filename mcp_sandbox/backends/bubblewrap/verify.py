@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mcp_sandbox.backends.host_process import wrong_mounts, wrong_status
-from mcp_sandbox.backends.sandbox_records import sandbox_user
+from mcp_sandbox.backends.sandbox_records import sandbox_user, wrong_mounts, wrong_status
 from mcp_sandbox.errors import InsecureSandbox
 from mcp_sandbox.models import Limits, Network, SandboxSpec
 

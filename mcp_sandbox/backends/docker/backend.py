@@ -34,9 +34,10 @@ from mcp_sandbox.backends.docker.spec import (
     SOCKET,
     Placement,
     container_body,
+    first_process_problems,
     instance_of,
+    weaker_fields,
 )
-from mcp_sandbox.backends.docker.verify import first_process_problems, weaker_fields
 from mcp_sandbox.backends.local_socket import connect
 from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.backends.sandbox_records import Record, Records, gone, new_id

@@ -1,9 +1,13 @@
-"""`skills list`, `show`, `validate`, `doctor`, `fix`, `test`: what there is, and what is wrong."""
+"""`skills list`, `show`, `validate`, `doctor`, `fix`, `test`: what there is, and what is wrong.
 
+The options that all commands for skills share, and how skills look on a terminal.
+"""
+
+import difflib
 import json
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
@@ -33,24 +37,125 @@ from mcp_sandbox.cli.options import (
     table,
     tell,
 )
-from mcp_sandbox.cli.skills import tables
-from mcp_sandbox.cli.skills.tables import NoSandbox, Paths, Skill, User, catalogue
 from mcp_sandbox.config import Config
 from mcp_sandbox.durable import write_file
-from mcp_sandbox.errors import Busy, TooLarge, UnusableSkill
+from mcp_sandbox.errors import Busy, SandboxError, TooLarge, UnusableSkill
 from mcp_sandbox.skills import skill as models
-from mcp_sandbox.skills.contents import opened, read_whole
-from mcp_sandbox.skills.skill import Diagnostic, Json
-from mcp_sandbox.skills.uris import DOCUMENT, document_among, is_document
+from mcp_sandbox.skills.catalogue import Catalogue
+from mcp_sandbox.skills.contents import digest_of, kind_of, opened, read_whole
+from mcp_sandbox.skills.skill import (
+    DOCUMENT,
+    Diagnostic,
+    Findings,
+    Json,
+    Level,
+    document_among,
+    is_document,
+)
 
 if TYPE_CHECKING:
     from mcp_sandbox.app.skill_tests import Trial
 
+User = Annotated[str, typer.Option("--user", metavar="USER", help="Whose skills.")]
+Skill = Annotated[str, typer.Argument(metavar="NAME", help="A skill: its name, or ROOT/NAME.")]
+NoSandbox = Annotated[bool, flag("Do not ask a sandbox what it lacks.", "--no-sandbox")]
+Paths = Annotated[
+    list[Path],
+    typer.Argument(metavar="PATH…", help="A skill's folder, its SKILL.md, or a folder of skills."),
+]
+STYLES: dict[Level, str] = {"error": "red", "warning": "yellow", "note": "dim"}
+_USES = {
+    "hosts": "reaches",
+    "variables": "reads variables",
+    "commands": "runs",
+    "packages": "needs packages",
+    "writes": "writes to",
+    "unread": "too large to read",
+    "inline": "declare packages (PEP 723)",
+}
+_LINES_SHOWN = 400
 _LISTING = "`mcp-sandbox skills list`"
 _DESCRIPTION_SHOWN = 200
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _STYLES = {"passed": "green", "failed": "red", "skipped": "dim"}
 Row = tuple[str, Path, Diagnostic]
+
+
+def catalogue(config: Config, user: str) -> Catalogue:
+    """Return what is offered to all chats of a user; what one has in its own files is not."""
+    from mcp_sandbox.skills.library import Library
+
+    return anyio.run(Library(config.skills, config.data_dir).catalogue, chat_id(user).user)
+
+
+def safe(text: str) -> Text:
+    """Return a text of a skill as it can be shown: nothing in it moves the cursor."""
+    return Text(printable(text.replace("\n", " "), ""))
+
+
+def diagnostics_table(rows: Iterable[tuple[str, Diagnostic]]) -> Table:
+    """Return a table of diagnostics, each with the name of its skill and what to do."""
+    shown = (
+        (
+            safe(name),
+            Text(each.level, style=STYLES[each.level]),
+            each.code,
+            safe(each.file if each.line is None else f"{each.file}:{each.line}"),
+            safe(each.reason).append(f"\n→ {safe(each.fix).plain}", style="bold"),
+        )
+        for name, each in rows
+    )
+    return table("skill", "level", "code", "where", "what, and what to do", rows=shown)
+
+
+def facts_table(facts: Mapping[str, object]) -> Table:
+    """Return a table of what is known; what is empty is left out."""
+    texts = {
+        name: ", ".join(value) if isinstance(value, list | tuple) else str(value)
+        for name, value in facts.items()
+        if value
+    }
+    return table(
+        rows=((Text(n.replace("_", " "), style="bold"), safe(text)) for n, text in texts.items())
+    )
+
+
+def uses(findings: Findings) -> dict[str, tuple[str, ...]]:
+    """Return what scripts seem to use, as far as reading them tells, in words."""
+    return {_USES[what]: names for what, names in asdict(findings).items()}
+
+
+def diff(path: str, old: bytes, new: bytes, *, whole: bool = False) -> Iterator[str]:
+    """Return what changes in a file; unless `whole`, little where it is very long."""
+    # Comparing lines takes the square of their number.
+    long = len(old) + len(new) > 256 << 10
+    if not whole and (long or "binary" in (kind_of(old), kind_of(new))):
+        yield from (f"{mark} {digest_of(data)}" for mark, data in (("-", old), ("+", new)) if data)
+        return
+    before, after = (data.decode("utf-8", "replace").splitlines() for data in (old, new))
+    lines = [*difflib.unified_diff(before, after, f"a/{path}", f"b/{path}", lineterm="")]
+    most = len(lines) if whole else _LINES_SHOWN
+    yield from lines[:most]
+    if len(lines) > most:
+        yield f"… {len(lines) - most} more lines"
+
+
+def counted(number: int, what: str) -> str:
+    """Return "1 file" or "2 files"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def lacking_for(
+    skills: Mapping[str, Mapping[str, bytes]], config: Config
+) -> Mapping[str, Sequence[Diagnostic]]:
+    """Return what a sandbox lacks of what scripts need; where there is none, say why not."""
+    from mcp_sandbox.app.skill_tests import lacking
+
+    try:
+        return anyio.run(lacking, skills, config)
+    except SandboxError as exc:
+        print(f"what a sandbox lacks was not looked at: {exc}", file=sys.stderr)
+        return {}
 
 
 class Format(StrEnum):
@@ -81,7 +186,7 @@ def list_skills(
     shown = _table(skills) if skills else nothing
     tell([_facts(skill) for skill in skills], shown, as_json=as_json)
     if found.unusable:
-        count = tables.counted(len(found.unusable), "folder")
+        count = counted(len(found.unusable), "folder")
         print(f"{count} cannot be used: `mcp-sandbox skills doctor` says why", file=sys.stderr)
 
 
@@ -122,12 +227,12 @@ def show(
         print(json.dumps(facts))
         return
     shown = console()
-    shown.print(tables.facts_table({**facts, **tables.uses(findings)}))
-    files = ((tables.safe(each.path), show_bytes(each.size), each.mime) for each in contents.files)
+    shown.print(facts_table({**facts, **uses(findings)}))
+    files = ((safe(each.path), show_bytes(each.size), each.mime) for each in contents.files)
     shown.print(table("file", "size", "type", rows=files))
     if examined.diagnostics:
         shown.print()
-        shown.print(tables.diagnostics_table((skill.name, each) for each in examined.diagnostics))
+        shown.print(diagnostics_table((skill.name, each) for each in examined.diagnostics))
 
 
 def _facts(skill: models.Skill) -> dict[str, object]:
@@ -146,10 +251,10 @@ def _table(skills: tuple[models.Skill, ...]) -> Table:
     for skill in skills:
         about = skill.front.description
         about = about if len(about) <= _DESCRIPTION_SHOWN else f"{about[:_DESCRIPTION_SHOWN]}…"
-        name = tables.safe(skill.name)
+        name = safe(skill.name)
         if skill.shadowed_by is not None:
             name = Text.assemble((f"{skill.root}/", "dim"), name, (" (shadowed)", "dim"))
-        rows.append((name, skill.root, tables.safe(about)))
+        rows.append((name, skill.root, safe(about)))
     return table("skill", "root", "description", rows=rows)
 
 
@@ -173,7 +278,7 @@ def validate(
     else:
         _print(rows, as_json=format_ is Format.JSON)
     if format_ is Format.TABLE:
-        count = tables.counted(len(examined), "skill")
+        count = counted(len(examined), "skill")
         bad = "not strictly valid" if strict else "cannot be used"
         print(f"{count}: {f'{faulty} {bad}' if faulty else 'fine' if not rows else 'usable'}")
     raise typer.Exit(1 if faulty else 0)
@@ -191,7 +296,7 @@ def doctor(
     rows = list(_all_rows(load(config, data, backend).config, user, ask=not no_sandbox))
     _print(rows, as_json=as_json)
     if not as_json:
-        print(f"{tables.counted(len(rows), 'remark')} in all" if rows else "all skills are fine")
+        print(f"{counted(len(rows), 'remark')} in all" if rows else "all skills are fine")
     raise typer.Exit(1 if any(each.level == "error" for _, _, each in rows) else 0)
 
 
@@ -217,7 +322,7 @@ def _all_rows(settings: Config, user: str, *, ask: bool) -> Iterator[Row]:
             yield problem.folder.name, problem.folder, each
     examined = {skill.uri: examine(skill.folder) for skill in found.skills}
     files = {uri: each.files for uri, each in examined.items()}
-    lacks = tables.lacking_for(files, settings) if ask else {}
+    lacks = lacking_for(files, settings) if ask else {}
     for uri, one in examined.items():
         for each in (*one.diagnostics, *lacks.get(uri, ())):
             yield one.name, one.folder, each
@@ -230,7 +335,7 @@ def _print(rows: list[Row], *, as_json: bool) -> None:
     elif rows:
         order = {"error": 0, "warning": 1, "note": 2}
         ordered = sorted(rows, key=lambda row: order[row[2].level])
-        console().print(tables.diagnostics_table((name, each) for name, _, each in ordered))
+        console().print(diagnostics_table((name, each) for name, _, each in ordered))
         print()
 
 
@@ -248,7 +353,7 @@ def fix(
         try:
             left += _fix(folder.absolute(), dry_run=dry_run, everything=everything)
         except (UnusableSkill, TooLarge, Busy) as exc:
-            print(tables.safe(f"{folder.name}: {exc}").plain, file=sys.stderr)
+            print(safe(f"{folder.name}: {exc}").plain, file=sys.stderr)
             left += 1
     raise typer.Exit(1 if left else 0)
 
@@ -261,24 +366,24 @@ def _fix(folder: Path, *, dry_run: bool, everything: bool) -> int:
     document, data = _read(folder)
     done = repair(data, folder.name, everything=everything)
     if done.problem is not None:
-        shown.print(tables.diagnostics_table([(folder.name, done.problem)]))
+        shown.print(diagnostics_table([(folder.name, done.problem)]))
         return 1
     changes = list(done.changes)
     if document != DOCUMENT:
         changes.append(f"renamed {document} to {DOCUMENT}")
-    print_diff(tables.diff(f"{folder.name}/{document}", data, done.data, whole=True))
+    print_diff(diff(f"{folder.name}/{document}", data, done.data, whole=True))
     if changes and not dry_run:
         _write(folder, document, done.data)
     would = "would have " if dry_run and changes else ""
     said = f"{folder.name}: {would}{'; '.join(changes) or 'nothing to repair'}"
-    shown.print(tables.safe(said), soft_wrap=True)
+    shown.print(safe(said), soft_wrap=True)
     if done.kept:
         kept = ", ".join(done.kept)
         print(f"  kept {kept}, which some clients act on: --all moves it into metadata")
     found = parse(done.data, folder.name).diagnostics
     remaining = [each for each in found if each.level == "error" or each.code in REFUSED]
     if remaining:
-        shown.print(tables.diagnostics_table((folder.name, each) for each in remaining))
+        shown.print(diagnostics_table((folder.name, each) for each in remaining))
     return len(remaining) + (len(changes) if dry_run else 0)
 
 
@@ -352,8 +457,8 @@ def _folder(settings: Config, user: str, what: str) -> Path:
 
 def _shown(trial: "Trial") -> tuple[RenderableType, ...]:
     verdict = Text(trial.verdict, style=_STYLES[trial.verdict])
-    why = Text("\n").join(tables.safe(line) for line in trial.why.splitlines())
-    name = tables.safe(trial.example.name)
+    why = Text("\n").join(safe(line) for line in trial.why.splitlines())
+    name = safe(trial.example.name)
     return verdict, trial.example.kind, name, str(trial.duration_ms or ""), why
 
 

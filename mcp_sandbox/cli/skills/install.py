@@ -23,8 +23,8 @@ from mcp_sandbox.cli.options import (
     table,
     tell,
 )
-from mcp_sandbox.cli.skills import tables
-from mcp_sandbox.cli.skills.tables import NoSandbox, User
+from mcp_sandbox.cli.skills import check as tables
+from mcp_sandbox.cli.skills.check import NoSandbox, User
 from mcp_sandbox.errors import AlreadyExists, InvalidArgument, SandboxError, UnusableSkill
 
 if TYPE_CHECKING:

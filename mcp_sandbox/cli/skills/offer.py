@@ -7,16 +7,16 @@ from rich.table import Table
 from rich.text import Text
 
 from mcp_sandbox.cli.options import print_diff, show_bytes
-from mcp_sandbox.cli.skills import tables
+from mcp_sandbox.cli.skills import check
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import UnusableSkill
 from mcp_sandbox.skills.contents import set_digest
 from mcp_sandbox.skills.needs.findings import scan
 from mcp_sandbox.skills.parse import parse
+from mcp_sandbox.skills.skill import DOCUMENT
 from mcp_sandbox.skills.supply.fetch import Incoming
 from mcp_sandbox.skills.supply.installed import file_digests
 from mcp_sandbox.skills.supply.tree import File, Tree
-from mcp_sandbox.skills.uris import DOCUMENT
 from mcp_sandbox.skills.validate import Examined, examine_files
 
 _SCRIPT_ENDINGS = frozenset(
@@ -35,11 +35,11 @@ def offer(shown: Console, incoming: Incoming, settings: Config | None) -> str:
     found = _examined(incoming)
     if found.front is not None:
         shown.print(_facts(found, incoming))
-    asked = tables.lacking_for({"": found.files}, settings) if settings and found.front else {}
+    asked = check.lacking_for({"": found.files}, settings) if settings and found.front else {}
     lacks = asked.get("", ())
     if found.diagnostics or lacks:
         rows = ((found.name, each) for each in (*found.diagnostics, *lacks))
-        shown.print(tables.diagnostics_table(rows))
+        shown.print(check.diagnostics_table(rows))
     if found.front is None:
         raise UnusableSkill(
             "nothing was installed: the skill cannot be used as it is. `mcp-sandbox skills fix` "
@@ -60,28 +60,28 @@ def print_changes(shown: Console, name: str, old: Tree, incoming: Incoming) -> N
             f"{name} stays as it is: what its source has now {what}. Look at {incoming.source}, or "
             f"`mcp-sandbox skills remove {name}`"
         )
-    used = tables.uses(scan(_files(old))[0])
-    for what, names in tables.uses(scan(found.files)[0]).items():
+    used = check.uses(scan(_files(old))[0])
+    for what, names in check.uses(scan(found.files)[0]).items():
         if fresh := [name for name in names if name not in used[what]]:
-            line = tables.safe(f"new: {what} {', '.join(fresh)}")
+            line = check.safe(f"new: {what} {', '.join(fresh)}")
             shown.print(Text(line.plain, style="bold red"))
     _print_files(shown, name, old, incoming.tree)
     before = examine_files(_files(old), name)
     if more := [each for each in found.diagnostics if each not in before.diagnostics]:
-        shown.print(tables.diagnostics_table((name, each) for each in more))
+        shown.print(check.diagnostics_table((name, each) for each in more))
 
 
 def _print_files(shown: Console, name: str, old: Tree, new: Tree) -> None:
     differing = [path for path in {*old, *new} if old.get(path) != new.get(path)]
     scripts = {path for tree in (old, new) for path in differing if _is_script(path, tree)}
-    shown.print(Text(f"{name}: {tables.counted(len(differing), 'file')} changed", style="bold"))
+    shown.print(Text(f"{name}: {check.counted(len(differing), 'file')} changed", style="bold"))
     for path in sorted(differing, key=lambda path: (path not in scripts, path != DOCUMENT, path)):
         before, after = old.get(path), new.get(path)
         style = "bold red" if path in scripts else "bold"
-        shown.print(tables.safe(f"{_change(before, after)}: {path}"), style=style)
+        shown.print(check.safe(f"{_change(before, after)}: {path}"), style=style)
         data = [file.data if file else b"" for file in (before, after)]
         if data[0] != data[1]:
-            print_diff(tables.diff(path, *data))
+            print_diff(check.diff(path, *data))
 
 
 def _change(old: File | None, new: File | None) -> str:
@@ -119,7 +119,7 @@ def _facts(found: Examined, incoming: Incoming) -> Table:
         "scripts": [path for path in tree if _is_script(path, tree)],
         "allowed tools": found.front.allowed_tools if found.front else "",
     }
-    return tables.facts_table({**facts, **tables.uses(scan(found.files)[0])})
+    return check.facts_table({**facts, **check.uses(scan(found.files)[0])})
 
 
 def _files(tree: Tree) -> dict[str, bytes]:

@@ -1,4 +1,7 @@
-"""Doors: the host listens at a place inside the sandbox; a connection there is a call to the host.
+"""Connections through the runner, both ways: to a port inside, and from a place inside.
+
+A dial leads the host to a port of the sandbox's own loopback, never to any other address. A
+door is a place inside where the host listens: each connection is a call to the host.
 
 On a second connection a server calls `listen`, and then posts `door` again and again: a client
 takes the door that was posted first, or waits in the kernel's queue. Several servers may share
@@ -12,12 +15,12 @@ gains no more than every program inside may do: connect.
 from __future__ import annotations
 
 import _socket
+import errno
 import os
 
-from mcp_sandbox.runner.calls.dial import Traffic
-from mcp_sandbox.runner.kernel.loop import READ
+from mcp_sandbox.runner.kernel.loop import READ, WRITE
 from mcp_sandbox.runner.kernel.native import accept
-from mcp_sandbox.runner.wire.protocol import CHUNK, MOST_PLACES, OpError
+from mcp_sandbox.runner.wire.protocol import CHUNK, MOST_PLACES, STREAM_WINDOW, OpError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,11 +30,183 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.kernel.native import Socket
     from mcp_sandbox.runner.wire.connection import Reply
 
+
+_LOOPBACK = ((_socket.AF_INET, "127.0.0.1"), (_socket.AF_INET6, "::1"))
+_TRY_AGAIN_S = 0.05
+_KIND = _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
 # Clients beyond the queue would not learn at once that the listener is gone.
 _QUEUE = 1024
-_KIND = _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
 # How long a listener rests when no descriptor is left.
-_TRY_AGAIN_S = 0.1
+_DOORS_TRY_AGAIN_S = 0.1
+
+
+class Traffic:
+    """The bytes of a connection inside and of a call, both ways: each with its credit and end."""
+
+    def __init__(self, loop: Loop, reply: Reply) -> None:
+        self._loop = loop
+        self._reply = reply
+        self._sock: Socket | None = None
+        self._waiting, self._more = bytearray(), True
+        # Small: many connections at once may all be full because no client reads them.
+        self._credit = STREAM_WINDOW
+        # Which directions are open: from the socket, to the socket.
+        self._reads = self._writes = True
+
+    def begin(self, sock: Socket, *, only_look: bool = False) -> None:
+        """Move the bytes of a connected socket; the call is done when both directions ended."""
+        self._sock = sock
+        self._reads = self._writes = not only_look
+        self._move()
+
+    def feed(self, data: bytes, *, more: bool) -> None:
+        self._waiting += data if self._writes else b""
+        self._more = more
+        self._move()
+
+    def credit(self, size: int) -> None:
+        self._credit += size
+        self._move()
+
+    def close(self) -> None:
+        if self._sock:
+            self._loop.unwatch(self._sock.fileno())
+            self._sock.close()
+        self._sock = None
+
+    def _move(self, _events: int = 0) -> None:
+        if self._sock and self._writes:
+            self._write(self._sock)
+        if self._sock and self._reads and self._credit > 0:
+            self._read(self._sock)
+        if not self._sock:
+            return
+        if not (self._reads or self._writes):
+            self.close()
+            self._reply.done({})
+            return
+        events = READ if self._reads and self._credit > 0 else 0
+        events |= WRITE if self._waiting else 0
+        if events:
+            self._loop.watch(self._sock.fileno(), events, self._move)
+        else:
+            # With no event to watch, epoll would still report errors, again and again.
+            self._loop.unwatch(self._sock.fileno())
+
+    def _write(self, sock: Socket) -> None:
+        try:
+            size = sock.send(self._waiting) if self._waiting else 0
+            del self._waiting[:size]
+            if not (self._waiting or self._more):
+                self._writes = False
+                sock.shutdown(_socket.SHUT_WR)
+            if size:
+                self._reply.credit(size)
+        except BlockingIOError:
+            return
+        except OSError:
+            # What the peer sent before may still be read.
+            self._writes, self._waiting = False, bytearray()
+
+    def _read(self, sock: Socket) -> None:
+        try:
+            data = sock.recv(CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._credit -= len(data)
+        self._reads = bool(data)
+        self._reply.data("body" if data else "end", data or b"\0")
+
+
+class Dial:
+    """One connection to a port; with `look` it is closed as soon as it is made."""
+
+    def __init__(self, loop: Loop, reply: Reply, args: dict[str, Any]) -> None:
+        self._port, wait_s = int(args["port"]), float(args["wait_s"])
+        if not 0 < self._port < 65536:
+            raise OpError("invalid", "a port is a number from 1 to 65,535")
+        self._loop = loop
+        self._reply = reply
+        self._look = bool(args["look"])
+        self._tries = 0
+        self._sock: Socket | None = None
+        self._traffic = Traffic(loop, reply)
+        self.feed, self.credit = self._traffic.feed, self._traffic.credit
+        # Some kernels take a moment to refuse.
+        self._limit = loop.later(max(wait_s, 2 * _TRY_AGAIN_S), self._give_up)
+
+    def start(self, body: bytes, *, more: bool) -> None:
+        self.feed(body, more=more)
+        self._try()
+
+    def cancel(self) -> None:
+        self._end("cancelled", "the connection was ended")
+
+    def _try(self) -> None:
+        """Connect to one of the two addresses, in turn."""
+        if self._limit.action is None:
+            return
+        family, address = _LOOPBACK[self._tries % 2]
+        self._tries += 1
+        try:
+            self._sock = _socket.socket(family, _KIND)
+            code = self._sock.connect_ex((address, self._port))
+        except OSError:
+            code = errno.EIO
+        if self._sock and code in (0, errno.EINPROGRESS):
+            self._loop.watch(self._sock.fileno(), WRITE, self._tried)
+        else:
+            self._try_again()
+
+    def _try_again(self) -> None:
+        self._drop()
+        self._loop.later(0 if self._tries % 2 else _TRY_AGAIN_S, self._try)
+
+    def _tried(self, _events: int) -> None:
+        assert self._sock
+        try:
+            # The kernel may have chosen that very port for this end: a socket connected to itself.
+            is_made = self._sock.getsockname() != self._sock.getpeername()
+        except OSError:
+            is_made = False
+        if is_made:
+            self._limit.cancel()
+            sock, self._sock = self._sock, None
+            self._traffic.begin(sock, only_look=self._look)
+        else:
+            self._try_again()
+
+    def _give_up(self) -> None:
+        here = ", ".join(map(str, _listening())) or "none"
+        what = f"nothing answers on port {self._port} of 127.0.0.1 or ::1 in this computer"
+        self._end("not_found", f"{what}; ports that programs in it listen on: {here}")
+
+    def _drop(self) -> None:
+        if self._sock:
+            self._loop.unwatch(self._sock.fileno())
+            self._sock.close()
+        self._sock = None
+
+    def _end(self, code: str, message: str) -> None:
+        self._limit.cancel()
+        self._drop()
+        self._traffic.close()
+        self._reply.fail(code, message)
+
+
+def _listening() -> list[int]:
+    """Return the first 20 ports that programs listen on; listeners come first in /proc/net/tcp."""
+    ports: set[int] = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/net/{name}", "rb") as table:
+                rows = [row.split(None, 4) for row in table.read(CHUNK).splitlines()]
+        except OSError:
+            continue
+        ports.update(int(row[1][-4:], 16) for row in rows if row[3:4] == [b"0A"])
+    return sorted(ports)[:20]
 
 
 class Place:
@@ -62,7 +237,7 @@ class Place:
             return
         except OSError:
             self._loop.unwatch(self._listener.fileno())
-            self._loop.later(_TRY_AGAIN_S, self.look)
+            self._loop.later(_DOORS_TRY_AGAIN_S, self.look)
             return
         sock.setblocking(False)
         if isinstance(self.at, int):

@@ -7,8 +7,7 @@ import sys
 import time
 
 from mcp_sandbox.runner.calls.command import Command, Wait
-from mcp_sandbox.runner.calls.dial import Dial
-from mcp_sandbox.runner.calls.doors import Doors
+from mcp_sandbox.runner.calls.doors import Dial, Doors
 from mcp_sandbox.runner.calls.operation import Operation
 from mcp_sandbox.runner.calls.table import Table
 from mcp_sandbox.runner.kernel import processes

@@ -32,8 +32,7 @@ from mcp_sandbox.server.skills.results import wrapped
 from mcp_sandbox.server.skills.visible import Asked, Visible, folder_uri, page, shown
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.parse import ARGUMENTS
-from mcp_sandbox.skills.skill import FrontMatter, Skill
-from mcp_sandbox.skills.uris import DOCUMENT, SCHEME
+from mcp_sandbox.skills.skill import DOCUMENT, SCHEME, FrontMatter, Skill
 
 # The argument of a skill that names none: everything that the user says, in one.
 _ALL = "arguments"

@@ -46,8 +46,7 @@ from mcp_sandbox.server.text import fitting
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.front_matter import as_json
 from mcp_sandbox.skills.parse import DESCRIPTION_CHARACTERS, NAME_CHARACTERS
-from mcp_sandbox.skills.skill import Diagnostic, Json, Skill, SkillFile
-from mcp_sandbox.skills.uris import SCHEME, file_uri
+from mcp_sandbox.skills.skill import SCHEME, Diagnostic, Json, Skill, SkillFile, file_uri
 
 _MOST_LISTED = 500
 _MOST_ENTRIES = 200

@@ -16,11 +16,10 @@ from pydantic import BaseModel
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.server.results import as_json, structured, texts
 from mcp_sandbox.server.text import MAX_TEXT_BYTES, fitting, show_name
-from mcp_sandbox.sessions.pinning import Activation
-from mcp_sandbox.skills.overview import MOST_OF_A_DESCRIPTION, call_name, cut_short, one_line
+from mcp_sandbox.sessions.skill_pins import Activation
+from mcp_sandbox.skills.catalogue import MOST_OF_A_DESCRIPTION, call_name, cut_short, one_line
 from mcp_sandbox.skills.search import Listed, Page
-from mcp_sandbox.skills.skill import Findings, Need, SkillFile, Unmet
-from mcp_sandbox.skills.uris import DOCUMENT
+from mcp_sandbox.skills.skill import DOCUMENT, Findings, Need, SkillFile, Unmet
 
 _WHAT: dict[Need, str] = {
     "command": "command",

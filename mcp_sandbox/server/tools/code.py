@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -21,11 +20,20 @@ from mcp_sandbox.runtime.runtime import OnOutput
 from mcp_sandbox.server.errors import sole_error
 from mcp_sandbox.server.identity import Request
 from mcp_sandbox.server.results import exec_result, with_news
-from mcp_sandbox.server.text import byte_length, clip, printed
-from mcp_sandbox.server.tool import CHANGES, SandboxTool, build_tool, patience
-from mcp_sandbox.server.tools.parameters import Code, Env, LanguageName, Path, Text
+from mcp_sandbox.server.text import clip, printed
+from mcp_sandbox.server.tool import (
+    CHANGES,
+    Code,
+    Env,
+    LanguageName,
+    Path,
+    SandboxTool,
+    Text,
+    build_tool,
+    patience,
+)
 from mcp_sandbox.sessions.session import Session
-from mcp_sandbox.skills.needs.preflight import Inventory, unmet
+from mcp_sandbox.skills.needs.findings import Inventory, unmet
 from mcp_sandbox.skills.needs.uses import Use
 
 INTERVAL_S = 0.2
@@ -153,10 +161,9 @@ async def shown(result: ExecResult) -> ExecResult:
 
 
 def _on_screen(result: ExecResult) -> ExecResult:
-    from mcp_sandbox.server.screen import screen  # noqa: PLC0415 - terminals alone need pyte
+    from mcp_sandbox.server.screen import on_screen  # noqa: PLC0415 - terminals alone need pyte
 
-    text = screen(result.stdout.encode())
-    return replace(result, stdout=text, stdout_bytes=byte_length(text))
+    return on_screen(result)
 
 
 async def run_code(

@@ -8,8 +8,7 @@ from pydantic import Field
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.server import results
-from mcp_sandbox.server.tool import CHANGES, READS, build_tool
-from mcp_sandbox.server.tools.parameters import Limit, Line, Path, Pattern, Text
+from mcp_sandbox.server.tool import CHANGES, READS, Limit, Line, Path, Pattern, Text, build_tool
 from mcp_sandbox.sessions.session import Session
 
 

@@ -1,14 +1,52 @@
-"""Tools about the sandbox itself."""
+"""Tools about the sandbox itself, what goes on in it between calls, and the hosts it reaches."""
 
-from typing import Annotated
+from typing import Annotated, Literal
+from urllib.parse import quote
 
 from mcp.types import CallToolResult
-from pydantic import Field
+from pydantic import AfterValidator, Field, StringConstraints
 
-from mcp_sandbox.server.results import SandboxInfoReport, sandbox_report, texts
+from mcp_sandbox.config.sections import CallsConfig
+from mcp_sandbox.errors import InvalidArgument, NotPermitted
+from mcp_sandbox.runtime.processes import Key, Stop
+from mcp_sandbox.server.identity import Request, is_over_http
+from mcp_sandbox.server.results import (
+    SandboxInfoReport,
+    exec_result,
+    process_list,
+    sandbox_report,
+    texts,
+)
 from mcp_sandbox.server.text import show
-from mcp_sandbox.server.tool import CHANGES, READS, build_tool
+from mcp_sandbox.server.tool import CHANGES, READS, Path, SandboxTool, Text, build_tool, patience
+from mcp_sandbox.server.tools.code import WAIT_S, Until, live_progress, shown, waits
 from mcp_sandbox.sessions.session import Session
+
+Host = Annotated[str, StringConstraints(min_length=1, max_length=260)]
+Hosts = Annotated[
+    list[Host],
+    Field(min_length=1, max_length=10, description="HOST or HOST:PORT; without a port 80 and 443."),
+]
+Reason = Annotated[
+    str, Field(min_length=1, max_length=400, description="Why, in a few words for the user.")
+]
+
+
+async def network_access(
+    session: Session,
+    hosts: Hosts,
+    reason: Reason,
+    write: Annotated[bool, Field(description="Also upload and change, not only read.")] = False,
+) -> CallToolResult:
+    """Ask the user to let this computer reach hosts, when a connection was refused.
+
+    Name at once all that the task needs: a package often comes from other hosts than its index.
+    """
+    return texts([show(await session.network_access(hosts, reason, write=write))], {})
+
+
+_ASKS = CHANGES.model_copy(update={"destructive_hint": False, "open_world_hint": True})
+NETWORK_TOOLS = [build_tool(network_access, title="Ask for network access", annotations=_ASKS)]
 
 
 async def sandbox_info(session: Session) -> CallToolResult:
@@ -29,3 +67,95 @@ SANDBOX_TOOLS = [
     build_tool(sandbox_info, title="Describe the sandbox", annotations=READS, output=_INFO),
     build_tool(sandbox_reset, title="Reset the sandbox", annotations=_RESETS),
 ]
+
+
+def _beginning_at_the_root(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError("begin with /, as in /index.html: the rest of the address is made here")
+    return quote(path, safe="/?#[]@!$&'()*+,;=%:~")
+
+
+Port = Annotated[int, Field(ge=1, le=65_535)]
+UrlPath = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_beginning_at_the_root)]
+PreviewWait = Annotated[float, Field(ge=0, le=55)]
+_TAKES = {
+    "list": (),
+    "wait": ("id", "until", "tail"),
+    "input": ("id", "text", "key"),
+    "stop": ("id",),
+}
+Action = Literal["list", "wait", "input", "stop"]
+
+
+async def process(
+    session: Session,
+    request: Request,
+    action: Action,
+    *,
+    id: Annotated[Path | None, Field(description="As the result of exec named it.")] = None,  # noqa: A002
+    wait_s: float = WAIT_S,
+    until: Until | None = None,
+    tail: Annotated[int, Field(ge=1, le=2000, description="wait: last lines only.")] | None = None,
+    text: Annotated[Text | None, Field(description="input: to be typed.")] = None,
+    key: Annotated[Key | None, Field(description="input: a key to press after that.")] = None,
+    signal: Annotated[Stop, Field(description="stop: for its process group.")] = "TERM",
+    grace_s: Annotated[
+        float, Field(ge=0, le=30, description="stop: seconds until its whole tree is killed.")
+    ] = 5,
+) -> CallToolResult:
+    """Look after what exec and run_code have left running in the background.
+
+    list: what runs, and what has ended lately. wait: until it ends, until a text is printed or
+    wait_s is over; answers what was printed since the last look. input: type on the terminal of
+    what exec started with tty=true, and see its screen. stop: end it. You are told of each end
+    without asking.
+    """
+    for name, value in {"id": id, "until": until, "tail": tail, "text": text, "key": key}.items():
+        if value is not None and name not in _TAKES[action]:
+            raise InvalidArgument(f"{name} has no meaning with action={action}: leave it out")
+    if action == "list":
+        return process_list(await session.processes.list())
+    if id is None:
+        raise InvalidArgument(f"id is missing: action={action} needs it, action=list shows all")
+    if action == "stop":
+        return exec_result(await shown(await session.processes.stop(id, signal, grace_s=grace_s)))
+    if action == "input":
+        return exec_result(await shown(await session.processes.type(id, text or "", key)))
+    async with live_progress(session, request) as on_output:
+        result = await session.processes.wait(
+            id,
+            wait_s=wait_s,
+            until=until,
+            whole=tail is not None,
+            on_output=on_output,
+            leave=patience(request).leave,
+        )
+    return exec_result(await shown(result), tail=tail)
+
+
+async def preview(
+    session: Session, request: Request, port: Port, path: UrlPath = "/", wait_s: PreviewWait = 20
+) -> CallToolResult:
+    """Get an address at which the user's browser shows a web server that runs in this computer.
+
+    Start the server in the background first. Waits until it listens on the port of 127.0.0.1.
+    """
+    if is_over_http(request):
+        raise NotPermitted(
+            "there are no previews over HTTP: the address would be one of the sandbox server's "
+            f"machine, not of the user's. Look yourself: curl http://127.0.0.1:{port}/ with exec"
+        )
+    address = await session.previews.open(port, wait_s=wait_s)
+    said = f"{address}{path}\nGive the user this address: it opens in a browser on their machine, "
+    said += f"as long as this sandbox lives. In here it is http://127.0.0.1:{port}{path}"
+    return texts([said], {"address": address + path})
+
+
+def process_tools(calls: CallsConfig) -> list[SandboxTool]:
+    """Return the tools process and preview."""
+    wait = {"wait_s": waits(calls.longest_wait)}
+    opens = CHANGES.model_copy(update={"destructive_hint": False, "idempotent_hint": True})
+    return [
+        build_tool(process, title="Processes in the background", annotations=CHANGES, bounds=wait),
+        build_tool(preview, title="Preview a web page", annotations=opens),
+    ]

@@ -7,8 +7,7 @@ from pydantic import Field, StringConstraints
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.server.skills.results import SkillsListed, activation, listed_skills, skill_file
-from mcp_sandbox.server.tool import READS, build_tool
-from mcp_sandbox.server.tools.parameters import Path
+from mcp_sandbox.server.tool import READS, Path, build_tool
 from mcp_sandbox.sessions.session import Session
 
 # Claude writes longer results to a file that the model rarely reads on.

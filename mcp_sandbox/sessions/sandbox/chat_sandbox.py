@@ -11,10 +11,10 @@ import anyio
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import BackendName, ChatId, SandboxId
 from mcp_sandbox.sessions.approvals import anew
-from mcp_sandbox.sessions.pinning import Pinning
 from mcp_sandbox.sessions.sandbox.context import GrowthGuard, Held, Rooms, Use
 from mcp_sandbox.sessions.sandbox.lifecycle import Ways
 from mcp_sandbox.sessions.sandbox.notices import ended, ended_with
+from mcp_sandbox.sessions.skill_pins import Pinning
 from mcp_sandbox.telemetry.calls import span
 
 _MOST_NAMED = 8

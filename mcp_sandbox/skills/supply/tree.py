@@ -26,7 +26,7 @@ from mcp_sandbox.durable import closing_fd
 from mcp_sandbox.errors import SourceUnavailable, UnusableSkill
 from mcp_sandbox.skills import contents
 from mcp_sandbox.skills.contents import MAX_BYTES, MAX_FILES
-from mcp_sandbox.skills.uris import is_document
+from mcp_sandbox.skills.skill import is_document
 from mcp_sandbox.workspace import beneath
 
 _MAX_PATH_BYTES = 1024

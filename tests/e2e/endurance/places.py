@@ -14,7 +14,7 @@ import docker
 from docker.errors import APIError, NotFound
 
 from mcp_sandbox.backends.docker.spec import INSTANCE_LABEL, instance_of
-from mcp_sandbox.backends.host_process import identify
+from mcp_sandbox.backends.sandbox_records import identify
 from mcp_sandbox.runner.kernel import processes
 
 _CGROUPS = Path("/sys/fs/cgroup")

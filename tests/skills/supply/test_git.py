@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.errors import SourceUnavailable, UnusableSkill
-from mcp_sandbox.skills.supply.fetch import fetch
-from mcp_sandbox.skills.supply.git import GitSource, fetched
+from mcp_sandbox.skills.supply.fetch import GitSource, fetch, fetched
 
 Git = Callable[..., str]
 

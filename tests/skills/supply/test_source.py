@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.errors import InvalidArgument, UnusableSkill
-from mcp_sandbox.skills.supply.fetch import is_archive, parse_source
-from mcp_sandbox.skills.supply.git import GitSource
+from mcp_sandbox.skills.supply.fetch import GitSource, is_archive, parse_source
 
 HUB = "https://github.com/owner/repo.git"
 
