@@ -22,8 +22,8 @@ test: $(READY) ## install and start what the tests need (as root on Debian or Ub
 quick: $(READY) ## the tests that start no engine and no program of ours, every backend's on bubblewrap
 	@$(BIN)/python -m tests.run --together -q \
 	  -m "$(NO_ENGINE) and not slow and not alone" -k "not unsafe-local" \
-	  $(addprefix --ignore tests/,e2e daemon connect clients shipped test_cli.py test_demo.py \
-	  test_readme.py test_trial.py server/test_stdio.py) $(ARGS)
+	  $(addprefix --ignore tests/,e2e daemon relay clients shipped test_cli.py app/test_demo.py \
+	  test_readme.py app/test_trial.py web/test_tokens.py server/test_stdio.py) $(ARGS)
 
 soak: $(READY) ## what takes long: every fault fifty times, five minutes of random kills, all repetitions
 	@tests/provision.sh

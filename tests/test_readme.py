@@ -25,7 +25,7 @@ from mcp_sandbox.config.sources import KNOWN, Loaded
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.layout import parse_aliases
 from tests.server.scripted import answering, server_of, shipped_skills
-from tests.server.web import served
+from tests.web.clients import served
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from mcp import Client
 
 from mcp_sandbox.web.tokens import Token, TokenFile
 from tests.daemon.running import Daemon, Place, running
-from tests.server.web import connected
+from tests.web.clients import connected
 
 
 @dataclass(frozen=True)

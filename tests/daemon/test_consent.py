@@ -12,7 +12,7 @@ from mcp.types import ElicitResult
 from tests.daemon.http import serving
 from tests.daemon.running import Place, command, in_chat, place, running
 from tests.server.scripted import text_of
-from tests.server.web import connected
+from tests.web.clients import connected
 
 OPEN = {"MCP_SANDBOX_NETWORK": "open", "MCP_SANDBOX_POLICY__PROFILE": "auto"}
 PUSH = "git push https://git.example.org/acme/widgets main 2> /dev/null; printf ran"

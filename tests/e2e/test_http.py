@@ -13,7 +13,7 @@ from tests.daemon.running import Place, in_chat, place, starting
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER
 from tests.server.scripted import text_of
 from tests.server.test_tools import TABLE
-from tests.server.web import LEGACY, MODERN
+from tests.web.clients import LEGACY, MODERN
 
 ERAS = pytest.mark.parametrize(("mode", "spoken"), [("auto", MODERN), ("legacy", LEGACY)])
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])

@@ -10,13 +10,13 @@ from random import Random
 
 import anyio
 
-from tests.connect.relays import environment
 from tests.e2e.endurance.chat import USER, Chat
 from tests.e2e.endurance.places import Place as Machine
 from tests.e2e.endurance.tally import Tally
 from tests.e2e.endurance.worker import Worker
 from tests.e2e.faults.ground import Ground
 from tests.e2e.faults.runs import Runs, Starter
+from tests.relay.relays import environment
 
 # Relays by chat: two clients work in the first one at the same time.
 CHATS = ("shared", "shared", "own", "other")

@@ -15,9 +15,9 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from tests.connect.relays import Relay
 from tests.daemon.running import ROOT, Done, ended
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER, if_whole
+from tests.relay.relays import Relay
 
 # What is said of chats is the same wherever they live.
 IN_BUBBLEWRAP = pytest.mark.parametrize("backend_name", [BUBBLEWRAP, if_whole(DOCKER)])

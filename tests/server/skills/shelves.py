@@ -15,7 +15,7 @@ from mcp_sandbox.server.identity import callers_by
 from mcp_sandbox.server.skills.visible import Visible
 from mcp_sandbox.sessions.skills import Skills
 from mcp_sandbox.skills.library import Library, Pace
-from tests.server.web import Web, nobody, served
+from tests.web.clients import Web, nobody, served
 
 EVERY_BYTE = bytes(range(256))
 

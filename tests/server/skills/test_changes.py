@@ -28,7 +28,7 @@ from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.library import Library
 from mcp_sandbox.skills.scan import Whose
 from tests.server.skills.shelves import client_of, offering, write_skill
-from tests.server.web import Web
+from tests.web.clients import Web
 
 MINE = "skill://user/mine/SKILL.md"
 LISTS = {"prompts_list_changed": True, "resources_list_changed": True, "tools_list_changed": True}

@@ -25,7 +25,7 @@ from tests.server.skills.shelves import (
     offering,
     write_skill,
 )
-from tests.server.web import Web
+from tests.web.clients import Web
 
 GROW = """
 import os, sys

@@ -113,6 +113,6 @@ def test_command_reports_a_table_or_json_and_fails_when_something_fails(tmp_path
 
 @pytest.mark.bubblewrap
 def test_shipped_skills_pass(tmp_path: Path) -> None:
-    for folder in sorted((Path(__file__).parents[1] / "skills").iterdir()):
+    for folder in sorted((Path(__file__).parents[2] / "skills").iterdir()):
         done = run(str(folder), "--data", str(tmp_path))
         assert done.exit_code == 0, done.output

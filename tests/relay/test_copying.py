@@ -13,7 +13,8 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from tests.connect.relays import (
+from tests.daemon.running import Place, place
+from tests.relay.relays import (
     META,
     Relay,
     Scripted,
@@ -24,7 +25,6 @@ from tests.connect.relays import (
     relayed,
     scripted,
 )
-from tests.daemon.running import Place, place
 
 CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"_meta": META}}
 LIST = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {"_meta": META}}

@@ -10,7 +10,7 @@ import pytest
 from mcp_sandbox.models import ChatId
 from tests.server.scripted import text_of
 from tests.server.test_tools import TABLE
-from tests.server.web import JSON, LEGACY, MODERN, call, http_client, initialize, ping, served
+from tests.web.clients import JSON, LEGACY, MODERN, call, http_client, initialize, ping, served
 
 ERAS = pytest.mark.parametrize(("mode", "spoken"), [("auto", MODERN), ("legacy", LEGACY)])
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])

@@ -231,7 +231,7 @@ def test_no_name_leads_elsewhere_or_is_hidden(place: Place) -> None:
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.skills.test_pins import Place, digest_of, skill
+from tests.sessions.test_pins import Place, digest_of, skill
 
 # A kill loses nothing that was written, synced or not.
 os.fsync = lambda descriptor: None

@@ -15,7 +15,7 @@ import pytest
 from mcp_sandbox.runner.files.operations import OPS
 from mcp_sandbox.runner.wire.protocol import OpError
 
-RUNNER = Path(__file__).parents[2] / "mcp_sandbox" / "runner"
+RUNNER = Path(__file__).parents[3] / "mcp_sandbox" / "runner"
 
 
 def call(op: str, body: bytes = b"", **args: Any) -> tuple[dict[str, Any], bytes]:

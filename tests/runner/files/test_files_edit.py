@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.bench import call, leftovers, refused
+from tests.runner.files.bench import call, leftovers, refused
 
 
 def edit(path: str, old: str | bytes, new: str | bytes, **args: bool) -> tuple[int, str]:

@@ -9,7 +9,7 @@ import pytest
 
 from mcp_sandbox.runner.files import search
 from mcp_sandbox.runner.files.search import compile_glob, normalize
-from tests.runner.bench import call, refused, rows
+from tests.runner.files.bench import call, refused, rows
 
 RIPGREP = shutil.which("rg", path="/usr/local/bin:/usr/bin:/bin")
 ENGINES = ["ripgrep", "python"]

@@ -10,7 +10,7 @@ import pytest
 
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.web.uvicorn_server import listen
-from tests.server.web import JSON, LEGACY, Web, call, http_client, initialize, ping, served
+from tests.web.clients import JSON, LEGACY, Web, call, http_client, initialize, ping, served
 
 CHAT = {"Mcp-Sandbox-Chat": "work"}
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from anyio.abc import SocketStream
 
-from tests.server.web import Web, http_client, initialize, served
+from tests.web.clients import Web, http_client, initialize, served
 
 DROPPED, DROPPED_WHOLE = 1_000, 10_000
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.runner.wire.protocol import OpError
-from tests.runner.bench import call, leftovers, make_deep, refused, rows, small_disk
+from tests.runner.files.bench import call, leftovers, make_deep, refused, rows, small_disk
 
 
 def names(**args: object) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from mcp_sandbox.runner.files.operations import OPS
 from mcp_sandbox.runner.wire.protocol import OpError
-from tests.runner.bench import RUNNER, call, leftovers, refused, small_disk
+from tests.runner.files.bench import RUNNER, call, leftovers, refused, small_disk
 
 
 def test_a_new_file_is_written_with_the_directories_above_it(workspace: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.connect.relays import Relay, relayed
-from tests.connect.test_starting import daemon_pid, ending, gone
 from tests.daemon.running import Place, place
+from tests.relay.relays import Relay, relayed
+from tests.relay.test_starting import daemon_pid, ending, gone
 
 KILLS = 5
 RELAYS = 3

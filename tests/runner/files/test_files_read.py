@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.bench import call, refused
+from tests.runner.files.bench import call, refused
 
 
 def test_bytes_come_back_as_they_are(workspace: Path) -> None:

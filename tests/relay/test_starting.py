@@ -13,8 +13,8 @@ from subprocess import DEVNULL
 import anyio
 import pytest
 
-from tests.connect.relays import META, Relay, environment, relayed, scripted
 from tests.daemon.running import Place, control, dialled, listening, place
+from tests.relay.relays import META, Relay, environment, relayed, scripted
 
 OLD = "0.0.9"
 RUN_OLD = f"""import sys, mcp_sandbox

@@ -120,7 +120,7 @@ async def scripted(
         [str(place.socket), version, *manner],
         env=os.environ,
         cwd=str(ROOT),
-        module="tests.connect.program",
+        module="tests.relay.program",
     ) as process:
         daemon = Scripted(process)
         try:
