@@ -1,12 +1,10 @@
-"""The audit of a data root: one line for each event, each with the hash of the one before.
+"""The audit of a data root: one line for each event, each sealed with the hash of the one before.
 
-    chain      writes a line, and finds lines that were changed. Pure
-    writer     appends lines to the files; other processes may do so at the same time
-    audit      records a server's events, and decides when they reach the disk
-    reading    reads the lines back, and checks them
+    chain    how a line is written, and what is wrong with lines that were changed. Pure
+    log      appends lines beside other processes that do, and reads them back
 
-A process that may write the folder can write the whole chain anew, and a removed end shows only by
-a later head kept elsewhere: so servers log the head. This package does not know what events mean.
+Whoever may write the folder can write the whole chain anew, and a removed end shows only to those
+who have kept a later head: so servers log the head. This room does not know what an event means.
 """
 
 from mcp_sandbox.audit.log import Audit as Audit

@@ -1,7 +1,7 @@
-"""Adds this server to the settings of agents' clients, and removes it again.
+"""The files by which agents learn of this server: who reads which, and how they are changed.
 
-    files      each client's file and entry; writing it, and taking it back
-    check      a first real call through the entry that was written
+    files         what each client starts, where it looks for that; writing it, and taking it back
+    first_call    a first real call through what was written
 
-Knows no daemon and no sandbox: it starts the entry as the client will.
+Knows no daemon and no sandbox: it starts what it has written, as the client will.
 """

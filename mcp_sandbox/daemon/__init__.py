@@ -1,11 +1,10 @@
-"""One process that owns the sandboxes of a data root, and its unix socket.
+"""One process that owns the sandboxes of a data root, and the way to talk to it.
 
-    claim      locks: one daemon per data root, one listener per socket
-    door       accepts clients and reads their first line
-    daemon     the daemon's life from start to end, and its control commands
-    chats, agents, copying    further commands: about chats, coding agents, and files
-    client     the command line's side of the socket
-    tokens     bearer tokens for users who connect over HTTP
+    lock        one daemon per data root, one listener per socket
+    acceptor    lets clients in, who greet first
+    daemon      its life, from listening to the ending, and what a person may ask of it
+    chats       commands about chats, a shell, files in and out, coding agents at work
+    client      the command line's side of that
 
-A chat client's messages are passed on unread: this package knows no MCP.
+What a client of a chat says is handed on unread: this room knows no MCP.
 """

@@ -1,12 +1,12 @@
 """What may leave a sandbox, and the proxy that lets it leave.
 
-    targets    the host and port that a program inside asks for
-    rules      which rule allows or refuses a target
-    addresses  the addresses of an allowed target: only public ones are dialled
-    hello      the host that a TLS client names
-    proxy      one connection, from the request to the last byte
-    opened     plain HTTP, and HTTP inside TLS that the proxy terminates to check or add to it
-    authority  the certificates for that; secrets, masking: values added, and hidden in answers
-Every byte from inside is hostile; what cannot be judged is refused. This package knows no
-sandboxes and no runner: a connection is a stream of bytes.
+    targets          a host and a port that a program inside asks for, and its public addresses
+    rules            which rule lets it pass
+    proxy            serves one connection
+    http_requests    the requests inside the TLS of a host that may only be read or gets a secret
+    authority        the certificates for that
+    secrets          values that requests get on the way out, masked on the way back
+
+What comes from inside is hostile, every byte of it. What cannot be judged is refused: an empty
+list lets nothing pass. It knows no sandboxes and no runner: a connection is a stream of bytes.
 """

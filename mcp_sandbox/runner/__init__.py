@@ -1,14 +1,16 @@
 """The runner: pid 1 inside every sandbox. Standard library only, Python 3.9 or newer.
 
-server.py is a small epoll server on a unix socket; connection.py proves a token to each client;
-each call goes to a worker. worker.py is a forked process that does one job at a time, as the
-subreaper of whatever the job starts, so that no descendant can hide. python.py keeps a warm
-interpreter that forks for each piece of Python. files/ holds the file operations;
-dial.py connects to ports inside, doors.py listens there for the host. protocol.py holds the frames,
-the same file for both ends.
+    wire/       the server on a unix socket: proof of the token, frames into calls and replies
+    kernel/     what the standard library loads too slowly or lacks: signals, processes, the loop
+    calls/      commands and their output, shells, terminals, connections through the runner
+    workers/    the processes that do one job at a time: files, Python, notebooks
+    files/      the file operations
 
-The modules that load before the first call do without `typing` (TYPE_CHECKING is a plain
-constant there): it would be a third of the start-up time.
+Each call goes to a worker: a forked process that does one job, as the subreaper of whatever the
+job starts, so that no descendant can hide. A warm interpreter forks for each piece of Python.
 
-It imports nothing else of the project, and trusts nothing that user code writes.
+The modules that load before the first call get by without `typing` (TYPE_CHECKING is a plain
+constant there): it would be a third of the start-up time. No folder here imports anything when it
+is imported itself. The runner imports nothing of ours, keeps no state between calls, and trusts
+user code with nothing.
 """

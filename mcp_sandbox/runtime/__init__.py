@@ -1,6 +1,10 @@
 """The host side of the runner: typed calls over one multiplexed channel per sandbox.
 
-channel: frames both ways, trusting no byte from inside; calls: the state of each call. runtime:
-code, commands, shells; processes: commands by id; files: file operations; doors: connections that
-programs inside make to the host. This package knows no chats, no policy and no MCP.
+    runtime      code, commands and shells
+    files        file operations
+    processes    commands by their ids
+    doors        connections that programs inside make to places there
+    channel      frames to and from one runner; `call` is one that is under way
+
+It trusts no byte of the other side, and knows no chats, no policy and no MCP.
 """

@@ -1,11 +1,14 @@
-"""What the agent sees: tools, results, errors, transports. The only room that knows MCP.
+"""What the agent sees: tools, results, errors. The only room that knows MCP.
 
-server.py builds the server; tools/ holds one file per family of tools; tool.py finds the session,
-checks the arguments and turns every failure into text (errors.py); results.py turns our values into
-MCP content, text.py keeps it short and harmless; identity.py says which chat calls; transports.py
-carries the bytes.
-Over HTTP (http.py, under uvicorn) guard.py lets in or refuses each request; flow.py says how much
-one user may ask, and ends what must end.
-A tool decides nothing: it finds the session, makes one call and returns. This room knows no
-engine, no container and no file of the host.
+    server        builds the server
+    tools/        the tools, one file per family; a tool finds the session, makes one call, returns
+    tool          checks the arguments, finds the session, turns every failure into text
+    results       values into MCP content; `text` keeps it short and harmless, `errors` ours
+    identity      which chat calls
+    consent       asks the user of a chat about a call
+    transports    one JSON object a line, over stdin and stdout or any byte stream
+    bridge        the tools of the host that a program inside may call
+    skills/       skills as resources, prompts and instructions
+
+A tool decides nothing. This room knows no engine, no container and no file of the host.
 """

@@ -1,10 +1,15 @@
-"""The life of each chat's sandbox, and the calls in it. Knows neither MCP nor any engine.
+"""Which chat holds which sandbox, and how long.
 
-manager.py   finds the session of a chat    session.py    all calls in it
-gate.py      checks and records each call   approvals.py  questions to the user, answers
-hold.py      opens and closes one sandbox   ways.py, warm.py  make it, at a call or early
-records.py   keeps and locks chats on disk  slots.py      limits how many sandboxes are open
-rooms.py     what all holds share; limits   cleaning.py   ends idle sandboxes, removes old files
-processes.py background, previews.py ports, doors.py network, skills.py and pinning.py skills,
-recording.py the audit, news.py notices for the agent, settings.py what a sandbox is made from
+    manager         all chats of one data root; finds the session of one
+    session         one chat's computer, as a caller sees it
+    gate            the one way into a sandbox: narrowed, judged, limited, recorded
+    approvals       what persons allow and refuse
+    doors           what leaves sandboxes, by which grants; `previews`: what a browser reaches
+    skills          what a chat is offered to learn; `skill_pins`: the versions that it sees
+    chat_records    what is remembered of a chat, and the lock that keeps other servers out
+    settings        what the operator sets
+    cleaning        removes old files, trash, left sandboxes, open ones that nobody uses
+    sandbox/        one chat's sandbox: opened at the first call, replaced when it has died
+
+This room knows no MCP and no engine.
 """

@@ -1,15 +1,17 @@
-"""Skills: folders with a `SKILL.md` that teach an agent something (agentskills.io).
+"""What the agent can be taught: folders with a `SKILL.md` (agentskills.io).
 
-Loading is lenient: a skill that can be used is used, everything wrong with it is a diagnostic, and
-no folder with a `SKILL.md` in any spelling is left out silently. Skills are untrusted: their bytes
-are bounded before they are parsed, and nothing of them runs outside a sandbox. This package knows
-no chats' sandboxes and no MCP. Its types are in `models`; callers begin with `library`.
+Loading is lenient and judging is strict: what can be used is used, everything that is wrong with
+it is a diagnostic, and no folder with a `SKILL.md` in any spelling vanishes in silence. Skills
+come from people who may not mean well: their bytes are bounded before they are parsed, their
+files are opened beneath their folder, and nothing of them runs outside a sandbox.
 
-    find        library: polls the roots by scan
-    parse       parse, front_matter: a SKILL.md
-    files       contents, uris; pins: the copies that a chat sees
-    offer       catalogue, overview; finder: search; allowed_tools
-    check       examine, also by the reference tool; repair
-    needs       findings by scripts/; preflight: what is missing; examples: what to try out
-    install     supply/
+    skill                  the words: a skill, its uris, what is wrong with it
+    library                the way in; `scan` looks through the roots
+    parse, front_matter    a SKILL.md; `contents`: all files of a skill
+    catalogue, search      what is offered, as text and by words
+    validate, repair       judging and mending
+    needs/                 what a skill uses and needs, and what of that is missing
+    supply/                where skills come from, and how they are installed
+
+This room knows no chats' sandboxes and no MCP.
 """

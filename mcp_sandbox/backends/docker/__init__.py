@@ -1,7 +1,9 @@
 """The docker backend: a hardened container per sandbox.
 
-backend.py creates, finds and removes sandboxes. engine.py finds the engine as the docker command
-line does and explains its errors; client.py, the only user of Docker's library, talks to it;
-exec_stream.py reaches the runner where its socket cannot be mounted; spec.py makes the request for
-a container, verify.py compares the result with it; images.py builds and checks images.
+backend        makes, finds and removes them
+engine         finds the engine as the docker command line does
+client         talks to it: the only file that imports its library
+exec_stream    reaches the runner over an exec where its socket cannot be mounted
+spec           what a container looks like, and whether it came out that way
+images         builds what containers start from
 """

@@ -1,6 +1,10 @@
-"""File operations, as a worker runs them: one process, one operation, killed when cancelled.
+"""File operations, as a worker does them: one process, one operation, killed when cancelled.
 
-operations.py lists them by name; each takes a Call and returns a small result or raises OpError.
-They run as the sandbox user inside the sandbox, so a planted link reaches nothing that the user's
+    operations    the table of them; each takes a Call and returns a small result or raises OpError
+    call, paths   checked arguments, and which file a path means
+    reading, writing, moving, search, walk
+    nearest       which lines come nearest to a text that is not there
+
+It runs as the sandbox user inside the sandbox, so a planted link reaches nothing that the user's
 own code could not reach.
 """

@@ -1,5 +1,6 @@
 """Where skills come from, and how they are kept. Blocking; nothing of a source is run.
 
-A source is read into a `Tree`: all files of one skill in memory, bounded and with names that are
-checked, before anything is written. What has been agreed to is put in place as a whole.
+fetch        one skill from a folder, an archive or a git repository
+tree         all files of one skill in memory, bounded and with names that are checked
+installed    put in place, replaced and taken away as a whole
 """
