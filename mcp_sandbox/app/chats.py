@@ -124,7 +124,7 @@ async def open_manager(
     from mcp_sandbox.sessions.chat_records import ChatRecords, Ledger, system_clock
     from mcp_sandbox.sessions.gate import Judge
     from mcp_sandbox.sessions.manager import SessionManager
-    from mcp_sandbox.sessions.sandbox.context import Rooms
+    from mcp_sandbox.sessions.sandbox.context import SessionContext
     from mcp_sandbox.sessions.settings import SessionSettings
     from mcp_sandbox.workspace.directory import Workspaces
     from mcp_sandbox.workspace.pool import PoolFolder
@@ -145,7 +145,7 @@ async def open_manager(
             size = 1 if for_many and backend.name == "docker" else 0
         space, shown = config.workspace, config.skills.enabled
         pool = PoolFolder(data_dir, owner=owner, settings=space, skills=shown) if size else None
-        rooms = Rooms(
+        rooms = SessionContext(
             backend,
             Workspaces(data_dir, owner=owner, settings=space, skills=shown),
             Projects(config.project, data_dir, owner=owner, folders=folders or ClientFolders()),

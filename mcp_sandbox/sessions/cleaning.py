@@ -22,8 +22,8 @@ from mcp_sandbox.durable import read_note, set_aside, write_note
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.chat_records import ChatRecord
-from mcp_sandbox.sessions.sandbox.chat_sandbox import Hold
-from mcp_sandbox.sessions.sandbox.context import Rooms, Use
+from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
+from mcp_sandbox.sessions.sandbox.context import ChatUse, SessionContext
 from mcp_sandbox.sessions.settings import SessionSettings, of_chats
 from mcp_sandbox.workspace.directory import TRASH_KEPT_S
 from mcp_sandbox.workspace.retention import (
@@ -82,7 +82,7 @@ class Cleaning:
     Every method may raise OperatorError: the data root or the engine cannot be used.
     """
 
-    def __init__(self, rooms: Rooms, own: Callable[[], Collection[ChatId]]) -> None:
+    def __init__(self, rooms: SessionContext, own: Callable[[], Collection[ChatId]]) -> None:
         """`own` are the chats that this server uses, or is about to."""
         self._backend = rooms.backend
         self._workspaces = rooms.workspaces
@@ -243,7 +243,7 @@ def _remember(file: Path, now: Moment, anchor: Moment) -> None:
         logger.warning("the time could not be stored for the next server: %s", exc)
 
 
-def next_step(use: Use, idle_s: float, settings: SessionsConfig) -> Step | None:
+def next_step(use: ChatUse, idle_s: float, settings: SessionsConfig) -> Step | None:
     """Return what to do with an open sandbox that this server has not used for `idle_s`."""
     if use.starting or use.calls:
         return None
@@ -258,7 +258,10 @@ class Reaper:
     """Looks after the open sandboxes and the old files of one data root."""
 
     def __init__(
-        self, open_ones: Callable[[], Sequence[Hold]], cleaning: Cleaning, settings: SessionSettings
+        self,
+        open_ones: Callable[[], Sequence[ChatSandbox]],
+        cleaning: Cleaning,
+        settings: SessionSettings,
     ) -> None:
         self._open_ones = open_ones
         self._ledger = cleaning.ledger
@@ -319,7 +322,7 @@ class Reaper:
             await anyio.sleep(_FILES_S)
             await self.look_at_files()
 
-    async def _care(self, kept: Hold) -> None:
+    async def _care(self, kept: ChatSandbox) -> None:
         use = kept.use()
         if use.calls or (use.background and not use.paused):
             self._ledger.used(kept.chat)

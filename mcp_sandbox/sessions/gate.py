@@ -33,8 +33,8 @@ from mcp_sandbox.models import ChatId, Network
 from mcp_sandbox.policy import Decision, Match, Profile, Rules, assess_aside, decide
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.approvals import Approval, Approvals
-from mcp_sandbox.sessions.sandbox.chat_sandbox import Hold
-from mcp_sandbox.sessions.sandbox.context import Held
+from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
+from mcp_sandbox.sessions.sandbox.context import OpenSandbox
 from mcp_sandbox.telemetry.calls import CallRecord, Count, recorded
 
 Arguments = Mapping[str, object]
@@ -177,7 +177,7 @@ class Entered:
     `grew` is False once it is known that the call has changed no file. `leave` is the action's.
     """
 
-    held: Held
+    held: OpenSandbox
     runtime: Runtime
     record: CallRecord
     leave: anyio.CancelScope
@@ -270,7 +270,7 @@ class Gate:
 
     def __init__(
         self,
-        hold_of: Callable[[ChatId], Hold],
+        hold_of: Callable[[ChatId], ChatSandbox],
         narrow: Narrowed,
         judge: Judge,
         audit: Audit,

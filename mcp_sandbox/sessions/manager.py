@@ -18,8 +18,8 @@ from mcp_sandbox.sessions.chat_records import AssistantSpec, ChatRecord, Ledger,
 from mcp_sandbox.sessions.cleaning import Cleaning, GcReport, Reaper
 from mcp_sandbox.sessions.gate import Gate, Judge
 from mcp_sandbox.sessions.previews import Previews
-from mcp_sandbox.sessions.sandbox.chat_sandbox import Hold
-from mcp_sandbox.sessions.sandbox.context import Rooms, Use
+from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
+from mcp_sandbox.sessions.sandbox.context import ChatUse, SessionContext
 from mcp_sandbox.sessions.sandbox.warm_pool import WarmPool
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SPEC, of_chats
@@ -50,7 +50,7 @@ class SessionManager:
 
     def __init__(
         self,
-        rooms: Rooms,
+        rooms: SessionContext,
         skills: Skills,
         judge: Judge,
         *,
@@ -58,7 +58,7 @@ class SessionManager:
         pool: PoolFolder | None = None,
     ) -> None:
         """`count` gets the record of every ended call; without `pool` none is started early."""
-        self._rooms = rooms
+        self._context = rooms
         self._skills = skills
         self._pool_folder = pool
         # Where the sandboxes live, and how they reach allowed hosts.
@@ -74,14 +74,14 @@ class SessionManager:
         self._closed = anyio.Event()
         # A hold lives as long as a session refers to it or its sandbox is open (then it has a
         # slot): so a chat never has two, and an unused one takes no memory.
-        self._holds: WeakValueDictionary[ChatId, Hold] = WeakValueDictionary()
+        self._holds: WeakValueDictionary[ChatId, ChatSandbox] = WeakValueDictionary()
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
         with anyio.CancelScope(shield=True):
             # A cancellation here would leave the entered group without its exit.
             tasks: TaskGroup = await self._tasks.start(self._host)
-        rooms, folder = self._rooms, self._pool_folder
+        rooms, folder = self._context, self._pool_folder
         rooms.tasks, self._entered = tasks, True
         if folder:
             rooms.pool = WarmPool(
@@ -103,7 +103,7 @@ class SessionManager:
     async def _look_at_others(self) -> None:
         """Take over, or end, sandboxes that other servers left behind."""
         try:
-            if self._rooms.settings.keep_background:
+            if self._context.settings.keep_background:
                 await self._take_over()
             await anyio.sleep(_SETTLED_S)
             await self._cleaning.end_paused()
@@ -112,8 +112,8 @@ class SessionManager:
 
     async def _take_over(self) -> None:
         """Connect to the sandboxes that run already; end those whose chat exists no more."""
-        running = await of_chats(self._rooms.backend)
-        chats = set(await self._rooms.workspaces.chats())
+        running = await of_chats(self._context.backend)
+        chats = set(await self._context.workspaces.chats())
         for chat, info in running:
             try:
                 if chat not in chats:
@@ -136,10 +136,10 @@ class SessionManager:
                 async with anyio.create_task_group() as closing:
                     for hold in self._open_holds():
                         closing.start_soon(self._close, hold)
-                    if self._rooms.pool:
-                        closing.start_soon(self._rooms.pool.stop)
+                    if self._context.pool:
+                        closing.start_soon(self._context.pool.stop)
                 with anyio.move_on_after(_LAST_WORDS_S):
-                    await self._rooms.ledger.write()
+                    await self._context.ledger.write()
         finally:
             self._closed.set()
         # The group must see a cancellation; any other error of the block is the caller's own and
@@ -149,18 +149,18 @@ class SessionManager:
         await self._tasks.__aexit__(None, None, None)
         return None
 
-    async def _close(self, hold: Hold) -> None:
+    async def _close(self, hold: ChatSandbox) -> None:
         """End its sandbox unless it is to stay, is paused, or other servers use it."""
         try:
             if not (self._handing_over or hold.use().paused):
-                await hold.yield_up(background_too=not self._rooms.settings.keep_background)
+                await hold.yield_up(background_too=not self._context.settings.keep_background)
         except OperatorError:
             logger.exception("chat %s: cannot end its sandbox; it ends itself", hold.chat)
         finally:
             await hold.disconnect()
 
-    def _open_holds(self) -> Sequence[Hold]:
-        open_ones = set(self._rooms.slots.taken())
+    def _open_holds(self) -> Sequence[ChatSandbox]:
+        open_ones = set(self._context.slots.taken())
         return [hold for hold in self._holds.values() if hold in open_ones]
 
     def _own_chats(self) -> set[ChatId]:
@@ -170,7 +170,7 @@ class SessionManager:
     @property
     def ledger(self) -> Ledger:
         """The records of the chats."""
-        return self._rooms.ledger
+        return self._context.ledger
 
     async def session(
         self, chat: ChatId, assistant: AssistantSpec | None = None, *, judged: bool = False
@@ -183,40 +183,40 @@ class SessionManager:
         hold = self._hold(chat)
         if assistant is not None:
             # Raises for an unknown image: noted, it would leave the chat's other clients with none.
-            await self._rooms.backend.origin(assistant.image)
+            await self._context.backend.origin(assistant.image)
             kept, now_s = asdict(assistant), self.ledger.clock().wall_s
             await self.ledger.records.keep(chat, "assistant", lambda _: kept, now_s)
             hold.look_again()
         skills = ChatSkills(chat, self._skills, hold.pinning, self._gate)
-        previews = Previews(chat, self._gate, self._rooms)
+        previews = Previews(chat, self._gate, self._context)
         return Session(hold, self._gate, skills, previews, judged=judged)
 
-    def _hold(self, chat: ChatId) -> Hold:
+    def _hold(self, chat: ChatId) -> ChatSandbox:
         if not self._entered:
             raise RuntimeError("the manager is not open: use `async with`")
         hold = self._holds.get(chat)
         if hold is None:
-            hold = self._holds[chat] = Hold(chat, self._rooms)
+            hold = self._holds[chat] = ChatSandbox(chat, self._context)
         return hold
 
     async def list(self, user: str | None = None) -> Sequence[SessionStatus]:
         """Return every known chat, or those of a user, the last used first."""
-        running = dict(await of_chats(self._rooms.backend))
+        running = dict(await of_chats(self._context.backend))
         holds = dict(self._holds)
-        known = {*holds, *await self._rooms.workspaces.chats()}
-        records = {record.chat: record for record in await self._rooms.ledger.records.list()}
+        known = {*holds, *await self._context.workspaces.chats()}
+        records = {record.chat: record for record in await self._context.ledger.records.list()}
         uses = {chat: hold.use() for chat, hold in holds.items()}
         rows = [
-            self._status(chat, records.get(chat), running.get(chat), uses.get(chat, Use()))
+            self._status(chat, records.get(chat), running.get(chat), uses.get(chat, ChatUse()))
             for chat in known
             if user in (None, chat.user)
         ]
         return sorted(rows, key=lambda row: row.last_used_at, reverse=True)
 
     def _status(
-        self, chat: ChatId, record: ChatRecord | None, sandbox: SandboxInfo | None, use: Use
+        self, chat: ChatId, record: ChatRecord | None, sandbox: SandboxInfo | None, use: ChatUse
     ) -> SessionStatus:
-        created_at, last_used_at = self._rooms.ledger.times(chat, record)
+        created_at, last_used_at = self._context.ledger.times(chat, record)
         return SessionStatus(
             # A short name of the chat that is the same in every server.
             id=hashlib.sha256(str(chat).encode()).hexdigest()[:12],
@@ -236,7 +236,7 @@ class SessionManager:
     async def size(self, chat: ChatId) -> int | None:
         """Return how many bytes the chat's files occupy; None if they cannot be measured."""
         with suppress(StorageUnavailable):
-            return (await self._rooms.workspaces.meter(chat).usage()).used_bytes
+            return (await self._context.workspaces.meter(chat).usage()).used_bytes
         return None
 
     async def stop(self, chat: ChatId) -> bool:
@@ -270,14 +270,14 @@ class SessionManager:
         return await self._cleaning.collect(dry_run=dry_run)
 
     def statistics(self) -> Statistics:
-        taken = self._rooms.slots.taken()
+        taken = self._context.slots.taken()
         return Statistics(
             open=len(taken),
             busy=sum(slot.is_busy for slot in taken),
-            queued=self._rooms.slots.waiting,
-            max_open=self._rooms.settings.sessions.max_open,
+            queued=self._context.slots.waiting,
+            max_open=self._context.settings.sessions.max_open,
             background=sum(hold.use().background for hold in list(self._holds.values())),
-            pool=self._rooms.pool.statistics() if self._rooms.pool else {},
+            pool=self._context.pool.statistics() if self._context.pool else {},
             connections={**self.egress.counts} if self.egress else {},
         )
 

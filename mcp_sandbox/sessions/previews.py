@@ -18,7 +18,7 @@ from anyio.abc import SocketListener, SocketStream
 from mcp_sandbox import errors
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.gate import Action, Gate
-from mcp_sandbox.sessions.sandbox.context import Held, Rooms
+from mcp_sandbox.sessions.sandbox.context import OpenSandbox, SessionContext
 
 _MOST, _MOST_CONNECTIONS = 8, 64
 _MOST_HEAD, _HEAD_S = 16 * 1024, 10.0
@@ -40,7 +40,7 @@ class _RefusedError(Exception):
 class Previews:
     """The previews of one chat. They end with its sandbox and with this server."""
 
-    def __init__(self, chat: ChatId, gate: Gate, rooms: Rooms) -> None:
+    def __init__(self, chat: ChatId, gate: Gate, rooms: SessionContext) -> None:
         self._chat = chat
         self._gate = gate
         self._rooms = rooms
@@ -63,7 +63,7 @@ class Previews:
                 raise errors.Busy(f"{_MOST} ports have a preview, which is the most: {ports}")
             return opened.get(port) or self._start(port, entered.held)
 
-    def _start(self, port: int, held: Held) -> str:
+    def _start(self, port: int, held: OpenSandbox) -> str:
         names = self._rooms.addresses
         name, wanted = names.get((self._chat, port), ("", 0))
         try:

@@ -45,8 +45,8 @@ from mcp_sandbox.runtime.runtime import NAME, OnOutput, Runtime, Show
 from mcp_sandbox.sessions.approvals import USER
 from mcp_sandbox.sessions.gate import Action, Entered, Gate
 from mcp_sandbox.sessions.previews import Previews
-from mcp_sandbox.sessions.sandbox.chat_sandbox import Hold
-from mcp_sandbox.sessions.sandbox.context import limit_met
+from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
+from mcp_sandbox.sessions.sandbox.context import explain_limit
 from mcp_sandbox.sessions.skills import ChatSkills
 
 Run = Callable[..., Awaitable[ExecResult]]
@@ -203,7 +203,7 @@ class Session:
 
     def __init__(
         self,
-        hold: Hold,
+        hold: ChatSandbox,
         gate: Gate,
         skills: ChatSkills,
         previews: Previews,
@@ -440,7 +440,7 @@ class Session:
                 chat=self.chat,
                 programs={name: version for name, _, version in pairs},
                 previews=entered.held.previews,
-                project=entered.held.shown.said,
+                project=entered.held.project.said,
                 usage=usage,
                 versions={"runner": VERSION, "python": entered.held.runtime.hello.python},
             )
@@ -508,7 +508,7 @@ async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
         return replace(result, killed_because=str(held.guard.problem))
     if result.success:
         return result
-    return replace(result, limit=str(full or limit_met(result, held.sandbox.facts.limits)))
+    return replace(result, limit=str(full or explain_limit(result, held.sandbox.facts.limits)))
 
 
 def _check_notebook(name: str, language: Language) -> None:

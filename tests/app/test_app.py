@@ -112,7 +112,7 @@ async def test_a_manager_that_is_cancelled_as_it_opens_is_left_again(data_root: 
         async with open_manager(config) as opened:
             with anyio.CancelScope() as cancelled:
                 cancelled.cancel()
-                rooms = replace(opened._rooms, pool=None)
+                rooms = replace(opened._context, pool=None)
                 async with SessionManager(rooms, opened._skills, opened._judge):
                     await anyio.sleep_forever()
     assert cancelled.cancelled_caught

@@ -39,7 +39,7 @@ class Dying:
     def watch(self, manager: SessionManager) -> None:
         """Look at each step that leaves a trace outside of this process."""
         pool.rename_new = self._rename  # type: ignore[assignment,attr-defined]
-        backend = manager._rooms.backend
+        backend = manager._context.backend
         relabel = backend.relabel
 
         async def watched(sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:

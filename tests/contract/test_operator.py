@@ -90,7 +90,7 @@ async def test_draining_lets_running_calls_finish_and_refuses_new_ones(
             with pytest.raises(Draining):
                 await session.exec("true")
             (row,) = await manager.list()
-            workspace = manager._rooms.workspaces._path("workspace", row.chat)
+            workspace = manager._context.workspaces._path("workspace", row.chat)
             await anyio.Path(workspace / "stop").touch()
             await manager.drain(30)
             assert ended == ["started\nended\n"]

@@ -71,7 +71,7 @@ async def test_eight_callers_share_one_sandbox_of_a_slow_backend_too(config: Con
     assert config.backend != "auto"
     async with open_backend(config.backend, config) as inner, open_manager(config) as opened:
         slow = SlowBackend(inner)
-        rooms = replace(opened._rooms, backend=slow, pool=None)
+        rooms = replace(opened._context, backend=slow, pool=None)
         async with SessionManager(rooms, opened._skills, opened._judge) as manager:
             answers: list[str] = []
 
@@ -95,7 +95,7 @@ async def test_a_user_who_makes_room_on_a_slow_engine_holds_up_no_other(config: 
     async with open_backend(config.backend, config) as inner, open_manager(config) as opened:
         slow = SlowBackend(inner)
         slow.gate.set()
-        rooms = replace(opened._rooms, backend=slow, pool=None)
+        rooms = replace(opened._context, backend=slow, pool=None)
         async with SessionManager(rooms, opened._skills, opened._judge) as manager:
             await (await manager.session(ChatId("many", "first"))).exec("true")
             slow.destroying = anyio.Event()

@@ -14,7 +14,7 @@ from mcp_sandbox.config import AuditConfig, ProjectConfig, WorkspaceConfig
 from mcp_sandbox.models import BackendName, ChatId, SandboxId, SandboxInfo
 from mcp_sandbox.sessions.chat_records import ChatRecord, ChatRecords, Ledger
 from mcp_sandbox.sessions.cleaning import Cleaning, GcItem
-from mcp_sandbox.sessions.sandbox.context import Rooms
+from mcp_sandbox.sessions.sandbox.context import SessionContext
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.projects import ClientFolders, Projects
@@ -57,7 +57,7 @@ class Server:
         self.workspaces = Workspaces(data_root, owner=OWNER, now=lambda: clock().wall_s)
         self.records = ChatRecords(data_root)
         self.ledger = Ledger(self.records, clock)
-        rooms = Rooms(
+        rooms = SessionContext(
             # Which sandboxes run is what each test says.
             backend=self.engine,  # type: ignore[arg-type]
             workspaces=self.workspaces,

@@ -12,7 +12,7 @@ from mcp_sandbox.config import SessionsConfig
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.cleaning import Reaper, next_step
-from mcp_sandbox.sessions.sandbox.context import Use
+from mcp_sandbox.sessions.sandbox.context import ChatUse
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.workspace.retention import DAY_S, WATCHED_S
 from tests.sessions.clocks import SetClock
@@ -27,10 +27,10 @@ class Sandbox:
 
     def __init__(self, name: str = "one", **use: object) -> None:
         self.chat = ChatId("ann", name)
-        self.now = Use(open=True, **use)  # type: ignore[arg-type]
+        self.now = ChatUse(open=True, **use)  # type: ignore[arg-type]
         self.done: list[str] = []
 
-    def use(self) -> Use:
+    def use(self) -> ChatUse:
         return self.now
 
     async def yield_up(self, *, background_too: bool = False) -> bool:
@@ -41,20 +41,20 @@ class Sandbox:
 @pytest.mark.parametrize(
     ("use", "idle_s", "expected"),
     [
-        (Use(), 399, None),
-        (Use(paused=True), 400, "remove"),
-        (Use(), 400, "remove"),
-        (Use(calls=1), 400, None),
-        (Use(starting=True), 400, None),
-        (Use(dead=True), 0, "bury"),
-        (Use(dead=True, calls=1), 0, None),
-        (Use(age_s=999), 0, None),
-        (Use(age_s=1000), 0, "expire"),
-        (Use(age_s=1000, background=3), 0, "expire"),
-        (Use(age_s=1000, calls=1), 0, None),
+        (ChatUse(), 399, None),
+        (ChatUse(paused=True), 400, "remove"),
+        (ChatUse(), 400, "remove"),
+        (ChatUse(calls=1), 400, None),
+        (ChatUse(starting=True), 400, None),
+        (ChatUse(dead=True), 0, "bury"),
+        (ChatUse(dead=True, calls=1), 0, None),
+        (ChatUse(age_s=999), 0, None),
+        (ChatUse(age_s=1000), 0, "expire"),
+        (ChatUse(age_s=1000, background=3), 0, "expire"),
+        (ChatUse(age_s=1000, calls=1), 0, None),
     ],
 )
-def test_each_step_has_its_time(use: Use, idle_s: float, expected: str | None) -> None:
+def test_each_step_has_its_time(use: ChatUse, idle_s: float, expected: str | None) -> None:
     assert next_step(use, idle_s, SETTINGS.sessions) == expected
 
 
@@ -114,7 +114,7 @@ async def test_background_work_and_calls_keep_it_as_if_it_were_used(
     for _ in range(9):
         clock.pass_(390)
         await reaper.look()
-    working.now = busy.now = Use(open=True)
+    working.now = busy.now = ChatUse(open=True)
     clock.pass_(399)
     await reaper.look()
     assert working.done == busy.done == []

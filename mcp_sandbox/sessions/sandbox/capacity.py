@@ -16,7 +16,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from mcp_sandbox.errors import CapacityReached
 
 if TYPE_CHECKING:
-    from mcp_sandbox.sessions.sandbox.chat_sandbox import Hold
+    from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 
 # No event tells when a background process ends, and its sandbox can be closed.
 _LOOK_AGAIN_S = 1.0
@@ -24,7 +24,7 @@ _LOOK_AGAIN_S = 1.0
 
 @dataclass(eq=False)
 class _Waiting:
-    hold: "Hold"
+    hold: "ChatSandbox"
     granted: bool = False
     news: anyio.Event = field(default_factory=anyio.Event)
 
@@ -36,9 +36,9 @@ class Slots:
         self._most = most
         self._most_per_user = most_per_user
         self._wait_s = wait_s
-        self._taken: OrderedDict[Hold, None] = OrderedDict()
+        self._taken: OrderedDict[ChatSandbox, None] = OrderedDict()
         self._queue: list[_Waiting] = []
-        self._closing: set[Hold] = set()
+        self._closing: set[ChatSandbox] = set()
         # When each user was served last, for users who have a slot or wait for one.
         self._served: dict[str, int] = {}
         self._count = 0
@@ -52,10 +52,10 @@ class Slots:
     def waiting(self) -> int:
         return len(self._queue)
 
-    def taken(self) -> Sequence["Hold"]:
+    def taken(self) -> Sequence["ChatSandbox"]:
         return list(self._taken)
 
-    async def take(self, hold: "Hold") -> None:
+    async def take(self, hold: "ChatSandbox") -> None:
         """Take a slot for `hold` before it opens; others that are not in use are closed for it.
 
         Raises:
@@ -87,23 +87,23 @@ class Slots:
         if not waiting.granted:
             raise self._refusal(hold.user)
 
-    def adopt(self, hold: "Hold") -> None:
+    def adopt(self, hold: "ChatSandbox") -> None:
         """Give a slot to a sandbox that is open already, whatever the limits."""
         self._taken[hold] = None
 
-    def touch(self, hold: "Hold") -> None:
+    def touch(self, hold: "ChatSandbox") -> None:
         """Note that it is used now."""
         if hold in self._taken:
             self._taken.move_to_end(hold)
 
-    def rest(self, hold: "Hold") -> None:
+    def rest(self, hold: "ChatSandbox") -> None:
         """Note that it is not in use any more, and may be closed to make room."""
         self.touch(hold)
         for waiting in self._queue:
             if self._is_first(waiting):
                 waiting.news.set()
 
-    def release(self, hold: "Hold") -> None:
+    def release(self, hold: "ChatSandbox") -> None:
         """Free the slot of a closed sandbox."""
         self._taken.pop(hold, None)
         self._serve()
@@ -146,7 +146,7 @@ class Slots:
                 finally:
                     self._closing.discard(hold)
 
-    def _may_close(self, hold: "Hold", user: str) -> bool:
+    def _may_close(self, hold: "ChatSandbox", user: str) -> bool:
         if hold.is_busy or hold in self._closing or hold not in self._taken:
             return False
         return hold.user == user or not self._at_limit(user)

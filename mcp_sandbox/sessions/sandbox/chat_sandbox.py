@@ -11,7 +11,7 @@ import anyio
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import BackendName, ChatId, SandboxId
 from mcp_sandbox.sessions.approvals import anew
-from mcp_sandbox.sessions.sandbox.context import GrowthGuard, Held, Rooms, Use
+from mcp_sandbox.sessions.sandbox.context import ChatUse, GrowthGuard, OpenSandbox, SessionContext
 from mcp_sandbox.sessions.sandbox.lifecycle import Ways
 from mcp_sandbox.sessions.sandbox.notices import ended, ended_with
 from mcp_sandbox.sessions.skill_pins import Pinning
@@ -20,23 +20,23 @@ from mcp_sandbox.telemetry.calls import span
 _MOST_NAMED = 8
 
 
-class Hold:
+class ChatSandbox:
     """At most one open sandbox, for one chat. Other servers may have the same one open."""
 
-    def __init__(self, chat: ChatId, rooms: Rooms) -> None:
+    def __init__(self, chat: ChatId, context: SessionContext) -> None:
         self.chat = chat
         self.user = chat.user
-        self.backend: BackendName = rooms.backend.name
-        self.meter = rooms.workspaces.meter(chat)
-        self.pinning = Pinning(chat, rooms.workspaces)
-        self.calls = rooms.settings.calls
-        self.lifetime_s = rooms.settings.sessions.lifetime
-        self.tell_agent = partial(rooms.news.tell, chat)
-        self.egress = rooms.egress
-        self._rooms = rooms
-        self._ways = Ways(chat, rooms)
+        self.backend: BackendName = context.backend.name
+        self.meter = context.workspaces.meter(chat)
+        self.pinning = Pinning(chat, context.workspaces)
+        self.calls = context.settings.calls
+        self.lifetime_s = context.settings.sessions.lifetime
+        self.tell_agent = partial(context.news.tell, chat)
+        self.egress = context.egress
+        self._context = context
+        self._ways = Ways(chat, context)
         self._lock = anyio.Lock()
-        self._held: Held | None = None
+        self._held: OpenSandbox | None = None
         self._calls = 0
         # Of these, how many use the open sandbox, and how many keep it from ending of age.
         self._inside = self._keeping = 0
@@ -55,7 +55,7 @@ class Hold:
             with suppress(SandboxGone):
                 await self._held.runtime.processes.tell(rows)
         refused = self.egress.take_news(self.chat) if self.egress else []
-        return [*self._rooms.news.take(self.chat), *refused, *map(ended, rows)]
+        return [*self._context.news.take(self.chat), *refused, *map(ended, rows)]
 
     async def variables(self) -> Mapping[str, str]:
         """Return the environment variables of the chat's commands."""
@@ -67,10 +67,10 @@ class Hold:
         """True if a call is under way, or the sandbox is being made."""
         return self._calls > 0 or self._lock.locked()
 
-    def use(self) -> Use:
+    def use(self) -> ChatUse:
         """Return what this server does with the chat now."""
         held = self._held
-        return Use(
+        return ChatUse(
             open=held is not None,
             starting=held is None and self._lock.locked(),
             paused=held is not None and held.paused,
@@ -84,15 +84,15 @@ class Hold:
     @asynccontextmanager
     async def open_sandbox(
         self, *, endless: bool = False, keeps: bool = False
-    ) -> AsyncGenerator[Held]:
+    ) -> AsyncGenerator[OpenSandbox]:
         """Yield the open sandbox for one call; if it dies during the call, it is removed.
 
         An `endless` call, such as a person's shell, does not keep a sandbox beyond its highest age.
         One that `keeps` it does, for the other calls that depend on it.
         """
         self._calls += 1
-        self._rooms.slots.touch(self)
-        self._rooms.ledger.used(self.chat)
+        self._context.slots.touch(self)
+        self._context.ledger.used(self.chat)
         try:
             held = await self._open()
             if held.doors:
@@ -110,10 +110,10 @@ class Hold:
                 raise await self._explained(held, exc) from exc
         finally:
             self._calls -= 1
-            self._rooms.ledger.used(self.chat)
-            self._rooms.slots.rest(self)
+            self._context.ledger.used(self.chat)
+            self._context.slots.rest(self)
 
-    async def _explained(self, held: Held, exc: SandboxGone) -> SandboxGone:
+    async def _explained(self, held: OpenSandbox, exc: SandboxGone) -> SandboxGone:
         """Remove a sandbox that died during a call; return the error that says why."""
         with anyio.CancelScope(shield=True):
             async with self._lock:
@@ -126,48 +126,48 @@ class Hold:
                             "are kept. The next call gets a new sandbox on the same files."
                         )
                     lost = "" if cause is None else ended_with(held.runtime.background)
-                    held.epitaph = f"{reason}{lost}"
-        return SandboxGone(held.epitaph or str(exc))
+                    held.end_reason = f"{reason}{lost}"
+        return SandboxGone(held.end_reason or str(exc))
 
-    async def _bury(self, held: Held) -> str | None:
+    async def _bury(self, held: OpenSandbox) -> str | None:
         self._forget(held)
-        async with self._rooms.records.hold(self.chat):
+        async with self._context.records.hold(self.chat):
             return await self._ways.bury(held)
 
-    def _forget(self, held: Held, *, goes_on: bool = False) -> None:
+    def _forget(self, held: OpenSandbox, *, goes_on: bool = False) -> None:
         """Give it up. If it `goes_on`, for other servers, it still reports its ended processes."""
         if self._held is held:
             self._held = None
-            self._rooms.slots.release(self)
+            self._context.slots.release(self)
             for row in () if goes_on else held.runtime.processes.untold():
                 self.tell_agent(ended(row).rpartition(";")[0])
         held.guard.watching.cancel()
         held.close_doors()
 
-    async def _open(self) -> Held:
+    async def _open(self) -> OpenSandbox:
         async with self._lock:
             if self._held is not None:
                 await self._look_after(self._held)
             if self._held is None:
-                await self._rooms.slots.take(self)
+                await self._context.slots.take(self)
                 try:
                     with span("session open"):
-                        async with self._rooms.records.hold(self.chat):
+                        async with self._context.records.hold(self.chat):
                             # Finish even if cancelled: a half-made sandbox is in no record.
                             with anyio.CancelScope(shield=True):
                                 self._keep(await self._ways.open())
                 except BaseException:
                     if self._held is None:
-                        self._rooms.slots.release(self)
+                        self._context.slots.release(self)
                     raise
             assert self._held  # noqa: S101
             return self._held
 
-    async def _look_after(self, held: Held) -> None:
+    async def _look_after(self, held: OpenSandbox) -> None:
         """Resume a paused sandbox; remove one that is dead, too old or made otherwise."""
         if held.paused and not held.runtime.broken:
             with anyio.CancelScope(shield=True):
-                async with self._rooms.records.hold(self.chat):
+                async with self._context.records.hold(self.chat):
                     await self._ways.resume(held)
         if held.runtime.broken:
             # It died with no call under way: the next result tells.
@@ -178,13 +178,13 @@ class Hold:
         else:
             await self._renew(held)
 
-    async def _expire(self, held: Held) -> None:
+    async def _expire(self, held: OpenSandbox) -> None:
         """End a sandbox that is too old, once the calls in it have ended; new calls wait."""
         while self._inside:
             self._left = anyio.Event()
             await self._left.wait()
         background = held.runtime.background
-        async with self._rooms.records.hold(self.chat):
+        async with self._context.records.hold(self.chat):
             if not await self._retire(held, background_too=True):
                 # Only a person's shell is left in it.
                 self._forget(held)
@@ -195,28 +195,28 @@ class Hold:
     def look_again(self) -> None:
         """Have the next call check whether the sandbox is made as it should be now."""
         if self._held:
-            self._held.suits = False
+            self._held.is_current = False
 
-    async def _renew(self, held: Held) -> None:
+    async def _renew(self, held: OpenSandbox) -> None:
         """Replace it if it was made with other settings, or shows another folder."""
-        project = self._rooms.projects.folder(self.chat)
+        project = self._context.projects.folder(self.chat)
         # The client may work in another folder now; while anything runs, the old one stays.
-        moved = project not in (None, held.shown.folder)
+        moved = project not in (None, held.project.folder)
         alone = self._calls == 1 and not held.runtime.background.total
-        if held.suits and not (moved and alone):
+        if held.is_current and not (moved and alone):
             return
         with anyio.CancelScope(shield=True):
-            async with self._rooms.records.hold(self.chat):
+            async with self._context.records.hold(self.chat):
                 news = await self._ways.renew(held)
-            held.suits = True
+            held.is_current = True
             if news is not None:
                 self._forget(held)
                 self.tell_agent(news)
 
-    def _keep(self, held: Held) -> None:
+    def _keep(self, held: OpenSandbox) -> None:
         held.guard = GrowthGuard(self.meter, self._end_for_growth)
-        self._rooms.tasks.start_soon(held.guard.run)
-        self._rooms.open_doors(self.chat, held)
+        self._context.tasks.start_soon(held.guard.run)
+        self._context.start_doors(self.chat, held)
         self._held = held
         if held.news:
             self.tell_agent(held.news)
@@ -225,22 +225,22 @@ class Hold:
     async def adopt(self, sandbox_id: SandboxId) -> bool:
         """Take over a running sandbox; return False if there is one already, or it is unusable."""
         with anyio.CancelScope(shield=True):
-            async with self._lock, self._rooms.records.hold(self.chat):
+            async with self._lock, self._context.records.hold(self.chat):
                 adopted = not self._held and await self._adopt(sandbox_id)
         return adopted
 
     async def _adopt(self, sandbox_id: SandboxId) -> bool:
         held = await self._ways.adopt(sandbox_id)
         if held:
-            held.suits = False
-            self._rooms.slots.adopt(self)
+            held.is_current = False
+            self._context.slots.adopt(self)
             self._keep(held)
         return held is not None
 
     async def pause(self) -> bool:
         """Pause the sandbox; see the manager."""
         with anyio.CancelScope(shield=True):
-            async with self._lock, self._rooms.records.hold(self.chat):
+            async with self._lock, self._context.records.hold(self.chat):
                 left = () if self._held else await self._ways.running()
                 paused = any(info.state == "paused" for info in left)
                 for info in () if paused else left:
@@ -257,7 +257,7 @@ class Hold:
                 held = self._held
                 was_paused = held is not None and held.paused
                 if was_paused or not held:
-                    async with self._rooms.records.hold(self.chat):
+                    async with self._context.records.hold(self.chat):
                         if held:
                             await self._ways.resume(held)
                         else:
@@ -273,7 +273,7 @@ class Hold:
         if self.is_busy:
             return False
         with anyio.CancelScope(shield=True):
-            async with self._lock, self._rooms.records.hold(self.chat, at_once=at_once) as ours:
+            async with self._lock, self._context.records.hold(self.chat, at_once=at_once) as ours:
                 gone, held = ours, self._held
                 if ours and held and held.runtime.broken:
                     self._forget(held)
@@ -282,7 +282,7 @@ class Hold:
                     gone = await self._retire(held, background_too=background_too)
         return gone
 
-    async def _retire(self, held: Held, *, background_too: bool) -> bool:
+    async def _retire(self, held: OpenSandbox, *, background_too: bool) -> bool:
         """End it unless it is in use; the caller has the chat's lock."""
         refusal = await self._ways.retire(held, background_too=background_too)
         gone = refusal in ("", "users")
@@ -311,22 +311,24 @@ class Hold:
         files to the trash. Return False if nothing ran.
         """
         with anyio.CancelScope(shield=True):
-            async with self._lock, self._rooms.records.hold(self.chat):
+            async with self._lock, self._context.records.hold(self.chat):
                 held = self._held
                 if held is not None:
                     self._forget(held)
                     await self._ways.destroy(held)
                 others = await self._ways.running()
                 for info in others:
-                    await self._rooms.backend.destroy(info.id)
+                    await self._context.backend.destroy(info.id)
                 if files == "discard":
-                    if record := await self._rooms.records.get(self.chat):
-                        await self._rooms.records.put(replace(record, further=anew(record.further)))
-                    await self._rooms.workspaces.discard(self.chat)
+                    if record := await self._context.records.get(self.chat):
+                        await self._context.records.put(
+                            replace(record, further=anew(record.further))
+                        )
+                    await self._context.workspaces.discard(self.chat)
                 elif files == "remove":
-                    await self._rooms.workspaces.remove(self.chat)
-                    await self._rooms.records.remove(self.chat)
-                    self._rooms.ledger.forget(self.chat)
+                    await self._context.workspaces.remove(self.chat)
+                    await self._context.records.remove(self.chat)
+                    self._context.ledger.forget(self.chat)
         self.meter.note_change()
         if files != "keep":
             self.pinning.forget()
@@ -355,7 +357,7 @@ class Hold:
                 )
                 return
             with anyio.CancelScope(shield=True):
-                async with self._rooms.records.hold(self.chat):
+                async with self._context.records.hold(self.chat):
                     self._forget(held)
                     await self._ways.destroy(held)
             self.tell_agent(

@@ -63,7 +63,7 @@ _LIMITS = {
 
 
 @dataclass
-class Rooms:
+class SessionContext:
     """What every hold of one manager shares; `tasks` and `pool` are set while that is open.
 
     `addresses`: name and port of each preview so far. `egress` leads to allowed hosts, if any.
@@ -90,7 +90,7 @@ class Rooms:
     def records(self) -> ChatRecords:
         return self.ledger.records
 
-    def open_doors(self, chat: ChatId, held: "Held") -> None:
+    def start_doors(self, chat: ChatId, held: "OpenSandbox") -> None:
         """Open the doors of a sandbox, and its way to allowed hosts if there is one."""
         sandbox = held.sandbox
         held.doorway = Doorway(sandbox.open_channel, sandbox.token, self.tasks)
@@ -192,21 +192,23 @@ class GrowthGuard:
 
 
 @dataclass(eq=False)
-class Held:
-    """An open sandbox. `suits` is False until it is checked whether it is made as it should be.
+class OpenSandbox:
+    """An open sandbox. `is_current` is False until it is checked whether it is made as it should
+    be.
 
-    `news` is what the agent should know of the sandbox before it; `epitaph` says why this one ended
+    `news` is what the agent should know of the sandbox before it; `end_reason` says why this one
+    ended
     during a call, once it has. `previews` has the address of each port.
     """
 
     sandbox: Sandbox
     runtime: Runtime
-    shown: Shown
+    project: Shown
     started_s: float
     news: str = ""
-    suits: bool = True
+    is_current: bool = True
     paused: bool = False
-    epitaph: str | None = None
+    end_reason: str | None = None
     previews: dict[int, str] = field(default_factory=dict[int, str])
     doors: "Doors | None" = None
     doorway: Doorway = field(init=False)
@@ -228,7 +230,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Use:
+class ChatUse:
     """What this server does with a chat now; `starting`: its sandbox is being made.
 
     `age_s`: how long ago its sandbox was started; `dead`: it was found to have ended.
@@ -244,12 +246,12 @@ class Use:
     image: str = ""
 
 
-def cause(ending: Ending, limits: Limits) -> str:
+def describe_death(ending: Ending, limits: Limits) -> str:
     """Return why a sandbox ended, as a part of a sentence."""
     return _WORDS[ending].format(memory=show_size(limits.memory_mb * MIB))
 
 
-def limit_met(result: ExecResult, limits: Mapping[str, str]) -> str:
+def explain_limit(result: ExecResult, limits: Mapping[str, str]) -> str:
     """Return the size limit that a failed command met, by its end and its stderr; "" if none."""
     # The exit code by which a shell reports that SIGXFSZ ended a program.
     ended = {"SIGXFSZ", 153} & {result.signal, result.exit_code}

@@ -27,7 +27,7 @@ from mcp_sandbox.models import ChatId, SandboxId, SandboxInfo, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Refusal, Runtime
 from mcp_sandbox.sessions.chat_records import ChatRecord, assistant_of
-from mcp_sandbox.sessions.sandbox.context import Held, Rooms, cause
+from mcp_sandbox.sessions.sandbox.context import OpenSandbox, SessionContext, describe_death
 from mcp_sandbox.sessions.sandbox.notices import ended_with
 from mcp_sandbox.sessions.sandbox.warm_pool import connect
 from mcp_sandbox.sessions.settings import SPEC, STARTED, chat_of, of_chats, started_s
@@ -49,20 +49,20 @@ Connected = tuple[Sandbox, Runtime]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DesiredSandbox:
     """How the chat's sandbox should be."""
 
     spec: SandboxSpec
     directories: ChatDirectories
-    shown: Shown
+    project: Shown
 
-    def is_shown_by(self, runtime: Runtime) -> bool:
+    def has_project_of(self, runtime: Runtime) -> bool:
         """Return whether its /project is the folder that was checked.
 
         The engine mounts it by its path, where anyone who may write beside it can have put another
         folder meanwhile.
         """
-        checked, seen = self.shown.identity, runtime.hello.project
+        checked, seen = self.project.identity, runtime.hello.project
         return checked is None or (seen is not None and seen.is_same(checked))
 
 
@@ -72,13 +72,13 @@ class Ways:
     Any may raise OperatorError, and SandboxGone for a sandbox that has not the chat's files.
     """
 
-    def __init__(self, chat: ChatId, rooms: Rooms) -> None:
+    def __init__(self, chat: ChatId, context: SessionContext) -> None:
         self._chat = chat
-        self._rooms = rooms
+        self._context = context
 
-    async def open(self) -> Held:
+    async def open(self) -> OpenSandbox:
         """Find the chat's sandbox, or make one; the caller sets its guard."""
-        rooms = self._rooms
+        rooms = self._context
         record = await rooms.records.get(self._chat)
         # A record without a backend may hold grants from before the first sandbox.
         lived = record is not None and record.backend is not None
@@ -98,7 +98,7 @@ class Ways:
 
     def _settle(self, record: ChatRecord | None, *, is_new: bool) -> None:
         """Refuse a backend that the chat must not move to, and tell the agent of a lost record."""
-        here = self._rooms.backend.name
+        here = self._context.backend.name
         lived = record.backend if record else None
         # A chat without files can have a record too, of a question about its first call.
         if record and lived is None and not is_new and here == "unsafe-local":
@@ -106,7 +106,7 @@ class Ways:
                 f"the record of chat {self._chat} was lost, and whether it was isolated: open it "
                 "once with `--backend docker` or `--backend bubblewrap`, then move it here"
             )
-        if lived not in (None, here) and not self._rooms.settings.may_move:
+        if lived not in (None, here) and not self._context.settings.may_move:
             raise BackendUnavailable(
                 f"chat {self._chat} lives on {lived}, and this server took {here}: it opens again "
                 f"with `backend: {lived}` (MCP_SANDBOX_BACKEND={lived}; `mcp-sandbox doctor` tells "
@@ -114,7 +114,7 @@ class Ways:
                 "its isolation would change"
             )
         if lived is None and not is_new:
-            self._rooms.news.tell(
+            self._context.news.tell(
                 self._chat,
                 f"The record of this computer was lost: it is on {here} now, on the same files. "
                 "What ran in its background elsewhere, if anything, goes on there for a while.",
@@ -122,9 +122,9 @@ class Ways:
 
     async def _remember(
         self, opened: Connected, shown: Shown, record: ChatRecord | None, news: str = ""
-    ) -> Held:
+    ) -> OpenSandbox:
         """Note in the chat's record which sandbox it has; if that fails, the labels still tell."""
-        rooms, now, (sandbox, runtime) = self._rooms, self._rooms.ledger.clock(), opened
+        rooms, now, (sandbox, runtime) = self._context, self._context.ledger.clock(), opened
         before = record or ChatRecord(self._chat, None, created_s=now.wall_s, used_s=now.wall_s)
         bound = replace(
             before,
@@ -138,24 +138,24 @@ class Ways:
                 await rooms.records.put(replace(bound, used_s=max(bound.used_s, now.wall_s)))
             except StorageUnavailable as exc:
                 logger.warning("chat %s: its sandbox could not be noted: %s", self._chat, exc)
-        return Held(sandbox, runtime, shown, started_s(sandbox.labels, now.steady_s), news)
+        return OpenSandbox(sandbox, runtime, shown, started_s(sandbox.labels, now.steady_s), news)
 
-    async def adopt(self, sandbox_id: SandboxId) -> Held | None:
+    async def adopt(self, sandbox_id: SandboxId) -> OpenSandbox | None:
         """Connect to a running sandbox; return None if it was unusable, and was removed."""
-        directories = await self._rooms.workspaces.open(self._chat)
+        directories = await self._context.workspaces.open(self._chat)
         # Before the connection, which a failure here would leave open.
-        shown = await self._rooms.projects.show(self._chat)
+        shown = await self._context.projects.show(self._chat)
         reached = await self._reach(sandbox_id, directories)
         if reached is None:
             return None
-        return await self._remember(reached, shown, await self._rooms.records.get(self._chat))
+        return await self._remember(reached, shown, await self._context.records.get(self._chat))
 
     async def running(self) -> Sequence[SandboxInfo]:
         """Return the sandboxes that carry the chat's labels."""
-        return [info for chat, info in await of_chats(self._rooms.backend) if chat == self._chat]
+        return [info for chat, info in await of_chats(self._context.backend) if chat == self._chat]
 
     async def _find(
-        self, wanted: Wanted, record: ChatRecord | None
+        self, wanted: DesiredSandbox, record: ChatRecord | None
     ) -> tuple[Connected | None, str]:
         """Return a running sandbox made as it should be, or None; and what to tell of another."""
         news = ""
@@ -178,7 +178,7 @@ class Ways:
 
         Remove too one that the chat's record names and that has lost its labels.
         """
-        rooms = self._rooms
+        rooms = self._context
         try:
             sandbox = await rooms.backend.attach(sandbox_id)
             labelled = chat_of(sandbox.labels)
@@ -192,25 +192,27 @@ class Ways:
         await rooms.backend.destroy(sandbox_id)
         return None
 
-    async def renew(self, held: Held) -> str | None:
+    async def renew(self, held: OpenSandbox) -> str | None:
         """End an open sandbox made otherwise than wanted now; return a notice, None if it stays."""
-        record = await self._rooms.records.get(self._chat)
-        wanted = await self._wanted(await self._rooms.projects.show(self._chat), record)
-        held.shown = wanted.shown
+        record = await self._context.records.get(self._chat)
+        wanted = await self._wanted(await self._context.projects.show(self._chat), record)
+        held.project = wanted.project
         return await self._replace(held.sandbox, held.runtime, wanted)
 
-    async def _wanted(self, shown: Shown, record: ChatRecord | None) -> Wanted:
+    async def _wanted(self, shown: Shown, record: ChatRecord | None) -> DesiredSandbox:
         assistant = assistant_of(record)
-        origin = await self._rooms.backend.origin(assistant.image)
-        directories = await self._rooms.workspaces.open(self._chat)
-        now_s = self._rooms.ledger.clock().steady_s
+        origin = await self._context.backend.origin(assistant.image)
+        directories = await self._context.workspaces.open(self._chat)
+        now_s = self._context.ledger.clock().steady_s
         labels = {"user": self._chat.user, "chat": self._chat.chat, STARTED: f"{now_s:.0f}"}
-        spec = self._rooms.settings.spec(directories, labels, origin, shown.mounts, assistant)
-        return Wanted(spec, directories, shown)
+        spec = self._context.settings.spec(directories, labels, origin, shown.mounts, assistant)
+        return DesiredSandbox(spec, directories, shown)
 
-    async def _replace(self, sandbox: Sandbox, runtime: Runtime, wanted: Wanted) -> str | None:
+    async def _replace(
+        self, sandbox: Sandbox, runtime: Runtime, wanted: DesiredSandbox
+    ) -> str | None:
         is_same = sandbox.labels.get(SPEC) == wanted.spec.labels[SPEC]
-        if is_same and wanted.is_shown_by(runtime):
+        if is_same and wanted.has_project_of(runtime):
             return None
         background = runtime.background
         try:
@@ -228,14 +230,14 @@ class Ways:
             )
             return None
         await runtime.aclose()
-        await self._rooms.backend.destroy(sandbox.id)
+        await self._context.backend.destroy(sandbox.id)
         return (
             "The sandbox was replaced because its settings or its image changed; files are kept."
             f"{ended_with(background)}"
         )
 
-    async def _make(self, wanted: Wanted) -> Connected:
-        rooms = self._rooms
+    async def _make(self, wanted: DesiredSandbox) -> Connected:
+        rooms = self._context
         sandbox = await rooms.backend.create(wanted.spec)
         try:
             runtime = await connect(sandbox, wanted.directories, rooms.tasks, rooms.settings)
@@ -244,12 +246,12 @@ class Ways:
                 ending = await sandbox.ending(within_s=_DYING_S)
             finally:
                 await rooms.backend.destroy(sandbox.id)
-            why = cause(ending, wanted.spec.limits) if ending else str(exc)
+            why = describe_death(ending, wanted.spec.limits) if ending else str(exc)
             raise SandboxGone(f"the sandbox ended as soon as it was started: {why}") from exc
         except BaseException:
             await rooms.backend.destroy(sandbox.id)
             raise
-        if wanted.is_shown_by(runtime):
+        if wanted.has_project_of(runtime):
             return sandbox, runtime
         await runtime.aclose()
         await rooms.backend.destroy(sandbox.id)
@@ -258,7 +260,7 @@ class Ways:
             "before anything ran in it: call again"
         )
 
-    async def pause(self, held: Held, *, is_used: bool) -> None:
+    async def pause(self, held: OpenSandbox, *, is_used: bool) -> None:
         """Pause it; raises Busy if a call or another server uses it, Unsupported if none can."""
         status = await held.runtime.status()
         if is_used or status.calls or status.connections > 1:
@@ -270,18 +272,18 @@ class Ways:
         held.close_doors()
         held.paused = await held.sandbox.pause()
         if not held.paused:
-            self._rooms.open_doors(self._chat, held)
-            backend = self._rooms.backend.name
+            self._context.start_doors(self._chat, held)
+            backend = self._context.backend.name
             raise Unsupported(
                 f"a sandbox of {backend} cannot be paused: end it with `mcp-sandbox stop`"
             )
 
-    async def resume(self, held: Held) -> None:
+    async def resume(self, held: OpenSandbox) -> None:
         """Resume it; if it has ended meanwhile, its runtime is `broken` afterwards."""
         try:
             await held.sandbox.resume()
             held.paused = False
-            self._rooms.open_doors(self._chat, held)
+            self._context.start_doors(self._chat, held)
         except SandboxGone:
             await held.runtime.aclose()
 
@@ -290,10 +292,10 @@ class Ways:
         paused = [info.id for info in await self.running() if info.state == "paused"]
         for sandbox_id in paused:
             with suppress(SandboxGone):
-                await self._rooms.backend.attach(sandbox_id)
+                await self._context.backend.attach(sandbox_id)
         return bool(paused)
 
-    async def retire(self, held: Held, *, background_too: bool) -> Refusal:
+    async def retire(self, held: OpenSandbox, *, background_too: bool) -> Refusal:
         """End it and disconnect, unless it is in use; if other servers use it, only disconnect.
 
         Return why it goes on, "" if it does not: except for "users" it is still connected then.
@@ -314,16 +316,16 @@ class Ways:
             await self.destroy(held)
         return refusal
 
-    async def bury(self, held: Held) -> str | None:
+    async def bury(self, held: OpenSandbox) -> str | None:
         """Remove a sandbox whose connection was lost; return why it died, "" if that is unknown.
 
         None: it lives, and other servers use it.
         """
         try:
             ending = await held.sandbox.ending(within_s=_DYING_S)
-            assistant = assistant_of(await self._rooms.records.look(self._chat))
-            limits = replace(self._rooms.settings.limits, **assistant.limits)
-            died_of = cause(ending, limits) if ending else ""
+            assistant = assistant_of(await self._context.records.look(self._chat))
+            limits = replace(self._context.settings.limits, **assistant.limits)
+            died_of = describe_death(ending, limits) if ending else ""
         except OperatorError as exc:
             died_of = f"its engine does not answer ({exc})"
         await held.runtime.aclose()
@@ -333,12 +335,12 @@ class Ways:
         await self.destroy(held)
         return died_of
 
-    async def destroy(self, held: Held) -> None:
+    async def destroy(self, held: OpenSandbox) -> None:
         """End it, even if it is in use; log what cannot be removed."""
         with anyio.move_on_after(_DESTROY_S, shield=True) as limit:
             await held.runtime.aclose()
             try:
-                await self._rooms.backend.destroy(held.sandbox.id)
+                await self._context.backend.destroy(held.sandbox.id)
             except OperatorError as exc:
                 # The caller asked for something else, and the runner ends by itself, too.
                 logger.warning("sandbox %s could not be removed: %s", held.sandbox.id, exc)
@@ -347,7 +349,7 @@ class Ways:
         else:
             self.tell("sandbox removed", held)
 
-    async def _lives_for_others(self, held: Held) -> bool:
+    async def _lives_for_others(self, held: OpenSandbox) -> bool:
         """Return whether only this server lost its connection, and others still have theirs."""
         try:
             with anyio.fail_after(_ANSWER_S):
@@ -361,18 +363,18 @@ class Ways:
             refusal = ""
         return refusal == "users"
 
-    def age_s(self, held: Held) -> float:
-        return self._rooms.ledger.clock().steady_s - held.started_s
+    def age_s(self, held: OpenSandbox) -> float:
+        return self._context.ledger.clock().steady_s - held.started_s
 
-    def tell_ended(self, held: Held, cause: str | None) -> None:
+    def tell_ended(self, held: OpenSandbox, cause: str | None) -> None:
         """Tell the agent why a sandbox died, as `bury` returns it."""
         if cause is not None:
-            self._rooms.news.tell(
+            self._context.news.tell(
                 self._chat,
                 f"The sandbox had ended since the last call: {cause or 'it did not answer'}; "
                 f"this is a new one on the same files.{ended_with(held.runtime.background)}",
             )
 
-    def tell(self, what: str, held: Held) -> None:
-        backend = self._rooms.backend.name
+    def tell(self, what: str, held: OpenSandbox) -> None:
+        backend = self._context.backend.name
         event(logger, what, chat=str(self._chat), backend=backend, sandbox=held.sandbox.id)

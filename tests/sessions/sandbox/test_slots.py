@@ -9,10 +9,10 @@ from anyio import wait_all_tasks_blocked
 
 from mcp_sandbox.errors import CapacityReached
 from mcp_sandbox.sessions.sandbox.capacity import Slots
-from mcp_sandbox.sessions.sandbox.chat_sandbox import Hold
+from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 
 
-class Sandbox(Hold):
+class Sandbox(ChatSandbox):
     """A hold as the queue sees it, in use or not, without a sandbox."""
 
     def __init__(self, slots: Slots, name: str, *, busy: bool = False) -> None:
