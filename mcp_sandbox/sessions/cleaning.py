@@ -329,8 +329,8 @@ class Reaper:
         try:
             step = next_step(use, self._ledger.idle_s(kept.chat), self._settings.sessions)
             if step == "expire":
-                await kept.yield_up(background_too=True)
-            elif step and not await kept.yield_up(background_too=use.paused):
+                await kept.release_if_idle(background_too=True)
+            elif step and not await kept.release_if_idle(background_too=use.paused):
                 self._ledger.used(kept.chat)
         except SandboxError:
             logger.exception("chat %s: cannot check its sandbox; trying again", kept.chat)

@@ -153,7 +153,9 @@ class SessionManager:
         """End its sandbox unless it is to stay, is paused, or other servers use it."""
         try:
             if not (self._handing_over or hold.use().paused):
-                await hold.yield_up(background_too=not self._context.settings.keep_background)
+                await hold.release_if_idle(
+                    background_too=not self._context.settings.keep_background
+                )
         except OperatorError:
             logger.exception("chat %s: cannot end its sandbox; it ends itself", hold.chat)
         finally:
@@ -186,7 +188,7 @@ class SessionManager:
             await self._context.backend.origin(assistant.image)
             kept, now_s = asdict(assistant), self.ledger.clock().wall_s
             await self.ledger.records.keep(chat, "assistant", lambda _: kept, now_s)
-            hold.look_again()
+            hold.mark_outdated()
         skills = ChatSkills(chat, self._skills, hold.pinning, self._gate)
         previews = Previews(chat, self._gate, self._context)
         return Session(hold, self._gate, skills, previews, judged=judged)

@@ -348,7 +348,7 @@ async def test_an_end_is_told_once_by_who_leaves_the_sandbox_to_others(
         await theirs.exec("true")
         begun = await mine.exec("sleep 0.1", wait_s=0)
         await has_ended(mine, begun.process)
-        await manager._hold(CHAT).yield_up()
+        await manager._hold(CHAT).release_if_idle()
         told = await mine.take_news()
         await mine.exec("true")
         assert len([*told, *await mine.take_news()]) == 1

@@ -317,7 +317,7 @@ async def test_two_that_end_at_once_leave_nothing(config: Config) -> None:
             await (await manager.session(CHAT)).exec("sleep 86382 &")
         async with anyio.create_task_group() as tasks:
             for manager in (first, second):
-                tasks.start_soon(partial(manager._hold(CHAT).yield_up, background_too=True))
+                tasks.start_soon(partial(manager._hold(CHAT).release_if_idle, background_too=True))
         await none_runs(config)
         with anyio.fail_after(30):
             assert (await (await first.session(CHAT)).exec("echo again")).stdout == "again\n"

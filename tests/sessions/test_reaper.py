@@ -33,7 +33,7 @@ class Sandbox:
     def use(self) -> ChatUse:
         return self.now
 
-    async def yield_up(self, *, background_too: bool = False) -> bool:
+    async def release_if_idle(self, *, background_too: bool = False) -> bool:
         self.done.append("end with its background" if background_too else "end")
         return True
 
@@ -137,11 +137,11 @@ async def test_one_that_fails_or_hangs_holds_up_no_other(
     stuck = anyio.Event()
 
     class Failing(Sandbox):
-        async def yield_up(self, *, background_too: bool = False) -> bool:
+        async def release_if_idle(self, *, background_too: bool = False) -> bool:
             raise BackendUnavailable("the engine does not answer")
 
     class Hanging(Sandbox):
-        async def yield_up(self, *, background_too: bool = False) -> bool:
+        async def release_if_idle(self, *, background_too: bool = False) -> bool:
             await stuck.wait()
             return True
 

@@ -142,7 +142,7 @@ class Slots:
             if self._may_close(hold, waiting.hold.user):
                 self._closing.add(hold)
                 try:
-                    await hold.yield_up(at_once=True)
+                    await hold.release_if_idle(at_once=True)
                 finally:
                     self._closing.discard(hold)
 

@@ -12,7 +12,7 @@ from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import BackendName, ChatId, SandboxId
 from mcp_sandbox.sessions.approvals import anew
 from mcp_sandbox.sessions.sandbox.context import ChatUse, GrowthGuard, OpenSandbox, SessionContext
-from mcp_sandbox.sessions.sandbox.lifecycle import Ways
+from mcp_sandbox.sessions.sandbox.lifecycle import SandboxLifecycle
 from mcp_sandbox.sessions.sandbox.notices import ended, ended_with
 from mcp_sandbox.sessions.skill_pins import Pinning
 from mcp_sandbox.telemetry.calls import span
@@ -34,7 +34,7 @@ class ChatSandbox:
         self.tell_agent = partial(context.news.tell, chat)
         self.egress = context.egress
         self._context = context
-        self._ways = Ways(chat, context)
+        self._lifecycle = SandboxLifecycle(chat, context)
         self._lock = anyio.Lock()
         self._held: OpenSandbox | None = None
         self._calls = 0
@@ -76,7 +76,7 @@ class ChatSandbox:
             paused=held is not None and held.paused,
             calls=self._calls,
             dead=held is not None and held.runtime.broken,
-            age_s=self._ways.age_s(held) if held else 0.0,
+            age_s=self._lifecycle.age_s(held) if held else 0.0,
             background=held.runtime.background.total if held else 0,
             image=(held.sandbox.facts.image or "") if held else "",
         )
@@ -107,18 +107,18 @@ class ChatSandbox:
                     self._keeping -= keeps
                     self._left.set()
             except SandboxGone as exc:
-                raise await self._explained(held, exc) from exc
+                raise await self._explain_loss(held, exc) from exc
         finally:
             self._calls -= 1
             self._context.ledger.used(self.chat)
             self._context.slots.rest(self)
 
-    async def _explained(self, held: OpenSandbox, exc: SandboxGone) -> SandboxGone:
+    async def _explain_loss(self, held: OpenSandbox, exc: SandboxGone) -> SandboxGone:
         """Remove a sandbox that died during a call; return the error that says why."""
         with anyio.CancelScope(shield=True):
             async with self._lock:
                 if self._held is held:
-                    cause = await self._bury(held)
+                    cause = await self._discard_dead(held)
                     reason = f"{str(exc).rstrip('.')}."
                     if cause:
                         reason = (
@@ -129,10 +129,10 @@ class ChatSandbox:
                     held.end_reason = f"{reason}{lost}"
         return SandboxGone(held.end_reason or str(exc))
 
-    async def _bury(self, held: OpenSandbox) -> str | None:
+    async def _discard_dead(self, held: OpenSandbox) -> str | None:
         self._forget(held)
         async with self._context.records.hold(self.chat):
-            return await self._ways.bury(held)
+            return await self._lifecycle.discard_dead(held)
 
     def _forget(self, held: OpenSandbox, *, goes_on: bool = False) -> None:
         """Give it up. If it `goes_on`, for other servers, it still reports its ended processes."""
@@ -147,7 +147,7 @@ class ChatSandbox:
     async def _open(self) -> OpenSandbox:
         async with self._lock:
             if self._held is not None:
-                await self._look_after(self._held)
+                await self._refresh(self._held)
             if self._held is None:
                 await self._context.slots.take(self)
                 try:
@@ -155,7 +155,7 @@ class ChatSandbox:
                         async with self._context.records.hold(self.chat):
                             # Finish even if cancelled: a half-made sandbox is in no record.
                             with anyio.CancelScope(shield=True):
-                                self._keep(await self._ways.open())
+                                self._keep(await self._lifecycle.acquire())
                 except BaseException:
                     if self._held is None:
                         self._context.slots.release(self)
@@ -163,17 +163,17 @@ class ChatSandbox:
             assert self._held  # noqa: S101
             return self._held
 
-    async def _look_after(self, held: OpenSandbox) -> None:
+    async def _refresh(self, held: OpenSandbox) -> None:
         """Resume a paused sandbox; remove one that is dead, too old or made otherwise."""
         if held.paused and not held.runtime.broken:
             with anyio.CancelScope(shield=True):
                 async with self._context.records.hold(self.chat):
-                    await self._ways.resume(held)
+                    await self._lifecycle.resume(held)
         if held.runtime.broken:
             # It died with no call under way: the next result tells.
             with anyio.CancelScope(shield=True):
-                self._ways.tell_ended(held, await self._bury(held))
-        elif not self._keeping and self._ways.age_s(held) >= self.lifetime_s:
+                self._lifecycle.tell_ended(held, await self._discard_dead(held))
+        elif not self._keeping and self._lifecycle.age_s(held) >= self.lifetime_s:
             await self._expire(held)
         else:
             await self._renew(held)
@@ -188,11 +188,11 @@ class ChatSandbox:
             if not await self._retire(held, background_too=True):
                 # Only a person's shell is left in it.
                 self._forget(held)
-                await self._ways.destroy(held)
+                await self._lifecycle.destroy(held)
         if ended := ended_with(background):
             self.tell_agent(f"The sandbox was replaced because of its age.{ended}")
 
-    def look_again(self) -> None:
+    def mark_outdated(self) -> None:
         """Have the next call check whether the sandbox is made as it should be now."""
         if self._held:
             self._held.is_current = False
@@ -207,7 +207,7 @@ class ChatSandbox:
             return
         with anyio.CancelScope(shield=True):
             async with self._context.records.hold(self.chat):
-                news = await self._ways.renew(held)
+                news = await self._lifecycle.renew(held)
             held.is_current = True
             if news is not None:
                 self._forget(held)
@@ -220,7 +220,7 @@ class ChatSandbox:
         self._held = held
         if held.news:
             self.tell_agent(held.news)
-        self._ways.tell("sandbox opened", held)
+        self._lifecycle.log_event("sandbox opened", held)
 
     async def adopt(self, sandbox_id: SandboxId) -> bool:
         """Take over a running sandbox; return False if there is one already, or it is unusable."""
@@ -230,7 +230,7 @@ class ChatSandbox:
         return adopted
 
     async def _adopt(self, sandbox_id: SandboxId) -> bool:
-        held = await self._ways.adopt(sandbox_id)
+        held = await self._lifecycle.adopt(sandbox_id)
         if held:
             held.is_current = False
             self._context.slots.adopt(self)
@@ -241,12 +241,12 @@ class ChatSandbox:
         """Pause the sandbox; see the manager."""
         with anyio.CancelScope(shield=True):
             async with self._lock, self._context.records.hold(self.chat):
-                left = () if self._held else await self._ways.running()
+                left = () if self._held else await self._lifecycle.running()
                 paused = any(info.state == "paused" for info in left)
                 for info in () if paused else left:
                     await self._adopt(info.id)
                 if self._held and not self._held.paused:
-                    await self._ways.pause(self._held, is_used=self._calls > 0)
+                    await self._lifecycle.pause(self._held, is_used=self._calls > 0)
                 paused = paused or self._held is not None
         return paused
 
@@ -259,12 +259,12 @@ class ChatSandbox:
                 if was_paused or not held:
                     async with self._context.records.hold(self.chat):
                         if held:
-                            await self._ways.resume(held)
+                            await self._lifecycle.resume(held)
                         else:
-                            was_paused = await self._ways.resume_left()
+                            was_paused = await self._lifecycle.resume_left()
         return was_paused
 
-    async def yield_up(self, *, background_too: bool = False, at_once: bool = False) -> bool:
+    async def release_if_idle(self, *, background_too: bool = False, at_once: bool = False) -> bool:
         """End the sandbox unless it is in use; one that other servers use is left to them.
 
         Processes in the background count as use, unless `background_too`. `at_once`: so does the
@@ -277,14 +277,14 @@ class ChatSandbox:
                 gone, held = ours, self._held
                 if ours and held and held.runtime.broken:
                     self._forget(held)
-                    self._ways.tell_ended(held, await self._ways.bury(held))
+                    self._lifecycle.tell_ended(held, await self._lifecycle.discard_dead(held))
                 elif ours and held:
                     gone = await self._retire(held, background_too=background_too)
         return gone
 
     async def _retire(self, held: OpenSandbox, *, background_too: bool) -> bool:
         """End it unless it is in use; the caller has the chat's lock."""
-        refusal = await self._ways.retire(held, background_too=background_too)
+        refusal = await self._lifecycle.retire(held, background_too=background_too)
         gone = refusal in ("", "users")
         if gone:
             self._forget(held, goes_on=refusal == "users")
@@ -315,8 +315,8 @@ class ChatSandbox:
                 held = self._held
                 if held is not None:
                     self._forget(held)
-                    await self._ways.destroy(held)
-                others = await self._ways.running()
+                    await self._lifecycle.destroy(held)
+                others = await self._lifecycle.running()
                 for info in others:
                     await self._context.backend.destroy(info.id)
                 if files == "discard":
@@ -359,7 +359,7 @@ class ChatSandbox:
             with anyio.CancelScope(shield=True):
                 async with self._context.records.hold(self.chat):
                     self._forget(held)
-                    await self._ways.destroy(held)
+                    await self._lifecycle.destroy(held)
             self.tell_agent(
                 "The sandbox was ended since the last call: what ran in its background filled the "
                 f"workspace; this is a new one on the same files.{ended_with(status.background)}"

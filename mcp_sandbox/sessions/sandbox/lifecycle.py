@@ -66,7 +66,7 @@ class DesiredSandbox:
         return checked is None or (seen is not None and seen.is_same(checked))
 
 
-class Ways:
+class SandboxLifecycle:
     """What can be done with the sandbox of one chat.
 
     Any may raise OperatorError, and SandboxGone for a sandbox that has not the chat's files.
@@ -76,7 +76,7 @@ class Ways:
         self._chat = chat
         self._context = context
 
-    async def open(self) -> OpenSandbox:
+    async def acquire(self) -> OpenSandbox:
         """Find the chat's sandbox, or make one; the caller sets its guard."""
         rooms = self._context
         record = await rooms.records.get(self._chat)
@@ -311,12 +311,12 @@ class Ways:
             logger.info("sandbox %s does not answer, and is removed", held.sandbox.id)
         if refusal == "users":
             await held.runtime.aclose()
-            self.tell("sandbox left to others", held)
+            self.log_event("sandbox left to others", held)
         elif not refusal:
             await self.destroy(held)
         return refusal
 
-    async def bury(self, held: OpenSandbox) -> str | None:
+    async def discard_dead(self, held: OpenSandbox) -> str | None:
         """Remove a sandbox whose connection was lost; return why it died, "" if that is unknown.
 
         None: it lives, and other servers use it.
@@ -330,7 +330,7 @@ class Ways:
             died_of = f"its engine does not answer ({exc})"
         await held.runtime.aclose()
         silent = held.runtime.silent
-        if not died_of and not silent and await self._lives_for_others(held):
+        if not died_of and not silent and await self._is_used_by_others(held):
             return None
         await self.destroy(held)
         return died_of
@@ -347,9 +347,9 @@ class Ways:
         if limit.cancelled_caught:
             logger.error("sandbox %s could not be removed in time", held.sandbox.id)
         else:
-            self.tell("sandbox removed", held)
+            self.log_event("sandbox removed", held)
 
-    async def _lives_for_others(self, held: OpenSandbox) -> bool:
+    async def _is_used_by_others(self, held: OpenSandbox) -> bool:
         """Return whether only this server lost its connection, and others still have theirs."""
         try:
             with anyio.fail_after(_ANSWER_S):
@@ -367,7 +367,7 @@ class Ways:
         return self._context.ledger.clock().steady_s - held.started_s
 
     def tell_ended(self, held: OpenSandbox, cause: str | None) -> None:
-        """Tell the agent why a sandbox died, as `bury` returns it."""
+        """Tell the agent why a sandbox died, as `discard_dead` returns it."""
         if cause is not None:
             self._context.news.tell(
                 self._chat,
@@ -375,6 +375,6 @@ class Ways:
                 f"this is a new one on the same files.{ended_with(held.runtime.background)}",
             )
 
-    def tell(self, what: str, held: OpenSandbox) -> None:
+    def log_event(self, what: str, held: OpenSandbox) -> None:
         backend = self._context.backend.name
         event(logger, what, chat=str(self._chat), backend=backend, sandbox=held.sandbox.id)

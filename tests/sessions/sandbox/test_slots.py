@@ -27,7 +27,7 @@ class Sandbox(ChatSandbox):
     def is_busy(self) -> bool:
         return self.busy
 
-    async def yield_up(self, *, background_too: bool = False, at_once: bool = False) -> bool:
+    async def release_if_idle(self, *, background_too: bool = False, at_once: bool = False) -> bool:
         if self.in_background:
             return False
         await self.close()
