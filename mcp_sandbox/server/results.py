@@ -48,7 +48,7 @@ from mcp_sandbox.server.text import (
     show_name,
     without_internals,
 )
-from mcp_sandbox.sessions.sandbox.notices import how_it_is
+from mcp_sandbox.sessions.sandbox.notices import say_state
 from mcp_sandbox.sessions.session import SandboxReport
 
 MAX_SIDE = 8_000
@@ -323,7 +323,7 @@ def _goes_on(result: ExecResult) -> str:
 def process_list(rows: Sequence[ProcessRow]) -> CallToolResult:
     """Return a line each: id, state, seconds, memory, what it belongs to, the command."""
     lines = [
-        f"{row.id}  {how_it_is(row)}  {row.seconds:.0f} s  "
+        f"{row.id}  {say_state(row)}  {row.seconds:.0f} s  "
         f"{f'{row.memory_bytes >> 20} MiB  ' if row.running else ''}"
         f"{f'({row.of})  ' if row.of else ''}{show_name(row.command)}"
         for row in rows
@@ -470,7 +470,7 @@ def _count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def with_news(result: CallToolResult, news: list[str]) -> CallToolResult:
+def with_notices(result: CallToolResult, news: list[str]) -> CallToolResult:
     """Return the result, followed by what became of the sandbox before it."""
     told = [TextContent(text=f"[{clip(show(each), 2000)}]", type="text") for each in news]
     return result.model_copy(update={"content": [*result.content, *told]})

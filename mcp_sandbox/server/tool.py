@@ -34,7 +34,7 @@ from mcp_sandbox.models import Language
 from mcp_sandbox.server.consent import Consent
 from mcp_sandbox.server.errors import readable_errors, sole_error, text_for_model
 from mcp_sandbox.server.identity import Request
-from mcp_sandbox.server.results import RESULT_KEY, texts, with_news
+from mcp_sandbox.server.results import RESULT_KEY, texts, with_notices
 from mcp_sandbox.server.text import clip, show_name
 from mcp_sandbox.sessions.approvals import asks
 from mcp_sandbox.telemetry.calls import CallRecord, Count, recorded
@@ -216,14 +216,14 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
         finally:
             asks.reset(asked)
         # Clients show a model nothing but the structured part of a result that has one.
-        news = [] if result.structured_content else await session.take_news()
+        news = [] if result.structured_content else await session.take_notices()
         if patience(context).lost:
             # Of an answer that comes too late they show nothing: it comes with the next one.
             said = "\n".join(each.text for each in result.content if each.type == "text")
             news.append(f"{self.name}, for which your client did not wait: {said[-_TOLD:]}")
             while news:
                 session.tell_news(news.pop(0))
-        return with_news(_graded(result, record), news)
+        return with_notices(_graded(result, record), news)
 
 
 def _graded(result: CallToolResult, record: CallRecord) -> CallToolResult:

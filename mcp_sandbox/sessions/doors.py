@@ -225,7 +225,7 @@ class Egress:
             "places": [{"name": str(target or "?"), **asdict(each)} for target, each in places],
         }
 
-    def take_news(self, chat: ChatId) -> list[str]:
+    def take_notices(self, chat: ChatId) -> list[str]:
         """Return what was refused to the chat since the last time this was asked."""
         untold = [each for each in self._places.get(chat, {}).items() if each[1].untold]
         news = [self._sentence(chat, *each) for each in untold[-_MOST_TOLD:]]

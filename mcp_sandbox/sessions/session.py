@@ -236,9 +236,9 @@ class Session:
         """Whether there is one now; if not, the next call makes it."""
         return self._hold.use().open
 
-    async def take_news(self) -> list[str]:
+    async def take_notices(self) -> list[str]:
         """Return what happened to the sandbox since the last call; each text is returned once."""
-        return [*await self._hold.take_news(), *self.skills.take_warnings()]
+        return [*await self._hold.take_notices(), *self.skills.take_warnings()]
 
     async def run_code(  # noqa: PLR0913 - what code can be given
         self,

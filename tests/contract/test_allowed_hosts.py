@@ -121,7 +121,7 @@ async def test_only_what_a_rule_allows_leaves(config: Config, tmp_path: Path) ->
     async with computer(config, tmp_path / "o") as (session, servers):
         reached = await session.exec(f"curl -sS http://{HERE}:{servers.plain}/a?b")
         assert "GET /a?b HTTP/1.1" in reached.stdout, reached
-        assert await session.take_news() == []
+        assert await session.take_notices() == []
         refused = await session.exec(
             f"for port in {servers.other} {servers.plain}1; do curl -s http://{HERE}:$port; done;"
             f"curl -sS https://later.example.com; curl -s https://later.example.com;"
@@ -129,7 +129,7 @@ async def test_only_what_a_rule_allows_leaves(config: Config, tmp_path: Path) ->
             f"curl -s -m 5 http://127.0.0.1:{servers.plain} || curl -s -m 5 http://{HERE}:{servers.plain}"
         )
         assert not refused.success
-        news = "\n".join(await session.take_news())
+        news = "\n".join(await session.take_notices())
         assert (
             "network: refused later.example.com:443, 2 times: no rule allows it. "
             "network_access asks the user for it, who can also type: "
@@ -177,11 +177,11 @@ async def test_grants_hold_in_the_sandbox_that_runs_and_go_with_the_files(
             # Also before it has anything.
             await egress.allow(CHAT, "first.example.com", read=False, by="me", for_s=60)
             assert "first.example.com" in (await session.info()).network
-            assert await session.take_news() == []
+            assert await session.take_notices() == []
 
             async def news() -> str:
                 assert not (await session.exec("curl -sf http://nowhere.example.com")).success
-                return "\n".join(await session.take_news())
+                return "\n".join(await session.take_notices())
 
             assert "mcp-sandbox egress allow allowed nowhere.example.com" in await news()
             (before,) = await manager.list()
@@ -220,7 +220,7 @@ async def test_the_way_out_is_there_after_a_pause_and_from_the_next_server(
                 session = await second.session(CHAT)
                 assert (await session.exec(ask)).success
             assert (await session.exec(ask)).success
-            assert await session.take_news() == []
+            assert await session.take_notices() == []
         async with open_manager(config) as third:
             assert (await (await third.session(CHAT)).exec(f"{ask}; pkill sleep")).success
 
@@ -241,7 +241,7 @@ async def test_who_takes_the_port_inside_harms_its_own_chat_until_it_leaves_it(
         async with open_manager(config) as second:
             session = await second.session(CHAT)
             assert not (await session.exec(f"{ask} -m 0.5")).success
-            assert "nothing leaves this computer" in "\n".join(await session.take_news())
+            assert "nothing leaves this computer" in "\n".join(await session.take_notices())
             await session.exec("pkill -f [t]aking.py; while pgrep -f [t]aking.py; do :; done")
             assert (await session.exec(ask)).success
 

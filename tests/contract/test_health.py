@@ -51,11 +51,11 @@ async def test_what_died_between_calls_is_told_once_with_its_background(
     await destroy(config)
     await noticed(session)
     assert (await session.exec("cat file")).stdout == "kept\n"
-    (told,) = await session.take_news()
+    (told,) = await session.take_notices()
     assert "killed from outside" in told
     assert "sleep 86381" in told
     await session.exec("true")
-    assert await session.take_news() == []
+    assert await session.take_notices() == []
 
 
 async def test_what_died_under_a_call_is_named_with_its_background(
@@ -78,7 +78,7 @@ async def test_what_died_under_a_call_is_named_with_its_background(
             await started.wait()
             await destroy(config)
     assert (await session.exec("echo new")).stdout == "new\n"
-    assert await session.take_news() == []
+    assert await session.take_notices() == []
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ async def test_background_work_that_had_ended_is_not_mourned(
     await destroy(config)
     await noticed(session)
     await session.exec("true")
-    (told,) = await session.take_news()
+    (told,) = await session.take_notices()
     assert "background" not in told
 
 
@@ -142,5 +142,5 @@ async def test_a_cut_connection_does_not_end_what_another_server_uses(config: Co
         assert held is not None
         await held.runtime.aclose()
         assert (await mine.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"
-        assert await mine.take_news() == []
+        assert await mine.take_notices() == []
         assert (await theirs.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"

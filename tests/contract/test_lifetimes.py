@@ -237,10 +237,10 @@ async def test_a_chat_whose_backend_is_lost_is_told_and_never_loses_its_isolatio
                     await session.exec("cat file")
             return
         assert (await session.exec("cat file")).stdout == "kept\n"
-        (told,) = await session.take_news()
+        (told,) = await session.take_notices()
         assert f"it is on {config.backend} now" in told
         await session.exec("true")
-        assert await session.take_news() == []
+        assert await session.take_notices() == []
     assert json.loads(note.read_bytes())["backend"] == config.backend
 
 

@@ -449,7 +449,7 @@ async def test_a_connection_keeps_no_sandbox_that_grows_too_large(config: Config
             assert await until_end(stream) == b""
         assert await is_gone(url)
         await session.exec("rm fill")
-        assert any("filled the workspace" in news for news in await session.take_news())
+        assert any("filled the workspace" in news for news in await session.take_notices())
 
 
 async def test_a_preview_is_gone_with_its_sandbox(session: Session) -> None:

@@ -125,18 +125,18 @@ async def test_what_no_buffer_holds_is_named_with_its_place_in_the_file(emptied:
 
 async def test_an_end_that_nobody_waited_for_is_told_once(emptied: Session) -> None:
     begun = await emptied.exec(f"{UNTIL_TOLD} exit 4", wait_s=0)
-    assert await emptied.take_news() == []
+    assert await emptied.take_notices() == []
     await emptied.write_file("go", "")
     await has_ended(emptied, begun.process)
-    (told,) = await emptied.take_news()
+    (told,) = await emptied.take_notices()
     assert re.match(rf"{begun.process} \(while .*\) ended with exit code 4 after \d+ s; ", told)
-    assert await emptied.take_news() == []
+    assert await emptied.take_notices() == []
 
 
 async def test_an_end_that_somebody_waited_for_is_no_news(emptied: Session) -> None:
     begun = await emptied.exec("sleep 0.1", wait_s=0)
     await emptied.processes.wait(begun.process or "")
-    assert await emptied.take_news() == []
+    assert await emptied.take_notices() == []
 
 
 async def test_a_process_is_stopped_with_all_that_it_started(emptied: Session) -> None:
@@ -191,7 +191,7 @@ async def test_so_many_may_run_and_the_next_is_refused_with_their_list(emptied: 
 
     await seen(all_have_ended)
     assert len(await emptied.processes.list()) == 32
-    await emptied.take_news()
+    await emptied.take_notices()
 
 
 async def test_a_process_of_a_block_ends_with_it(emptied: Session) -> None:
@@ -219,8 +219,8 @@ async def test_ids_hold_in_two_servers_and_each_is_told(
         assert ended.stdout == "done\n"
         begun = await mine.exec("sleep 0.1", wait_s=0)
         await has_ended(mine, begun.process)
-        assert len(await mine.take_news()) == 1
-        assert len(await theirs.take_news()) == 1
+        assert len(await mine.take_notices()) == 1
+        assert len(await theirs.take_notices()) == 1
 
 
 async def test_a_new_server_tells_what_no_other_has_told(
@@ -229,13 +229,13 @@ async def test_a_new_server_tells_what_no_other_has_told(
     mine = await manager.session(CHAT)
     told = await mine.exec("sleep 0.1", wait_s=0)
     await has_ended(mine, told.process)
-    await mine.take_news()
+    await mine.take_notices()
     untold = await mine.exec("sleep 0.1", wait_s=0)
     await has_ended(mine, untold.process)
     async with open_manager(config) as other:
         theirs = await other.session(CHAT)
         await theirs.exec("true")
-        (news,) = await theirs.take_news()
+        (news,) = await theirs.take_notices()
     assert news.startswith(f"{untold.process} ")
 
 
@@ -258,7 +258,7 @@ async def test_what_fills_the_workspace_is_stopped_and_the_sandbox_stays(config:
         told: list[str] = []
 
         async def was_told() -> bool:
-            told.extend(await session.take_news())
+            told.extend(await session.take_notices())
             return any("filled the workspace" in each for each in told)
 
         await seen(was_told)
@@ -335,7 +335,7 @@ async def test_an_end_is_told_whole_when_its_sandbox_has_ended_since(
     begun = await session.exec("sleep 0.1; exit 3", wait_s=0)
     await has_ended(session, begun.process)
     await manager.stop(CHAT)
-    (told,) = await session.take_news()
+    (told,) = await session.take_notices()
     assert told.startswith(f"{begun.process} (sleep 0.1; exit 3) ended with exit code 3 after ")
 
 
@@ -349,10 +349,10 @@ async def test_an_end_is_told_once_by_who_leaves_the_sandbox_to_others(
         begun = await mine.exec("sleep 0.1", wait_s=0)
         await has_ended(mine, begun.process)
         await manager._hold(CHAT).release_if_idle()
-        told = await mine.take_news()
+        told = await mine.take_notices()
         await mine.exec("true")
-        assert len([*told, *await mine.take_news()]) == 1
-        assert len(await theirs.take_news()) <= 1
+        assert len([*told, *await mine.take_notices()]) == 1
+        assert len(await theirs.take_notices()) <= 1
 
 
 @pytest.mark.parametrize("what", ["command", "code"])

@@ -73,7 +73,7 @@ async def test_a_door_keeps_its_sandbox_however_old_it_is(
             clock.pass_(2 * DAY_S)
             await manager._reaper.look()
             assert await say(session, port) == "you said hello\n"
-            assert await session.take_news() == []
+            assert await session.take_notices() == []
             with pytest.raises(Busy, match="in use"):
                 await manager.pause(CHAT)
             (before,) = await manager.list()

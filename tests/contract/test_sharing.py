@@ -56,7 +56,7 @@ async def test_two_servers_share_a_sandbox_that_ends_with_the_last_of_them(confi
             assert (await theirs.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"
             assert len(await running(config)) == 1
         assert (await mine.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"
-        assert await mine.take_news() == []
+        assert await mine.take_notices() == []
     await none_runs(config)
 
 
@@ -178,7 +178,7 @@ async def test_the_daemon_leaves_background_work_to_the_next_one(config: Config)
         session = await second.session(CHAT)
         assert (await session.exec("kill -0 $(cat pid) && kill $(cat pid)")).success
         assert [info.id for info in await running(config)] == [left.id]
-        assert await session.take_news() == []
+        assert await session.take_notices() == []
     await none_runs(config)
 
 
@@ -243,7 +243,7 @@ async def test_other_limits_mean_a_new_sandbox_with_the_same_files(config: Confi
         assert result.stdout == "kept\n0\n"
         (after,) = await running(config)
         assert before.id != after.id
-        (told,) = await session.take_news()
+        (told,) = await session.take_notices()
         assert "settings" in told
         assert "sleep 86385" in told
 
@@ -307,7 +307,7 @@ async def test_one_of_other_settings_that_hangs_is_replaced(
         with anyio.fail_after(40):
             session = await second.session(CHAT)
             assert (await session.exec("cat file")).stdout == "kept\n"
-        (told,) = await session.take_news()
+        (told,) = await session.take_notices()
         assert "sleep 86377" in told
 
 

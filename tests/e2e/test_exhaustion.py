@@ -434,4 +434,4 @@ async def test_processes_cost_the_runner_nothing(
     assert resident(runner) - before < 4 * MIB
     zombies = await session.exec("ps -eo stat= | grep -c ^Z")
     assert zombies.stdout == "0\n"
-    await session.take_news()
+    await session.take_notices()

@@ -31,7 +31,7 @@ class ScriptedSession:
     def processes(self) -> "ScriptedSession":
         return self
 
-    async def take_news(self) -> list[str]:
+    async def take_notices(self) -> list[str]:
         taken, self.news = self.news, []
         return taken
 

@@ -19,7 +19,7 @@ from mcp_sandbox.models import ExecResult, Language
 from mcp_sandbox.runtime.runtime import OnOutput
 from mcp_sandbox.server.errors import sole_error
 from mcp_sandbox.server.identity import Request
-from mcp_sandbox.server.results import exec_result, with_news
+from mcp_sandbox.server.results import exec_result, with_notices
 from mcp_sandbox.server.text import clip, printed
 from mcp_sandbox.server.tool import (
     CHANGES,
@@ -195,7 +195,7 @@ async def run_code(
             leave=patience(request).leave,
         )
     said = [] if notebook and result.success else await hints(result, code, language)
-    return with_news(exec_result(result), said)
+    return with_notices(exec_result(result), said)
 
 
 async def exec_(
@@ -237,7 +237,7 @@ async def exec_(
             leave=patience(request).leave,
         )
     said = await hints(result, command, "bash")
-    return with_news(exec_result(await shown(result)), said)
+    return with_notices(exec_result(await shown(result)), said)
 
 
 def waits(longest_s: float) -> tuple[Any, float]:

@@ -26,7 +26,7 @@ _LOOK_AGAIN_S = 1.0
 class _Waiting:
     hold: "ChatSandbox"
     granted: bool = False
-    news: anyio.Event = field(default_factory=anyio.Event)
+    changed: anyio.Event = field(default_factory=anyio.Event)
 
 
 class Slots:
@@ -70,8 +70,8 @@ class Slots:
             with anyio.move_on_after(self._wait_s):
                 while not waiting.granted:
                     with anyio.move_on_after(_LOOK_AGAIN_S):
-                        await waiting.news.wait()
-                    waiting.news = anyio.Event()
+                        await waiting.changed.wait()
+                    waiting.changed = anyio.Event()
                     # The first call in the queue of each user makes room for all of them.
                     if self._is_first(waiting):
                         await self._make_room(waiting)
@@ -101,7 +101,7 @@ class Slots:
         self.touch(hold)
         for waiting in self._queue:
             if self._is_first(waiting):
-                waiting.news.set()
+                waiting.changed.set()
 
     def release(self, hold: "ChatSandbox") -> None:
         """Free the slot of a closed sandbox."""
@@ -132,7 +132,7 @@ class Slots:
         served = {**self._served, waiting.hold.user: self._count}
         self._served = {user: when for user, when in served.items() if user in present}
         waiting.granted = True
-        waiting.news.set()
+        waiting.changed.set()
 
     async def _make_room(self, waiting: _Waiting) -> None:
         """Close sandboxes that are not in use, one after the other, until a slot is granted."""

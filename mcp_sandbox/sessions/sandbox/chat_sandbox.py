@@ -13,7 +13,7 @@ from mcp_sandbox.models import BackendName, ChatId, SandboxId
 from mcp_sandbox.sessions.approvals import anew
 from mcp_sandbox.sessions.sandbox.context import ChatUse, GrowthGuard, OpenSandbox, SessionContext
 from mcp_sandbox.sessions.sandbox.lifecycle import SandboxLifecycle
-from mcp_sandbox.sessions.sandbox.notices import ended, ended_with
+from mcp_sandbox.sessions.sandbox.notices import describe_end, describe_lost
 from mcp_sandbox.sessions.skill_pins import Pinning
 from mcp_sandbox.telemetry.calls import span
 
@@ -31,7 +31,7 @@ class ChatSandbox:
         self.pinning = Pinning(chat, context.workspaces)
         self.calls = context.settings.calls
         self.lifetime_s = context.settings.sessions.lifetime
-        self.tell_agent = partial(context.news.tell, chat)
+        self.tell_agent = partial(context.notices.add, chat)
         self.egress = context.egress
         self._context = context
         self._lifecycle = SandboxLifecycle(chat, context)
@@ -47,15 +47,15 @@ class ChatSandbox:
         """True if there is a sandbox, or none is being made."""
         return self._held is not None or not self._lock.locked()
 
-    async def take_news(self) -> list[str]:
+    async def take_notices(self) -> list[str]:
         """Return what the agent should know; each text is returned once."""
         rows = self._held.runtime.processes.untold() if self._held else ()
         if rows and self._held:
             # Before the texts are returned, so that a failure here tells nothing twice.
             with suppress(SandboxGone):
                 await self._held.runtime.processes.tell(rows)
-        refused = self.egress.take_news(self.chat) if self.egress else []
-        return [*self._context.news.take(self.chat), *refused, *map(ended, rows)]
+        refused = self.egress.take_notices(self.chat) if self.egress else []
+        return [*self._context.notices.take(self.chat), *refused, *map(describe_end, rows)]
 
     async def variables(self) -> Mapping[str, str]:
         """Return the environment variables of the chat's commands."""
@@ -125,7 +125,7 @@ class ChatSandbox:
                             f"the sandbox ended: {cause}; what was under way is lost, files "
                             "are kept. The next call gets a new sandbox on the same files."
                         )
-                    lost = "" if cause is None else ended_with(held.runtime.background)
+                    lost = "" if cause is None else describe_lost(held.runtime.background)
                     held.end_reason = f"{reason}{lost}"
         return SandboxGone(held.end_reason or str(exc))
 
@@ -140,7 +140,7 @@ class ChatSandbox:
             self._held = None
             self._context.slots.release(self)
             for row in () if goes_on else held.runtime.processes.untold():
-                self.tell_agent(ended(row).rpartition(";")[0])
+                self.tell_agent(describe_end(row).rpartition(";")[0])
         held.guard.watching.cancel()
         held.close_doors()
 
@@ -189,7 +189,7 @@ class ChatSandbox:
                 # Only a person's shell is left in it.
                 self._forget(held)
                 await self._lifecycle.destroy(held)
-        if ended := ended_with(background):
+        if ended := describe_lost(background):
             self.tell_agent(f"The sandbox was replaced because of its age.{ended}")
 
     def mark_outdated(self) -> None:
@@ -218,8 +218,8 @@ class ChatSandbox:
         self._context.tasks.start_soon(held.guard.run)
         self._context.start_doors(self.chat, held)
         self._held = held
-        if held.news:
-            self.tell_agent(held.news)
+        if held.notice:
+            self.tell_agent(held.notice)
         self._lifecycle.log_event("sandbox opened", held)
 
     async def adopt(self, sandbox_id: SandboxId) -> bool:
@@ -362,5 +362,5 @@ class ChatSandbox:
                     await self._lifecycle.destroy(held)
             self.tell_agent(
                 "The sandbox was ended since the last call: what ran in its background filled the "
-                f"workspace; this is a new one on the same files.{ended_with(status.background)}"
+                f"workspace; this is a new one on the same files.{describe_lost(status.background)}"
             )

@@ -28,7 +28,7 @@ from mcp_sandbox.runtime.doors import Doorway
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.chat_records import ChatRecords, Ledger
 from mcp_sandbox.sessions.sandbox.capacity import Slots
-from mcp_sandbox.sessions.sandbox.notices import News
+from mcp_sandbox.sessions.sandbox.notices import Notices
 from mcp_sandbox.sessions.sandbox.warm_pool import WarmPool
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.workspace.directory import Workspaces
@@ -75,7 +75,7 @@ class SessionContext:
     ledger: Ledger
     audit: Audit
     settings: SessionSettings
-    news: News = field(default_factory=News)
+    notices: Notices = field(default_factory=Notices)
     addresses: dict[tuple[ChatId, int], tuple[str, int]] = field(default_factory=dict)
     pool: WarmPool | None = None
     egress: "Egress | None" = None
@@ -95,7 +95,7 @@ class SessionContext:
         sandbox = held.sandbox
         held.doorway = Doorway(sandbox.open_channel, sandbox.token, self.tasks)
         if self.egress:
-            held.doors = self.egress.doors(chat, held.doorway, partial(self.news.tell, chat))
+            held.doors = self.egress.doors(chat, held.doorway, partial(self.notices.add, chat))
             self.tasks.start_soon(held.doors.run)
 
 
@@ -205,7 +205,7 @@ class OpenSandbox:
     runtime: Runtime
     project: Shown
     started_s: float
-    news: str = ""
+    notice: str = ""
     is_current: bool = True
     paused: bool = False
     end_reason: str | None = None

@@ -28,7 +28,7 @@ from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Refusal, Runtime
 from mcp_sandbox.sessions.chat_records import ChatRecord, assistant_of
 from mcp_sandbox.sessions.sandbox.context import OpenSandbox, SessionContext, describe_death
-from mcp_sandbox.sessions.sandbox.notices import ended_with
+from mcp_sandbox.sessions.sandbox.notices import describe_lost
 from mcp_sandbox.sessions.sandbox.warm_pool import connect
 from mcp_sandbox.sessions.settings import SPEC, STARTED, chat_of, of_chats, started_s
 from mcp_sandbox.telemetry.logs import event
@@ -114,7 +114,7 @@ class SandboxLifecycle:
                 "its isolation would change"
             )
         if lived is None and not is_new:
-            self._context.news.tell(
+            self._context.notices.add(
                 self._chat,
                 f"The record of this computer was lost: it is on {here} now, on the same files. "
                 "What ran in its background elsewhere, if anything, goes on there for a while.",
@@ -233,7 +233,7 @@ class SandboxLifecycle:
         await self._context.backend.destroy(sandbox.id)
         return (
             "The sandbox was replaced because its settings or its image changed; files are kept."
-            f"{ended_with(background)}"
+            f"{describe_lost(background)}"
         )
 
     async def _make(self, wanted: DesiredSandbox) -> Connected:
@@ -369,10 +369,10 @@ class SandboxLifecycle:
     def tell_ended(self, held: OpenSandbox, cause: str | None) -> None:
         """Tell the agent why a sandbox died, as `discard_dead` returns it."""
         if cause is not None:
-            self._context.news.tell(
+            self._context.notices.add(
                 self._chat,
                 f"The sandbox had ended since the last call: {cause or 'it did not answer'}; "
-                f"this is a new one on the same files.{ended_with(held.runtime.background)}",
+                f"this is a new one on the same files.{describe_lost(held.runtime.background)}",
             )
 
     def log_event(self, what: str, held: OpenSandbox) -> None:

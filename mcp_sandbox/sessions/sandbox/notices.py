@@ -7,25 +7,25 @@ _MOST_CHATS = 1000
 _MOST_NAMED = 8
 
 
-class News:
+class Notices:
     """The latest notices of each chat, until its next result takes them."""
 
     def __init__(self) -> None:
-        self._untold: dict[ChatId, list[str]] = {}
+        self._pending: dict[ChatId, list[str]] = {}
 
-    def tell(self, chat: ChatId, text: str) -> None:
+    def add(self, chat: ChatId, text: str) -> None:
         """Keep a text until the chat's agent takes it."""
-        untold = [*self._untold.pop(chat, []), text][-_MOST_OF_A_CHAT:]
-        if len(self._untold) >= _MOST_CHATS:
-            del self._untold[next(iter(self._untold))]
-        self._untold[chat] = untold
+        untold = [*self._pending.pop(chat, []), text][-_MOST_OF_A_CHAT:]
+        if len(self._pending) >= _MOST_CHATS:
+            del self._pending[next(iter(self._pending))]
+        self._pending[chat] = untold
 
     def take(self, chat: ChatId) -> list[str]:
         """Return the chat's texts, and forget them."""
-        return self._untold.pop(chat, [])
+        return self._pending.pop(chat, [])
 
 
-def how_it_is(row: ProcessRow) -> str:
+def say_state(row: ProcessRow) -> str:
     """Return how a process ended, or "running", in a few words."""
     if row.running:
         return "running"
@@ -37,15 +37,15 @@ def how_it_is(row: ProcessRow) -> str:
     return f"was killed by {row.signal}" if row.signal else f"ended with exit code {row.exit_code}"
 
 
-def ended(row: ProcessRow) -> str:
+def describe_end(row: ProcessRow) -> str:
     """Return the notice that a background process has ended."""
     return (
-        f"{row.id} ({row.command}) {how_it_is(row)} after {row.seconds:.0f} s; process action=wait "
+        f"{row.id} ({row.command}) {say_state(row)} after {row.seconds:.0f} s; process action=wait "
         f"id={row.id} shows its last output"
     )
 
 
-def ended_with(background: Background) -> str:
+def describe_lost(background: Background) -> str:
     """Return a sentence on what ran in the background of an ended sandbox, "" if nothing did."""
     if not background.total:
         return ""
