@@ -85,7 +85,7 @@ class SessionManager:
         rooms.tasks, self._entered = tasks, True
         if folder:
             rooms.pool = WarmPool(
-                rooms.backend, folder, rooms.settings, tasks, free=lambda: rooms.slots.free
+                rooms.backend, folder, rooms.settings, tasks, free=lambda: rooms.capacity.free
             )
             rooms.pool.start()
         tasks.start_soon(self._reaper.run)
@@ -162,7 +162,7 @@ class SessionManager:
             await hold.disconnect()
 
     def _open_holds(self) -> Sequence[ChatSandbox]:
-        open_ones = set(self._context.slots.taken())
+        open_ones = set(self._context.capacity.list_taken())
         return [hold for hold in self._holds.values() if hold in open_ones]
 
     def _own_chats(self) -> set[ChatId]:
@@ -272,11 +272,11 @@ class SessionManager:
         return await self._cleaning.collect(dry_run=dry_run)
 
     def statistics(self) -> Statistics:
-        taken = self._context.slots.taken()
+        taken = self._context.capacity.list_taken()
         return Statistics(
             open=len(taken),
             busy=sum(slot.is_busy for slot in taken),
-            queued=self._context.slots.waiting,
+            queued=self._context.capacity.waiting,
             max_open=self._context.settings.sessions.max_open,
             background=sum(hold.use().background for hold in list(self._holds.values())),
             pool=self._context.pool.statistics() if self._context.pool else {},

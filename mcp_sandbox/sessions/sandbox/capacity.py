@@ -24,12 +24,12 @@ _LOOK_AGAIN_S = 1.0
 
 @dataclass(eq=False)
 class _Waiting:
-    hold: "ChatSandbox"
+    sandbox: "ChatSandbox"
     granted: bool = False
     changed: anyio.Event = field(default_factory=anyio.Event)
 
 
-class Slots:
+class Capacity:
     """The holds that have a slot, least recently used first, and those that wait for one."""
 
     def __init__(self, most: int, *, most_per_user: int, wait_s: float) -> None:
@@ -52,16 +52,16 @@ class Slots:
     def waiting(self) -> int:
         return len(self._queue)
 
-    def taken(self) -> Sequence["ChatSandbox"]:
+    def list_taken(self) -> Sequence["ChatSandbox"]:
         return list(self._taken)
 
-    async def take(self, hold: "ChatSandbox") -> None:
+    async def take(self, sandbox: "ChatSandbox") -> None:
         """Take a slot for `hold` before it opens; others that are not in use are closed for it.
 
         Raises:
             CapacityReached: every open sandbox stayed in use for the longest time of waiting.
         """
-        waiting = _Waiting(hold)
+        waiting = _Waiting(sandbox)
         self._queue.append(waiting)
         try:
             self._serve()
@@ -78,40 +78,40 @@ class Slots:
             await checkpoint_if_cancelled()
         except BaseException:
             if waiting.granted:
-                self.release(hold)
+                self.release(sandbox)
             raise
         finally:
             if not waiting.granted:
                 self._queue.remove(waiting)
                 self._serve()
         if not waiting.granted:
-            raise self._refusal(hold.user)
+            raise self._refusal(sandbox.user)
 
-    def adopt(self, hold: "ChatSandbox") -> None:
+    def adopt(self, sandbox: "ChatSandbox") -> None:
         """Give a slot to a sandbox that is open already, whatever the limits."""
-        self._taken[hold] = None
+        self._taken[sandbox] = None
 
-    def touch(self, hold: "ChatSandbox") -> None:
+    def mark_used(self, sandbox: "ChatSandbox") -> None:
         """Note that it is used now."""
-        if hold in self._taken:
-            self._taken.move_to_end(hold)
+        if sandbox in self._taken:
+            self._taken.move_to_end(sandbox)
 
-    def rest(self, hold: "ChatSandbox") -> None:
+    def mark_idle(self, sandbox: "ChatSandbox") -> None:
         """Note that it is not in use any more, and may be closed to make room."""
-        self.touch(hold)
+        self.mark_used(sandbox)
         for waiting in self._queue:
             if self._is_first(waiting):
                 waiting.changed.set()
 
-    def release(self, hold: "ChatSandbox") -> None:
+    def release(self, sandbox: "ChatSandbox") -> None:
         """Free the slot of a closed sandbox."""
-        self._taken.pop(hold, None)
+        self._taken.pop(sandbox, None)
         self._serve()
 
     def _serve(self) -> None:
         """Grant the free slots, first to the user who was served longest ago."""
-        while able := [one for one in self._queue if self._has_place(one.hold.user)]:
-            self._grant(min(able, key=lambda one: self._served.get(one.hold.user, 0)))
+        while able := [one for one in self._queue if self._has_place(one.sandbox.user)]:
+            self._grant(min(able, key=lambda one: self._served.get(one.sandbox.user, 0)))
 
     def _has_place(self, user: str) -> bool:
         return len(self._taken) < self._most and not self._at_limit(user)
@@ -121,35 +121,35 @@ class Slots:
         return Counter(hold.user for hold in self._taken)[user] >= self._most_per_user
 
     def _is_first(self, waiting: _Waiting) -> bool:
-        of_user = (one for one in self._queue if one.hold.user == waiting.hold.user)
+        of_user = (one for one in self._queue if one.sandbox.user == waiting.sandbox.user)
         return next(of_user, None) is waiting
 
     def _grant(self, waiting: _Waiting) -> None:
         self._queue.remove(waiting)
-        self._taken[waiting.hold] = None
+        self._taken[waiting.sandbox] = None
         self._count += 1
-        present = {hold.user for hold in self._taken} | {one.hold.user for one in self._queue}
-        served = {**self._served, waiting.hold.user: self._count}
+        present = {hold.user for hold in self._taken} | {one.sandbox.user for one in self._queue}
+        served = {**self._served, waiting.sandbox.user: self._count}
         self._served = {user: when for user, when in served.items() if user in present}
         waiting.granted = True
         waiting.changed.set()
 
     async def _make_room(self, waiting: _Waiting) -> None:
         """Close sandboxes that are not in use, one after the other, until a slot is granted."""
-        for hold in self.taken():
+        for hold in self.list_taken():
             if waiting.granted:
                 return
-            if self._may_close(hold, waiting.hold.user):
+            if self._may_close(hold, waiting.sandbox.user):
                 self._closing.add(hold)
                 try:
                     await hold.release_if_idle(at_once=True)
                 finally:
                     self._closing.discard(hold)
 
-    def _may_close(self, hold: "ChatSandbox", user: str) -> bool:
-        if hold.is_busy or hold in self._closing or hold not in self._taken:
+    def _may_close(self, sandbox: "ChatSandbox", user: str) -> bool:
+        if sandbox.is_busy or sandbox in self._closing or sandbox not in self._taken:
             return False
-        return hold.user == user or not self._at_limit(user)
+        return sandbox.user == user or not self._at_limit(user)
 
     def _refusal(self, user: str) -> CapacityReached:
         waited = f" and stayed so for {self._wait_s:g} s" if self._wait_s else ""

@@ -91,7 +91,7 @@ class ChatSandbox:
         One that `keeps` it does, for the other calls that depend on it.
         """
         self._calls += 1
-        self._context.slots.touch(self)
+        self._context.capacity.mark_used(self)
         self._context.ledger.used(self.chat)
         try:
             held = await self._open()
@@ -111,7 +111,7 @@ class ChatSandbox:
         finally:
             self._calls -= 1
             self._context.ledger.used(self.chat)
-            self._context.slots.rest(self)
+            self._context.capacity.mark_idle(self)
 
     async def _explain_loss(self, held: OpenSandbox, exc: SandboxGone) -> SandboxGone:
         """Remove a sandbox that died during a call; return the error that says why."""
@@ -138,7 +138,7 @@ class ChatSandbox:
         """Give it up. If it `goes_on`, for other servers, it still reports its ended processes."""
         if self._held is held:
             self._held = None
-            self._context.slots.release(self)
+            self._context.capacity.release(self)
             for row in () if goes_on else held.runtime.processes.untold():
                 self.tell_agent(describe_end(row).rpartition(";")[0])
         held.guard.watching.cancel()
@@ -149,7 +149,7 @@ class ChatSandbox:
             if self._held is not None:
                 await self._refresh(self._held)
             if self._held is None:
-                await self._context.slots.take(self)
+                await self._context.capacity.take(self)
                 try:
                     with span("session open"):
                         async with self._context.records.hold(self.chat):
@@ -158,7 +158,7 @@ class ChatSandbox:
                                 self._keep(await self._lifecycle.acquire())
                 except BaseException:
                     if self._held is None:
-                        self._context.slots.release(self)
+                        self._context.capacity.release(self)
                     raise
             assert self._held  # noqa: S101
             return self._held
@@ -233,7 +233,7 @@ class ChatSandbox:
         held = await self._lifecycle.adopt(sandbox_id)
         if held:
             held.is_current = False
-            self._context.slots.adopt(self)
+            self._context.capacity.adopt(self)
             self._keep(held)
         return held is not None
 

@@ -27,7 +27,7 @@ from mcp_sandbox.models import ChatId, Ending, ExecResult, Limits, ProcessRow
 from mcp_sandbox.runtime.doors import Doorway
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.chat_records import ChatRecords, Ledger
-from mcp_sandbox.sessions.sandbox.capacity import Slots
+from mcp_sandbox.sessions.sandbox.capacity import Capacity
 from mcp_sandbox.sessions.sandbox.notices import Notices
 from mcp_sandbox.sessions.sandbox.warm_pool import WarmPool
 from mcp_sandbox.sessions.settings import SessionSettings
@@ -80,11 +80,13 @@ class SessionContext:
     pool: WarmPool | None = None
     egress: "Egress | None" = None
     tasks: TaskGroup = field(init=False)
-    slots: Slots = field(init=False)
+    capacity: Capacity = field(init=False)
 
     def __post_init__(self) -> None:
         most = self.settings.sessions
-        self.slots = Slots(most.max_open, most_per_user=most.max_per_user, wait_s=most.queue_wait)
+        self.capacity = Capacity(
+            most.max_open, most_per_user=most.max_per_user, wait_s=most.queue_wait
+        )
 
     @property
     def records(self) -> ChatRecords:

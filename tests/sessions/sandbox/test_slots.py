@@ -8,14 +8,14 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from mcp_sandbox.errors import CapacityReached
-from mcp_sandbox.sessions.sandbox.capacity import Slots
+from mcp_sandbox.sessions.sandbox.capacity import Capacity
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 
 
 class Sandbox(ChatSandbox):
     """A hold as the queue sees it, in use or not, without a sandbox."""
 
-    def __init__(self, slots: Slots, name: str, *, busy: bool = False) -> None:
+    def __init__(self, slots: Capacity, name: str, *, busy: bool = False) -> None:
         self._slots = slots
         self.name = name
         self.user = name[0]
@@ -40,18 +40,18 @@ class Sandbox(ChatSandbox):
 
     def end_call(self) -> None:
         self.busy = False
-        self._slots.rest(self)
+        self._slots.mark_idle(self)
 
 
-def names(slots: Slots) -> list[str]:
-    return [slot.name for slot in slots.taken() if isinstance(slot, Sandbox)]
+def names(slots: Capacity) -> list[str]:
+    return [slot.name for slot in slots.list_taken() if isinstance(slot, Sandbox)]
 
 
-def slots_for(most: int, *, per_user: int = 99, wait_s: float = 0) -> Slots:
-    return Slots(most, most_per_user=per_user, wait_s=wait_s)
+def slots_for(most: int, *, per_user: int = 99, wait_s: float = 0) -> Capacity:
+    return Capacity(most, most_per_user=per_user, wait_s=wait_s)
 
 
-async def opened(slots: Slots, *given: str, busy: bool = False) -> list[Sandbox]:
+async def opened(slots: Capacity, *given: str, busy: bool = False) -> list[Sandbox]:
     made = [Sandbox(slots, name, busy=busy) for name in given]
     for sandbox in made:
         await slots.take(sandbox)
@@ -61,7 +61,7 @@ async def opened(slots: Slots, *given: str, busy: bool = False) -> list[Sandbox]
 async def test_the_one_used_longest_ago_makes_room() -> None:
     slots = slots_for(3)
     a, _, _ = await opened(slots, "a", "b", "c")
-    slots.touch(a)
+    slots.mark_used(a)
     await opened(slots, "d")
     assert names(slots) == ["c", "a", "d"]
 
@@ -70,7 +70,7 @@ async def test_a_polled_one_survives_any_number_of_others() -> None:
     slots = slots_for(3)
     (polled,) = await opened(slots, "p")
     for number in range(50):
-        slots.touch(polled)
+        slots.mark_used(polled)
         await opened(slots, f"x{number}")
     assert names(slots) == ["x48", "p", "x49"]
 
@@ -139,7 +139,7 @@ async def test_waiting_ends_after_its_time_with_a_reason() -> None:
     assert slots.waiting == 0
 
 
-async def order_of_service(slots: Slots, holder: Sandbox, *waiting: str) -> list[str]:
+async def order_of_service(slots: Capacity, holder: Sandbox, *waiting: str) -> list[str]:
     """Who gets the only slot, one after the other, when all these wait in this order."""
     served: list[str] = []
 
