@@ -157,7 +157,7 @@ class Cleaning:
     async def _take(self, one: Due, seen: _Seen, dry_run: bool) -> GcItem | None:
         """Move a chat's files to the trash, unless it was used since `seen`."""
         chat = one.chat
-        size = (await self._workspaces.meter(chat).usage()).used_bytes
+        size = (await self._workspaces.open_disk_usage(chat).usage()).used_bytes
         item = GcItem("workspace", str(chat), one.why, size)
         if dry_run:
             return item

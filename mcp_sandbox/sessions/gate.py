@@ -326,17 +326,19 @@ class Gate:
                         yield entered
                     case "write":
                         await hold.meter.check_room(action.size)
-                        with held.guard.call():
+                        with held.guard.guard_call():
                             yield entered
                     case "run":
                         if action.size:
                             await hold.meter.check_room(action.size)
                         # A command may grow files; in a full workspace it can look and delete, but
                         # not write.
-                        full = entered.full = await hold.meter.problem()
+                        full = entered.full = await hold.meter.find_problem()
                         answers = action.what != "shell"
                         try:
-                            with held.guard.call(may_end=full is None, answers=answers) as stop:
+                            with held.guard.guard_call(
+                                may_end=full is None, answers=answers
+                            ) as stop:
                                 entered.stop = stop
                                 entered.runtime = held.runtime.bounded(
                                     stop if answers else None, may_grow=full is None

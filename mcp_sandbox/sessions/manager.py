@@ -238,7 +238,7 @@ class SessionManager:
     async def size(self, chat: ChatId) -> int | None:
         """Return how many bytes the chat's files occupy; None if they cannot be measured."""
         with suppress(StorageUnavailable):
-            return (await self._context.workspaces.meter(chat).usage()).used_bytes
+            return (await self._context.workspaces.open_disk_usage(chat).usage()).used_bytes
         return None
 
     async def stop(self, chat: ChatId) -> bool:

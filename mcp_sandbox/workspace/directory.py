@@ -41,9 +41,9 @@ from mcp_sandbox.workspace import layout as aliases
 from mcp_sandbox.workspace.beneath import create_file, make_directory, open_directory, open_file
 from mcp_sandbox.workspace.meter import (
     Checkpoint,
+    DiskUsage,
     FreeSpace,
-    Meter,
-    Usage,
+    TreeUsage,
     free_space,
     measure,
     walk,
@@ -206,8 +206,8 @@ class UserTotals:
         self._figures: dict[ChatId, tuple[int, float]] = {}
 
     def measure(
-        self, chat: ChatId, siblings: Iterable[ChatId], measure: Callable[[ChatId], Usage]
-    ) -> tuple[Usage, int]:
+        self, chat: ChatId, siblings: Iterable[ChatId], measure: Callable[[ChatId], TreeUsage]
+    ) -> tuple[TreeUsage, int]:
         """Return the usage of a chat, and the bytes of its user's other chats.
 
         Of the others, those without a figure are measured, or else the one with the oldest.
@@ -228,7 +228,7 @@ class UserTotals:
         figures = (self._figures.get(one) for one in others)
         return own, sum(figure[0] for figure in figures if figure)
 
-    def _take(self, chat: ChatId, measure: Callable[[ChatId], Usage]) -> Usage:
+    def _take(self, chat: ChatId, measure: Callable[[ChatId], TreeUsage]) -> TreeUsage:
         started, known = self._clock(), self._figures.get(chat)
         usage = measure(chat)
         ended = self._clock()
@@ -335,10 +335,10 @@ class Workspaces:
         """Return the tree of the chat's skills, None if sandboxes see none; `open` makes it."""
         return self._path("skills", chat) if self._skills else None
 
-    def meter(self, chat: ChatId) -> Meter:
+    def open_disk_usage(self, chat: ChatId) -> DiskUsage:
         """Return a new meter for all files of the chat together; keep one per open chat."""
         measure_chat = functools.partial(self._measure, chat)
-        return Meter(measure_chat, self._settings, limiter=self._walk_limiter)
+        return DiskUsage(measure_chat, self._settings, limiter=self._walk_limiter)
 
     def _open(self, chat: ChatId) -> ChatDirectories:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
@@ -400,7 +400,7 @@ class Workspaces:
             bin_ = layout.enter(stack, sandbox, "trash")
             return empty(bin_, is_due=is_due, checkpoint=from_thread.check_cancelled)
 
-    def _measure(self, chat: ChatId, checkpoint: Checkpoint) -> tuple[Usage, FreeSpace]:
+    def _measure(self, chat: ChatId, checkpoint: Checkpoint) -> tuple[TreeUsage, FreeSpace]:
         with layout.sandbox_directory(self.data_root) as sandbox:
             if not self._settings.user_quota:
                 return self._usage(sandbox, chat, checkpoint), free_space(sandbox)
@@ -412,7 +412,7 @@ class Workspaces:
             free = free_space(sandbox)
             return own, replace(free, allowed_bytes=self._settings.user_quota - others)
 
-    def _usage(self, sandbox: int, chat: ChatId, checkpoint: Checkpoint) -> Usage:
+    def _usage(self, sandbox: int, chat: ChatId, checkpoint: Checkpoint) -> TreeUsage:
         with ExitStack() as stack:
             roots = [
                 self._tree(stack, sandbox, kind, chat)[0]

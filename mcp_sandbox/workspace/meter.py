@@ -44,7 +44,7 @@ _MIN_FREE_FILES = 10_000
 
 
 @dataclass(frozen=True)
-class Usage:
+class TreeUsage:
     """`files` counts everything but the roots; not `complete` means that there is more."""
 
     allocated_bytes: int
@@ -75,7 +75,7 @@ def measure(
     *,
     checkpoint: Checkpoint = lambda: None,
     max_entries: int = 5_000_000,
-) -> Usage:
+) -> TreeUsage:
     """Return what the trees occupy in allocated blocks; each hard-linked file counts once.
 
     Whatever `checkpoint` raises passes through, except TimeoutError: that ends the walk with
@@ -104,7 +104,7 @@ def measure(
             complete &= walk(root, count, checkpoint)
     except TimeoutError:
         complete = False
-    return Usage(allocated, files, complete)
+    return TreeUsage(allocated, files, complete)
 
 
 def walk(root: int, visit: Visit, checkpoint: Checkpoint, leave: Leave | None = None) -> bool:
@@ -232,29 +232,29 @@ def _parent(directory: int, identity: tuple[int, int]) -> int | None:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Measurement:
     """A measurement: when (monotonic) and how long it took."""
 
-    usage: Usage
+    usage: TreeUsage
     free: FreeSpace
     taken_at: float
     duration_s: float
 
 
-def interval_s(duration_s: float, least_s: float = _LEAST_INTERVAL_S) -> float:
+def measuring_interval_s(duration_s: float, least_s: float = _LEAST_INTERVAL_S) -> float:
     """Return how long a reading is valid, so that measuring takes at most 5 % of the time."""
     return max(least_s, _INTERVAL_PER_DURATION * duration_s)
 
 
 def refusal(
-    usage: Usage, free: FreeSpace, config: WorkspaceConfig, adding: int = 0
+    usage: TreeUsage, free: FreeSpace, config: WorkspaceConfig, adding: int = 0
 ) -> SandboxError | None:
     """Return why `adding` more bytes may not be written; None if they may."""
     return next(_problems(usage, free, config, adding), None)
 
 
 def _problems(
-    usage: Usage, free: FreeSpace, config: WorkspaceConfig, adding: int
+    usage: TreeUsage, free: FreeSpace, config: WorkspaceConfig, adding: int
 ) -> Iterator[SandboxError]:
     if free.free_bytes - adding < config.min_free:
         yield StorageUnavailable(
@@ -288,7 +288,9 @@ def _problems(
         )
 
 
-def overshoot(start: Reading, now: Reading, config: WorkspaceConfig) -> SandboxError | None:
+def find_overshoot(
+    start: Measurement, now: Measurement, config: WorkspaceConfig
+) -> SandboxError | None:
     """Return why calls that run since `start` must be ended; None while they may go on.
 
     In a workspace that was full already a call may run, and delete, as long as it adds nothing.
@@ -307,12 +309,12 @@ def mib(size: int) -> str:
     return f"{size / 1024**2:,.0f} MiB"
 
 
-class Meter:
+class DiskUsage:
     """The usage of one chat; one measurement at a time, all callers share it."""
 
     def __init__(
         self,
-        measure: Callable[[Checkpoint], tuple[Usage, FreeSpace]],
+        measure: Callable[[Checkpoint], tuple[TreeUsage, FreeSpace]],
         config: WorkspaceConfig,
         *,
         limiter: anyio.CapacityLimiter,
@@ -327,7 +329,7 @@ class Meter:
         self._deadline_s = deadline_s
         self._clock = clock
         self._lock = anyio.Lock()
-        self._reading: Reading | None = None
+        self._reading: Measurement | None = None
         self._changed = False
         self._grew = False
         self._admitted = 0
@@ -346,7 +348,7 @@ class Meter:
             exact=usage.complete,
         )
 
-    async def problem(self) -> SandboxError | None:
+    async def find_problem(self) -> SandboxError | None:
         """Return why nothing more may be written now; None if it may."""
         await self._catch_up()
         return await self._refusal(0)
@@ -370,9 +372,9 @@ class Meter:
         anew = self._changed or self._admitted > 0
         start = reading = await self.read(fresh=True, anew=anew)
         while True:
-            await pause(interval_s(reading.duration_s, self._least_interval_s))
+            await pause(measuring_interval_s(reading.duration_s, self._least_interval_s))
             reading = await self.read(fresh=True)
-            if (problem := overshoot(start, reading, self._config)) is not None:
+            if (problem := find_overshoot(start, reading, self._config)) is not None:
                 return problem
 
     def note_change(self, *, grew: bool = True) -> None:
@@ -383,7 +385,7 @@ class Meter:
         self._changed = True
         self._grew |= grew
 
-    async def read(self, *, fresh: bool = False, anew: bool = False) -> Reading:
+    async def read(self, *, fresh: bool = False, anew: bool = False) -> Measurement:
         """Return the last reading while it is valid, else, or if `anew`, a new one.
 
         With `fresh` it is valid for the shortest interval only, whatever a new one costs.
@@ -391,7 +393,9 @@ class Meter:
         async with self._lock:
             now, last = self._clock(), self._reading
             if last is not None and not anew:
-                good_for = interval_s(0.0 if fresh else last.duration_s, self._least_interval_s)
+                good_for = measuring_interval_s(
+                    0.0 if fresh else last.duration_s, self._least_interval_s
+                )
                 if 0 <= now - last.taken_at < good_for:
                     return last
             return await self._take()
@@ -408,7 +412,7 @@ class Meter:
         reading = await self.read(anew=True)
         return refusal(reading.usage, reading.free, self._config, adding)
 
-    async def _take(self) -> Reading:
+    async def _take(self) -> Measurement:
         """Measure anew; if that fails, keep the notes of changes and admitted bytes."""
         changed, grew, admitted = self._changed, self._grew, self._admitted
         self._changed, self._grew, self._admitted = False, False, 0
@@ -428,5 +432,5 @@ class Meter:
             self._admitted += admitted
             raise
         ended = self._clock()
-        self._reading = Reading(usage, free, taken_at=ended, duration_s=ended - started)
+        self._reading = Measurement(usage, free, taken_at=ended, duration_s=ended - started)
         return self._reading

@@ -10,7 +10,7 @@ from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.errors import WorkspaceFull
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.directory import UserTotals, Workspaces
-from mcp_sandbox.workspace.meter import Usage
+from mcp_sandbox.workspace.meter import TreeUsage
 
 OWNER = (os.geteuid(), os.getegid())
 MIB = 1024**2
@@ -59,15 +59,15 @@ async def test_the_chats_of_a_user_share_the_quota(tmp_path: Path) -> None:
     for tree in trees.values():
         (tree.workspace / "file").write_bytes(b"x" * 1_200_000)
     with anyio.fail_after(10):
-        meter = workspaces.meter(A)
+        meter = workspaces.open_disk_usage(A)
         with pytest.raises(WorkspaceFull, match=r"this user together are full: 2 MiB of 2 MiB .*"):
             await meter.check_room(10)
         assert (await meter.usage()).limit_bytes < MIB
-        await workspaces.meter(OTHERS).check_room(10)
+        await workspaces.open_disk_usage(OTHERS).check_room(10)
         (trees[B].workspace / "file").unlink()
         # The other chat's own meter sees it, and with it every other one.
-        await workspaces.meter(B).read()
-        await workspaces.meter(A).check_room(10)
+        await workspaces.open_disk_usage(B).read()
+        await workspaces.open_disk_usage(A).check_room(10)
 
 
 def test_unknown_chats_are_measured_and_old_figures_one_at_a_time() -> None:
@@ -76,14 +76,14 @@ def test_unknown_chats_are_measured_and_old_figures_one_at_a_time() -> None:
     measured: list[ChatId] = []
     sizes: dict[ChatId, int] = {}
 
-    def measure(chat: ChatId) -> Usage:
+    def measure(chat: ChatId) -> TreeUsage:
         measured.append(chat)
-        return Usage(sizes.get(chat, 10), 1)
+        return TreeUsage(sizes.get(chat, 10), 1)
 
     def others(*siblings: ChatId) -> int:
         measured.clear()
         own, size = totals.measure(A, siblings, measure)
-        assert own == Usage(10, 1)
+        assert own == TreeUsage(10, 1)
         assert measured.pop(0) == A
         return size
 
@@ -105,6 +105,6 @@ def test_unknown_chats_are_measured_and_old_figures_one_at_a_time() -> None:
 def test_what_could_not_be_counted_whole_is_no_less_than_before() -> None:
     now = 0.0
     totals = UserTotals(clock=lambda: now)
-    totals.measure(A, [A, B], lambda chat: Usage(50, 1))
+    totals.measure(A, [A, B], lambda chat: TreeUsage(50, 1))
     now = 31.0
-    assert totals.measure(A, [A, B], lambda chat: Usage(3, 1, complete=False))[1] == 50
+    assert totals.measure(A, [A, B], lambda chat: TreeUsage(3, 1, complete=False))[1] == 50

@@ -214,7 +214,7 @@ async def test_the_meter_sees_workspace_and_home_and_refuses_at_the_limit(tmp_pa
     settings = WorkspaceConfig(size_limit=1024**2, min_free=0)
     workspaces = Workspaces(tmp_path / "data", owner=OWNER, settings=settings)
     found = await workspaces.open(CHAT)
-    meter = workspaces.meter(CHAT)
+    meter = workspaces.open_disk_usage(CHAT)
     (found.workspace / "a").write_bytes(b"x" * 600_000)
     (found.home / "b").write_bytes(b"x" * 600_000)
     with anyio.fail_after(5):
@@ -298,6 +298,6 @@ async def test_a_full_disk_is_an_error_with_a_remedy(tmp_path: Path) -> None:
 
 async def test_measuring_a_new_chat_makes_no_trees(tmp_path: Path) -> None:
     workspaces = Workspaces(tmp_path / "data", owner=OWNER)
-    assert (await workspaces.meter(CHAT).usage()).files == 0
+    assert (await workspaces.open_disk_usage(CHAT).usage()).files == 0
     for kind in ("workspace", "home"):
         assert list((tmp_path / "data" / "sandbox" / kind / "ann").iterdir()) == []

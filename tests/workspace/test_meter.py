@@ -10,12 +10,12 @@ from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.errors import SandboxError, StorageUnavailable, WorkspaceFull
 from mcp_sandbox.workspace.meter import (
     Checkpoint,
+    DiskUsage,
     FreeSpace,
-    Meter,
-    Reading,
-    Usage,
-    interval_s,
-    overshoot,
+    Measurement,
+    TreeUsage,
+    find_overshoot,
+    measuring_interval_s,
     refusal,
 )
 
@@ -28,70 +28,74 @@ class Disk:
     """A tree and a clock for the meter, set by the test; measuring takes `cost_s`."""
 
     def __init__(self) -> None:
-        self.usage = Usage(10 * MIB, 10)
+        self.usage = TreeUsage(10 * MIB, 10)
         self.free = PLENTY
         self.now = 1000.0
         self.cost_s = 0.01
         self.measured = 0
         self.on_measure: Callable[[Checkpoint], None] = lambda _: None
 
-    def measure(self, checkpoint: Checkpoint) -> tuple[Usage, FreeSpace]:
+    def measure(self, checkpoint: Checkpoint) -> tuple[TreeUsage, FreeSpace]:
         self.measured += 1
         self.now += self.cost_s
         self.on_measure(checkpoint)
         return self.usage, self.free
 
-    def meter(self) -> Meter:
+    def meter(self) -> DiskUsage:
         limiter = anyio.CapacityLimiter(1)
-        return Meter(self.measure, CONFIG, limiter=limiter, clock=lambda: self.now)
+        return DiskUsage(self.measure, CONFIG, limiter=limiter, clock=lambda: self.now)
 
 
 def test_a_reading_is_good_for_a_quarter_of_a_second_or_twenty_times_its_cost() -> None:
-    assert interval_s(0.001) == 0.25
-    assert interval_s(0.5) == 10
+    assert measuring_interval_s(0.001) == 0.25
+    assert measuring_interval_s(0.5) == 10
 
 
 @pytest.mark.parametrize(
     ("usage", "free", "adding", "error", "text"),
     [
-        (Usage(99 * MIB, 1), PLENTY, 0, None, ""),
-        (Usage(100 * MIB, 1), PLENTY, 0, None, ""),
-        (Usage(100 * MIB, 1), PLENTY, 1, WorkspaceFull, "100 MiB of 100 MiB are used"),
-        (Usage(101 * MIB, 1), PLENTY, 0, WorkspaceFull, "delete files"),
-        (Usage(1, 1000), PLENTY, 0, None, ""),
-        (Usage(1, 1001), PLENTY, 0, WorkspaceFull, "1001 files and directories, 1000 are"),
-        (Usage(1, 1), FreeSpace(50 * MIB, None), 0, None, ""),
-        (Usage(1, 1), FreeSpace(50 * MIB, None), 1, StorageUnavailable, "50 MiB left"),
-        (Usage(1, 1), FreeSpace(99 * MIB, 3), 0, StorageUnavailable, "only 3 more files"),
+        (TreeUsage(99 * MIB, 1), PLENTY, 0, None, ""),
+        (TreeUsage(100 * MIB, 1), PLENTY, 0, None, ""),
+        (TreeUsage(100 * MIB, 1), PLENTY, 1, WorkspaceFull, "100 MiB of 100 MiB are used"),
+        (TreeUsage(101 * MIB, 1), PLENTY, 0, WorkspaceFull, "delete files"),
+        (TreeUsage(1, 1000), PLENTY, 0, None, ""),
+        (TreeUsage(1, 1001), PLENTY, 0, WorkspaceFull, "1001 files and directories, 1000 are"),
+        (TreeUsage(1, 1), FreeSpace(50 * MIB, None), 0, None, ""),
+        (TreeUsage(1, 1), FreeSpace(50 * MIB, None), 1, StorageUnavailable, "50 MiB left"),
+        (TreeUsage(1, 1), FreeSpace(99 * MIB, 3), 0, StorageUnavailable, "only 3 more files"),
     ],
 )
 def test_writes_are_refused_exactly_beyond_a_limit(
-    usage: Usage, free: FreeSpace, adding: int, error: type[SandboxError] | None, text: str
+    usage: TreeUsage, free: FreeSpace, adding: int, error: type[SandboxError] | None, text: str
 ) -> None:
     problem = refusal(usage, free, CONFIG, adding)
     assert type(problem) is (error or type(None))
     assert text in str(problem)
 
 
-def reading(usage: Usage, free: FreeSpace = PLENTY) -> Reading:
-    return Reading(usage, free, taken_at=0.0, duration_s=0.0)
+def reading(usage: TreeUsage, free: FreeSpace = PLENTY) -> Measurement:
+    return Measurement(usage, free, taken_at=0.0, duration_s=0.0)
 
 
 def test_a_call_in_a_full_workspace_may_run_as_long_as_it_adds_nothing() -> None:
-    full = reading(Usage(150 * MIB, 10))
-    assert overshoot(full, full, CONFIG) is None
-    assert overshoot(full, reading(Usage(120 * MIB, 10)), CONFIG) is None
-    assert isinstance(overshoot(full, reading(Usage(152 * MIB, 10)), CONFIG), WorkspaceFull)
-    assert overshoot(reading(Usage(1, 1)), reading(Usage(99 * MIB, 10)), CONFIG) is None
-    many = reading(Usage(1, 2000))
-    assert isinstance(overshoot(many, reading(Usage(1, 3000)), CONFIG), WorkspaceFull)
+    full = reading(TreeUsage(150 * MIB, 10))
+    assert find_overshoot(full, full, CONFIG) is None
+    assert find_overshoot(full, reading(TreeUsage(120 * MIB, 10)), CONFIG) is None
+    assert isinstance(
+        find_overshoot(full, reading(TreeUsage(152 * MIB, 10)), CONFIG), WorkspaceFull
+    )
+    assert (
+        find_overshoot(reading(TreeUsage(1, 1)), reading(TreeUsage(99 * MIB, 10)), CONFIG) is None
+    )
+    many = reading(TreeUsage(1, 2000))
+    assert isinstance(find_overshoot(many, reading(TreeUsage(1, 3000)), CONFIG), WorkspaceFull)
 
 
 def test_a_call_that_fills_the_disk_by_files_in_no_tree_is_ended() -> None:
-    empty = Usage(1, 1)
+    empty = TreeUsage(1, 1)
     before = reading(empty, FreeSpace(60 * MIB, None))
     after = reading(empty, FreeSpace(40 * MIB, None))
-    assert isinstance(overshoot(before, after, CONFIG), StorageUnavailable)
+    assert isinstance(find_overshoot(before, after, CONFIG), StorageUnavailable)
 
 
 async def test_many_questions_cost_one_measurement() -> None:
@@ -127,14 +131,14 @@ async def test_an_expensive_tree_is_measured_less_often() -> None:
 
 async def test_after_a_deletion_a_full_chat_may_write_at_once() -> None:
     disk = Disk()
-    disk.usage = Usage(200 * MIB, 10)
+    disk.usage = TreeUsage(200 * MIB, 10)
     meter = disk.meter()
     with anyio.fail_after(5):
-        assert await meter.problem() is not None
+        assert await meter.find_problem() is not None
         with pytest.raises(WorkspaceFull):
             await meter.check_room()
         assert disk.measured == 1
-        disk.usage = Usage(20 * MIB, 10)
+        disk.usage = TreeUsage(20 * MIB, 10)
         meter.note_change()
         await meter.check_room(adding=79 * MIB)
         with pytest.raises(WorkspaceFull):
@@ -147,11 +151,11 @@ async def test_an_overshooting_call_is_noticed() -> None:
 
     def grow(_: Checkpoint) -> None:
         if disk.measured == 3:
-            disk.usage = Usage(101 * MIB, 11)
+            disk.usage = TreeUsage(101 * MIB, 11)
 
     disk.on_measure = grow
     limiter = anyio.CapacityLimiter(1)
-    meter = Meter(disk.measure, CONFIG, limiter=limiter, least_interval_s=0.01)
+    meter = DiskUsage(disk.measure, CONFIG, limiter=limiter, least_interval_s=0.01)
     with anyio.fail_after(5):
         problem = await meter.wait_for_overshoot()
     assert disk.measured == 3
@@ -166,17 +170,17 @@ async def test_a_measurement_has_a_deadline() -> None:
             while True:
                 step()
         except TimeoutError:
-            disk.usage = Usage(1, 1, complete=False)
+            disk.usage = TreeUsage(1, 1, complete=False)
 
     disk.on_measure = endless
-    meter = Meter(disk.measure, CONFIG, limiter=anyio.CapacityLimiter(1), deadline_s=0.05)
+    meter = DiskUsage(disk.measure, CONFIG, limiter=anyio.CapacityLimiter(1), deadline_s=0.05)
     with anyio.fail_after(5):
         assert not (await meter.usage()).exact
 
 
 async def test_an_incomplete_measurement_is_not_called_exact() -> None:
     disk = Disk()
-    disk.usage = Usage(10 * MIB, 10, complete=False)
+    disk.usage = TreeUsage(10 * MIB, 10, complete=False)
     with anyio.fail_after(5):
         assert not (await disk.meter().usage()).exact
 
@@ -207,7 +211,7 @@ async def test_what_a_failed_measurement_did_not_see_is_looked_at_by_the_next() 
     meter = disk.meter()
     await meter.check_room(1)
     meter.note_change()
-    disk.usage = Usage(101 * MIB, 10)
+    disk.usage = TreeUsage(101 * MIB, 10)
 
     def fail(_: Checkpoint) -> None:
         raise StorageUnavailable("the disk does not answer")

@@ -241,6 +241,6 @@ async def test_a_copy_counts_as_the_chats_and_goes_with_it(tmp_path: Path, proje
     copy = await copied(tmp_path, project)
     workspaces = Workspaces(tmp_path / "data", owner=ME)
     await workspaces.open(CHAT)
-    assert (await workspaces.meter(CHAT).usage()).used_bytes > 500_000
+    assert (await workspaces.open_disk_usage(CHAT).usage()).used_bytes > 500_000
     await workspaces.remove(CHAT)
     assert not copy.parent.exists()

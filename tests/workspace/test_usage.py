@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.workspace.meter import Usage, free_space, measure
+from mcp_sandbox.workspace.meter import TreeUsage, free_space, measure
 
 
-def usage(*trees: Path, **options: object) -> Usage:
+def usage(*trees: Path, **options: object) -> TreeUsage:
     roots = [os.open(tree, os.O_RDONLY | os.O_DIRECTORY) for tree in trees]
     try:
         return measure(roots, **options)  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def test_blocks_count_and_not_sizes(tmp_path: Path) -> None:
         stream.truncate(10 * 1024**3)
     found = usage(tmp_path)
     parts = (tmp_path, tmp_path / "sub", tmp_path / "sub" / "full", tmp_path / "sparse")
-    assert found == Usage(allocated(*parts), files=3)
+    assert found == TreeUsage(allocated(*parts), files=3)
     assert found.allocated_bytes < 1024**2
 
 
@@ -62,7 +62,7 @@ def test_a_hard_link_counts_once_over_all_trees(tmp_path: Path) -> None:
     os.link(workspace / "file", workspace / "again")
     os.link(workspace / "file", home / "again")
     found = usage(workspace, home)
-    assert found == Usage(allocated(workspace, home, workspace / "file"), files=3)
+    assert found == TreeUsage(allocated(workspace, home, workspace / "file"), files=3)
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import anyio
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import BackendName, ChatId, SandboxId
 from mcp_sandbox.sessions.approvals import anew
-from mcp_sandbox.sessions.sandbox.context import ChatUse, GrowthGuard, OpenSandbox, SessionContext
+from mcp_sandbox.sessions.sandbox.context import ChatUse, DiskGuard, OpenSandbox, SessionContext
 from mcp_sandbox.sessions.sandbox.lifecycle import SandboxLifecycle
 from mcp_sandbox.sessions.sandbox.notices import describe_end, describe_lost
 from mcp_sandbox.sessions.skill_pins import Pinning
@@ -27,7 +27,7 @@ class ChatSandbox:
         self.chat = chat
         self.user = chat.user
         self.backend: BackendName = context.backend.name
-        self.meter = context.workspaces.meter(chat)
+        self.meter = context.workspaces.open_disk_usage(chat)
         self.pinning = Pinning(chat, context.workspaces)
         self.calls = context.settings.calls
         self.lifetime_s = context.settings.sessions.lifetime
@@ -214,7 +214,7 @@ class ChatSandbox:
                 self.tell_agent(news)
 
     def _keep(self, held: OpenSandbox) -> None:
-        held.guard = GrowthGuard(self.meter, self._end_for_growth)
+        held.guard = DiskGuard(self.meter, self._end_for_growth)
         self._context.tasks.start_soon(held.guard.run)
         self._context.start_doors(self.chat, held)
         self._held = held

@@ -32,7 +32,7 @@ from mcp_sandbox.sessions.sandbox.notices import Notices
 from mcp_sandbox.sessions.sandbox.warm_pool import WarmPool
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.workspace.directory import Workspaces
-from mcp_sandbox.workspace.meter import Meter
+from mcp_sandbox.workspace.meter import DiskUsage
 from mcp_sandbox.workspace.projects import Projects, Shown
 
 if TYPE_CHECKING:
@@ -101,13 +101,13 @@ class SessionContext:
             self.tasks.start_soon(held.doors.run)
 
 
-class GrowthGuard:
+class DiskGuard:
     """Ends the calls under way when the chat's files grow over a limit.
 
     If they grow without any call, something in the background writes: then the sandbox is ended.
     """
 
-    def __init__(self, meter: Meter, end_sandbox: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, meter: DiskUsage, end_sandbox: Callable[[], Awaitable[object]]) -> None:
         self._meter = meter
         self._end_sandbox = end_sandbox
         self._calls: set[anyio.CancelScope] = set()
@@ -120,7 +120,9 @@ class GrowthGuard:
         self.problem: SandboxError = WorkspaceFull("the workspace is full")
 
     @contextmanager
-    def call(self, *, may_end: bool = True, answers: bool = False) -> Generator[anyio.CancelScope]:
+    def guard_call(
+        self, *, may_end: bool = True, answers: bool = False
+    ) -> Generator[anyio.CancelScope]:
         """Guard a call that may write; without `may_end` it is not ended for too many files.
 
         With `answers` the caller enters the scope, and has a result even if it is cancelled.
@@ -214,7 +216,7 @@ class OpenSandbox:
     previews: dict[int, str] = field(default_factory=dict[int, str])
     doors: "Doors | None" = None
     doorway: Doorway = field(init=False)
-    guard: GrowthGuard = field(init=False)
+    guard: DiskGuard = field(init=False)
 
     def close_doors(self) -> None:
         self.doorway.close()
