@@ -122,7 +122,7 @@ async def open_manager(
     from mcp_sandbox.policy import profile_of
     from mcp_sandbox.sessions.approvals import Approvals
     from mcp_sandbox.sessions.chat_records import ChatRecords, Ledger, system_clock
-    from mcp_sandbox.sessions.gate import Judge
+    from mcp_sandbox.sessions.gate import PolicyCheck
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.sandbox.context import SessionContext
     from mcp_sandbox.sessions.settings import SessionSettings
@@ -169,7 +169,7 @@ async def open_manager(
             egress=egress,
         )
         skills = skills or open_skills(config)
-        judge = Judge(
+        judge = PolicyCheck(
             await to_thread.run_sync(rules_of, config),
             profile_of(config.policy.profile, backend.name),
             config.network,
@@ -335,7 +335,7 @@ async def temporary_data() -> AsyncGenerator[Path]:
 
 
 @dataclass(eq=False)
-class LateManager:
+class LazyManager:
     """Opens the manager at the first call, so that a client gets its first answer at once.
 
     `opening` is `open_manager` with its arguments; `opened`: the manager, if it is open already.
@@ -358,10 +358,10 @@ class LateManager:
                 self.opened = await self.tasks.start(self._hold_open)
         return self.opened
 
-    def let_go(self) -> None:
+    def answer_waiting(self) -> None:
         """Answer the calls that wait for processes; these go on."""
         if self.opened:
-            self.opened.let_go()
+            self.opened.answer_waiting()
 
     async def open_early(self) -> None:
         """Open it before the first request; a failure is reported to each request."""
@@ -389,7 +389,7 @@ async def serve_stdio(config: Config, chat: ChatId, project: Path | None = None)
     folders = ClientFolders(own_folders())
     async with anyio.create_task_group() as tasks, on_signals(tasks.cancel_scope.cancel):
         skills = open_skills(config)
-        manager = LateManager(tasks, partial(open_manager, config, folders, skills=skills))
+        manager = LazyManager(tasks, partial(open_manager, config, folders, skills=skills))
         server = make_server(config, skills, manager.session)
         with connected_as(chat), folders.brought(chat, project):
             await transports.serve_stdio(server.core)

@@ -17,7 +17,7 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox import __version__
-from mcp_sandbox.app.chats import LateManager, make_server, on_signals, open_manager, open_skills
+from mcp_sandbox.app.chats import LazyManager, make_server, on_signals, open_manager, open_skills
 from mcp_sandbox.config import Config, Loaded, own_folders
 from mcp_sandbox.errors import ConfigError, Draining
 from mcp_sandbox.models import ChatId
@@ -43,7 +43,7 @@ class _ChatServer:
     """One MCP server for all connections to the daemon, each with its own chat."""
 
     config: Config
-    manager: LateManager
+    manager: LazyManager
     folders: "ClientFolders"
     skills: "Skills"
     metrics: "Metrics"
@@ -179,13 +179,13 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
     ):
         folders = ClientFolders((*own_folders(), socket.parent))
         skills, metrics = await to_thread.run_sync(_opened, config)
-        manager = LateManager(
+        manager = LazyManager(
             tasks,
             partial(
                 open_manager, config, folders, for_many=True, skills=skills, count=metrics.count
             ),
         )
-        ending.let_go = manager.let_go
+        ending.let_go = manager.answer_waiting
         server = _ChatServer(config, manager, folders, skills, metrics, ending)
         metrics.watch(server.figures)
         tasks.start_soon(server.built)

@@ -131,12 +131,12 @@ def answer(socket: Path | None, command: str, arguments: JsonObject) -> JsonObje
 
 async def _alone(config: Config, command: str, arguments: JsonObject) -> JsonObject:
     """Do in this process what the daemon would do; no sandbox is made."""
-    from mcp_sandbox.app.chats import LateManager, open_manager
+    from mcp_sandbox.app.chats import LazyManager, open_manager
     from mcp_sandbox.daemon.chats import Chats
 
     config = config.model_copy(update={"pool": config.pool.model_copy(update={"size": 0})})
     async with anyio.create_task_group() as tasks:
-        late = LateManager(tasks, partial(open_manager, config))
+        late = LazyManager(tasks, partial(open_manager, config))
         done = await Chats(late.open).commands[command](arguments)
         tasks.cancel_scope.cancel()
     return done

@@ -130,7 +130,7 @@ class Chats:
             return {"chat": str(chat), "rule": str(grant.rule), "until_s": grant.until_s}
         if do == "deny":
             await egress.deny(chat, host)
-        return {"chat": str(chat), **await egress.told(chat)}
+        return {"chat": str(chat), **await egress.describe_traffic(chat)}
 
     async def _approvals(self, arguments: JsonObject) -> JsonObject:
         """Show or answer calls that wait for approval: `do` is list, show or answer."""

@@ -198,7 +198,7 @@ class Approvals:
         await self._records.keep(chat, _NOTED, changed, self._clock().wall_s)
 
 
-def anew(further: Mapping[str, Any]) -> Mapping[str, Any]:
+def reset_kept(further: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a chat keeps when its agent discards its files: whatever restricts it.
 
     Its image and limits (`assistant_of`), refusals of the user, and open questions.

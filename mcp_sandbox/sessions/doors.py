@@ -69,7 +69,7 @@ class Grant:
 
 
 @dataclass
-class Place:
+class HostTraffic:
     """What a chat has exchanged with a host and port since this server began."""
 
     allowed: int = 0
@@ -93,17 +93,17 @@ class Egress:
         self.mount = Mount(proxy.authority.bundle, _CERTIFICATES, read_only=True)
         self._proxy, self._rules = proxy, proxy.rules
         self._records, self._clock = ledger.records, ledger.clock
-        self._places: dict[ChatId, dict[Target | None, Place]] = {}
+        self._places: dict[ChatId, dict[Target | None, HostTraffic]] = {}
 
-    def doors(self, chat: ChatId, doorway: Doorway, tell: Tell) -> "Doors":
+    def open_doors(self, chat: ChatId, doorway: Doorway, tell: Tell) -> "SandboxDoors":
         """Return the doors for an open sandbox of the chat; `tell` takes notices for the agent."""
-        return Doors(partial(self._serve, chat), doorway, tell)
+        return SandboxDoors(partial(self._serve, chat), doorway, tell)
 
     def variables(self, chat: ChatId) -> Mapping[str, str]:
         """Return the environment variables of every call of a chat."""
         return {**_VARIABLES, **self._proxy.secrets.placeholders(chat)}
 
-    async def described(self, chat: ChatId) -> str:
+    async def describe_network(self, chat: ChatId) -> str:
         """Return a description of the network of a chat's sandbox, in a few words."""
         rules = [*self._rules.allow, *await self._granted(chat)]
         names = dict.fromkeys(
@@ -134,7 +134,7 @@ class Egress:
     async def _granted(self, chat: ChatId) -> Sequence[Rule]:
         return [grant.rule for grant in await self.grants(chat)]
 
-    async def lacking(self, chat: ChatId, hosts: Sequence[str], *, read: bool) -> list[str]:
+    async def find_missing(self, chat: ChatId, hosts: Sequence[str], *, read: bool) -> list[str]:
         """Return those of the hosts that a chat may not yet read from, or without `read` write to.
 
         Raises:
@@ -215,7 +215,7 @@ class Egress:
         rule, why = self._rules.judge(target, grants)
         return {"target": str(target), "allowed": bool(rule), "why": why}
 
-    async def told(self, chat: ChatId) -> Mapping[str, Any]:
+    async def describe_traffic(self, chat: ChatId) -> Mapping[str, Any]:
         """Return the rules and grants of a chat, and its connections by host, the latest last."""
         rules = [*self._rules.allow, *await self._granted(chat)]
         places = self._places.get(chat, {}).items()
@@ -235,7 +235,7 @@ class Egress:
             place.untold = 0
         return news
 
-    def _sentence(self, chat: ChatId, target: Target | None, place: Place) -> str:
+    def _sentence(self, chat: ChatId, target: Target | None, place: HostTraffic) -> str:
         """Return the notice of a refusal, in the words that the client inside got."""
         times = f", {place.untold} times" if place.untold > 1 else ""
         said = f"network: refused {target or 'a request'}{times}: {place.why}"
@@ -272,7 +272,7 @@ class Egress:
     ) -> None:
         """Count and log a connection; the latest places of the latest chats are kept."""
         places = self._places[chat] = self._places.pop(chat, {})
-        place = places[target] = places.pop(target, Place())
+        place = places[target] = places.pop(target, HostTraffic())
         if len(places) > _MOST_PLACES:
             del places[next(iter(places))]
         if len(self._places) > _MOST_CHATS:
@@ -295,7 +295,7 @@ class Egress:
         self._audit.note("secret", chat, name=name, target=str(target))
 
 
-class Doors:
+class SandboxDoors:
     """The doors of one open sandbox, from `run` until they are closed."""
 
     def __init__(self, handler: Handler, doorway: Doorway, tell: Tell) -> None:

@@ -170,7 +170,7 @@ class Action:
 
 
 @dataclass
-class Entered:
+class AdmittedCall:
     """An open sandbox during one call; `runtime` has the limits of this call.
 
     `full`: why nothing may be written. `stop` is cancelled when the call has written too much.
@@ -193,7 +193,7 @@ class Entered:
 
 
 @dataclass(frozen=True)
-class Judge:
+class PolicyCheck:
     """Decides by the policy what may run, and has the user asked where the policy says so.
 
     `mask` hides the values of secrets in what the person sees.
@@ -272,7 +272,7 @@ class Gate:
         self,
         hold_of: Callable[[ChatId], ChatSandbox],
         narrow: Narrowed,
-        judge: Judge,
+        judge: PolicyCheck,
         audit: Audit,
         count: Count | None = None,
     ) -> None:
@@ -293,7 +293,7 @@ class Gate:
         self._closed = self._closed or why
         self.closing.set()
 
-    def let_go(self) -> None:
+    def answer_waiting(self) -> None:
         """Answer the calls that wait for a process, which goes on running."""
         for leave in self._leaves:
             leave.cancel()
@@ -305,7 +305,7 @@ class Gate:
             await self._ended.wait()
 
     @asynccontextmanager
-    async def enter(self, action: Action) -> AsyncGenerator[Entered]:
+    async def enter(self, action: Action) -> AsyncGenerator[AdmittedCall]:
         """Yield the chat's sandbox for one call, opened if need be.
 
         Raises:
@@ -320,7 +320,7 @@ class Gate:
             endless, keeps = action.what in _ENDLESS, action.what == "door"
             async with hold.open_sandbox(endless=endless, keeps=keeps) as held:
                 record.sandbox = held.sandbox.id
-                entered = Entered(held, held.runtime, record, action.leave)
+                entered = AdmittedCall(held, held.runtime, record, action.leave)
                 match _ACCESS.get(action.what, "read"):
                     case "read":
                         yield entered

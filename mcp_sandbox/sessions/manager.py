@@ -16,7 +16,7 @@ from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable
 from mcp_sandbox.models import BackendName, ChatId, SandboxInfo, SessionStatus, Statistics
 from mcp_sandbox.sessions.chat_records import AssistantSpec, ChatRecord, Ledger, assistant_of
 from mcp_sandbox.sessions.cleaning import Cleaning, GcReport, Reaper
-from mcp_sandbox.sessions.gate import Gate, Judge
+from mcp_sandbox.sessions.gate import Gate, PolicyCheck
 from mcp_sandbox.sessions.previews import Previews
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import ChatUse, SessionContext
@@ -52,7 +52,7 @@ class SessionManager:
         self,
         rooms: SessionContext,
         skills: Skills,
-        judge: Judge,
+        judge: PolicyCheck,
         *,
         count: Count | None = None,
         pool: PoolFolder | None = None,
@@ -293,6 +293,6 @@ class SessionManager:
         with anyio.move_on_after(seconds):
             await self._gate.wait_empty()
 
-    def let_go(self) -> None:
+    def answer_waiting(self) -> None:
         """Answer the calls that wait for processes, which go on running for the next server."""
-        self._gate.let_go()
+        self._gate.answer_waiting()

@@ -43,7 +43,7 @@ from mcp_sandbox.runtime.doors import Handler
 from mcp_sandbox.runtime.processes import Key, Stop
 from mcp_sandbox.runtime.runtime import NAME, OnOutput, Runtime, Show
 from mcp_sandbox.sessions.approvals import USER
-from mcp_sandbox.sessions.gate import Action, Entered, Gate
+from mcp_sandbox.sessions.gate import Action, AdmittedCall, Gate
 from mcp_sandbox.sessions.previews import Previews
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import explain_limit
@@ -140,7 +140,7 @@ class Processes:
 
     def _enter(
         self, action: str, name: str | None = None, leave: CancelScope | None = None, **typed: str
-    ) -> AbstractAsyncContextManager[Entered]:
+    ) -> AbstractAsyncContextManager[AdmittedCall]:
         arguments = {"action": action, "id": name, **typed}
         leave = leave or CancelScope()
         wanted = Action(self._chat, "process", arguments, leave=leave, judged=self._judged)
@@ -434,7 +434,7 @@ class Session:
             pairs = (line.partition(" ") for line in sorted(result.stdout.splitlines()))
             facts = entered.held.sandbox.facts
             if egress := self._hold.egress:
-                facts = replace(facts, network=await egress.described(self.chat))
+                facts = replace(facts, network=await egress.describe_network(self.chat))
             return SandboxReport(
                 **vars(facts),
                 chat=self.chat,
@@ -470,7 +470,7 @@ class Session:
         """
         if (egress := self._hold.egress) is None:
             raise Unsupported("nothing to add to: this server has no `network: allowlist`")
-        lacking = await egress.lacking(self.chat, hosts, read=not write)
+        lacking = await egress.find_missing(self.chat, hosts, read=not write)
         if not lacking:
             return f"{', '.join(hosts)}: allowed already; connect again"
         given = {"hosts": lacking, "reason": reason, "write": write}
@@ -484,12 +484,12 @@ class Session:
 
     def _enter(
         self, what: str, size: int = 0, leave: CancelScope | None = None, /, **arguments: object
-    ) -> AbstractAsyncContextManager[Entered]:
+    ) -> AbstractAsyncContextManager[AdmittedCall]:
         leave = leave or CancelScope()
         return self._gate.enter(Action(self.chat, what, arguments, size, leave, self._judged))
 
 
-async def _ended(entered: Entered, result: ExecResult) -> ExecResult:
+async def _ended(entered: AdmittedCall, result: ExecResult) -> ExecResult:
     """Return the result of a command with its figures, limits met and lines of trouble."""
     held, full = entered.held, entered.full
     entered.grew = result.changed_files != ()

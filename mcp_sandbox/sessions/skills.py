@@ -17,7 +17,7 @@ from anyio import CapacityLimiter, to_thread
 from mcp_sandbox.errors import CallerError, NotPermitted, UnknownSkill, Unsupported
 from mcp_sandbox.models import ChatId, ExecResult, Narrow
 from mcp_sandbox.policy.allowed_tools import Active, refusal
-from mcp_sandbox.sessions.gate import Action, Entered, Gate
+from mcp_sandbox.sessions.gate import Action, AdmittedCall, Gate
 from mcp_sandbox.sessions.skill_pins import Activation, Pinning
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import digest_of
@@ -182,7 +182,7 @@ class ChatSkills:
         learned.told[skill.uri] = activation.digest
         return replace(activation, repeated=repeated)
 
-    async def _checked(self, activation: Activation, entered: Entered) -> Activation:
+    async def _checked(self, activation: Activation, entered: AdmittedCall) -> Activation:
         """Return it with what its scripts use, and what of that the sandbox lacks."""
 
         async def read(file: SkillFile) -> bytes:

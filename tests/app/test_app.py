@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from mcp_sandbox import open_session
-from mcp_sandbox.app.chats import LateManager, choose_backend, open_manager
+from mcp_sandbox.app.chats import LazyManager, choose_backend, open_manager
 from mcp_sandbox.config import Config, DockerConfig, WorkspaceConfig
 from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError
 from mcp_sandbox.models import ChatId
@@ -81,7 +81,7 @@ async def test_failed_opening_is_tried_again_at_the_next_call(tmp_path: Path) ->
     config = Config(data_dir=folder, backend="unsafe-local", workspace=workspace)
     with anyio.fail_after(50):
         async with anyio.create_task_group() as tasks:
-            manager = LateManager(tasks, partial(open_manager, config))
+            manager = LazyManager(tasks, partial(open_manager, config))
             for _ in range(2):
                 with pytest.raises(ConfigError, match="/etc"):
                     await manager.session(ChatId("local", "demo"))
@@ -93,7 +93,7 @@ async def test_manager_opens_once_for_calls_at_the_same_time(data_root: Path) ->
     chats = set[str]()
     with anyio.fail_after(50):
         async with anyio.create_task_group() as tasks:
-            manager = LateManager(tasks, partial(open_manager, config))
+            manager = LazyManager(tasks, partial(open_manager, config))
 
             async def call(number: int) -> None:
                 session = await manager.session(ChatId("local", f"chat-{number}"))

@@ -10,7 +10,7 @@ import anyio
 
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import BackendName, ChatId, SandboxId
-from mcp_sandbox.sessions.approvals import anew
+from mcp_sandbox.sessions.approvals import reset_kept
 from mcp_sandbox.sessions.sandbox.context import ChatUse, DiskGuard, OpenSandbox, SessionContext
 from mcp_sandbox.sessions.sandbox.lifecycle import SandboxLifecycle
 from mcp_sandbox.sessions.sandbox.notices import describe_end, describe_lost
@@ -322,7 +322,7 @@ class ChatSandbox:
                 if files == "discard":
                     if record := await self._context.records.get(self.chat):
                         await self._context.records.put(
-                            replace(record, further=anew(record.further))
+                            replace(record, further=reset_kept(record.further))
                         )
                     await self._context.workspaces.discard(self.chat)
                 elif files == "remove":

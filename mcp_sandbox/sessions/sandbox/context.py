@@ -37,7 +37,7 @@ from mcp_sandbox.workspace.projects import Projects, Shown
 
 if TYPE_CHECKING:
     # Loaded only by servers with allowed hosts.
-    from mcp_sandbox.sessions.doors import Doors, Egress
+    from mcp_sandbox.sessions.doors import Egress, SandboxDoors
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class SessionContext:
         sandbox = held.sandbox
         held.doorway = Doorway(sandbox.open_channel, sandbox.token, self.tasks)
         if self.egress:
-            held.doors = self.egress.doors(chat, held.doorway, partial(self.notices.add, chat))
+            held.doors = self.egress.open_doors(chat, held.doorway, partial(self.notices.add, chat))
             self.tasks.start_soon(held.doors.run)
 
 
@@ -214,7 +214,7 @@ class OpenSandbox:
     paused: bool = False
     end_reason: str | None = None
     previews: dict[int, str] = field(default_factory=dict[int, str])
-    doors: "Doors | None" = None
+    doors: "SandboxDoors | None" = None
     doorway: Doorway = field(init=False)
     guard: DiskGuard = field(init=False)
 
