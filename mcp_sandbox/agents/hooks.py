@@ -18,7 +18,7 @@ import anyio
 from mcp_sandbox.agents.events import Completion
 from mcp_sandbox.errors import ConfigError, NotPermitted, TooLarge
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.chat_records import Ledger
+from mcp_sandbox.sessions.chat_records import UseTimes
 
 if TYPE_CHECKING:
     from mcp_sandbox.agents.run import Agent
@@ -61,7 +61,7 @@ class Computer:
 class Memory:
     """The data that the hooks of a chat keep in its record."""
 
-    def __init__(self, ledger: Ledger, chat: ChatId) -> None:
+    def __init__(self, ledger: UseTimes, chat: ChatId) -> None:
         self._ledger, self._chat = ledger, chat
 
     async def load(self) -> dict[str, Any]:

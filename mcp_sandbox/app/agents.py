@@ -34,7 +34,7 @@ from mcp_sandbox.config.units import MIB
 from mcp_sandbox.errors import Busy, InvalidArgument
 from mcp_sandbox.models import RELAY, ChatId
 from mcp_sandbox.server.bridge import Bridge, open_bridge
-from mcp_sandbox.sessions.chat_records import AssistantSpec, ChatRecords, Ledger, system_clock
+from mcp_sandbox.sessions.chat_records import AssistantSpec, ChatRecords, UseTimes, system_clock
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.skills.library import Library
@@ -117,7 +117,7 @@ async def _placed(
 ) -> AsyncGenerator[tuple[Session | None, Memory]]:
     """The chat's session, if anything is to run in it; and what its hooks keep."""
     if executor is Direct:
-        yield None, Memory(Ledger(ChatRecords(config.data_dir), system_clock), chat)
+        yield None, Memory(UseTimes(ChatRecords(config.data_dir), system_clock), chat)
         return
     options = found.sandbox or SandboxOptions()
     limits = {"memory_mb": (options.max_memory or 0) // MIB, "cpus": options.max_cpu}
@@ -133,7 +133,7 @@ async def _placed(
             folders = {"folders": (found.skills, *config.skills.folders)}
             shown = config.skills.model_copy(update=folders)
             session.skills.library = Library(shown, config.data_dir)
-        yield session, Memory(chats.ledger, chat)
+        yield session, Memory(chats.use_times, chat)
 
 
 async def _write_usage(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.egress.rules import Rules as Hosts
     from mcp_sandbox.policy import Rules
     from mcp_sandbox.server.server import SandboxServer
-    from mcp_sandbox.sessions.chat_records import Clock, Ledger
+    from mcp_sandbox.sessions.chat_records import Clock, UseTimes
     from mcp_sandbox.sessions.doors import Egress
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.session import Session
@@ -121,7 +121,7 @@ async def open_manager(
     from mcp_sandbox.audit import open_audit
     from mcp_sandbox.policy import profile_of
     from mcp_sandbox.sessions.approvals import Approvals
-    from mcp_sandbox.sessions.chat_records import ChatRecords, Ledger, system_clock
+    from mcp_sandbox.sessions.chat_records import ChatRecords, UseTimes, system_clock
     from mcp_sandbox.sessions.gate import PolicyCheck
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.sandbox.context import SessionContext
@@ -130,7 +130,7 @@ async def open_manager(
     from mcp_sandbox.workspace.pool import PoolFolder
     from mcp_sandbox.workspace.projects import ClientFolders, Projects
 
-    ledger = Ledger(ChatRecords(config.data_dir), clock or system_clock)
+    ledger = UseTimes(ChatRecords(config.data_dir), clock or system_clock)
     folder = config.data_dir / "sandbox" / "audit"
     async with (
         choose_backend(config) as (backend, why),
@@ -240,7 +240,7 @@ def programs_of(config: Config) -> tuple[Mount, ...]:
 
 @asynccontextmanager
 async def _open_egress(
-    config: Config, ledger: "Ledger", audit: "Audit"
+    config: Config, ledger: "UseTimes", audit: "Audit"
 ) -> "AsyncGenerator[Egress | None]":
     rules = await to_thread.run_sync(way_out, config)
     if rules is None:

@@ -166,7 +166,7 @@ def _steady_s() -> float:
 
 
 @dataclass(frozen=True)
-class Record:
+class SandboxRecord:
     """What is remembered of a sandbox; `maker` is the server that creates it, None if unknown.
 
     Of processes: `process` is None until it has one, `launcher` started it, `cgroups` are
@@ -198,7 +198,7 @@ class Record:
         return not self.alive and (self.process is not None or self.given_up())
 
 
-_RECORD = TypeAdapter(Record)
+_RECORD = TypeAdapter(SandboxRecord)
 
 
 def new_id() -> SandboxId:
@@ -211,7 +211,7 @@ def sandbox_user() -> tuple[int, int]:
     return (os.geteuid(), os.getegid()) if os.geteuid() != 0 else (_SANDBOX_USER, _SANDBOX_USER)
 
 
-class Records:
+class SandboxRecords:
     """The run directories of one backend under one data root."""
 
     def __init__(self, data_root: Path, backend: BackendName) -> None:
@@ -229,7 +229,7 @@ class Records:
     def open(
         self,
         sandbox_id: SandboxId,
-        record: Record,
+        record: SandboxRecord,
         *,
         hand_over: bool = False,
         shown: Mapping[str, str] | None = None,
@@ -267,7 +267,7 @@ class Records:
             os.fchown(folder, 0, 0)
             os.fchmod(folder, 0o711)
 
-    def save(self, sandbox_id: SandboxId, record: Record) -> None:
+    def save(self, sandbox_id: SandboxId, record: SandboxRecord) -> None:
         """Replace the record of a sandbox; raises StorageUnavailable."""
         with self._writing():
             note = _RECORD.dump_python(record, mode="json")
@@ -289,7 +289,7 @@ class Records:
             raise gone(sandbox_id)
         self.save(sandbox_id, replace(record, labels=dict(labels)))
 
-    def find(self, sandbox_id: SandboxId) -> Record | None:
+    def find(self, sandbox_id: SandboxId) -> SandboxRecord | None:
         """Return the record of a sandbox of this backend, or None."""
         if not _ID.fullmatch(sandbox_id):
             return None
@@ -303,10 +303,10 @@ class Records:
             return None
         except ValueError as exc:
             logger.warning("%s is damaged, and its sandbox given up: %s", path, exc)
-            return Record(self._backend, maker=None)
+            return SandboxRecord(self._backend, maker=None)
         return record if record.backend == self._backend else None
 
-    def all(self) -> dict[SandboxId, Record]:
+    def all(self) -> dict[SandboxId, SandboxRecord]:
         """Return every record of this backend, of running sandboxes and of dead ones."""
         try:
             names = sorted(SandboxId(path.name) for path in self._root.iterdir())
@@ -314,7 +314,7 @@ class Records:
             return {}
         return {name: record for name in names if (record := self.find(name)) is not None}
 
-    def known(self, sandbox_id: SandboxId) -> tuple[Record, bytes]:
+    def known(self, sandbox_id: SandboxId) -> tuple[SandboxRecord, bytes]:
         """Return record and token of a sandbox; raises SandboxGone if nothing is known of it."""
         record = self.find(sandbox_id)
         if record is None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.errors import Busy, ConsentNeeded, NotFound, NotPermitted
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.chat_records import Ledger
+from mcp_sandbox.sessions.chat_records import UseTimes
 
 Word = Literal["once", "chat", "no"]
 """Yes to this very call, yes to such calls in this chat, no to such calls for a while."""
@@ -63,7 +63,7 @@ asks = ContextVar[Ask]("asks", default=_nobody)
 class Approvals:
     """The approvals of a data root. `lifetime_s`: how long a yes for a chat lasts."""
 
-    def __init__(self, ledger: Ledger, audit: Audit, lifetime_s: float) -> None:
+    def __init__(self, ledger: UseTimes, audit: Audit, lifetime_s: float) -> None:
         self._records, self._clock, self._audit = ledger.records, ledger.clock, audit
         self._lasts_s: Mapping[Word, float] = {"once": _OPEN_S, "chat": lifetime_s, "no": _NO_S}
         # Which call a chat's user is being asked about, by its digest, and until when.

@@ -73,7 +73,7 @@ class ChatRecord:
     further: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def assistant_of(record: ChatRecord | None) -> AssistantSpec:
+def read_assistant_spec(record: ChatRecord | None) -> AssistantSpec:
     """Return the assistant of the chat, without fields that only a newer version knows."""
     noted = _known(AssistantSpec, record and record.further.get("assistant"))
     return AssistantSpec(**{**noted, "limits": _known(Limits, noted.get("limits"))})
@@ -280,7 +280,7 @@ def system_clock() -> Moment:
     return Moment(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
-class Ledger:
+class UseTimes:
     """The times of use that one process knows. A failed write is tried again."""
 
     def __init__(self, records: ChatRecords, clock: Clock = system_clock) -> None:
@@ -290,7 +290,7 @@ class Ledger:
         self._used_at: dict[ChatId, float] = {}
         self._failing = False
 
-    def used(self, chat: ChatId) -> None:
+    def note_use(self, chat: ChatId) -> None:
         """Note that the chat is used now. Cheap: it is written later."""
         now = self.clock()
         self._used_at[chat], self._unwritten[chat] = now.steady_s, now.wall_s

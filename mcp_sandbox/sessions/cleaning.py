@@ -24,13 +24,13 @@ from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.chat_records import ChatRecord
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import ChatUse, SessionContext
-from mcp_sandbox.sessions.settings import SessionSettings, of_chats
+from mcp_sandbox.sessions.settings import SessionSettings, list_chat_sandboxes
 from mcp_sandbox.workspace.directory import TRASH_KEPT_S
 from mcp_sandbox.workspace.retention import (
     WATCHED_S,
     Age,
     Ages,
-    Due,
+    DueChat,
     Moment,
     credible,
     due,
@@ -76,7 +76,7 @@ class _Seen(NamedTuple):
     records: Mapping[ChatId, ChatRecord]
 
 
-class Cleaning:
+class Cleaner:
     """Looks regularly, so that it knows how old things are even if the clock was changed.
 
     Every method may raise OperatorError: the data root or the engine cannot be used.
@@ -87,7 +87,7 @@ class Cleaning:
         self._backend = rooms.backend
         self._workspaces = rooms.workspaces
         self._records = rooms.records
-        self.ledger = rooms.ledger
+        self.ledger = rooms.use_times
         self._settings = rooms.settings
         self._own = own
         self._clock_file = rooms.workspaces.data_root / "sandbox" / "clock"
@@ -154,7 +154,7 @@ class Cleaning:
                 lived = here if here == "unsafe-local" else None
                 await self._records.put(ChatRecord(chat, lived, now.wall_s, now.wall_s))
 
-    async def _take(self, one: Due, seen: _Seen, dry_run: bool) -> GcItem | None:
+    async def _take(self, one: DueChat, seen: _Seen, dry_run: bool) -> GcItem | None:
         """Move a chat's files to the trash, unless it was used since `seen`."""
         chat = one.chat
         size = (await self._workspaces.open_disk_usage(chat).usage()).used_bytes
@@ -173,14 +173,14 @@ class Cleaning:
         return item
 
     async def _in_use(self) -> Collection[ChatId]:
-        return {*self._own(), *(chat for chat, _ in await of_chats(self._backend))}
+        return {*self._own(), *(chat for chat, _ in await list_chat_sandboxes(self._backend))}
 
     async def _end_left(
         self, seen: _Seen, dry_run: bool, *, paused_only: bool = False
     ) -> list[GcItem]:
         items: list[GcItem] = []
         paused_s = self._settings.sessions.remove_after
-        for chat, info in await of_chats(self._backend):
+        for chat, info in await list_chat_sandboxes(self._backend):
             age = seen.chats.get(chat)
             if age is None and not paused_only:
                 why = "runs for a chat that has no files"
@@ -260,7 +260,7 @@ class Reaper:
     def __init__(
         self,
         open_ones: Callable[[], Sequence[ChatSandbox]],
-        cleaning: Cleaning,
+        cleaning: Cleaner,
         settings: SessionSettings,
     ) -> None:
         self._open_ones = open_ones
@@ -325,12 +325,12 @@ class Reaper:
     async def _care(self, kept: ChatSandbox) -> None:
         use = kept.use()
         if use.calls or (use.background and not use.paused):
-            self._ledger.used(kept.chat)
+            self._ledger.note_use(kept.chat)
         try:
             step = next_step(use, self._ledger.idle_s(kept.chat), self._settings.sessions)
             if step == "expire":
                 await kept.release_if_idle(background_too=True)
             elif step and not await kept.release_if_idle(background_too=use.paused):
-                self._ledger.used(kept.chat)
+                self._ledger.note_use(kept.chat)
         except SandboxError:
             logger.exception("chat %s: cannot check its sandbox; trying again", kept.chat)

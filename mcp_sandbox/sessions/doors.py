@@ -29,7 +29,7 @@ from mcp_sandbox.errors import (
 )
 from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.runtime.doors import PORT, Doorway, Handler
-from mcp_sandbox.sessions.chat_records import Ledger
+from mcp_sandbox.sessions.chat_records import UseTimes
 from mcp_sandbox.telemetry.logs import event
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Egress:
     `counts` has its connections by verdict.
     """
 
-    def __init__(self, proxy: Proxy, ledger: Ledger, audit: Audit) -> None:
+    def __init__(self, proxy: Proxy, ledger: UseTimes, audit: Audit) -> None:
         self.counts = Counter[str]()
         self._audit = audit
         proxy.secrets.used = self._used

@@ -70,7 +70,7 @@ def _text(value: object) -> str:
 _encoded = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=_text).encode
 
 
-async def refused(
+async def record_refusal(
     audit: Audit, arguments: Arguments, record: CallRecord, why: NotPermitted
 ) -> None:
     """Record a call that does not run, or not before the user has allowed it."""
@@ -358,7 +358,7 @@ class Gate:
                 if action.judged:
                     await self._judge.check(action, tool, given, record)
             except NotPermitted as exc:
-                await refused(self._audit, action.arguments, record, exc)
+                await record_refusal(self._audit, action.arguments, record, exc)
                 raise
             if self._closed:
                 raise Draining(self._closed)

@@ -14,15 +14,20 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable
 from mcp_sandbox.models import BackendName, ChatId, SandboxInfo, SessionStatus, Statistics
-from mcp_sandbox.sessions.chat_records import AssistantSpec, ChatRecord, Ledger, assistant_of
-from mcp_sandbox.sessions.cleaning import Cleaning, GcReport, Reaper
+from mcp_sandbox.sessions.chat_records import (
+    AssistantSpec,
+    ChatRecord,
+    UseTimes,
+    read_assistant_spec,
+)
+from mcp_sandbox.sessions.cleaning import Cleaner, GcReport, Reaper
 from mcp_sandbox.sessions.gate import Gate, PolicyCheck
 from mcp_sandbox.sessions.previews import Previews
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import ChatUse, SessionContext
 from mcp_sandbox.sessions.sandbox.warm_pool import WarmPool
 from mcp_sandbox.sessions.session import Session
-from mcp_sandbox.sessions.settings import SPEC, of_chats
+from mcp_sandbox.sessions.settings import SPEC, list_chat_sandboxes
 from mcp_sandbox.sessions.skills import ChatSkills, Skills
 from mcp_sandbox.telemetry.calls import Count
 from mcp_sandbox.workspace.pool import PoolFolder
@@ -64,7 +69,7 @@ class SessionManager:
         # Where the sandboxes live, and how they reach allowed hosts.
         self.backend: BackendName = rooms.backend.name
         self.egress = rooms.egress
-        self._cleaning = Cleaning(rooms, self._own_chats)
+        self._cleaning = Cleaner(rooms, self._own_chats)
         self._reaper = Reaper(self._open_holds, self._cleaning, rooms.settings)
         self._judge = judge
         self.approvals = judge.approvals
@@ -112,7 +117,7 @@ class SessionManager:
 
     async def _take_over(self) -> None:
         """Connect to the sandboxes that run already; end those whose chat exists no more."""
-        running = await of_chats(self._context.backend)
+        running = await list_chat_sandboxes(self._context.backend)
         chats = set(await self._context.workspaces.chats())
         for chat, info in running:
             try:
@@ -139,7 +144,7 @@ class SessionManager:
                     if self._context.pool:
                         closing.start_soon(self._context.pool.stop)
                 with anyio.move_on_after(_LAST_WORDS_S):
-                    await self._context.ledger.write()
+                    await self._context.use_times.write()
         finally:
             self._closed.set()
         # The group must see a cancellation; any other error of the block is the caller's own and
@@ -170,9 +175,9 @@ class SessionManager:
         return {hold.chat for hold in [*self._holds.values()] if hold.is_busy or hold.use().open}
 
     @property
-    def ledger(self) -> Ledger:
+    def use_times(self) -> UseTimes:
         """The records of the chats."""
-        return self._context.ledger
+        return self._context.use_times
 
     async def session(
         self, chat: ChatId, assistant: AssistantSpec | None = None, *, judged: bool = False
@@ -186,8 +191,8 @@ class SessionManager:
         if assistant is not None:
             # Raises for an unknown image: noted, it would leave the chat's other clients with none.
             await self._context.backend.origin(assistant.image)
-            kept, now_s = asdict(assistant), self.ledger.clock().wall_s
-            await self.ledger.records.keep(chat, "assistant", lambda _: kept, now_s)
+            kept, now_s = asdict(assistant), self.use_times.clock().wall_s
+            await self.use_times.records.keep(chat, "assistant", lambda _: kept, now_s)
             hold.mark_outdated()
         skills = ChatSkills(chat, self._skills, hold.pinning, self._gate)
         previews = Previews(chat, self._gate, self._context)
@@ -203,10 +208,10 @@ class SessionManager:
 
     async def list(self, user: str | None = None) -> Sequence[SessionStatus]:
         """Return every known chat, or those of a user, the last used first."""
-        running = dict(await of_chats(self._context.backend))
+        running = dict(await list_chat_sandboxes(self._context.backend))
         holds = dict(self._holds)
         known = {*holds, *await self._context.workspaces.chats()}
-        records = {record.chat: record for record in await self._context.ledger.records.list()}
+        records = {record.chat: record for record in await self._context.use_times.records.list()}
         uses = {chat: hold.use() for chat, hold in holds.items()}
         rows = [
             self._status(chat, records.get(chat), running.get(chat), uses.get(chat, ChatUse()))
@@ -218,7 +223,7 @@ class SessionManager:
     def _status(
         self, chat: ChatId, record: ChatRecord | None, sandbox: SandboxInfo | None, use: ChatUse
     ) -> SessionStatus:
-        created_at, last_used_at = self._context.ledger.times(chat, record)
+        created_at, last_used_at = self._context.use_times.times(chat, record)
         return SessionStatus(
             # A short name of the chat that is the same in every server.
             id=hashlib.sha256(str(chat).encode()).hexdigest()[:12],
@@ -232,7 +237,7 @@ class SessionManager:
             spec=sandbox.labels.get(SPEC, "") if sandbox else "",
             busy=use.calls,
             background=use.background,
-            assistant=assistant_of(record).name,
+            assistant=read_assistant_spec(record).name,
         )
 
     async def size(self, chat: ChatId) -> int | None:

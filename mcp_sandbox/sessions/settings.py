@@ -82,16 +82,16 @@ class SessionSettings:
         return SandboxSpec(mounts, limits, network, self.env, labels, idle_s, image)
 
 
-def chat_of(labels: Mapping[str, str]) -> ChatId | None:
+def find_chat_label(labels: Mapping[str, str]) -> ChatId | None:
     """Return the chat that a sandbox's labels name; None if they name none."""
     with suppress(KeyError, InvalidArgument):
         return ChatId(labels["user"], labels["chat"])
     return None
 
 
-async def of_chats(backend: Backend) -> Sequence[tuple[ChatId, SandboxInfo]]:
+async def list_chat_sandboxes(backend: Backend) -> Sequence[tuple[ChatId, SandboxInfo]]:
     """Return the sandboxes of chats, of all servers."""
-    found = [(chat_of(info.labels), info) for info in await backend.running()]
+    found = [(find_chat_label(info.labels), info) for info in await backend.running()]
     return [(chat, info) for chat, info in found if chat]
 
 

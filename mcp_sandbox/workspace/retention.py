@@ -39,7 +39,7 @@ class Age:
 
 
 @dataclass(frozen=True)
-class Due:
+class DueChat:
     """A chat whose files are due to go."""
 
     chat: ChatId
@@ -114,13 +114,13 @@ def due(
     keep_s: float,
     in_use: Collection[ChatId] = (),
     watched_s: float = WATCHED_S,
-) -> list[Due]:
+) -> list[DueChat]:
     """Return the chats unused for `keep_s` seconds; with 0, none."""
     if keep_s <= 0:
         return []
     kept = f"kept for {in_words(keep_s)} (workspace.retention)"
     found = [chat for chat in outdated(ages, keep_s, watched_s) if chat not in in_use]
-    return [Due(chat, f"not used for {in_words(ages[chat].idle_s)}; {kept}") for chat in found]
+    return [DueChat(chat, f"not used for {in_words(ages[chat].idle_s)}; {kept}") for chat in found]
 
 
 def is_time(schedule: str, last: datetime, now: datetime) -> bool:

@@ -14,7 +14,7 @@ from mcp_sandbox.agents.events import Completion
 from mcp_sandbox.agents.hooks import Context, Hooks, Memory, Payload, hooks_of
 from mcp_sandbox.errors import ConfigError, NotPermitted, TooLarge
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.chat_records import ChatRecords, Ledger, system_clock
+from mcp_sandbox.sessions.chat_records import ChatRecords, UseTimes, system_clock
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 DONE = Completion("done")
@@ -95,7 +95,7 @@ async def test_a_hook_is_not_waited_for_without_end(
 
 
 async def test_what_is_remembered_is_kept_with_the_chat_alone(tmp_path: Path) -> None:
-    ledger = Ledger(ChatRecords(tmp_path), system_clock)
+    ledger = UseTimes(ChatRecords(tmp_path), system_clock)
     memory, other = (Memory(ledger, ChatId("local", chat)) for chat in ("a", "b"))
     assert await memory.load() == {}
     await memory.save({"runs": 1})
@@ -104,7 +104,7 @@ async def test_what_is_remembered_is_kept_with_the_chat_alone(tmp_path: Path) ->
 
 
 async def test_only_so_much_is_remembered_as_json_holds(tmp_path: Path) -> None:
-    memory = Memory(Ledger(ChatRecords(tmp_path), system_clock), ChatId("local", "a"))
+    memory = Memory(UseTimes(ChatRecords(tmp_path), system_clock), ChatId("local", "a"))
     with pytest.raises(TooLarge, match="at most 65,536 are kept"):
         await memory.save({"a": "x" * 70_000})
     values: Sequence[Any] = ({1}, object())

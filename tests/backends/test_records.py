@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.backends.sandbox_records import Record, Records, new_id, remove_tree
+from mcp_sandbox.backends.sandbox_records import SandboxRecord, SandboxRecords, new_id, remove_tree
 from mcp_sandbox.models import BackendName
 
 
@@ -38,8 +38,8 @@ def test_deep_and_closed_trees_are_removed(tmp_path: Path) -> None:
 def test_a_record_goes_whatever_code_put_beside_the_socket(
     name: BackendName, tmp_path: Path
 ) -> None:
-    records, sandbox_id = Records(tmp_path, name), new_id()
-    token = records.open(sandbox_id, Record(name), hand_over=True, shown={"hosts": "x"})
+    records, sandbox_id = SandboxRecords(tmp_path, name), new_id()
+    token = records.open(sandbox_id, SandboxRecord(name), hand_over=True, shown={"hosts": "x"})
     assert (records.socket_directory(sandbox_id) / "token").read_text() == token.hex()
     plant(records.socket_directory(sandbox_id))
     records.forget(sandbox_id)
@@ -53,9 +53,9 @@ def test_a_record_goes_whatever_code_put_beside_the_socket(
 def test_a_damaged_record_is_that_of_a_dead_sandbox_and_hides_no_other(
     name: BackendName, garbage: bytes, tmp_path: Path
 ) -> None:
-    records, damaged, whole = Records(tmp_path, name), new_id(), new_id()
+    records, damaged, whole = SandboxRecords(tmp_path, name), new_id(), new_id()
     for each in (damaged, whole):
-        records.open(each, Record(name, labels={"chat": "c"}))
+        records.open(each, SandboxRecord(name, labels={"chat": "c"}))
     state = records.directory(damaged) / ("container" if name == "docker" else "state.json")
     state.write_bytes(garbage)
     found = records.all()
@@ -66,7 +66,7 @@ def test_a_damaged_record_is_that_of_a_dead_sandbox_and_hides_no_other(
 def test_a_record_of_a_sandbox_to_come_stays_until_its_server_has_had_its_time(
     tmp_path: Path,
 ) -> None:
-    record = Record("docker")
+    record = SandboxRecord("docker")
     assert not record.given_up(180)
     assert replace(record, made_s=record.made_s - 200).given_up(180)
     assert not replace(record, made_s=record.made_s - 200).given_up()

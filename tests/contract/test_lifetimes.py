@@ -207,7 +207,7 @@ async def test_a_lost_record_costs_nothing_but_the_times_of_use(
             ruin()
             assert (await session.exec("cat file")).stdout == "kept\n"
             assert [row.chat for row in await manager.list()] == [A]
-            await manager._context.ledger.write()
+            await manager._context.use_times.write()
     note.unlink()
     clock.pass_(30 * DAY_S)
     async with open_manager(config, clock=clock) as manager:

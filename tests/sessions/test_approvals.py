@@ -12,7 +12,7 @@ from mcp_sandbox.config import AuditConfig
 from mcp_sandbox.errors import Busy, ConsentNeeded, NotFound, NotPermitted
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.approvals import Approval, Approvals, Word, asks
-from mcp_sandbox.sessions.chat_records import ChatRecords, Ledger
+from mcp_sandbox.sessions.chat_records import ChatRecords, UseTimes
 from tests.sessions.clocks import SetClock
 
 CHAT = ChatId("me", "work")
@@ -49,7 +49,7 @@ class Desk:
 async def desk(data_root: Path) -> Desk:
     clock, records = SetClock(), ChatRecords(data_root)
     audit = Audit(data_root, AuditConfig(enabled=False))
-    return Desk(clock, records, Approvals(Ledger(records, clock), audit, DAY))
+    return Desk(clock, records, Approvals(UseTimes(records, clock), audit, DAY))
 
 
 def call(number: int = 0, *about: str) -> Approval:

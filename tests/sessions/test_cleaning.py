@@ -12,8 +12,8 @@ import pytest
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.config import AuditConfig, ProjectConfig, WorkspaceConfig
 from mcp_sandbox.models import BackendName, ChatId, SandboxId, SandboxInfo
-from mcp_sandbox.sessions.chat_records import ChatRecord, ChatRecords, Ledger
-from mcp_sandbox.sessions.cleaning import Cleaning, GcItem
+from mcp_sandbox.sessions.chat_records import ChatRecord, ChatRecords, UseTimes
+from mcp_sandbox.sessions.cleaning import Cleaner, GcItem
 from mcp_sandbox.sessions.sandbox.context import SessionContext
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.workspace.directory import Workspaces
@@ -56,17 +56,17 @@ class Server:
         self.engine = Engine()
         self.workspaces = Workspaces(data_root, owner=OWNER, now=lambda: clock().wall_s)
         self.records = ChatRecords(data_root)
-        self.ledger = Ledger(self.records, clock)
+        self.ledger = UseTimes(self.records, clock)
         rooms = SessionContext(
             # Which sandboxes run is what each test says.
             backend=self.engine,  # type: ignore[arg-type]
             workspaces=self.workspaces,
             projects=Projects(ProjectConfig(), data_root, owner=OWNER, folders=ClientFolders()),
-            ledger=self.ledger,
+            use_times=self.ledger,
             audit=Audit(data_root, AuditConfig(enabled=False)),
             settings=SessionSettings(workspace=WorkspaceConfig(retention=keep_s)),
         )
-        self.cleaning = Cleaning(rooms, lambda: self.used)
+        self.cleaning = Cleaner(rooms, lambda: self.used)
 
     async def use(self, chat: ChatId) -> Path:
         """A call of the chat, from which a file stays."""
@@ -75,7 +75,7 @@ class Server:
         if await self.records.get(chat) is None:
             now_s = self.ledger.clock().wall_s
             await self.records.put(ChatRecord(chat, "docker", now_s, now_s))
-        self.ledger.used(chat)
+        self.ledger.note_use(chat)
         return found.workspace / "file"
 
     async def known(self) -> list[ChatId]:
@@ -170,7 +170,7 @@ async def test_a_chat_that_is_used_while_it_is_to_be_removed_stays(
         class Used(ChatRecords):
             @asynccontextmanager
             async def hold(self, chat: ChatId, *, at_once: bool = False) -> AsyncGenerator[bool]:
-                other.ledger.used(chat)
+                other.ledger.note_use(chat)
                 await other.ledger.write()
                 async with super().hold(chat, at_once=at_once) as ours:
                     yield ours

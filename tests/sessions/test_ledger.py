@@ -10,8 +10,8 @@ from mcp_sandbox.sessions.chat_records import (
     AssistantSpec,
     ChatRecord,
     ChatRecords,
-    Ledger,
-    assistant_of,
+    UseTimes,
+    read_assistant_spec,
 )
 from tests.sessions.clocks import NOON, SetClock
 
@@ -25,10 +25,10 @@ def clock() -> SetClock:
 
 async def test_use_counts_at_once_and_is_written_later(tmp_path: Path, clock: SetClock) -> None:
     records = ChatRecords(tmp_path)
-    ledger = Ledger(records, clock)
+    ledger = UseTimes(records, clock)
     await records.put(ChatRecord(ANN, "docker", NOON, NOON))
     clock.pass_(60)
-    ledger.used(ANN)
+    ledger.note_use(ANN)
     clock.pass_(30)
     assert (ledger.idle_s(ANN), ledger.idle_s(BOB)) == (30, 0)
     record = await records.get(ANN)
@@ -46,13 +46,13 @@ async def test_a_disk_that_fails_is_told_once_and_tried_again(
     tmp_path: Path, clock: SetClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     records = ChatRecords(tmp_path)
-    ledger = Ledger(records, clock)
+    ledger = UseTimes(records, clock)
     await records.put(ChatRecord(ANN, "docker", NOON, NOON))
     folder = tmp_path / "sandbox" / "records" / "ann"
     folder.rename(tmp_path / "away")
     folder.write_bytes(b"in the way")
     clock.pass_(60)
-    ledger.used(ANN)
+    ledger.note_use(ANN)
     for _ in range(3):
         await ledger.write()
     assert caplog.text.count("trying again until it works") == 1
@@ -66,5 +66,5 @@ async def test_what_a_newer_version_has_noted_of_an_assistant_is_left_out(tmp_pa
     records = ChatRecords(tmp_path)
     noted = {"name": "coder", "limits": {"pids": 64, "newer": 1}, "newer": {}}
     await records.put(ChatRecord(ANN, "docker", NOON, NOON, further={"assistant": noted}))
-    spec = assistant_of(await records.get(ANN))
+    spec = read_assistant_spec(await records.get(ANN))
     assert spec == AssistantSpec("coder", limits={"pids": 64})

@@ -78,7 +78,7 @@ async def test_a_sandbox_is_removed_when_nobody_used_it_for_long(
     server: Server, clock: SetClock
 ) -> None:
     sandbox = Sandbox()
-    server.ledger.used(CHAT)
+    server.ledger.note_use(CHAT)
     reaper = reaper_of(server, sandbox)
     for _ in range(4):
         clock.pass_(99)
@@ -91,7 +91,7 @@ async def test_a_sandbox_is_removed_when_nobody_used_it_for_long(
 
 async def test_a_paused_one_is_removed_with_its_background(server: Server, clock: SetClock) -> None:
     sandbox = Sandbox(paused=True, background=1)
-    server.ledger.used(CHAT)
+    server.ledger.note_use(CHAT)
     clock.pass_(399)
     await reaper_of(server, sandbox).look()
     assert sandbox.done == []
@@ -125,7 +125,7 @@ async def test_background_work_and_calls_keep_it_as_if_it_were_used(
 
 async def test_a_jump_of_the_clock_ends_nothing(server: Server, clock: SetClock) -> None:
     sandbox = Sandbox()
-    server.ledger.used(CHAT)
+    server.ledger.note_use(CHAT)
     clock.jump(365 * DAY_S)
     await reaper_of(server, sandbox).look()
     assert sandbox.done == []

@@ -13,7 +13,7 @@ from mcp_sandbox.workspace.retention import (
     WATCHED_S,
     Age,
     Ages,
-    Due,
+    DueChat,
     Moment,
     due,
     in_words,
@@ -62,7 +62,7 @@ def test_a_person_who_asks_need_not_wait() -> None:
 
 def test_the_reason_says_how_long_and_which_setting() -> None:
     (found,) = due(watched({OLD: NOON - 9 * DAY_S}, START), keep_s=WEEK_S, watched_s=0)
-    assert found == Due(OLD, "not used for 9 days; kept for 7 days (workspace.retention)")
+    assert found == DueChat(OLD, "not used for 9 days; kept for 7 days (workspace.retention)")
 
 
 def test_nothing_is_due_without_a_retention() -> None:

@@ -20,8 +20,8 @@ from mcp_sandbox.backends.bubblewrap.host import Host, explain, facts, look
 from mcp_sandbox.backends.bubblewrap.launch import NotStarted, launch
 from mcp_sandbox.backends.sandbox_records import (
     ProcessId,
-    Record,
-    Records,
+    SandboxRecord,
+    SandboxRecords,
     end,
     gone,
     has_ended,
@@ -116,7 +116,7 @@ class BubblewrapBackend:
         self._root = data_root
         self._walls = walls
         self.name: BackendName = "bubblewrap" if walls else "unsafe-local"
-        self._records = Records(data_root, self.name)
+        self._records = SandboxRecords(data_root, self.name)
         # Process numbers of this server's children; ended ones are waited for, against zombies.
         self._children: set[int] = set()
         self._host: Host | None = None
@@ -161,7 +161,9 @@ class BubblewrapBackend:
             raise gone(sandbox_id)
         return self._sandbox(sandbox_id, record, token)
 
-    def _sandbox(self, sandbox_id: SandboxId, record: Record, token: bytes) -> ProcessSandbox:
+    def _sandbox(
+        self, sandbox_id: SandboxId, record: SandboxRecord, token: bytes
+    ) -> ProcessSandbox:
         if record.process is None or record.facts is None:
             raise gone(sandbox_id)
         sockets, process = self._records.socket_directory(sandbox_id), record.process
@@ -184,7 +186,7 @@ class BubblewrapBackend:
             await self._remove(sandbox_id, record)
         await self._sweep()
 
-    async def _remove(self, sandbox_id: SandboxId, record: Record) -> None:
+    async def _remove(self, sandbox_id: SandboxId, record: SandboxRecord) -> None:
         # With pid 1 the kernel ends all processes of the namespace. bwrap waits for pid 1 and
         # then ends.
         ended = record.process is None or await kill(record.process)
@@ -200,7 +202,7 @@ class BubblewrapBackend:
         await to_thread.run_sync(cgroups.remove, record.cgroups)
         await to_thread.run_sync(self._records.forget, sandbox_id)
 
-    async def _sweep(self) -> dict[SandboxId, Record]:
+    async def _sweep(self) -> dict[SandboxId, SandboxRecord]:
         """Remove what dead sandboxes left; return all records found before that."""
         self._collect()
         found = await to_thread.run_sync(self._records.all)
@@ -219,20 +221,20 @@ class BubblewrapBackend:
 
     def _start(
         self, sandbox_id: SandboxId, spec: SandboxSpec
-    ) -> tuple[Record, bytes, socket.socket, Callable[[], None]]:
+    ) -> tuple[SandboxRecord, bytes, socket.socket, Callable[[], None]]:
         """Start it with its limits; return its record, token, a socket to it, and its check."""
         host = self._look()
         spec = host.possible(spec)
         if not self._walls:
             _logger.warning("unsafe-local: code runs on this host with no isolation")
         groups = host.cgroups.paths(sandbox_id)
-        record = Record(
+        record = SandboxRecord(
             self.name, labels=dict(spec.labels), facts=facts(host, spec), cgroups=groups
         )
         token = self._records.open(sandbox_id, record)
         host.cgroups.create(sandbox_id, spec.limits)
 
-        def admit(told: verify.Told) -> tuple[Record, verify.Told]:
+        def admit(told: verify.Told) -> tuple[SandboxRecord, verify.Told]:
             self._children.add(told.launcher)
             host.cgroups.add(sandbox_id, told.pid, joined=joined)
             started = replace(record, process=identify(told.pid), launcher=identify(told.launcher))

@@ -40,7 +40,7 @@ from mcp_sandbox.backends.docker.spec import (
 )
 from mcp_sandbox.backends.local_socket import connect
 from mcp_sandbox.backends.runner_copy import runner_digest
-from mcp_sandbox.backends.sandbox_records import Record, Records, gone, new_id
+from mcp_sandbox.backends.sandbox_records import SandboxRecord, SandboxRecords, gone, new_id
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, InsecureSandbox, SandboxGone
 from mcp_sandbox.models import (
@@ -97,7 +97,7 @@ class DockerBackend:
 
     def __init__(self, config: DockerConfig, data_root: Path) -> None:
         self._config = config
-        self._records = Records(data_root, "docker")
+        self._records = SandboxRecords(data_root, "docker")
         self._instance = instance_of(data_root)
         self.connection = client.connection_of(config)
         self._starts = CapacityLimiter(_STARTS_AT_ONCE)
@@ -136,7 +136,7 @@ class DockerBackend:
 
             def note() -> bytes:
                 # In a thread: it reads /proc to record which process creates the sandbox.
-                record = Record("docker", labels=dict(spec.labels), network=spec.network)
+                record = SandboxRecord("docker", labels=dict(spec.labels), network=spec.network)
                 return self._records.open(sandbox_id, record, hand_over=by_file, shown=_SHOWN)
 
             token = await to_thread.run_sync(note)

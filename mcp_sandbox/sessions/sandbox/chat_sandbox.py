@@ -92,7 +92,7 @@ class ChatSandbox:
         """
         self._calls += 1
         self._context.capacity.mark_used(self)
-        self._context.ledger.used(self.chat)
+        self._context.use_times.note_use(self.chat)
         try:
             held = await self._open()
             if held.doors:
@@ -110,7 +110,7 @@ class ChatSandbox:
                 raise await self._explain_loss(held, exc) from exc
         finally:
             self._calls -= 1
-            self._context.ledger.used(self.chat)
+            self._context.use_times.note_use(self.chat)
             self._context.capacity.mark_idle(self)
 
     async def _explain_loss(self, held: OpenSandbox, exc: SandboxGone) -> SandboxGone:
@@ -328,7 +328,7 @@ class ChatSandbox:
                 elif files == "remove":
                     await self._context.workspaces.remove(self.chat)
                     await self._context.records.remove(self.chat)
-                    self._context.ledger.forget(self.chat)
+                    self._context.use_times.forget(self.chat)
         self.meter.note_change()
         if files != "keep":
             self.pinning.forget()

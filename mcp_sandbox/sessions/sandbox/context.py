@@ -26,7 +26,7 @@ from mcp_sandbox.errors import (
 from mcp_sandbox.models import ChatId, Ending, ExecResult, Limits, ProcessRow
 from mcp_sandbox.runtime.doors import Doorway
 from mcp_sandbox.runtime.runtime import Runtime
-from mcp_sandbox.sessions.chat_records import ChatRecords, Ledger
+from mcp_sandbox.sessions.chat_records import ChatRecords, UseTimes
 from mcp_sandbox.sessions.sandbox.capacity import Capacity
 from mcp_sandbox.sessions.sandbox.notices import Notices
 from mcp_sandbox.sessions.sandbox.warm_pool import WarmPool
@@ -72,7 +72,7 @@ class SessionContext:
     backend: Backend
     workspaces: Workspaces
     projects: Projects
-    ledger: Ledger
+    use_times: UseTimes
     audit: Audit
     settings: SessionSettings
     notices: Notices = field(default_factory=Notices)
@@ -90,7 +90,7 @@ class SessionContext:
 
     @property
     def records(self) -> ChatRecords:
-        return self.ledger.records
+        return self.use_times.records
 
     def start_doors(self, chat: ChatId, held: "OpenSandbox") -> None:
         """Open the doors of a sandbox, and its way to allowed hosts if there is one."""

@@ -26,11 +26,17 @@ from mcp_sandbox.errors import (
 from mcp_sandbox.models import ChatId, SandboxId, SandboxInfo, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Refusal, Runtime
-from mcp_sandbox.sessions.chat_records import ChatRecord, assistant_of
+from mcp_sandbox.sessions.chat_records import ChatRecord, read_assistant_spec
 from mcp_sandbox.sessions.sandbox.context import OpenSandbox, SessionContext, describe_death
 from mcp_sandbox.sessions.sandbox.notices import describe_lost
 from mcp_sandbox.sessions.sandbox.warm_pool import connect
-from mcp_sandbox.sessions.settings import SPEC, STARTED, chat_of, of_chats, started_s
+from mcp_sandbox.sessions.settings import (
+    SPEC,
+    STARTED,
+    find_chat_label,
+    list_chat_sandboxes,
+    started_s,
+)
 from mcp_sandbox.telemetry.logs import event
 from mcp_sandbox.workspace.directory import ChatDirectories
 from mcp_sandbox.workspace.projects import Shown
@@ -124,7 +130,7 @@ class SandboxLifecycle:
         self, opened: Connected, shown: Shown, record: ChatRecord | None, news: str = ""
     ) -> OpenSandbox:
         """Note in the chat's record which sandbox it has; if that fails, the labels still tell."""
-        rooms, now, (sandbox, runtime) = self._context, self._context.ledger.clock(), opened
+        rooms, now, (sandbox, runtime) = self._context, self._context.use_times.clock(), opened
         before = record or ChatRecord(self._chat, None, created_s=now.wall_s, used_s=now.wall_s)
         bound = replace(
             before,
@@ -152,7 +158,11 @@ class SandboxLifecycle:
 
     async def running(self) -> Sequence[SandboxInfo]:
         """Return the sandboxes that carry the chat's labels."""
-        return [info for chat, info in await of_chats(self._context.backend) if chat == self._chat]
+        return [
+            info
+            for chat, info in await list_chat_sandboxes(self._context.backend)
+            if chat == self._chat
+        ]
 
     async def _find(
         self, wanted: DesiredSandbox, record: ChatRecord | None
@@ -181,7 +191,7 @@ class SandboxLifecycle:
         rooms = self._context
         try:
             sandbox = await rooms.backend.attach(sandbox_id)
-            labelled = chat_of(sandbox.labels)
+            labelled = find_chat_label(sandbox.labels)
             if labelled == self._chat:
                 return sandbox, await connect(sandbox, directories, rooms.tasks, rooms.settings)
         except SandboxGone as exc:
@@ -200,10 +210,10 @@ class SandboxLifecycle:
         return await self._replace(held.sandbox, held.runtime, wanted)
 
     async def _wanted(self, shown: Shown, record: ChatRecord | None) -> DesiredSandbox:
-        assistant = assistant_of(record)
+        assistant = read_assistant_spec(record)
         origin = await self._context.backend.origin(assistant.image)
         directories = await self._context.workspaces.open(self._chat)
-        now_s = self._context.ledger.clock().steady_s
+        now_s = self._context.use_times.clock().steady_s
         labels = {"user": self._chat.user, "chat": self._chat.chat, STARTED: f"{now_s:.0f}"}
         spec = self._context.settings.spec(directories, labels, origin, shown.mounts, assistant)
         return DesiredSandbox(spec, directories, shown)
@@ -323,7 +333,7 @@ class SandboxLifecycle:
         """
         try:
             ending = await held.sandbox.ending(within_s=_DYING_S)
-            assistant = assistant_of(await self._context.records.look(self._chat))
+            assistant = read_assistant_spec(await self._context.records.look(self._chat))
             limits = replace(self._context.settings.limits, **assistant.limits)
             died_of = describe_death(ending, limits) if ending else ""
         except OperatorError as exc:
@@ -364,7 +374,7 @@ class SandboxLifecycle:
         return refusal == "users"
 
     def age_s(self, held: OpenSandbox) -> float:
-        return self._context.ledger.clock().steady_s - held.started_s
+        return self._context.use_times.clock().steady_s - held.started_s
 
     def tell_ended(self, held: OpenSandbox, cause: str | None) -> None:
         """Tell the agent why a sandbox died, as `discard_dead` returns it."""

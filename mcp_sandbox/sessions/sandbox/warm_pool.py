@@ -44,7 +44,7 @@ _LOOK_S = 5.0
 
 
 @dataclass(frozen=True, eq=False)
-class Warm:
+class WarmSandbox:
     """A sandbox in which nothing has run yet, with the connection to its runner."""
 
     sandbox: Sandbox
@@ -78,9 +78,9 @@ class WarmPool:
         self._free = free
         self._look_after_s = look_after_s
         # Oldest first; cancelling the scope ends the wait for its death or old age.
-        self._idle: dict[Warm, anyio.CancelScope] = {}
+        self._idle: dict[WarmSandbox, anyio.CancelScope] = {}
         # Adopted by chats; their remains in the pool are removed when no call waits.
-        self._given: list[Warm] = []
+        self._given: list[WarmSandbox] = []
         self._starting = self._leaving = self._foreground = 0
         self._hits = self._misses = 0
         self._failures = 0
@@ -147,7 +147,7 @@ class WarmPool:
             self._leaving -= 1
             self._changed.set()
 
-    async def _give(self, warm: Warm, chat: ChatId) -> tuple[Sandbox, Runtime] | None:
+    async def _give(self, warm: WarmSandbox, chat: ChatId) -> tuple[Sandbox, Runtime] | None:
         try:
             labels = {**warm.sandbox.labels, "user": chat.user, "chat": chat.chat}
             await self._backend.relabel(warm.sandbox.id, labels)
@@ -259,7 +259,7 @@ class WarmPool:
         for process in dead:
             await to_thread.run_sync(self._folder.remove, process)
 
-    async def _make(self) -> Warm:
+    async def _make(self) -> WarmSandbox:
         trees = await self._folder.prepare()
         try:
             sandbox = await self._backend.create(await self._spec(trees))
@@ -273,13 +273,13 @@ class WarmPool:
         except BaseException:
             await self._remove(sandbox.id, trees)
             raise
-        return Warm(sandbox, runtime, trees)
+        return WarmSandbox(sandbox, runtime, trees)
 
     async def _spec(self, trees: WarmTrees) -> SandboxSpec:
         labels, origin = {_LABEL: trees.label}, await self._backend.origin()
         return self._settings.spec(trees.directories, labels, origin)
 
-    async def _stay_with(self, warm: Warm) -> None:
+    async def _stay_with(self, warm: WarmSandbox) -> None:
         """Return when it is unusable: it has ended, is stuck, or would be made otherwise now."""
         while not warm.runtime.broken:
             with anyio.move_on_after(self._look_after_s):
@@ -294,7 +294,7 @@ class WarmPool:
                 logger.info("warm sandbox %s is outdated: the image has changed", warm.sandbox.id)
                 return
 
-    async def _drop(self, warm: Warm) -> None:
+    async def _drop(self, warm: WarmSandbox) -> None:
         with anyio.move_on_after(_DROP_S, shield=True):
             await warm.runtime.aclose()
         await self._remove(warm.sandbox.id, warm.trees)
