@@ -50,7 +50,7 @@ def main() -> None:
     if "STARTER" in settings:
         os.write(int(settings["STARTER"]), b"1")
     fork = unread is not None and not interpreter.is_steered(env)
-    warm = interpreter.fork(env) if fork else interpreter.start(env)
+    warm = interpreter.fork_interpreter(env) if fork else interpreter.start_interpreter(env)
     _link_skills(settings.get("HOME", "/home/sandbox"))
     if unread is not None:
         settings["TOKEN"] = os.read(unread, _MOST_TOKEN).decode()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.runner.workers import worker
-from mcp_sandbox.runner.workers.worker import Names
+from mcp_sandbox.runner.workers.worker import SeenNames
 
 
 def a_tick_later() -> None:
@@ -17,8 +17,8 @@ def a_tick_later() -> None:
         time.sleep(0.001)
 
 
-def begun(top: Path, names: Names | None = None) -> Names:
-    names = names or Names()
+def begun(top: Path, names: SeenNames | None = None) -> SeenNames:
+    names = names or SeenNames()
     a_tick_later()
     names.begin(str(top))
     return names
@@ -50,7 +50,7 @@ def test_what_others_did_before_a_command_is_not_its_doing(tmp_path: Path) -> No
 
 
 def test_a_name_that_comes_within_the_same_tick_is_seen(tmp_path: Path) -> None:
-    names = Names()
+    names = SeenNames()
     for number in range(50):
         names.begin(str(tmp_path))
         (tmp_path / str(number)).write_text("1")

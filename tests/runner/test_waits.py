@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mcp_sandbox.runner.calls.command import Wait
 from mcp_sandbox.runner.calls.output import HALF, Stream
-from mcp_sandbox.runner.calls.table import MOST_RUNNING, Table
+from mcp_sandbox.runner.calls.table import MOST_RUNNING, ProcessTable
 from mcp_sandbox.runner.wire.protocol import OpError
 
 PIECES = st.lists(st.tuples(st.sampled_from(["stdout", "stderr"]), st.text("ab€", max_size=5)))
@@ -95,36 +95,36 @@ def test_nothing_is_found_across_what_is_left_out() -> None:
     assert wait.met
 
 
-def started(table: Table, count: int = 1, *, released: bool = True) -> list[Any]:
+def started(table: ProcessTable, count: int = 1, *, released: bool = True) -> list[Any]:
     commands: list[Any] = [Scripted(released=released) for _ in range(count)]
     for command in commands:
         table.note(command)
     return commands
 
 
-def end(table: Table, command: Any, *, told: bool = False) -> None:
+def end(table: ProcessTable, command: Any, *, told: bool = False) -> None:
     command.has_ended, command.ended_at = True, time.monotonic()
     command.told = told
     table.note(command)
 
 
-def ids(table: Table) -> list[str]:
+def ids(table: ProcessTable) -> list[str]:
     return [row["id"] for row in table.rows()]
 
 
 def test_ids_are_counted_and_are_those_of_one_sandbox() -> None:
-    table = Table(lambda: None, lambda _: None)
+    table = ProcessTable(lambda: None, lambda _: None)
     first, second = started(table, 2)
     assert re.fullmatch(r"p1-[2-9a-hjkmnp-z]{3}", first.id)
     assert second.id == first.id.replace("p1", "p2")
     assert table.find(second.id) is second
-    tables = [Table(lambda: None, lambda _: None) for _ in range(20)]
+    tables = [ProcessTable(lambda: None, lambda _: None) for _ in range(20)]
     assert len({started(each)[0].id for each in tables}) > 10
 
 
 @pytest.mark.parametrize("unknown", [None, 7, "", "p9", "x" * 9999, ["p1"], "p3\n"])
 def test_an_unknown_id_is_answered_with_the_known_ones(unknown: object) -> None:
-    table = Table(lambda: None, lambda _: None)
+    table = ProcessTable(lambda: None, lambda _: None)
     (command,) = started(table)
     with pytest.raises(OpError, match=f"there is no process .*there are: {command.id} ") as refused:
         table.find(unknown)
@@ -132,7 +132,7 @@ def test_an_unknown_id_is_answered_with_the_known_ones(unknown: object) -> None:
 
 
 def test_the_last_that_ended_are_kept_for_an_hour() -> None:
-    table = Table(lambda: None, lambda _: None)
+    table = ProcessTable(lambda: None, lambda _: None)
     commands = started(table, 40)
     for command in commands:
         end(table, command)
@@ -146,7 +146,7 @@ def test_the_last_that_ended_are_kept_for_an_hour() -> None:
 
 def test_what_was_answered_with_its_end_is_not_kept() -> None:
     ends: list[dict[str, Any]] = []
-    table = Table(lambda: None, ends.append)
+    table = ProcessTable(lambda: None, ends.append)
     (command,) = started(table, released=False)
     end(table, command)
     assert (ids(table), ends, table.untold()) == ([], [], [])
@@ -154,7 +154,7 @@ def test_what_was_answered_with_its_end_is_not_kept() -> None:
 
 def test_an_end_is_untold_until_somebody_was_told_of_it() -> None:
     ends: list[dict[str, Any]] = []
-    table = Table(lambda: None, ends.append)
+    table = ProcessTable(lambda: None, ends.append)
     waited_for, missed, told_later = started(table, 3)
     end(table, waited_for, told=True)
     end(table, missed)
@@ -165,7 +165,7 @@ def test_an_end_is_untold_until_somebody_was_told_of_it() -> None:
 
 
 def test_those_whose_call_waits_do_not_count_towards_the_most() -> None:
-    table = Table(lambda: None, lambda _: None)
+    table = ProcessTable(lambda: None, lambda _: None)
     started(table, 10, released=False)
     going = started(table, MOST_RUNNING)
     assert table.in_background() == going

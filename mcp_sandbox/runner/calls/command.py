@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from mcp_sandbox.runner.kernel.loop import Loop, Timer
     from mcp_sandbox.runner.wire.connection import Reply
-    from mcp_sandbox.runner.workers.cells import Cells
-    from mcp_sandbox.runner.workers.interpreter import Notebook, Worker
+    from mcp_sandbox.runner.workers.cells import Notebooks
+    from mcp_sandbox.runner.workers.interpreter import Notebook, WorkerHandle
     from mcp_sandbox.runner.workers.pool import Pool
-    from mcp_sandbox.runner.workers.warm_shell import Standby
+    from mcp_sandbox.runner.workers.warm_shell import WarmShell
 
 _PRELUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "javascript.cjs")
 _NODE = ["node", "--input-type=module", "--require", _PRELUDE, "-"]
@@ -57,8 +57,8 @@ class Command:
         self,
         loop: Loop,
         pool: Pool,
-        cells: Cells,
-        standby: Standby,
+        cells: Notebooks,
+        standby: WarmShell,
         note: Callable[[Command], None],
         args: dict[str, Any],
     ) -> None:
@@ -73,7 +73,7 @@ class Command:
         self.shell: str | None = args.get("shell")
         # Until the worker reports more: without it, no state of the shell is saved.
         self._of_shell = ["kept"] if self.shell else []
-        self._worker: Worker | Notebook | None = None
+        self._worker: WorkerHandle | Notebook | None = None
         # The process below which everything runs that the command has started.
         self.main: int | None = None
         self.streams = Streams(loop, args, self.waits)
@@ -103,7 +103,7 @@ class Command:
         With `more`, wait for the rest of the input first.
         """
         self._born_since = processes.now_ticks()
-        self._kills_before = self._pool.memory.kills()
+        self._kills_before = self._pool.memory.count_kills()
         self._note(self)
         self._job = self._describe()
         begin = (code or b"")[:_SHOWN_BYTES].decode("utf-8", "replace")
@@ -118,7 +118,7 @@ class Command:
         self._is_plain = self._job["gated"] and not (stdin or more or self._job["tty"])
         ready = None
         if self._is_plain and self._pool.has_room(self._note_ending):
-            ready = self._standby.start(self._job, code or b"", self._hear)
+            ready = self._standby.start(self._job, code or b"", self._on_message)
         if ready:
             self._worker, self._born_since, self._launched = ready.worker, ready.born, True
             self.streams.use(ready.ours, ready.theirs)
@@ -154,10 +154,12 @@ class Command:
         try:
             if self._job["notebook"]:
                 start, fds = self._cells.start, self.streams.theirs
-                self._worker = self._notebook = start(self._job, fds, self._hear)
+                self._worker = self._notebook = start(self._job, fds, self._on_message)
                 return
             seat = self._args.get("language") == "python"
-            self._worker = self._pool.start(self._job, self.streams.theirs, self._hear, seat=seat)
+            self._worker = self._pool.start(
+                self._job, self.streams.theirs, self._on_message, seat=seat
+            )
         except OpError as exc:
             self._failed(exc.code, exc.message)
 
@@ -212,7 +214,7 @@ class Command:
 
         self._loop.later(grace_s, kill_rest)
 
-    def _hear(self, said: dict[str, Any]) -> None:
+    def _on_message(self, said: dict[str, Any]) -> None:
         if said["e"] == "begin":
             self._begun = True
         elif said["e"] == "pid":
@@ -308,7 +310,7 @@ class Command:
             # While other calls run, no change of a file can be assigned to this command.
             self._changed = dict.fromkeys(self._changed)
         if status != 0 and self._why is None:
-            self._out_of_memory = self._pool.memory.kills() > self._kills_before
+            self._out_of_memory = self._pool.memory.count_kills() > self._kills_before
         self._close()
         self.told = bool(self.waits)
         self._note(self)

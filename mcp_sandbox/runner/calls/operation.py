@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from mcp_sandbox.runner.kernel.loop import Loop
     from mcp_sandbox.runner.wire.connection import Reply
-    from mcp_sandbox.runner.workers.interpreter import Worker
+    from mcp_sandbox.runner.workers.interpreter import WorkerHandle
     from mcp_sandbox.runner.workers.pool import Pool
 
 # How long a cancelled operation may clean up.
@@ -31,7 +31,7 @@ class Operation:
         self._loop = loop
         self._reply = reply
         self._pool = pool
-        self._worker: Worker | None = None
+        self._worker: WorkerHandle | None = None
         self._credit = WINDOW
         self._job: dict[str, Any] = {"op": op, "args": args}
         self._given: list[int] = []
@@ -58,7 +58,7 @@ class Operation:
 
     def _launch(self) -> None:
         try:
-            self._worker = self._pool.start(self._job, self._given, self._hear)
+            self._worker = self._pool.start(self._job, self._given, self._on_message)
         except OpError as exc:
             self._end({"e": "fail", "code": exc.code, "message": exc.message})
 
@@ -96,7 +96,7 @@ class Operation:
         elif self._ending:
             self._finish()
 
-    def _hear(self, said: dict[str, Any]) -> None:
+    def _on_message(self, said: dict[str, Any]) -> None:
         if said["e"] == "begin":
             close(self._given)
         elif said["e"] != "lost":

@@ -23,7 +23,7 @@ _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
 _NAMED = 20
 
 
-class Table:
+class ProcessTable:
     """Commands that outlived their call; of the ended ones the last 32 of the last hour."""
 
     def __init__(self, told: Callable[[], None], ended: Callable[[dict[str, Any]], None]) -> None:

@@ -9,15 +9,15 @@ import time
 from mcp_sandbox.runner.calls.command import Command, Wait
 from mcp_sandbox.runner.calls.doors import Dial, Doors
 from mcp_sandbox.runner.calls.operation import Operation
-from mcp_sandbox.runner.calls.table import Table
+from mcp_sandbox.runner.calls.table import ProcessTable
 from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.loop import READ, Loop
 from mcp_sandbox.runner.kernel.native import Socket, accept, signal
 from mcp_sandbox.runner.wire.connection import Connection
 from mcp_sandbox.runner.wire.protocol import OpError, ProtocolError
-from mcp_sandbox.runner.workers.cells import Cells
+from mcp_sandbox.runner.workers.cells import Notebooks
 from mcp_sandbox.runner.workers.pool import MOST_NAMED, Pool, described
-from mcp_sandbox.runner.workers.warm_shell import Standby
+from mcp_sandbox.runner.workers.warm_shell import WarmShell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ class Server:
         self._env = env
         self._pool = Pool(self.loop, env, int(settings.get("PIDS", "0")))
         self._pool.on_quiet = self._consider_idle
-        self._cells = Cells(self.loop, self._pool)
-        self._standby = Standby(self.loop, self._pool, self._under_way)
+        self._cells = Notebooks(self.loop, self._pool)
+        self._standby = WarmShell(self.loop, self._pool, self._under_way)
         self._pool.on_background = self._tell_background
-        self._table = Table(
+        self._table = ProcessTable(
             self._tell_background, lambda row: self._tell_all({"t": "ended", "processes": [row]})
         )
         self._told: dict[str, Any] = described([])

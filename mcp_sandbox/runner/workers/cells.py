@@ -12,7 +12,7 @@ from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.loop import READ
 from mcp_sandbox.runner.kernel.native import pair, receive, send, signal
 from mcp_sandbox.runner.wire.protocol import OpError
-from mcp_sandbox.runner.workers.interpreter import Notebook, makes_sense
+from mcp_sandbox.runner.workers.interpreter import Notebook, is_valid_message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _INTERRUPT_S = 2.0
 _MOMENT_S = 0.5
 
 
-class Cells:
+class Notebooks:
     """The notebooks by name; each runs one cell at a time."""
 
     def __init__(self, loop: Loop, pool: Pool) -> None:
@@ -48,14 +48,14 @@ class Cells:
         found = found or self._begin(name, job)
         found.listener, found.cell = listener, job["id"]
         self._pool.free_held()
-        self._pool.rest(found.seat, rests=False)
+        self._pool.rest(found.python_worker, rests=False)
         try:
             told = {key: job[key] for key in ("env", "grow", "name", "workspace")}
             send(found.control, told, fds)
         except OSError:
             # It was closed or is not read: the listener learns that the notebook died.
-            self._pool.kill(found.seat)
-        if main := found.seat.main:
+            self._pool.kill(found.python_worker)
+        if main := found.python_worker.main:
             # User code may have stopped the process.
             processes.send(main, signal.SIGCONT)
             listener({"e": "pid", "pid": main})
@@ -70,8 +70,11 @@ class Cells:
         new, nothing = Notebook(mine), os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         fds = [nothing, nothing, nothing, theirs.fileno()]
         try:
-            new.seat = self._pool.start(
-                {**job, "grow": True}, fds, lambda said: self._hear_seat(name, said), seat=True
+            new.python_worker = self._pool.start(
+                {**job, "grow": True},
+                fds,
+                lambda said: self._on_worker_message(name, said),
+                seat=True,
             )
         except OpError:
             mine.close()
@@ -79,13 +82,13 @@ class Cells:
         finally:
             theirs.close()
             os.close(nothing)
-        self._loop.watch(mine.fileno(), READ, lambda _events: self._hear(new))
+        self._loop.watch(mine.fileno(), READ, lambda _events: self._on_message(new))
         self.notebooks[name] = new
         return new
 
     def interrupt(self, notebook: Notebook) -> None:
         """Interrupt the cell; after 2 s kill the notebook with all that it has started."""
-        listener, main = notebook.listener, notebook.seat.main
+        listener, main = notebook.listener, notebook.python_worker.main
         if main:
             processes.send(-main, signal.SIGINT)
         self._loop.later(
@@ -108,13 +111,13 @@ class Cells:
             done({**row, **printed, **ended, **unknown, "figures": [], "shell": []})
 
         notebook.listener, notebook.cell = hear, "its end"
-        self._pool.kill(notebook.seat)
+        self._pool.kill(notebook.python_worker)
 
     def _kill(self, notebook: Notebook, still: bool) -> None:
         if still and notebook.state != "ended":
-            self._pool.kill(notebook.seat)
+            self._pool.kill(notebook.python_worker)
 
-    def _hear(self, notebook: Notebook) -> None:
+    def _on_message(self, notebook: Notebook) -> None:
         said: Any = None
         try:
             said, _ = receive(notebook.control, 65536, wait=False)
@@ -123,24 +126,29 @@ class Cells:
         except (OSError, ValueError, RecursionError):
             pass
         listener = notebook.listener
-        if listener and isinstance(said, dict) and said.get("e") == "exit" and makes_sense(said):
+        if (
+            listener
+            and isinstance(said, dict)
+            and said.get("e") == "exit"
+            and is_valid_message(said)
+        ):
             notebook.listener = None
-            self._pool.rest(notebook.seat, rests=True)
+            self._pool.rest(notebook.python_worker, rests=True)
             listener(said)
         else:
             self._loop.unwatch(notebook.control.fileno())
             # The worker reports why it died, unless only the socket was closed.
             self._loop.later(_MOMENT_S, lambda: self._kill(notebook, True))
 
-    def _hear_seat(self, name: str, said: dict[str, Any]) -> None:
+    def _on_worker_message(self, name: str, said: dict[str, Any]) -> None:
         notebook = self.notebooks[name]
         if said["e"] in ("exit", "fail", "lost"):
             del self.notebooks[name]
             self._loop.unwatch(notebook.control.fileno())
             notebook.control.close()
-            notebook.state, notebook.seat.listener = "ended", None
+            notebook.state, notebook.python_worker.listener = "ended", None
             if said["e"] == "exit":
-                self._pool.rest(notebook.seat, rests=False)
+                self._pool.rest(notebook.python_worker, rests=False)
         if notebook.listener:
             # The files that changed since the notebook's start are not this cell's.
             notebook.listener({**said, "changed": None, "counts": None})

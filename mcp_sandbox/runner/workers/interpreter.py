@@ -22,13 +22,13 @@ _STEERING = ("PYTHON", "LD_", "GLIBC_", "MALLOC_")
 _MOST_PID = 2**22
 
 
-class Worker:
+class WorkerHandle:
     """One worker as pid 1 sees it. `listener` gets its messages while it has a job."""
 
-    def __init__(self, pid: int | None, control: Socket, *, seat: bool) -> None:
+    def __init__(self, pid: int | None, control: Socket, *, is_python: bool) -> None:
         self.pid = pid  # A Python worker's is known after its first message.
         self.control = control
-        self.seat = seat
+        self.is_python = is_python
         self.listener: Listener | None = None
         # The process of its command, once it has reported that.
         self.main: int | None = None
@@ -54,7 +54,7 @@ class Worker:
 class Notebook:
     """One notebook; for the command that is its current cell, it stands for the worker."""
 
-    seat: Worker
+    python_worker: WorkerHandle
 
     def __init__(self, control: Socket) -> None:
         self.control = control
@@ -70,7 +70,7 @@ class Notebook:
 
     @property
     def pid(self) -> int | None:
-        return self.seat.pid
+        return self.python_worker.pid
 
     def row(self, name: str) -> dict[str, Any]:
         ended, seconds = self.state == "ended", round(time.monotonic() - self._started, 1)
@@ -84,7 +84,7 @@ def is_pid(value: object) -> bool:
     return isinstance(value, int) and 1 < value <= _MOST_PID and value != os.getpid()
 
 
-def makes_sense(said: dict[str, Any]) -> bool:
+def is_valid_message(said: dict[str, Any]) -> bool:
     """Return whether a worker's message has the form that its listener relies on."""
     event = said.get("e")
     if event == "begin":
@@ -121,7 +121,7 @@ def is_steered(env: Iterable[str]) -> bool:
     return any(name.startswith(_STEERING) and name != "PYTHONUNBUFFERED" for name in env)
 
 
-def fork(env: dict[str, str]) -> tuple[int, Socket]:
+def fork_interpreter(env: dict[str, str]) -> tuple[int, Socket]:
     """Fork the interpreter off this process, an ordinary Python that holds no secret yet."""
     mine, theirs = pair()
     pid = os.fork()
@@ -134,7 +134,7 @@ def fork(env: dict[str, str]) -> tuple[int, Socket]:
     return pid, mine
 
 
-def start(env: dict[str, str]) -> tuple[int, Socket]:
+def start_interpreter(env: dict[str, str]) -> tuple[int, Socket]:
     """Start it; return its pid and the socket to ask it for workers. May raise OSError."""
     mine, theirs = pair()
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python_worker.py")
@@ -159,23 +159,23 @@ def start(env: dict[str, str]) -> tuple[int, Socket]:
     return pid, mine
 
 
-class Interpreter:
+class PythonForkServer:
     """The warm Python, if any; it forks the Python workers ("seats")."""
 
     def __init__(
         self,
         env: dict[str, str],
-        watch: Callable[[Worker], Worker],
+        watch: Callable[[WorkerHandle], WorkerHandle],
         started: Callable[[], None],
     ) -> None:
         self._env = env
         self._watch = watch
         self._started = started
-        self.worker: Worker | None = None
+        self.worker: WorkerHandle | None = None
         # One of its workers has reported: start-up files do not delay them.
         self.forks = False
 
-    def seat(self) -> Worker:
+    def start_python_worker(self) -> WorkerHandle:
         """Ask for a worker, starting an interpreter if there is none. May raise OSError."""
         mine, theirs = pair()
         try:
@@ -186,14 +186,14 @@ class Interpreter:
             self._warm().give({"op": "seat"}, [theirs.fileno()])
         finally:
             theirs.close()
-        return self._watch(Worker(None, mine, seat=True))
+        return self._watch(WorkerHandle(None, mine, is_python=True))
 
-    def _warm(self) -> Worker:
+    def _warm(self) -> WorkerHandle:
         if self.worker:
             return self.worker
         self._started()
-        return self.adopt(*start(self._env))
+        return self.adopt(*start_interpreter(self._env))
 
-    def adopt(self, pid: int, control: Socket) -> Worker:
-        self.worker, self.forks = self._watch(Worker(pid, control, seat=False)), False
+    def adopt(self, pid: int, control: Socket) -> WorkerHandle:
+        self.worker, self.forks = self._watch(WorkerHandle(pid, control, is_python=False)), False
         return self.worker

@@ -65,7 +65,7 @@ class _Notebook:
     def __init__(self, env: dict[str, str]) -> None:
         self._figures = figures.Figures()
         self._main, self._held = main_file.begin([""], "", self._figures)
-        self._env, self._names, self._count = env, worker.Names(), 0
+        self._env, self._names, self._count = env, worker.SeenNames(), 0
         self._loop: Any = None
         builtins.__dict__.update(display=self._display, __magic__=_do_magic)
         _rest()

@@ -14,7 +14,12 @@ from mcp_sandbox.runner.kernel.loop import READ, Soon
 from mcp_sandbox.runner.kernel.native import CONTROL_FD, MOST_FDS, Socket, pair, receive, signal
 from mcp_sandbox.runner.wire.protocol import OpError
 from mcp_sandbox.runner.workers import worker
-from mcp_sandbox.runner.workers.interpreter import Interpreter, Worker, is_pid, makes_sense
+from mcp_sandbox.runner.workers.interpreter import (
+    PythonForkServer,
+    WorkerHandle,
+    is_pid,
+    is_valid_message,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,20 +55,20 @@ class Pool:
 
     def __init__(self, loop: Loop, env: dict[str, str], most_processes: int) -> None:
         self._loop = loop
-        self._room = Room(most_processes)
+        self._room = ProcessLimit(most_processes)
         self._lineage = processes.become_subreaper()
-        self._busy: set[Worker] = set()
+        self._busy: set[WorkerHandle] = set()
         # Workers of idle notebooks.
-        self._resting: set[Worker] = set()
+        self._resting: set[WorkerHandle] = set()
         # The worker whose command waits for `resume`.
-        self.held: Worker | None = None
+        self.held: WorkerHandle | None = None
         self._doomed: set[int] = set()
-        self.spares = Spares(loop, env, self._hear, self._cool)
+        self.spares = SpareWorkers(loop, env, self._on_message, self._cool)
         self.orphans = Orphans(loop, self._known, self._notice_child, self._lineage)
         # Planned at every call: each worker gets one signal, however many calls there are.
         self.waking = Soon(loop, _SOON_S, self.wake)
         self._looking = Soon(loop, _SOON_S, lambda: self.on_background())  # noqa: PLW0108 - set later
-        self.memory = Memory()
+        self.memory = OomCounter()
         self.on_quiet: Callable[[], None] = lambda: None
         self.on_background: Callable[[], None] = lambda: None
         loop.on_signal(signal.SIGCHLD, self.orphans.reap)
@@ -90,7 +95,7 @@ class Pool:
         busy = [one.pid for one in self._busy if one.pid and (one.lingers or not one.listener)]
         return busy + [one.pid for one in self._resting if one.pid and one.lingers]
 
-    def rest(self, seat: Worker, *, rests: bool) -> None:
+    def rest(self, seat: WorkerHandle, *, rests: bool) -> None:
         """Mark a notebook as idle or busy: idle, only what it has left running counts."""
         (self._resting.add if rests else self._resting.discard)(seat)
         (self._busy.discard if rests else self._busy.add)(seat)
@@ -113,7 +118,7 @@ class Pool:
 
     def start(
         self, job: dict[str, Any], fds: list[int], listener: Listener, *, seat: bool = False
-    ) -> Worker:
+    ) -> WorkerHandle:
         """Give the job to a free or new worker, or OpError; `listener` gets its messages."""
         if not self._busy:
             self.orphans.reaped.clear()
@@ -130,7 +135,7 @@ class Pool:
                 found.listener = listener
                 return found
 
-    def _take(self, *, seat: bool) -> Worker:
+    def _take(self, *, seat: bool) -> WorkerHandle:
         try:
             found = self.spares.take(seat=seat)
         except OSError as exc:
@@ -143,7 +148,7 @@ class Pool:
         self._busy.add(found)
         return found
 
-    def hold(self, job: dict[str, Any], fds: list[int]) -> Worker | None:
+    def hold(self, job: dict[str, Any], fds: list[int]) -> WorkerHandle | None:
         """Let a free worker start a command that waits for `resume`; None without subreapers.
 
         Orphans are then found by when they began, and this command begins before its call.
@@ -159,7 +164,7 @@ class Pool:
         self.spares.prepare()
         return self.held
 
-    def resume(self, held: Worker, job: dict[str, Any], listener: Listener) -> bool:
+    def resume(self, held: WorkerHandle, job: dict[str, Any], listener: Listener) -> bool:
         """Let the held command go on; `listener` gets its messages. False if it has died."""
         if held is not self.held:
             return False
@@ -171,7 +176,7 @@ class Pool:
         self._busy.add(held)
         return True
 
-    def _hear(self, speaker: Worker) -> None:
+    def _on_message(self, speaker: WorkerHandle) -> None:
         try:
             said, _ = receive(speaker.control, 65536, wait=False)
         except BlockingIOError:
@@ -186,7 +191,7 @@ class Pool:
         elif speaker is not self.spares.interpreter.worker:
             self._take_message(speaker, said)
 
-    def _take_message(self, speaker: Worker, said: Any) -> None:  # noqa: ANN401 - as it came
+    def _take_message(self, speaker: WorkerHandle, said: Any) -> None:  # noqa: ANN401 - as it came
         """Act on a worker's message; a worker that sends a malformed one is killed.
 
         User code can write as a seat, whose interpreter loads the chat's start-up files.
@@ -198,7 +203,7 @@ class Pool:
                 self.kill(speaker)
         elif event == "free" and speaker.listener is None and speaker in self._busy:
             self._release(speaker)
-        elif speaker.listener and makes_sense(said):
+        elif speaker.listener and is_valid_message(said):
             if event == "pid":
                 speaker.main = said["pid"]
             elif event == "exit":
@@ -212,7 +217,7 @@ class Pool:
             self._lost(speaker)
             self.kill(speaker)
 
-    def _release(self, freed: Worker) -> None:
+    def _release(self, freed: WorkerHandle) -> None:
         self._busy.discard(freed)
         freed.listener, freed.released = None, False
         self._lingers_no_more(freed)
@@ -226,7 +231,7 @@ class Pool:
             processes.kill_trees([held.pid])
             self.spares.forget(held)
 
-    def _notice_background(self, speaker: Worker, *, stays: bool) -> None:
+    def _notice_background(self, speaker: WorkerHandle, *, stays: bool) -> None:
         if stays:
             speaker.lingers = True
             self.on_background()
@@ -234,12 +239,12 @@ class Pool:
             # A process that has just forked still shows the shell's command line for a moment.
             self._looking.plan()
 
-    def _lingers_no_more(self, freed: Worker) -> None:
+    def _lingers_no_more(self, freed: WorkerHandle) -> None:
         if freed.lingers:
             freed.lingers = False
             self._looking.plan()
 
-    def _lost(self, gone: Worker) -> None:
+    def _lost(self, gone: WorkerHandle) -> None:
         """Handle the end of a worker that pid 1 or user code has killed."""
         self.spares.lose(gone)
         self._busy.discard(gone)
@@ -253,7 +258,7 @@ class Pool:
         self.orphans.kill_soon()
         self.on_quiet()
 
-    def kill(self, worker_or_main: Worker | Notebook | int) -> None:
+    def kill(self, worker_or_main: WorkerHandle | Notebook | int) -> None:
         """Kill a worker (or an adopted command) with everything below it.
 
         Later in this round of the loop, so that all trees are searched together.
@@ -270,7 +275,7 @@ class Pool:
                 self._loop.later(0, self._kill_doomed)
             self._doomed.add(pid)
 
-    def _kill_unnamed(self, seat: Worker) -> None:
+    def _kill_unnamed(self, seat: WorkerHandle) -> None:
         """Kill a seat once it reports its pid; the interpreter that forks it has other children."""
 
         def give_up() -> None:
@@ -307,38 +312,38 @@ class Pool:
 
     def _cool(self) -> None:
         self.free_held()
-        in_use = self._resting or any(one.seat for one in self._busy)
+        in_use = self._resting or any(one.is_python for one in self._busy)
         self.spares.give_back(python=not in_use)
 
 
-class Spares:
+class SpareWorkers:
     """Workers without a job, and the warm interpreter; ended when unused for a while."""
 
     def __init__(
         self,
         loop: Loop,
         env: dict[str, str],
-        hear: Callable[[Worker], None],
+        hear: Callable[[WorkerHandle], None],
         cool: Callable[[], None],
     ) -> None:
         """Call `hear` when a worker has sent something, `cool` when unused ones are to be ended."""
         self._loop, self._hear, self._cool = loop, hear, cool
-        self._idle: dict[bool, list[Worker]] = {False: [], True: []}
-        self.interpreter = Interpreter(env, self._watch, self._cool_later)
+        self._idle: dict[bool, list[WorkerHandle]] = {False: [], True: []}
+        self.interpreter = PythonForkServer(env, self._watch, self._cool_later)
         self._cooling: Timer | None = None
 
-    def all(self) -> list[Worker]:
+    def all(self) -> list[WorkerHandle]:
         warm = self.interpreter.worker
         return [*self._idle[False], *self._idle[True], *([warm] if warm else [])]
 
-    def take(self, *, seat: bool) -> Worker:
+    def take(self, *, seat: bool) -> WorkerHandle:
         """Return a free or new worker. May raise OSError."""
         idle = self._idle[seat]
         return idle.pop() if idle else self._new(seat=seat)
 
-    def put_back(self, freed: Worker) -> None:
-        if len(self._idle[freed.seat]) < _MOST_IDLE:
-            self._idle[freed.seat].append(freed)
+    def put_back(self, freed: WorkerHandle) -> None:
+        if len(self._idle[freed.is_python]) < _MOST_IDLE:
+            self._idle[freed.is_python].append(freed)
         else:
             self.forget(freed)
         self._cool_later()
@@ -351,15 +356,15 @@ class Spares:
             # No process is left, or the chat's start-up files end Python: the next call reports it.
             return
 
-    def _new(self, *, seat: bool) -> Worker:
+    def _new(self, *, seat: bool) -> WorkerHandle:
         if seat:
-            return self.interpreter.seat()
+            return self.interpreter.start_python_worker()
         mine, theirs = pair()
         pid = os.fork()
         if pid == 0:
             self._be_worker(theirs)
         theirs.close()
-        return self._watch(Worker(pid, mine, seat=False))
+        return self._watch(WorkerHandle(pid, mine, is_python=False))
 
     def _be_worker(self, control: Socket) -> None:
         """Never returns: objects of the parent's frames stay alive, unused."""
@@ -372,20 +377,20 @@ class Spares:
         finally:
             os._exit(0)
 
-    def _watch(self, new: Worker) -> Worker:
+    def _watch(self, new: WorkerHandle) -> WorkerHandle:
         self._loop.watch(new.control.fileno(), READ, lambda _events: self._hear(new))
         return new
 
-    def forget(self, gone: Worker) -> None:
+    def forget(self, gone: WorkerHandle) -> None:
         """Close the worker's socket, at which it ends."""
         self._loop.unwatch(gone.control.fileno())
         gone.control.close()
 
-    def lose(self, gone: Worker) -> None:
+    def lose(self, gone: WorkerHandle) -> None:
         """Remove a worker whose process has ended."""
         self.forget(gone)
-        if gone in self._idle[gone.seat]:
-            self._idle[gone.seat].remove(gone)
+        if gone in self._idle[gone.is_python]:
+            self._idle[gone.is_python].remove(gone)
         if gone is self.interpreter.worker:
             self.interpreter.worker = None
 
@@ -514,13 +519,13 @@ class Orphans:
                 self._notice(False)
 
 
-class Memory:
+class OomCounter:
     """Counts the kernel's kills for lack of memory in this sandbox."""
 
     def __init__(self) -> None:
         self._file = next(filter(None, map(_open, _FILES)), None)
 
-    def kills(self) -> int:
+    def count_kills(self) -> int:
         if self._file is None:
             return 0
         _, _, count = os.pread(self._file, 4096, 0).partition(b"oom_kill ")
@@ -557,7 +562,7 @@ def _command(pid: int) -> str:
     return ""
 
 
-class Room:
+class ProcessLimit:
     """The room below the limit of processes; `limit` 0: none."""
 
     def __init__(self, limit: int) -> None:

@@ -51,15 +51,15 @@ def _interpreter(control: Socket) -> None:
             return
         if os.fork() == 0:
             control.close()
-            _seat(Socket(fileno=fds[0]))
+            _serve_python_worker(Socket(fileno=fds[0]))
             os._exit(0)
         os.close(fds[0])
 
 
-def _seat(control: Socket) -> None:
+def _serve_python_worker(control: Socket) -> None:
     processes.die_with_parent()
     send(control, {"e": "hello", "pid": os.getpid()}, [])
-    seat = _Seat()
+    seat = _PythonWorker()
     try:
         worker.serve(control, seat.start, seat.prepare)
     except _Run:
@@ -68,7 +68,7 @@ def _seat(control: Socket) -> None:
         raise
 
 
-class _Seat:
+class _PythonWorker:
     """Forks the processes that run code, one of them ahead of its code."""
 
     def __init__(self) -> None:

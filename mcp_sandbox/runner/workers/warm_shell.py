@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mcp_sandbox.runner.kernel.loop import Loop
-    from mcp_sandbox.runner.workers.interpreter import Listener, Worker
+    from mcp_sandbox.runner.workers.interpreter import Listener, WorkerHandle
     from mcp_sandbox.runner.workers.pool import Pool
 
 _CODE = 3
@@ -36,11 +36,11 @@ _ALL_SEALS = 15
 _READ_AT_START = ("BASH_ENV", "BASHOPTS", "SHELLOPTS", "BASH_XTRACEFD")
 
 
-class Ready:
+class PreparedShell:
     """A waiting bash. `ours` and `theirs` are the two ends of its streams, as in a job."""
 
     def __init__(
-        self, worker: Worker, job: dict[str, Any], ours: tuple[int, int], theirs: list[int]
+        self, worker: WorkerHandle, job: dict[str, Any], ours: tuple[int, int], theirs: list[int]
     ) -> None:
         self.worker = worker
         # The directory and environment that a command must ask for.
@@ -67,14 +67,14 @@ class Ready:
         close([*self.ours, *self.theirs])
 
 
-class Standby:
+class WarmShell:
     """The waiting bash, if there is one."""
 
     def __init__(self, loop: Loop, pool: Pool, under_way: Callable[[], int]) -> None:
         """`under_way` returns the number of running calls."""
         self._pool = pool
         self._under_way = under_way
-        self._ready: Ready | None = None
+        self._ready: PreparedShell | None = None
         self._job: dict[str, Any] = {}
         # The result of the last command is sent first.
         self._soon = Soon(loop, 0, self._prepare)
@@ -96,7 +96,7 @@ class Standby:
         if self._job:
             self._later.plan()
 
-    def start(self, job: dict[str, Any], code: bytes, listener: Listener) -> Ready | None:
+    def start(self, job: dict[str, Any], code: bytes, listener: Listener) -> PreparedShell | None:
         """Give the waiting bash its command, if it fits; `listener` gets the messages."""
         ready, self._ready = self._ready, None
         if ready is None:
@@ -116,7 +116,7 @@ class Standby:
             self._ready.close()
         self._ready = self._start()
 
-    def _start(self) -> Ready | None:
+    def _start(self) -> PreparedShell | None:
         opened: list[int] = []
         try:
             opened += os.pipe()
@@ -126,7 +126,7 @@ class Standby:
             out_read, out_write, err_read, err_write, nothing, code = opened
             theirs = [nothing, out_write, err_write, code]
             if worker := self._pool.hold({**self._job, "op": "standby"}, theirs):
-                return Ready(worker, self._job, (out_read, err_read), theirs)
+                return PreparedShell(worker, self._job, (out_read, err_read), theirs)
         except (OSError, OpError):
             # No descriptor or process is left: the next command is started as usual.
             pass

@@ -76,7 +76,7 @@ class Worker:
     def __init__(self, control: Socket, start: Starter) -> None:
         self._control = control
         self._start = start
-        self._names = Names()
+        self._names = SeenNames()
 
     def do_next(self) -> bool:
         """Wait for a job and do it; return False when there will be no more."""
@@ -371,7 +371,7 @@ def _now_coarse() -> int:
     return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
 
 
-class Names:
+class SeenNames:
     """The files of the workspace by folder, as one worker saw them last; links are not followed."""
 
     def __init__(self) -> None:
