@@ -86,14 +86,14 @@ def parse_greeting(line: bytes) -> ChatGreeting | ControlGreeting:
     raise InvalidArgument('"role" must be "chat" or "control"')
 
 
-def _chat(said: Mapping[str, Any]) -> ChatId:
-    user, named = _text(said, "user"), _text(said, "chat")
+def _chat(message: Mapping[str, Any]) -> ChatId:
+    user, named = _text(message, "user"), _text(message, "chat")
     if named is None:
-        named = _text(said, "session")
-    if named is None and (project := _project(said)):
+        named = _text(message, "session")
+    if named is None and (project := _project(message)):
         named = chat_of_project(project)
     if named is None:
-        fresh = _text(said, "fresh") or ""
+        fresh = _text(message, "fresh") or ""
         if not _FRESH.fullmatch(fresh):
             raise InvalidArgument(
                 'nothing says which chat this is: give "chat", "session", "project", or "fresh" '
@@ -110,8 +110,8 @@ def chat_of_project(project: Path) -> str:
     return f"dir-{shown}-{digest}"
 
 
-def _project(said: Mapping[str, Any]) -> Path | None:
-    project = _text(said, "project")
+def _project(message: Mapping[str, Any]) -> Path | None:
+    project = _text(message, "project")
     if project is None:
         return None
     try:
@@ -123,8 +123,8 @@ def _project(said: Mapping[str, Any]) -> Path | None:
     return Path(project)
 
 
-def _text(said: Mapping[str, Any], name: str) -> str | None:
-    value = said.get(name)
+def _text(message: Mapping[str, Any], name: str) -> str | None:
+    value = message.get(name)
     if value is not None and not isinstance(value, str):
         raise InvalidArgument(f'"{name}" must be text or null')
     return value

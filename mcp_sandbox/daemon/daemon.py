@@ -127,29 +127,29 @@ class Control:
     more: Mapping[str, Command]
     conversations: Mapping[str, Conversation]
 
-    async def answer(self, connection: Connection, said: ControlGreeting) -> None:
+    async def answer(self, connection: Connection, message: ControlGreeting) -> None:
         """Run one command; cancel it if the client hangs up."""
-        if conversation := self.conversations.get(said.command):
+        if conversation := self.conversations.get(message.command):
             try:
-                await conversation(said.arguments, connection)
+                await conversation(message.arguments, connection)
             except SandboxError as exc:
                 await connection.tell({"error": str(exc)})
             return
         async with while_connected(connection):
-            await connection.tell(await self._do(said, connection))
+            await connection.tell(await self._do(message, connection))
 
-    async def _do(self, said: ControlGreeting, connection: Connection) -> JsonObject:
-        if said.command == "logs":
-            await self._logs(said.arguments, connection)
+    async def _do(self, message: ControlGreeting, connection: Connection) -> JsonObject:
+        if message.command == "logs":
+            await self._logs(message.arguments, connection)
             return {"result": {}}
         known = {"shutdown": self._shut_down, "hand-over": self._hand_over, **self.more}
         try:
-            if said.command not in known:
+            if message.command not in known:
                 raise InvalidArgument(
-                    f"there is no command {said.command[:60]!r}: the daemon knows "
+                    f"there is no command {message.command[:60]!r}: the daemon knows "
                     f"{', '.join(['logs', *known])}"
                 )
-            return {"result": await known[said.command](said.arguments)}
+            return {"result": await known[message.command](message.arguments)}
         except SandboxError as exc:
             return {"error": str(exc)}
 
@@ -197,15 +197,15 @@ class Daemon:
     async def run(self, serve_chat: ServeChat, control: Control) -> None:
         """Serve until the daemon may end: running calls have finished or had their time."""
 
-        async def welcome(connection: Connection, said: ChatGreeting | ControlGreeting) -> None:
+        async def welcome(connection: Connection, message: ChatGreeting | ControlGreeting) -> None:
             who = {"ok": True, "version": self.claim.holder.version, "pid": os.getpid()}
-            if isinstance(said, ControlGreeting):
+            if isinstance(message, ControlGreeting):
                 await connection.tell(who)
-                await control.answer(connection, said)
+                await control.answer(connection, message)
             else:
-                more = await self.notice(said.said)
-                await connection.tell({**who, "chat": str(said.chat), **more})
-                await serve_chat(connection, said)
+                more = await self.notice(message.said)
+                await connection.tell({**who, "chat": str(message.chat), **more})
+                await serve_chat(connection, message)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._end_when_idle)

@@ -101,32 +101,32 @@ class Call:
             self.pieces.append((name, payload))
 
 
-def background_of(said: JsonObject) -> Background:
+def background_of(message: JsonObject) -> Background:
     """Return the background processes that the runner reports, bounded in number and size."""
-    named = said["background"][:_MOST_NAMED]
+    named = message["background"][:_MOST_NAMED]
     return Background(
         tuple(
             BackgroundProcess(int(one["pid"]), str(one["command"])[:200], str(one.get("id", "")))
             for one in named
         ),
-        int(said["background_total"]),
+        int(message["background_total"]),
     )
 
 
-def row_of(said: JsonObject) -> ProcessRow:
+def row_of(message: JsonObject) -> ProcessRow:
     """Return a process as a list shows it; raise KeyError, TypeError or ValueError if malformed."""
-    number = small(said["signal"])
+    number = small(message["signal"])
     return ProcessRow(
-        id=str(said["id"])[:40],
-        command=str(said["command"])[:80],
-        running=bool(said["running"]),
-        seconds=float(said["seconds"]),
-        exit_code=small(said["exit_code"]),
+        id=str(message["id"])[:40],
+        command=str(message["command"])[:80],
+        running=bool(message["running"]),
+        seconds=float(message["seconds"]),
+        exit_code=small(message["exit_code"]),
         signal=None if number is None else _signal_name(number),
-        why=str(said["why"] or "")[:20],
-        out_of_memory=bool(said["out_of_memory"]),
-        memory_bytes=int(said.get("memory", 0)),
-        of=str(said.get("of", ""))[:60],
+        why=str(message["why"] or "")[:20],
+        out_of_memory=bool(message["out_of_memory"]),
+        memory_bytes=int(message.get("memory", 0)),
+        of=str(message.get("of", ""))[:60],
     )
 
 

@@ -293,8 +293,8 @@ class Channel:
         self.background = background_of(welcome)
         self._note_ended({"processes": welcome["ended"]})
 
-    def _note_ended(self, said: JsonObject) -> None:
-        for each in said["processes"][:_MOST_ENDED]:
+    def _note_ended(self, message: JsonObject) -> None:
+        for each in message["processes"][:_MOST_ENDED]:
             row = row_of(each)
             self.ended[row.id] = row
         while len(self.ended) > _MOST_ENDED:

@@ -158,10 +158,10 @@ def _encode(text: str) -> bytes:
         ) from exc
 
 
-def _checked(kind: type[_Value], said: object) -> _Value:
+def _checked(kind: type[_Value], message: object) -> _Value:
     """Return JSON bytes, or parsed JSON, as a value of that kind; SandboxGone if it is none."""
     # In strict mode pydantic builds a value class from a JSON object, but not from a dict.
-    text = said if isinstance(said, bytes) else json.dumps(said)
+    text = message if isinstance(message, bytes) else json.dumps(message)
     adapter = _ADAPTERS.get(kind) or _ADAPTERS.setdefault(kind, TypeAdapter(kind))
     try:
         value: _Value = adapter.validate_json(text, strict=True)

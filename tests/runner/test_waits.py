@@ -33,7 +33,7 @@ class Scripted:
     def print(self, stream: str, data: bytes) -> None:
         self.kept[stream].add(data)
         for wait in self.waits if data else ():
-            wait.hear(stream, data)
+            wait.on_output(stream, data)
 
     def held(self) -> list[tuple[str, bytes]]:
         streams = self.kept.items()

@@ -107,9 +107,11 @@ class Claude(Given):
     def events(self, line: bytes) -> Iterable[told.Event]:
         return told.understood(line, self._events)
 
-    def _events(self, said: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stranger
-        match said:
-            case {"type": "stream_event", "event": {"delta": {"text": text}}} if not _beside(said):
+    def _events(self, message: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stranger
+        match message:
+            case {"type": "stream_event", "event": {"delta": {"text": text}}} if not _beside(
+                message
+            ):
                 event = told.Text(text, partial=True)
                 self._told += len(text)
                 yield event
@@ -117,13 +119,13 @@ class Claude(Given):
                 pass
             case {"type": "assistant" | "user", "message": {"content": [*blocks]}}:
                 for block in blocks:
-                    yield from self._block(block, beside=_beside(said))
+                    yield from self._block(block, beside=_beside(message))
             case {"type": "result", "is_error": is_error}:
-                yield _completion(said, is_error)
+                yield _completion(message, is_error)
             case {"type": "system", "subtype": "init", "session_id": session_id, "model": model}:
                 yield told.Started(session_id, model)
             case {"type": "system", "subtype": "api_retry", "attempt": attempt}:
-                why = f"{said.get('error_status')} ({said.get('error')})"
+                why = f"{message.get('error_status')} ({message.get('error')})"
                 yield told.Notice(f"the model service answered {why}: retry {attempt}")
             case {"type": "system", "subtype": "compact_boundary"}:
                 yield told.Notice("the conversation had become too long, and was summed up")
@@ -163,16 +165,16 @@ def _router(way: Way, port: int, model: str) -> bytes:
     ).encode()
 
 
-def _beside(said: dict[str, Any]) -> bool:
+def _beside(message: dict[str, Any]) -> bool:
     """Return whether a sub-agent says it."""
-    return said.get("parent_tool_use_id") is not None
+    return message.get("parent_tool_use_id") is not None
 
 
-def _completion(said: dict[str, Any], is_error: bool) -> told.Completion:
+def _completion(message: dict[str, Any], is_error: bool) -> told.Completion:
     # A model error is told as a success that is an error.
-    content = said.get("result") or "\n".join(said.get("errors") or ())
-    word = said.get("terminal_reason") or said["subtype"]
-    used: dict[str, Any] = said.get("usage") or {}
+    content = message.get("result") or "\n".join(message.get("errors") or ())
+    word = message.get("terminal_reason") or message["subtype"]
+    used: dict[str, Any] = message.get("usage") or {}
     made, cached = used.get("output_tokens") or 0, used.get("cache_read_input_tokens") or 0
     given = cached + sum(
         used.get(f"{kind}_tokens") or 0 for kind in ("input", "cache_creation_input")
@@ -182,8 +184,8 @@ def _completion(said: dict[str, Any], is_error: bool) -> told.Completion:
         is_error=is_error,
         reason=f"{word}: {content}" if is_error else "",
         usage=told.Usage(given, made, given + made, cached),
-        cost_usd=said.get("total_cost_usd"),
-        turns=said.get("num_turns", 0),
-        duration_ms=said.get("duration_ms", 0),
-        session_id=said.get("session_id", ""),
+        cost_usd=message.get("total_cost_usd"),
+        turns=message.get("num_turns", 0),
+        duration_ms=message.get("duration_ms", 0),
+        session_id=message.get("session_id", ""),
     )

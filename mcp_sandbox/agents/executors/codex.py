@@ -68,8 +68,8 @@ class Codex(Given):
     def events(self, line: bytes) -> Iterable[told.Event]:
         return told.understood(line, self._events)
 
-    def _events(self, said: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stranger
-        match said:
+    def _events(self, message: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stranger
+        match message:
             case {"type": "thread.started", "thread_id": thread}:
                 yield told.Started(thread)
                 self._thread = thread
@@ -77,11 +77,11 @@ class Codex(Given):
                 yield told.Text(text)
                 self._last = text
             case {"type": "item.started", "item": {"id": call, "type": kind}} if kind in _TOOLS:
-                item = said["item"]
+                item = message["item"]
                 known = {key: item[key] for key in ("command", "changes") if key in item}
                 yield told.ToolCall(call, item.get("tool", kind), item.get("arguments", known))
             case {"type": "item.completed", "item": {"type": kind}} if kind in _TOOLS:
-                yield _result(said["item"])
+                yield _result(message["item"])
             case {"type": "error", "message": why} | {"item": {"type": "error", "message": why}}:
                 yield told.Notice(why)
             case {"type": "turn.completed"}:

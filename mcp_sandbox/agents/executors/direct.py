@@ -58,8 +58,8 @@ def _blocks(content: Sequence[Mapping[str, Any]], *, openai: bool) -> Iterator[M
             yield block
 
 
-def _events(said: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stranger
-    match said:
+def _events(message: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stranger
+    match message:
         case {"error": {"message": why}}:
             yield told.Completion("", is_error=True, reason=f"api_error: {why}", turns=1)
         case {"type": "content_block_delta", "delta": {"text": text}}:

@@ -149,18 +149,18 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def explain(said: str, machine: Machine) -> str:
+def explain(message: str, machine: Machine) -> str:
     """Return which step failed, in bwrap's own words, and the remedy."""
-    said = " ".join(said.split())[-400:] or "it said nothing"
-    return f"bubblewrap could not make a sandbox: {said}. {_remedy(said, machine)}"
+    message = " ".join(message.split())[-400:] or "it said nothing"
+    return f"bubblewrap could not make a sandbox: {message}. {_remedy(message, machine)}"
 
 
-def _remedy(said: str, machine: Machine) -> str:
+def _remedy(message: str, machine: Machine) -> str:
     if 0 in (machine.most_userns, machine.userns_clone):
         most = machine.most_userns == 0
         setting = "user.max_user_namespaces=15000" if most else "kernel.unprivileged_userns_clone=1"
         return f"User namespaces are off: run `sysctl -w {setting}` as root"
-    if not any(sign in said.lower() for sign in _REFUSALS):
+    if not any(sign in message.lower() for sign in _REFUSALS):
         return "Run `mcp-sandbox doctor` for more, or use the docker backend"
     if machine.apparmor_restricts == 1:
         return (

@@ -214,23 +214,23 @@ class Command:
 
         self._loop.later(grace_s, kill_rest)
 
-    def _on_message(self, said: dict[str, Any]) -> None:
-        if said["e"] == "begin":
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if message["e"] == "begin":
             self._begun = True
-        elif said["e"] == "pid":
+        elif message["e"] == "pid":
             self._begun = True
-            self.main = said["pid"]
+            self.main = message["pid"]
             close(self.streams.theirs)
             if self._why and self._worker:
                 self._pool.kill(self._worker)
             for wait in [*self.waits]:
                 wait.look()
-        elif said["e"] == "exit":
-            self._changed = {name: said[name] for name in self._changed}
-            self._of_shell = said.get("shell") or []
-            self._ended(said["status"])
-        elif said["e"] == "fail":
-            self._failed(said["code"], said["message"])
+        elif message["e"] == "exit":
+            self._changed = {name: message[name] for name in self._changed}
+            self._of_shell = message.get("shell") or []
+            self._ended(message["status"])
+        elif message["e"] == "fail":
+            self._failed(message["code"], message["message"])
         else:
             self._lost()
 
@@ -426,7 +426,7 @@ class Wait:
         """Start the command with its code and stdin, or watch one that runs. May raise OpError."""
         size = self._args.get("code_bytes")
         if more:
-            self.took(len(body))
+            self.grant_credit(len(body))
         if self._op == "stop":
             self.command.stop(int(self._args["signal"]), float(self._args["grace_s"]))
         elif self._op == "type" and self.command.streams.keyboard:
@@ -447,15 +447,15 @@ class Wait:
                 return
             # Output between these two parts was dropped: the text must not be found across the gap.
             self._last.pop(name, None)
-            self.hear(name, held)
+            self.on_output(name, held)
         if self._reply.is_open and self.command.has_ended:
             self.command.leave(self)
 
     def feed(self, data: bytes, *, more: bool) -> None:
-        self.took(len(data))
+        self.grant_credit(len(data))
         self.command.feed(data, more=more)
 
-    def took(self, size: int) -> None:
+    def grant_credit(self, size: int) -> None:
         """Give the caller credit for `size` bytes of input that were taken."""
         self._reply.credit(size)
 
@@ -470,7 +470,7 @@ class Wait:
         if was_full and not self.is_full:
             self.command.streams.read_on("stdout")
 
-    def hear(self, name: str, data: bytes) -> None:
+    def on_output(self, name: str, data: bytes) -> None:
         if self.takes:
             if name == "stdout":
                 self._live -= len(data)

@@ -109,14 +109,14 @@ class Operation:
             message = "the operation was stopped; look at what it had already done"
             self._end({"e": "fail", "code": "cancelled", "message": message})
 
-    def _end(self, said: dict[str, Any]) -> None:
+    def _end(self, message: dict[str, Any]) -> None:
         if self._ending:
             return
         close(self._given)
-        self._ending = said
+        self._ending = message
         if self._worker:
             self._worker.listener = None
-        if said["e"] == "fail" and self._tap:
+        if message["e"] == "fail" and self._tap:
             self._tap.close()
         if not (self._tap and self._tap.open):
             self._finish()

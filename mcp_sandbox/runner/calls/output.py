@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.calls.keyboard import Keyboard
     from mcp_sandbox.runner.kernel.loop import Loop
 
-    class Hearer(Protocol):
+    class OutputListener(Protocol):
         """Receives output live; while it `is_full`, no more of stdout is read."""
 
         @property
         def is_full(self) -> bool: ...
-        def hear(self, name: str, data: bytes) -> None: ...
+        def on_output(self, name: str, data: bytes) -> None: ...
 
 
 HALF = 32 * 1024
@@ -142,7 +142,7 @@ class Streams:
 
     keyboard: Keyboard | None = None
 
-    def __init__(self, loop: Loop, args: dict[str, Any], hearers: Sequence[Hearer]) -> None:
+    def __init__(self, loop: Loop, args: dict[str, Any], hearers: Sequence[OutputListener]) -> None:
         self._loop = loop
         self._tty, self._takes = bool(args.get("tty")), bool(args.get("take"))
         self._hearers = hearers
@@ -217,7 +217,7 @@ class Streams:
                 self._taps[name].pause()
                 self._loop.later(_GATHER_S, lambda: self.read_on(name))
             for each in [*self._hearers]:
-                each.hear(name, data)
+                each.on_output(name, data)
                 if each.is_full and name == "stdout":
                     self._taps[name].pause()
 

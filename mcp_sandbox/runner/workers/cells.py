@@ -73,7 +73,7 @@ class Notebooks:
             new.python_worker = self._pool.start(
                 {**job, "grow": True},
                 fds,
-                lambda said: self._on_worker_message(name, said),
+                lambda message: self._on_worker_message(name, message),
                 seat=True,
             )
         except OpError:
@@ -140,15 +140,15 @@ class Notebooks:
             # The worker reports why it died, unless only the socket was closed.
             self._loop.later(_MOMENT_S, lambda: self._kill(notebook, True))
 
-    def _on_worker_message(self, name: str, said: dict[str, Any]) -> None:
+    def _on_worker_message(self, name: str, message: dict[str, Any]) -> None:
         notebook = self.notebooks[name]
-        if said["e"] in ("exit", "fail", "lost"):
+        if message["e"] in ("exit", "fail", "lost"):
             del self.notebooks[name]
             self._loop.unwatch(notebook.control.fileno())
             notebook.control.close()
             notebook.state, notebook.python_worker.listener = "ended", None
-            if said["e"] == "exit":
+            if message["e"] == "exit":
                 self._pool.rest(notebook.python_worker, rests=False)
         if notebook.listener:
             # The files that changed since the notebook's start are not this cell's.
-            notebook.listener({**said, "changed": None, "counts": None})
+            notebook.listener({**message, "changed": None, "counts": None})

@@ -84,21 +84,21 @@ def is_pid(value: object) -> bool:
     return isinstance(value, int) and 1 < value <= _MOST_PID and value != os.getpid()
 
 
-def is_valid_message(said: dict[str, Any]) -> bool:
+def is_valid_message(message: dict[str, Any]) -> bool:
     """Return whether a worker's message has the form that its listener relies on."""
-    event = said.get("e")
+    event = message.get("e")
     if event == "begin":
         return True
     if event == "pid":
-        return is_pid(said.get("pid"))
+        return is_pid(message.get("pid"))
     if event == "exit":
-        known = _is_number(said.get("status"), 0xFFFF) and isinstance(said.get("stays"), bool)
-        named = _is_list(said.get("changed"), range(21), lambda name: _is_short(name, 500))
-        shell = _is_list(said.get("shell"), range(4), lambda word: _is_short(word, 20))
-        return known and named and shell and _is_list(said.get("counts"), (3,), _is_number)
+        known = _is_number(message.get("status"), 0xFFFF) and isinstance(message.get("stays"), bool)
+        named = _is_list(message.get("changed"), range(21), lambda name: _is_short(name, 500))
+        shell = _is_list(message.get("shell"), range(4), lambda word: _is_short(word, 20))
+        return known and named and shell and _is_list(message.get("counts"), (3,), _is_number)
     if event == "done":
-        return isinstance(said.get("result"), dict)
-    return event == "fail" and all(_is_short(said.get(key), 8000) for key in ("code", "message"))
+        return isinstance(message.get("result"), dict)
+    return event == "fail" and all(_is_short(message.get(key), 8000) for key in ("code", "message"))
 
 
 def _is_number(value: object, most: int = 2**31) -> bool:

@@ -191,27 +191,27 @@ class Pool:
         elif speaker is not self.spares.interpreter.worker:
             self._take_message(speaker, said)
 
-    def _take_message(self, speaker: WorkerHandle, said: Any) -> None:  # noqa: ANN401 - as it came
+    def _take_message(self, speaker: WorkerHandle, message: Any) -> None:  # noqa: ANN401 - as it came
         """Act on a worker's message; a worker that sends a malformed one is killed.
 
         User code can write as a seat, whose interpreter loads the chat's start-up files.
         """
-        event = said.get("e") if isinstance(said, dict) else None
-        if event == "hello" and speaker.pid is None and is_pid(said.get("pid")):
-            speaker.pid, self.spares.interpreter.forks = said["pid"], True
+        event = message.get("e") if isinstance(message, dict) else None
+        if event == "hello" and speaker.pid is None and is_pid(message.get("pid")):
+            speaker.pid, self.spares.interpreter.forks = message["pid"], True
             if speaker.doomed:
                 self.kill(speaker)
         elif event == "free" and speaker.listener is None and speaker in self._busy:
             self._release(speaker)
-        elif speaker.listener and is_valid_message(said):
+        elif speaker.listener and is_valid_message(message):
             if event == "pid":
-                speaker.main = said["pid"]
+                speaker.main = message["pid"]
             elif event == "exit":
                 speaker.main = None
-                self._notice_background(speaker, stays=said["stays"])
-            speaker.listener(said)
+                self._notice_background(speaker, stays=message["stays"])
+            speaker.listener(message)
             # The job ends with its command, unless something of it runs on.
-            if event == "exit" and not said["stays"] and speaker.pid not in self._doomed:
+            if event == "exit" and not message["stays"] and speaker.pid not in self._doomed:
                 self._release(speaker)
         else:
             self._lost(speaker)

@@ -148,11 +148,13 @@ class Worker:
             opener.close()
         return self._see_through(pid, job, said)
 
-    def _see_through(self, pid: int, job: dict[str, Any], said: list[str]) -> bool:
+    def _see_through(self, pid: int, job: dict[str, Any], message: list[str]) -> bool:
         status, stays = _await(pid)
-        said = said + remember(job["shell"]) if job["shell"] else []
+        message = message + remember(job["shell"]) if job["shell"] else []
         changed, counts = self._names.end(job["workspace"])
-        self._say(e="exit", status=status, changed=changed, counts=counts, stays=stays, shell=said)
+        self._say(
+            e="exit", status=status, changed=changed, counts=counts, stays=stays, shell=message
+        )
         if stays:
             _await(None)
         return not stays

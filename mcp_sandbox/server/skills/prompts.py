@@ -70,7 +70,7 @@ class SkillPrompts:
         message = PromptMessage(role="user", content=TextContent(type="text", text=text))
         return GetPromptResult(description=skill.front.description, messages=[message])
 
-    async def _text(self, asked: Asked, skill: Skill, said: Mapping[str, str]) -> str:
+    async def _text(self, asked: Asked, skill: Skill, message: Mapping[str, str]) -> str:
         """Return the filled text; a chat also gets the skill's files into its sandbox."""
         if isinstance(self._visible.whose(asked), ChatId):
             session = await self._session_for(Context(request_context=asked))
@@ -80,7 +80,7 @@ class SkillPrompts:
             document = await self._visible.library.read(skill, DOCUMENT)
             got, body = None, document[skill.body_at :]
         # Up to a megabyte is searched for what the author chose.
-        text = await to_thread.run_sync(filled, body.decode(errors="replace"), skill.front, said)
+        text = await to_thread.run_sync(filled, body.decode(errors="replace"), skill.front, message)
         return wrapped(replace(got, body=text.encode(), repeated=False)) if got else text
 
     async def complete(self, asked: Asked, params: CompleteRequestParams) -> CompleteResult:
