@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sandbox.runner.calls.command import Wait
-from mcp_sandbox.runner.calls.output import HALF, Stream
+from mcp_sandbox.runner.calls.output import HALF, OutputBuffer
 from mcp_sandbox.runner.calls.table import MOST_RUNNING, ProcessTable
 from mcp_sandbox.runner.wire.protocol import OpError
 
@@ -25,7 +25,7 @@ class Scripted:
     def __init__(self, *, released: bool = True) -> None:
         self.waits: list[Wait] = []
         self.streams = self
-        self.kept = {"stdout": Stream(), "stderr": Stream()}
+        self.kept = {"stdout": OutputBuffer(), "stderr": OutputBuffer()}
         self.answers = 0
         self.released, self.told, self.has_ended, self.ended_at = released, False, False, 0.0
         self.id = ""

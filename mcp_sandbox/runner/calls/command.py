@@ -111,7 +111,7 @@ class Command:
         self.text = " ".join(shown.split())[:_SHOWN_CHARS]
         limit_s = self._args["timeout_s"]
         if limit_s is not None:
-            self._deadline = self._loop.later(limit_s, lambda: self.kill("timeout"))
+            self._deadline = self._loop.call_later(limit_s, lambda: self.kill("timeout"))
         if self.shell:
             given, cwd = self._args["given"], self._args["moves"]
             code = remembering(code or b"", memory_of(self.shell), given, cwd=cwd)
@@ -148,7 +148,7 @@ class Command:
             return
         self._pool.free_held()
         if not self._pool.has_room(self._note_ending):
-            self._loop.later(_SETTLE_S, self._launch)
+            self._loop.call_later(_SETTLE_S, self._launch)
             return
         self._begun = False
         try:
@@ -212,7 +212,7 @@ class Command:
             if self._status is not None and worker and worker.lingers and worker.job is job:
                 self._pool.kill(worker)
 
-        self._loop.later(grace_s, kill_rest)
+        self._loop.call_later(grace_s, kill_rest)
 
     def _on_message(self, message: dict[str, Any]) -> None:
         if message["e"] == "begin":
@@ -261,7 +261,7 @@ class Command:
         self._worker = None
         self._note_ending(self._pool.background())
         self._pool.kill_background()
-        self._loop.later(_TRY_AGAIN_S, self._launch)
+        self._loop.call_later(_TRY_AGAIN_S, self._launch)
 
     def _lost(self) -> None:
         """Handle the worker's death; if user code killed it, its command may live on."""
@@ -270,7 +270,7 @@ class Command:
             return
         if self._why or self._notebook:
             until = time.monotonic() + _SETTLE_MOST_S
-            self._loop.later(_SETTLE_S, lambda: self._settle(until))
+            self._loop.call_later(_SETTLE_S, lambda: self._settle(until))
         elif self._begun:
             self._take_over(time.monotonic() + _SEEN_WITHIN_S)
         elif self._tries_left > 0:
@@ -287,7 +287,7 @@ class Command:
             return
         self.main = self._pool.orphans.adopt(self.main, self._ended, self._born_since)
         if self.main is None and time.monotonic() < until:
-            self._loop.later(_SETTLE_S, lambda: self._take_over(until))
+            self._loop.call_later(_SETTLE_S, lambda: self._take_over(until))
         elif self.main is None:
             self._failed("cancelled", "the command was cut off as it began; it may have run")
 
@@ -296,7 +296,7 @@ class Command:
         if self._status is not None:
             return
         if self._pool.orphans.kill(self._born_since) and time.monotonic() < until:
-            self._loop.later(_SETTLE_S, lambda: self._settle(until))
+            self._loop.call_later(_SETTLE_S, lambda: self._settle(until))
         else:
             self._ended(signal.SIGKILL)
 

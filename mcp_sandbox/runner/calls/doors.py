@@ -135,7 +135,7 @@ class Dial:
         self._traffic = Traffic(loop, reply)
         self.feed, self.credit = self._traffic.feed, self._traffic.credit
         # Some kernels take a moment to refuse.
-        self._limit = loop.later(max(wait_s, 2 * _TRY_AGAIN_S), self._give_up)
+        self._limit = loop.call_later(max(wait_s, 2 * _TRY_AGAIN_S), self._give_up)
 
     def start(self, body: bytes, *, more: bool) -> None:
         self.feed(body, more=more)
@@ -162,7 +162,7 @@ class Dial:
 
     def _try_again(self) -> None:
         self._drop()
-        self._loop.later(0 if self._tries % 2 else _TRY_AGAIN_S, self._try)
+        self._loop.call_later(0 if self._tries % 2 else _TRY_AGAIN_S, self._try)
 
     def _tried(self, _events: int) -> None:
         assert self._sock
@@ -237,7 +237,7 @@ class Place:
             return
         except OSError:
             self._loop.unwatch(self._listener.fileno())
-            self._loop.later(_DOORS_TRY_AGAIN_S, self.look)
+            self._loop.call_later(_DOORS_TRY_AGAIN_S, self.look)
             return
         sock.setblocking(False)
         if isinstance(self.at, int):

@@ -6,7 +6,7 @@ import os
 import time
 
 from mcp_sandbox.runner.kernel import processes
-from mcp_sandbox.runner.kernel.loop import Inflow
+from mcp_sandbox.runner.kernel.loop import PipeWriter
 from mcp_sandbox.runner.kernel.native import signal
 from mcp_sandbox.runner.wire.protocol import COLUMNS, ROWS, OpError
 from mcp_sandbox.runner.workers.worker import resize
@@ -25,7 +25,7 @@ KEYS = {**_PLAIN, **_CONTROLS, **_ARROWS, "page-up": b"\x1b[5~", "page-down": b"
 _STILL_S, _MOST_S, _MOST_WAITING = 0.3, 5.0, 64 * 1024
 
 
-class Keyboard:
+class TerminalInput:
     """A new terminal; `theirs` are the program's descriptors for stdin, stdout and stderr."""
 
     def __init__(self, loop: Loop) -> None:
@@ -38,7 +38,7 @@ class Keyboard:
         self.shown_at = 0.0
         self._loop = loop
         # A second descriptor: the loop watches the first for output.
-        self._keys = Inflow(loop, os.dup(self.master), lambda _size: None)
+        self._keys = PipeWriter(loop, os.dup(self.master), lambda _size: None)
         self.close = self._keys.close
 
     def type(self, text: bytes, key: str | None) -> None:
@@ -55,7 +55,7 @@ class Keyboard:
         until = until or now + _MOST_S
         left = min(self.shown_at + _STILL_S, until) - now
         if left > 0:
-            self._loop.later(left, lambda: self.when_still(still, until))
+            self._loop.call_later(left, lambda: self.when_still(still, until))
         else:
             still()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from mcp_sandbox.runner.kernel import processes
-from mcp_sandbox.runner.kernel.loop import Inflow, Tap, widen
+from mcp_sandbox.runner.kernel.loop import PipeReader, PipeWriter, widen_pipe
 from mcp_sandbox.runner.kernel.native import close, signal
 from mcp_sandbox.runner.wire.protocol import WINDOW, OpError
 
@@ -37,18 +37,18 @@ class Operation:
         self._given: list[int] = []
         self._tries_left = _TRIES
         self._ending: dict[str, Any] | None = None
-        self._inflow: Inflow | None = None
-        self._tap: Tap | None = None
+        self._inflow: PipeWriter | None = None
+        self._tap: PipeReader | None = None
 
     def start(self, body: bytes, *, more: bool) -> None:
         theirs_in, ours_in = os.pipe()
         ours_out, theirs_out = os.pipe()
         if more:
-            widen(ours_in)
-        widen(ours_out)
+            widen_pipe(ours_in)
+        widen_pipe(ours_out)
         end = os.urandom(_END_BYTES)
-        self._inflow = Inflow(self._loop, ours_in, self._reply.credit, end)
-        self._tap = Tap(self._loop, ours_out, self._taken)
+        self._inflow = PipeWriter(self._loop, ours_in, self._reply.credit, end)
+        self._tap = PipeReader(self._loop, ours_out, self._taken)
         self._job["end"] = end.hex()
         self._given = [theirs_in, theirs_out]
         self._launch()
@@ -81,7 +81,7 @@ class Operation:
             return
         if self._worker and self._worker.pid:
             processes.send(self._worker.pid, signal.SIGTERM)
-        self._loop.later(_GRACE_S, self._kill)
+        self._loop.call_later(_GRACE_S, self._kill)
 
     def _kill(self) -> None:
         if self._ending is None and self._worker:

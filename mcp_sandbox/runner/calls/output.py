@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from mcp_sandbox.runner.kernel.loop import CHUNK, DRAIN, Tap, widen
+from mcp_sandbox.runner.kernel.loop import CHUNK, DRAIN, PipeReader, widen_pipe
 from mcp_sandbox.runner.kernel.native import close
 from mcp_sandbox.runner.wire.protocol import WINDOW, OpError
 from mcp_sandbox.runner.workers import figures
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Protocol
 
-    from mcp_sandbox.runner.calls.keyboard import Keyboard
+    from mcp_sandbox.runner.calls.keyboard import TerminalInput
     from mcp_sandbox.runner.kernel.loop import Loop
 
     class OutputListener(Protocol):
@@ -37,7 +37,7 @@ _MOST_STDIN = 256 * 1024 * 1024
 _in_use: set[str] = set()
 
 
-class Stream:
+class OutputBuffer:
     """Head and tail of one stream."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Capture:
     """Both streams of one command, and the file that keeps them in order of arrival."""
 
     def __init__(self, workspace: str, name: str, limit: int) -> None:
-        self.streams = {"stdout": Stream(), "stderr": Stream()}
+        self.streams = {"stdout": OutputBuffer(), "stderr": OutputBuffer()}
         self._base = figures.base_of(workspace, name)
         self._path = self._base + ".txt"
         # The file with all output, once a result cannot hold it.
@@ -140,7 +140,7 @@ class Capture:
 class Streams:
     """All streams of one command. Its worker gets `theirs`: stdin, stdout, stderr, maybe code."""
 
-    keyboard: Keyboard | None = None
+    keyboard: TerminalInput | None = None
 
     def __init__(self, loop: Loop, args: dict[str, Any], hearers: Sequence[OutputListener]) -> None:
         self._loop = loop
@@ -149,16 +149,16 @@ class Streams:
         self.capture = Capture(args["workspace"], args["name"], args["keep_bytes"])
         # How much of each stream earlier answers have contained, in bytes.
         self._answered = dict.fromkeys(self.capture.streams, 0)
-        self._taps: dict[str, Tap] = {}
+        self._taps: dict[str, PipeReader] = {}
         self.theirs: list[int] = []
         self._stdin: int | None = None
 
     def open(self) -> None:
         """Make pipes or a terminal; OpError if none can be made."""
         if self._tty:
-            from mcp_sandbox.runner.calls.keyboard import Keyboard  # noqa: PLC0415 - for these alone
+            from mcp_sandbox.runner.calls.keyboard import TerminalInput  # noqa: PLC0415 - for these alone
 
-            self.keyboard = Keyboard(self._loop)
+            self.keyboard = TerminalInput(self._loop)
             self._listen(self.keyboard.master)
             self.theirs = self.keyboard.theirs
             return
@@ -201,10 +201,14 @@ class Streams:
 
     def _listen(self, stdout: int, stderr: int | None = None) -> None:
         if self._takes:
-            widen(stdout, CHUNK)
-        self._taps["stdout"] = Tap(self._loop, stdout, lambda data: self._take("stdout", data))
+            widen_pipe(stdout, CHUNK)
+        self._taps["stdout"] = PipeReader(
+            self._loop, stdout, lambda data: self._take("stdout", data)
+        )
         if stderr is not None:
-            self._taps["stderr"] = Tap(self._loop, stderr, lambda data: self._take("stderr", data))
+            self._taps["stderr"] = PipeReader(
+                self._loop, stderr, lambda data: self._take("stderr", data)
+            )
 
     def _take(self, name: str, data: bytes) -> None:
         if data:
@@ -215,7 +219,7 @@ class Streams:
             if len(data) < _LITTLE:
                 # A program that prints line by line would wake the loop for every line.
                 self._taps[name].pause()
-                self._loop.later(_GATHER_S, lambda: self.read_on(name))
+                self._loop.call_later(_GATHER_S, lambda: self.read_on(name))
             for each in [*self._hearers]:
                 each.on_output(name, data)
                 if each.is_full and name == "stdout":
@@ -283,7 +287,7 @@ def _kept(data: bytes) -> int:
 def _flowing(file: int) -> int:
     """Return a pipe that holds the file's bytes, or the file itself if they do not fit."""
     theirs, ours = os.pipe()
-    widen(ours)
+    widen_pipe(ours)
     os.set_blocking(ours, False)
     size, sent = os.fstat(file).st_size, 0
     try:

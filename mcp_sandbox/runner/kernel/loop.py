@@ -40,7 +40,7 @@ class Timer:
         return self.when < other.when
 
 
-class Soon:
+class DeferredAction:
     """An action that runs once however often it is planned before that."""
 
     def __init__(self, loop: Loop, delay_s: float, action: Callable[[], None]) -> None:
@@ -52,7 +52,7 @@ class Soon:
     def plan(self) -> None:
         if not self.planned:
             self.planned = True
-            self._loop.later(self._delay_s, self._run)
+            self._loop.call_later(self._delay_s, self._run)
 
     def _run(self) -> None:
         self.planned = False
@@ -99,7 +99,7 @@ class Loop:
         if self._watchers.pop(fd, None):
             self._epoll.unregister(fd)
 
-    def later(self, delay_s: float, action: Callable[[], None]) -> Timer:
+    def call_later(self, delay_s: float, action: Callable[[], None]) -> Timer:
         if len(self._timers) > self._compact_at:
             self._timers = [timer for timer in self._timers if timer.action]
             heapq.heapify(self._timers)
@@ -135,7 +135,7 @@ class Loop:
         self._epoll.close()
 
 
-def widen(fd: int, size: int = 1024 * 1024) -> None:
+def widen_pipe(fd: int, size: int = 1024 * 1024) -> None:
     """Ask for a pipe of `size` bytes; the default is the most for an ordinary user."""
     try:
         fcntl.fcntl(fd, 1031, size)  # F_SETPIPE_SZ, named in Python only from 3.10 on
@@ -144,7 +144,7 @@ def widen(fd: int, size: int = 1024 * 1024) -> None:
         return
 
 
-class Tap:
+class PipeReader:
     """Reads a pipe or terminal: `taken` gets what arrives, and b"" at the end."""
 
     def __init__(self, loop: Loop, fd: int, taken: Callable[[bytes], None]) -> None:
@@ -196,7 +196,7 @@ class Tap:
             os.close(self._fd)
 
 
-class Inflow:
+class PipeWriter:
     """Writes a pipe: buffers what the reader has not taken, and gives credit for what it has.
 
     `end` follows the last byte: it tells the reader that the pipe was not closed by a crash.

@@ -67,7 +67,7 @@ def loads(data: bytes) -> Any:  # noqa: ANN401 - whatever the JSON holds
     return value
 
 
-def pair() -> tuple[Socket, Socket]:
+def make_socket_pair() -> tuple[Socket, Socket]:
     """Return two connected sockets that keep messages apart and that no child inherits."""
     return _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
 

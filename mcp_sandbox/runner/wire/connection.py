@@ -100,7 +100,7 @@ class Connection:
         self._blocked = False
         sock.setblocking(False)
         self._watch(READ)
-        self._deadline = self._loop.later(_HANDSHAKE_S, self.close)
+        self._deadline = self._loop.call_later(_HANDSHAKE_S, self.close)
         self.send({"t": "hello", "version": protocol.VERSION, "nonce": self._nonce.hex()})
 
     def _watch(self, events: int) -> None:
@@ -210,7 +210,7 @@ class Connection:
             return 0
         except OSError:
             # Later: the caller is still using the call that closing would cancel.
-            self._loop.later(0, self.close)
+            self._loop.call_later(0, self.close)
             return sum(map(len, parts))
 
     def _flush(self) -> None:

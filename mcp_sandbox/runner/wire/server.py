@@ -114,13 +114,13 @@ class Server:
             self._awaited = False
             self._pool.spares.prepare(seat=True)
         # A call already on its way comes first.
-        self.loop.later(_LULL_S, self._pool.spares.prepare)
+        self.loop.call_later(_LULL_S, self._pool.spares.prepare)
         self._consider_idle()
 
     def closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
         if connection is self._retiring:
-            self.loop.later(0, self.stop)
+            self.loop.call_later(0, self.stop)
         self._consider_idle()
 
     def _tell_background(self) -> None:
@@ -156,7 +156,7 @@ class Server:
                 self._idle.cancel()
             self._idle = None
         elif self._idle is None:
-            self._idle = self.loop.later(self._idle_s, self._stop_if_idle)
+            self._idle = self.loop.call_later(self._idle_s, self._stop_if_idle)
 
     def _stop_if_idle(self) -> None:
         self._idle = None
@@ -263,7 +263,7 @@ class Server:
         self._retiring = asking
         self.loop.unwatch(self._listener.fileno())
         self._listener.close()
-        self.loop.later(_FAREWELL_S, self.stop)
+        self.loop.call_later(_FAREWELL_S, self.stop)
         return ""
 
     def _complete(self, args: dict[str, Any]) -> dict[str, Any]:

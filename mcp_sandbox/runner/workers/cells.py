@@ -10,7 +10,7 @@ import os
 
 from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.loop import READ
-from mcp_sandbox.runner.kernel.native import pair, receive, send, signal
+from mcp_sandbox.runner.kernel.native import make_socket_pair, receive, send, signal
 from mcp_sandbox.runner.wire.protocol import OpError
 from mcp_sandbox.runner.workers.interpreter import Notebook, is_valid_message
 
@@ -65,7 +65,7 @@ class Notebooks:
         if len(self.notebooks) >= _MOST:
             names = ", ".join(self.notebooks)
             raise OpError("busy", f"{_MOST} notebooks are the most: use or stop one of {names}")
-        mine, theirs = pair()
+        mine, theirs = make_socket_pair()
         mine.setblocking(False)
         new, nothing = Notebook(mine), os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         fds = [nothing, nothing, nothing, theirs.fileno()]
@@ -91,7 +91,7 @@ class Notebooks:
         listener, main = notebook.listener, notebook.python_worker.main
         if main:
             processes.send(-main, signal.SIGINT)
-        self._loop.later(
+        self._loop.call_later(
             _INTERRUPT_S if main else 0, lambda: self._kill(notebook, notebook.listener is listener)
         )
 
@@ -138,7 +138,7 @@ class Notebooks:
         else:
             self._loop.unwatch(notebook.control.fileno())
             # The worker reports why it died, unless only the socket was closed.
-            self._loop.later(_MOMENT_S, lambda: self._kill(notebook, True))
+            self._loop.call_later(_MOMENT_S, lambda: self._kill(notebook, True))
 
     def _on_worker_message(self, name: str, message: dict[str, Any]) -> None:
         notebook = self.notebooks[name]

@@ -7,7 +7,7 @@ import sys
 import time
 
 from mcp_sandbox.runner.kernel import processes
-from mcp_sandbox.runner.kernel.native import CONTROL_FD, Socket, pair, send, signal
+from mcp_sandbox.runner.kernel.native import CONTROL_FD, Socket, make_socket_pair, send, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def is_steered(env: Iterable[str]) -> bool:
 
 def fork_interpreter(env: dict[str, str]) -> tuple[int, Socket]:
     """Fork the interpreter off this process, an ordinary Python that holds no secret yet."""
-    mine, theirs = pair()
+    mine, theirs = make_socket_pair()
     pid = os.fork()
     if pid == 0:
         from mcp_sandbox.runner.workers import python_worker  # noqa: PLC0415
@@ -136,7 +136,7 @@ def fork_interpreter(env: dict[str, str]) -> tuple[int, Socket]:
 
 def start_interpreter(env: dict[str, str]) -> tuple[int, Socket]:
     """Start it; return its pid and the socket to ask it for workers. May raise OSError."""
-    mine, theirs = pair()
+    mine, theirs = make_socket_pair()
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python_worker.py")
     try:
         pid = os.posix_spawn(
@@ -177,7 +177,7 @@ class PythonForkServer:
 
     def start_python_worker(self) -> WorkerHandle:
         """Ask for a worker, starting an interpreter if there is none. May raise OSError."""
-        mine, theirs = pair()
+        mine, theirs = make_socket_pair()
         try:
             self._warm().give({"op": "seat"}, [theirs.fileno()])
         except ConnectionError:

@@ -10,8 +10,15 @@ import os
 import time
 
 from mcp_sandbox.runner.kernel import processes
-from mcp_sandbox.runner.kernel.loop import READ, Soon
-from mcp_sandbox.runner.kernel.native import CONTROL_FD, MOST_FDS, Socket, pair, receive, signal
+from mcp_sandbox.runner.kernel.loop import READ, DeferredAction
+from mcp_sandbox.runner.kernel.native import (
+    CONTROL_FD,
+    MOST_FDS,
+    Socket,
+    make_socket_pair,
+    receive,
+    signal,
+)
 from mcp_sandbox.runner.wire.protocol import OpError
 from mcp_sandbox.runner.workers import worker
 from mcp_sandbox.runner.workers.interpreter import (
@@ -66,8 +73,8 @@ class Pool:
         self.spares = SpareWorkers(loop, env, self._on_message, self._cool)
         self.orphans = Orphans(loop, self._known, self._notice_child, self._lineage)
         # Planned at every call: each worker gets one signal, however many calls there are.
-        self.waking = Soon(loop, _SOON_S, self.wake)
-        self._looking = Soon(loop, _SOON_S, lambda: self.on_background())  # noqa: PLW0108 - set later
+        self.waking = DeferredAction(loop, _SOON_S, self.wake)
+        self._looking = DeferredAction(loop, _SOON_S, lambda: self.on_background())  # noqa: PLW0108 - set later
         self.memory = OomCounter()
         self.on_quiet: Callable[[], None] = lambda: None
         self.on_background: Callable[[], None] = lambda: None
@@ -272,7 +279,7 @@ class Pool:
             pid = warm.worker.pid
         if pid is not None:
             if not self._doomed:
-                self._loop.later(0, self._kill_doomed)
+                self._loop.call_later(0, self._kill_doomed)
             self._doomed.add(pid)
 
     def _kill_unnamed(self, seat: WorkerHandle) -> None:
@@ -283,7 +290,7 @@ class Pool:
                 self.kill(self.spares.interpreter.worker)
 
         seat.doomed = True
-        self._loop.later(_DYING_S, give_up)
+        self._loop.call_later(_DYING_S, give_up)
 
     def _kill_doomed(self) -> None:
         doomed, self._doomed = self._doomed, set()
@@ -359,7 +366,7 @@ class SpareWorkers:
     def _new(self, *, seat: bool) -> WorkerHandle:
         if seat:
             return self.interpreter.start_python_worker()
-        mine, theirs = pair()
+        mine, theirs = make_socket_pair()
         pid = os.fork()
         if pid == 0:
             self._be_worker(theirs)
@@ -397,7 +404,7 @@ class SpareWorkers:
     def _cool_later(self) -> None:
         if self._cooling:
             self._cooling.cancel()
-        self._cooling = self._loop.later(_WARM_S, self._cool)
+        self._cooling = self._loop.call_later(_WARM_S, self._cool)
 
     def give_back(self, *, python: bool) -> None:
         """End all workers without a job, and with `python` the interpreter.
@@ -431,7 +438,7 @@ class Orphans:
         # Wait statuses of the last 64 children that ended unawaited.
         self.reaped: dict[int, int] = {}
         self._looked_at = 0.0
-        self._killing = Soon(loop, _TIDY_S, self._kill_all)
+        self._killing = DeferredAction(loop, _TIDY_S, self._kill_all)
 
     def kill_soon(self) -> None:
         """Kill what is left by a worker or an adopted command that has just ended."""

@@ -17,7 +17,14 @@ _ROOT = os.path.abspath(__file__).rsplit("/", 4)[0]
 sys.path[0] = _ROOT
 
 from mcp_sandbox.runner.kernel import native, processes  # noqa: E402
-from mcp_sandbox.runner.kernel.native import Socket, pair, receive, send, signal, wait_for  # noqa: E402
+from mcp_sandbox.runner.kernel.native import (  # noqa: E402
+    Socket,
+    make_socket_pair,
+    receive,
+    send,
+    signal,
+    wait_for,
+)
 from mcp_sandbox.runner.wire.protocol import MAX_HEADER, OpError  # noqa: E402
 from mcp_sandbox.runner.workers import figures, main_file, worker  # noqa: E402
 
@@ -105,7 +112,7 @@ class _PythonWorker:
         raise OpError("cancelled", "the process was killed before it could run any code")
 
     def _fork(self, held: list[int]) -> tuple[int, Socket]:
-        ours, theirs = pair()
+        ours, theirs = make_socket_pair()
         pid = os.fork()
         if pid == 0:
             # Their numbers are used again in the child: nothing may close them twice.

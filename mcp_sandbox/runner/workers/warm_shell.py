@@ -13,7 +13,7 @@ import fcntl
 import os
 
 from mcp_sandbox.runner.kernel import processes
-from mcp_sandbox.runner.kernel.loop import Soon
+from mcp_sandbox.runner.kernel.loop import DeferredAction
 from mcp_sandbox.runner.kernel.native import close
 from mcp_sandbox.runner.wire.protocol import OpError
 
@@ -77,8 +77,8 @@ class WarmShell:
         self._ready: PreparedShell | None = None
         self._job: dict[str, Any] = {}
         # The result of the last command is sent first.
-        self._soon = Soon(loop, 0, self._prepare)
-        self._later = Soon(loop, _QUIET_S, self._prepare)
+        self._soon = DeferredAction(loop, 0, self._prepare)
+        self._later = DeferredAction(loop, _QUIET_S, self._prepare)
 
     def expect(self, job: dict[str, Any]) -> None:
         """Prepare for a command like this one.

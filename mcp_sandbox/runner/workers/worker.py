@@ -15,7 +15,7 @@ import time
 from mcp_sandbox.runner.calls.shell import SAVE, WHOLE, saver
 from mcp_sandbox.runner.files.paths import resolve
 from mcp_sandbox.runner.kernel import processes
-from mcp_sandbox.runner.kernel.native import Socket, close, pair, receive, send, signal
+from mcp_sandbox.runner.kernel.native import Socket, close, make_socket_pair, receive, send, signal
 from mcp_sandbox.runner.wire.protocol import MAX_HEADER, UNWATCHED, OpError
 
 TYPE_CHECKING = False
@@ -124,7 +124,7 @@ class Worker:
         A standby bash also waits there for its command.
         """
         # A socket: unlike a pipe, no other process can open it by its path below /proc.
-        opener, gate = pair()
+        opener, gate = make_socket_pair()
         try:
             pid = self._start(job, [*fds, gate.fileno()])
             self._names.begin(job["workspace"])
