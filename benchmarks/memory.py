@@ -27,7 +27,7 @@ from mcp_sandbox.app.chats import open_manager, temporary_data
 from mcp_sandbox.backends.sandbox_records import ProcessId, hold, identify
 from mcp_sandbox.config import PoolConfig
 from mcp_sandbox.models import ChatId, Network
-from mcp_sandbox.runner.kernel.processes import below, parents
+from mcp_sandbox.runner.kernel.processes import find_descendants, map_parents
 from mcp_sandbox.runtime.doors import Handler
 
 _MIB = 1024 * 1024
@@ -60,7 +60,7 @@ async def _idle(_values: int) -> Measured:
 async def _until_cool(api: docker.APIClient, name: str) -> None:
     """Return when the processes kept for the next code have ended, but the one that stays."""
     container: Any = await in_thread(lambda: api.inspect_container(name))
-    inside = await in_thread(lambda: below([container["State"]["Pid"]], parents()))
+    inside = await in_thread(lambda: find_descendants([container["State"]["Pid"]], map_parents()))
     kept = [process for process in map(identify, inside) if process is not None]
     with anyio.move_on_after(_COOLING_S):
         async with anyio.create_task_group() as tasks:
@@ -216,7 +216,7 @@ async def _growth_once(prepare: str, work: Callable[[Client], Awaitable[None]]) 
 
 
 def _server_on(data_dir: Path) -> int:
-    for pid in below([os.getpid()], parents()):
+    for pid in find_descendants([os.getpid()], map_parents()):
         command = _command(Path(f"/proc/{pid}"))
         if "mcp_sandbox stdio" in command and str(data_dir) in command:
             return pid

@@ -277,7 +277,7 @@ class Channel:
         await self._stream.send(protocol.encode(hello))
         welcome = await self._one_frame()
         expected = protocol.prove(self._token, "runner", mine, nonce)
-        if not protocol.same(expected, welcome.get("proof")):
+        if not protocol.equals_secret(expected, welcome.get("proof")):
             raise protocol.ProtocolError(str(welcome.get("message", "it does not know the token")))
         if self._role == "doors":
             return

@@ -345,7 +345,7 @@ async def test_a_forged_frame_of_the_other_side_ends_the_channel_with_a_reason(
                 proof = protocol.prove(token, "runner", theirs, mine)
                 about = {"python": "3", "workspace_inode": 1, "workspace_changed_ns": 1}
                 about["ended"] = []
-                about |= pool.described([])
+                about |= pool.describe_processes([])
                 await stream.send(protocol.encode({"t": "welcome", "proof": proof, **about}))
                 await stream.receive()
                 await stream.send(answer)

@@ -10,7 +10,7 @@ from mcp_sandbox.runner.calls.shell import memory_of, remembering
 from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.native import close, signal
 from mcp_sandbox.runner.wire.protocol import OpError
-from mcp_sandbox.runner.workers.pool import described
+from mcp_sandbox.runner.workers.pool import describe_processes
 from mcp_sandbox.runner.workers.worker import BASH, remove_code, watched
 
 TYPE_CHECKING = False
@@ -84,7 +84,7 @@ class Command:
         self._why: str | None = None
         self._status: int | None = None
         self._changed: dict[str, Any] = dict.fromkeys(("changed", "counts"))
-        self._made_room = described([])
+        self._made_room = describe_processes([])
         self._job: dict[str, Any] = {}
         self._tries_left = _TRIES
 
@@ -102,7 +102,7 @@ class Command:
 
         With `more`, wait for the rest of the input first.
         """
-        self._born_since = processes.now_ticks()
+        self._born_since = processes.read_clock_ticks()
         self._kills_before = self._pool.memory.count_kills()
         self._note(self)
         self._job = self._describe()
@@ -248,7 +248,7 @@ class Command:
                 wait.fail(code, message)
 
     def _note_ending(self, pids: Collection[int]) -> None:
-        known, more = self._made_room, described(pids)
+        known, more = self._made_room, describe_processes(pids)
         named = known["background"] + more["background"][:_NAMED_OF_EACH]
         total = known["background_total"] + more["background_total"]
         self._made_room = {"background": named[:_MOST_NAMED], "background_total": total}

@@ -67,5 +67,5 @@ class TerminalInput:
             import termios  # noqa: PLC0415 - under gVisor alone
 
             if termios.tcgetattr(self.master)[3] & termios.ISIG:
-                for pid in (main, *processes.below([main], processes.parents())):
+                for pid in (main, *processes.find_descendants([main], processes.map_parents())):
                     processes.send(pid, signal.SIGINT)

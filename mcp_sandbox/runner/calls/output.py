@@ -78,7 +78,7 @@ class Capture:
 
     def __init__(self, workspace: str, name: str, limit: int) -> None:
         self.streams = {"stdout": OutputBuffer(), "stderr": OutputBuffer()}
-        self._base = figures.base_of(workspace, name)
+        self._base = figures.figure_base(workspace, name)
         self._path = self._base + ".txt"
         # The file with all output, once a result cannot hold it.
         self.file: str | None = None
@@ -101,7 +101,7 @@ class Capture:
 
     def figures(self) -> list[str]:
         """Return the paths of the pictures that the command has saved; see `runner.figures`."""
-        found = figures.saved(self._base)
+        found = figures.list_saved_figures(self._base)
         try:
             if found:
                 prepare(os.path.dirname(self._path))

@@ -104,10 +104,10 @@ class ProcessTable:
     def rows(self) -> list[dict[str, Any]]:
         """Return all rows, the newest last; of running ones with their tree's memory in bytes."""
         self._forget_old()
-        tree = processes.parents() if self._running else {}
+        tree = processes.map_parents() if self._running else {}
         rows = [each.row() for each in self._ended.values()]
         for each in self._running.values():
-            pids = [each.main, *processes.below([each.main], tree)] if each.main else []
+            pids = [each.main, *processes.find_descendants([each.main], tree)] if each.main else []
             rows.append({**each.row(), "memory": sum(map(processes.memory, pids))})
         return rows
 

@@ -37,8 +37,8 @@ def run(args: dict[str, Any], typed: int, shown: int, _end: bytes) -> dict[str, 
     finally:
         # Leftovers outside the shell's session end with this worker. Where the kernel has no
         # subreapers they stay, as leftovers of commands do.
-        for left in processes.parents():
-            if processes.session_of(left) == pid:
+        for left in processes.map_parents():
+            if processes.read_session(left) == pid:
                 processes.send(left, signal.SIGKILL)
     code = None if status is None else os.waitstatus_to_exitcode(status)
     if code is not None and code < 0:
@@ -64,7 +64,7 @@ def _start(args: dict[str, Any]) -> tuple[int, int, dict[int, bytes]]:
         raise worker.cannot_start(_SHELL, exc) from exc
     for end in {*theirs}:
         os.close(end)
-    worker.lower(pid, grow=args["grow"])
+    worker.lower_priority(pid, grow=args["grow"])
     return pid, keys, outputs
 
 
@@ -156,7 +156,10 @@ class _Terminal:
         except OSError:
             # gVisor signals no foreground group and does not name it: programs that are not
             # concerned ignore the signal.
-            for pid in (self._pid, *processes.below([self._pid], processes.parents())):
+            for pid in (
+                self._pid,
+                *processes.find_descendants([self._pid], processes.map_parents()),
+            ):
                 processes.send(pid, signal.SIGWINCH)
 
     def _take_shown(self) -> bytes:

@@ -95,7 +95,7 @@ def _rename_new(source: str, destination: str) -> None:
     names = _AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(destination)
     try:
         done = processes.function("renameat2")(*names, _NOREPLACE)
-        failed = 0 if done == 0 else processes.last_error()
+        failed = 0 if done == 0 else processes.read_errno()
     except AttributeError:
         failed = errno.ENOSYS
     if failed in _NOT_OFFERED:

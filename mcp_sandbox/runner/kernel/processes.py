@@ -58,7 +58,7 @@ def function(name: str) -> _Function:
     return _Function((name, _program))  # type: ignore[arg-type]
 
 
-def last_error() -> int:
+def read_errno() -> int:
     """Return the errno of the last call."""
     return _ctypes.get_errno()
 
@@ -80,7 +80,7 @@ _call_prctl = function("prctl")
 
 def _prctl(option: int, value: int | bytes) -> None:
     if _call_prctl(option, value, 0, 0, 0) != 0:
-        number = last_error()
+        number = read_errno()
         raise OSError(number, f"prctl({option}) failed: {os.strerror(number)}")
 
 
@@ -148,7 +148,7 @@ def rename(name: str) -> None:
     wipe_environment()
 
 
-def stats() -> Iterator[tuple[int, list[bytes]]]:
+def read_stats() -> Iterator[tuple[int, list[bytes]]]:
     """Yield pid and stat fields (proc(5), from the third on) of every visible process."""
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -160,13 +160,15 @@ def stats() -> Iterator[tuple[int, list[bytes]]]:
             yield int(name), fields
 
 
-def parents() -> dict[int, int]:
+def map_parents() -> dict[int, int]:
     """Return the parent by pid of every visible process except zombies."""
-    return {pid: int(fields[1]) for pid, fields in stats() if fields[0] not in (b"Z", b"X")}
+    return {pid: int(fields[1]) for pid, fields in read_stats() if fields[0] not in (b"Z", b"X")}
 
 
-def below(roots: Iterable[int], tree: dict[int, int], spared: Collection[int] = ()) -> set[int]:
-    """Return all descendants of `roots` in a map from `parents`, except `spared` and theirs."""
+def find_descendants(
+    roots: Iterable[int], tree: dict[int, int], spared: Collection[int] = ()
+) -> set[int]:
+    """Return all descendants of `roots` in a map from `map_parents`, except `spared` and theirs."""
     children: dict[int, list[int]] = {}
     for pid, parent in tree.items():
         children.setdefault(parent, []).append(pid)
@@ -205,7 +207,7 @@ def freeze(roots: Collection[int], spared: Collection[int] = (), *, rounds: int 
     """
     stopped: set[int] = set()
     for _ in range(rounds):
-        fresh = below(roots, parents(), spared) - stopped
+        fresh = find_descendants(roots, map_parents(), spared) - stopped
         if not fresh:
             break
         for pid in fresh:
@@ -220,7 +222,7 @@ def kill_trees(roots: Collection[int], spared: Collection[int] = ()) -> None:
         send(pid, signal.SIGKILL)
 
 
-def session_of(pid: int) -> int | None:
+def read_session(pid: int) -> int | None:
     """Return the leader of a process's session; None when the process is gone."""
     try:
         return os.getsid(pid)
@@ -228,12 +230,12 @@ def session_of(pid: int) -> int | None:
         return None
 
 
-def now_ticks() -> float:
-    """Return a time no later than the `birth` of a process that begins now."""
+def read_clock_ticks() -> float:
+    """Return a time no later than the `read_start_ticks` of a process that begins now."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK") - 1
 
 
-def birth(pid: int) -> float:
+def read_start_ticks(pid: int) -> float:
     """Return when a process began, in clock ticks since boot; infinite when it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

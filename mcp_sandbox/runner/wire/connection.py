@@ -151,7 +151,9 @@ class Connection:
             raise ProtocolError("a hello was expected")
         self.for_doors = header.get("for") == "doors"
         role = "doors" if self.for_doors else "host"
-        if not protocol.same(protocol.prove(token, role, self._nonce, theirs), header["proof"]):
+        if not protocol.equals_secret(
+            protocol.prove(token, role, self._nonce, theirs), header["proof"]
+        ):
             raise ProtocolError("the token was not proved")
         self._deadline.cancel()
         proof = protocol.prove(token, "runner", theirs, self._nonce)

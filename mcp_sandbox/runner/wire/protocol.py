@@ -77,7 +77,7 @@ def prove(token: bytes, role: str, mine: bytes, theirs: bytes) -> str:
     return blake2b(mine + theirs, key=token, person=role.encode(), digest_size=32).hexdigest()
 
 
-def same(left: str, right: object) -> bool:
+def equals_secret(left: str, right: object) -> bool:
     """Compare secrets in constant time; return False for anything but text."""
     return isinstance(right, str) and compare_digest(
         left.encode(), right.encode("utf-8", "replace")

@@ -16,7 +16,7 @@ from mcp_sandbox.runner.kernel.native import Socket, accept, signal
 from mcp_sandbox.runner.wire.connection import Connection
 from mcp_sandbox.runner.wire.protocol import OpError, ProtocolError
 from mcp_sandbox.runner.workers.cells import Notebooks
-from mcp_sandbox.runner.workers.pool import MOST_NAMED, Pool, described
+from mcp_sandbox.runner.workers.pool import MOST_NAMED, Pool, describe_processes
 from mcp_sandbox.runner.workers.warm_shell import WarmShell
 
 TYPE_CHECKING = False
@@ -59,7 +59,7 @@ class Server:
         self._table = ProcessTable(
             self._tell_background, lambda row: self._tell_all({"t": "ended", "processes": [row]})
         )
-        self._told: dict[str, Any] = described([])
+        self._told: dict[str, Any] = describe_processes([])
         self.used_at = time.monotonic()
         self._retiring: Connection | None = None
         self._connections: set[Connection] = set()
@@ -140,7 +140,7 @@ class Server:
             {"pid": each.main or 0, "command": each.text, "id": each.id}
             for each in self._table.in_background()
         ]
-        others = described(self._pool.background())
+        others = describe_processes(self._pool.background())
         named = [*started, *others["background"]][:MOST_NAMED]
         return {"background": named, "background_total": len(started) + others["background_total"]}
 

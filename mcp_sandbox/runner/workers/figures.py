@@ -20,12 +20,12 @@ _TRIES = 5
 _FULL = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
 
 
-def base_of(workspace: str, name: str) -> str:
+def figure_base(workspace: str, name: str) -> str:
     """Return how the paths of all files begin that are kept of the call with this name."""
     return os.path.join(workspace, FOLDER, "output", name)
 
 
-def saved(base: str) -> list[str]:
+def list_saved_figures(base: str) -> list[str]:
     """Return the paths of a call's pictures; user code may have put anything there."""
     found: list[str] = []
     while len(found) < _MOST:
@@ -38,7 +38,7 @@ def saved(base: str) -> list[str]:
 
 
 class Figures:
-    """The figures of one piece of code, or of one cell after another. `base`: see `base_of`."""
+    """The figures of one piece of code, or of one cell after another. `base`: see `figure_base`."""
 
     def __init__(self, base: str = "") -> None:
         self.base = base
@@ -95,7 +95,7 @@ class Figures:
     def keep(self, data: bytes, suffix: str) -> str | None:
         """Write a new file of this call; return its path, or None after a message on stderr."""
         os.makedirs(os.path.dirname(self.base), exist_ok=True)
-        for number in range(len(saved(self.base)) + 1, _MOST + 1):
+        for number in range(len(list_saved_figures(self.base)) + 1, _MOST + 1):
             path = f"{self.base}-{number}.{suffix}"
             try:
                 with open(path, "xb") as file:

@@ -92,10 +92,12 @@ class Pool:
 
     def background(self) -> set[int]:
         """Return the pids that run on although their command has ended."""
-        tree = processes.parents() if self._resting or self._keepers() else {}
+        tree = processes.map_parents() if self._resting or self._keepers() else {}
         for one in self._resting:
-            one.lingers = not processes.below([one.pid or -1], tree) <= {one.main}
-        found = processes.below(self._keepers(), tree) - {one.main for one in self._resting}
+            one.lingers = not processes.find_descendants([one.pid or -1], tree) <= {one.main}
+        found = processes.find_descendants(self._keepers(), tree) - {
+            one.main for one in self._resting
+        }
         return found if self._lineage else found.union(self.orphans.find())
 
     def _keepers(self) -> list[int]:
@@ -119,7 +121,7 @@ class Pool:
         roots = [*self._keepers(), *(one.pid for one in self._busy if one.pid and one.released)]
         fits, root = self._room.look(roots) if self._lineage else (True, None)
         if root:
-            ending(processes.below([root], processes.parents()))
+            ending(processes.find_descendants([root], processes.map_parents()))
             self.kill(root)
         return fits
 
@@ -300,8 +302,14 @@ class Pool:
         """Kill everything whose command has ended."""
         self.free_held()
         # Zombies count against the process limit, too.
-        tree = {pid: int(fields[1]) for pid, fields in processes.stats()} if self._resting else {}
-        left = [one for one in self._resting if len(processes.below([one.pid or -1], tree)) > 1]
+        tree = (
+            {pid: int(fields[1]) for pid, fields in processes.read_stats()} if self._resting else {}
+        )
+        left = [
+            one
+            for one in self._resting
+            if len(processes.find_descendants([one.pid or -1], tree)) > 1
+        ]
         for one in (*left, *(one for one in self._busy if one.listener is None)):
             self.kill(one)
         self.orphans.kill()
@@ -456,7 +464,9 @@ class Orphans:
         """
         lost = self.find()
         if not self._lineage:
-            lost = [pid for pid in lost if born_since <= processes.birth(pid) < float("inf")]
+            lost = [
+                pid for pid in lost if born_since <= processes.read_start_ticks(pid) < float("inf")
+            ]
         if lost:
             # An ending one may still be the parent of a command that has outlived it.
             processes.kill_trees(lost, self.adopted)
@@ -472,7 +482,7 @@ class Orphans:
         found = [
             pid
             for pid in self.find()
-            if processes.session_of(pid) == pid and processes.birth(pid) >= born_since
+            if processes.read_session(pid) == pid and processes.read_start_ticks(pid) >= born_since
         ]
         # It may have ended already. Statuses by SIGKILL are of workers killed with its own.
         ended = [pid for pid, status in self.reaped.items() if status != signal.SIGKILL]
@@ -484,7 +494,7 @@ class Orphans:
             return []
         # A command whose worker has just died is known, too: that death is not handled yet.
         known = self._known() | set(self.adopted)
-        me, tree = os.getpid(), processes.parents()
+        me, tree = os.getpid(), processes.map_parents()
         lost = [pid for pid, parent in tree.items() if parent == me and pid not in known]
         self._looked_at = 0.0 if lost else time.monotonic()
         return lost
@@ -547,7 +557,7 @@ def _open(path: str) -> int | None:
         return None
 
 
-def described(pids: Iterable[int]) -> dict[str, Any]:
+def describe_processes(pids: Iterable[int]) -> dict[str, Any]:
     """Describe the first of these processes, and count them."""
     found = sorted(pids)
     named = [{"pid": pid, "command": _command(pid)} for pid in found[:MOST_NAMED]]
@@ -592,7 +602,7 @@ class ProcessLimit:
         self._dying &= threads.keys()
         if self._dying and time.monotonic() < self._until:
             return False, None
-        trees = {root: pids for root in roots if (pids := processes.below([root], tree))}
+        trees = {root: pids for root in roots if (pids := processes.find_descendants([root], tree))}
         if sum(threads.values()) <= self._most or not trees:
             much = sum(threads.values()) <= self._most // 2
             self._roomy = frozenset(roots), time.monotonic() + _ROOMY_S * much
@@ -605,7 +615,7 @@ class ProcessLimit:
 def _look() -> tuple[dict[int, int], dict[int, int]]:
     """Return threads and parent by pid, zombies included: they count against the limit."""
     threads, tree = {}, {}
-    for pid, fields in processes.stats():
+    for pid, fields in processes.read_stats():
         # Fields 4 and 20 of proc(5); the list begins at 3.
         tree[pid], threads[pid] = int(fields[1]), int(fields[17])
     return threads, tree

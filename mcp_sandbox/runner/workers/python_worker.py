@@ -224,7 +224,7 @@ def _run(control: Socket) -> None:
         from mcp_sandbox.runner.workers import notebook  # noqa: PLC0415 - seldom
 
         notebook.run(job)
-    main_file.run(path, figures.base_of(job["workspace"], job["name"]))
+    main_file.run(path, figures.figure_base(job["workspace"], job["name"]))
 
 
 if __name__ == "__main__":

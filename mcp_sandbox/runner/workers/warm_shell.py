@@ -47,7 +47,7 @@ class PreparedShell:
         self.place = job["cwd"], job["env"]
         self.ours = ours
         self.theirs = theirs
-        self.born = processes.now_ticks()
+        self.born = processes.read_clock_ticks()
 
     def take_in(self, code: bytes) -> bool:
         """Hand over the command; return False if another process has touched the streams.

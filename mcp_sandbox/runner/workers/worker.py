@@ -115,7 +115,7 @@ class Worker:
         pid = self._start(job, fds)
         self._say(e="pid", pid=pid)
         close(fds)
-        lower(pid, grow=job["grow"])
+        lower_priority(pid, grow=job["grow"])
         return self._see_through(pid, job, [])
 
     def _gated(self, job: dict[str, Any], fds: list[int]) -> bool:
@@ -139,7 +139,7 @@ class Worker:
                 self._names.begin(job["workspace"])
             said = recall(job["shell"]) if job["shell"] else []
             self._say(e="pid", pid=pid)
-            lower(pid, grow=job["grow"])
+            lower_priority(pid, grow=job["grow"])
             close(fds)
             processes.send(pid, signal.SIGCONT)
             opener.send(b"\n")
@@ -261,7 +261,7 @@ def _await(main: int | None) -> tuple[int, bool]:
             status, options = ended, os.WNOHANG
 
 
-def lower(pid: int, *, grow: bool, again: bool = True) -> None:
+def lower_priority(pid: int, *, grow: bool, again: bool = True) -> None:
     """Lower the process's CPU priority, and offer it to the OOM killer before others.
 
     Without `grow`, the kernel lets it extend no file.
@@ -277,7 +277,7 @@ def lower(pid: int, *, grow: bool, again: bool = True) -> None:
         # Just after exec the process is still as protected as this one; a later refusal is final.
         if again:
             time.sleep(_MOMENT_S)
-            lower(pid, grow=grow, again=False)
+            lower_priority(pid, grow=grow, again=False)
     except ProcessLookupError:
         return
 

@@ -64,7 +64,7 @@ class Place:
     def kill_notebook(self, chat: str, name: str) -> bool:
         """SIGKILL the process in a sandbox that calls itself so."""
         runner = self.runner(chat)
-        inside = processes.below([runner], processes.parents()) if runner else ()
+        inside = processes.find_descendants([runner], processes.map_parents()) if runner else ()
         found = [pid for pid in inside if _read(Path(f"/proc/{pid}/comm")) == f"{name}\n".encode()]
         return bool(found) and _kill(found[0])
 
