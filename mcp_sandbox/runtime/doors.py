@@ -78,7 +78,7 @@ class Doors:
             Busy: a program inside or another block listens there, or too many do.
             SandboxError: as `open_doors`.
         """
-        listening = Door(self._channel)
+        listening = DoorConnection(self._channel)
         try:
             with anyio.move_on_after(_LISTEN_S) as limit:
                 room, port = await listening.opened("listen", at=at, shared=shared)
@@ -97,7 +97,7 @@ class Doors:
 
         async def serve(tasks: TaskGroup) -> None:
             try:
-                async with places, self._room, Door(self._channel) as door:
+                async with places, self._room, DoorConnection(self._channel) as door:
                     await door.opened("door", at=at)
                     tasks.start_soon(serve, tasks)
                     await handler(door)
@@ -113,7 +113,7 @@ class Doors:
             tasks.cancel_scope.cancel()
 
 
-class Doorway:
+class DoorChannel:
     """The channel for doors of one sandbox: opened for the first door, open until closed."""
 
     def __init__(
@@ -128,7 +128,7 @@ class Doorway:
         """End the channel, and with it all handlers."""
         self._scope.cancel()
 
-    async def doors(self) -> Doors:
+    async def open_channel(self) -> Doors:
         """Return the doors; open the channel if needed. Raises SandboxGone if none answers."""
         async with self._lock:
             if self._doors is None or self._doors.ended:
@@ -145,7 +145,7 @@ class Doorway:
             raise SandboxGone("the sandbox was ended before a door could be opened")
 
 
-class Door(ByteStream):
+class DoorConnection(ByteStream):
     """A connection from inside, or the call that listens for them, before it is opened."""
 
     def __init__(self, channel: Channel) -> None:

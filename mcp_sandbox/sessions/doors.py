@@ -28,7 +28,7 @@ from mcp_sandbox.errors import (
     StorageUnavailable,
 )
 from mcp_sandbox.models import ChatId, Mount
-from mcp_sandbox.runtime.doors import PORT, Doorway, Handler
+from mcp_sandbox.runtime.doors import PORT, DoorChannel, Handler
 from mcp_sandbox.sessions.chat_records import UseTimes
 from mcp_sandbox.telemetry.logs import event
 
@@ -95,7 +95,7 @@ class Egress:
         self._records, self._clock = ledger.records, ledger.clock
         self._places: dict[ChatId, dict[Target | None, HostTraffic]] = {}
 
-    def open_doors(self, chat: ChatId, doorway: Doorway, tell: Tell) -> "SandboxDoors":
+    def open_doors(self, chat: ChatId, doorway: DoorChannel, tell: Tell) -> "SandboxDoors":
         """Return the doors for an open sandbox of the chat; `tell` takes notices for the agent."""
         return SandboxDoors(partial(self._serve, chat), doorway, tell)
 
@@ -298,7 +298,7 @@ class Egress:
 class SandboxDoors:
     """The doors of one open sandbox, from `run` until they are closed."""
 
-    def __init__(self, handler: Handler, doorway: Doorway, tell: Tell) -> None:
+    def __init__(self, handler: Handler, doorway: DoorChannel, tell: Tell) -> None:
         self._handler, self._doorway = handler, doorway
         self._tell = tell
         self._scope = anyio.CancelScope()
@@ -317,7 +317,7 @@ class SandboxDoors:
         with self._scope:
             while True:
                 try:
-                    doors = await self._doorway.doors()
+                    doors = await self._doorway.open_channel()
                     async with doors.listen(self._handler, PORT, most=_MOST, shared=True):
                         told = False
                         self._tried.set()

@@ -356,7 +356,7 @@ class Session:
             Busy: a program or another block listens there, or there are too many.
         """
         async with self._enter("door", at=at) as entered:
-            doors = await entered.held.doorway.doors()
+            doors = await entered.held.door_channel.open_channel()
             async with doors.listen(handler, at) as place:
                 yield place
 

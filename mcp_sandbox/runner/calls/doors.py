@@ -209,14 +209,14 @@ def _listening() -> list[int]:
     return sorted(ports)[:20]
 
 
-class Place:
+class DoorListener:
     """A listener, the calls that keep it open, and the doors that are posted at it."""
 
     def __init__(self, loop: Loop, at: int | str, *, shared: bool) -> None:
         """Listen at port or path `at` (0: any free port); `shared` lets other servers join."""
         self.shared = shared
-        self.listening: list[Door] = []
-        self.posted: list[Door] = []
+        self.listening: list[DoorCall] = []
+        self.posted: list[DoorCall] = []
         self._loop = loop
         self._listener = _listener(at)
         self.at = at or int(self._listener.getsockname()[1])
@@ -256,10 +256,10 @@ class Place:
                 return  # A program inside has removed it.
 
 
-class Door:
+class DoorCall:
     """A call that keeps a place open, or one that waits for a client and carries its bytes."""
 
-    def __init__(self, doors: Doors, place: Place, reply: Reply) -> None:
+    def __init__(self, doors: DoorTable, place: DoorListener, reply: Reply) -> None:
         self._doors = doors
         self._place = place
         self._reply = reply
@@ -277,14 +277,14 @@ class Door:
         self._reply.fail("cancelled", "it was ended")
 
 
-class Doors:
+class DoorTable:
     """The places where the host listens."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        self._places: dict[int | str, Place] = {}
+        self._places: dict[int | str, DoorListener] = {}
 
-    def open_call(self, reply: Reply, op: str, args: dict[str, Any]) -> Door:
+    def open_call(self, reply: Reply, op: str, args: dict[str, Any]) -> DoorCall:
         if op not in ("listen", "door"):
             raise OpError("invalid", f"this connection is for doors: it takes no {op}")
         at = args["at"]
@@ -294,7 +294,7 @@ class Doors:
         place = self._place(at, bool(args["shared"])) if listens else self._places.get(at)
         if not place:
             raise OpError("not_found", f"nothing listens at {at}: call listen first")
-        call = Door(self, place, reply)
+        call = DoorCall(self, place, reply)
         (place.listening if listens else place.posted).append(call)
         place.look()
         if listens:
@@ -303,18 +303,18 @@ class Doors:
             reply.opened(os.sysconf("SC_OPEN_MAX") // 4, port)
         return call
 
-    def _place(self, at: int | str, shared: bool) -> Place:
+    def _place(self, at: int | str, shared: bool) -> DoorListener:
         """Return the place, opened if it is new; OpError if it is taken or one too many."""
         place = self._places.get(at)
         if place and not (shared and place.shared):
             raise OpError("busy", f"a door is open at {at} already: choose another place")
         if not place and len(self._places) >= MOST_PLACES:
             raise OpError("busy", f"this sandbox has doors at {MOST_PLACES} places, the most")
-        place = place or Place(self.loop, at, shared=shared)
+        place = place or DoorListener(self.loop, at, shared=shared)
         self._places[place.at] = place
         return place
 
-    def leave(self, place: Place, call: Door) -> None:
+    def leave(self, place: DoorListener, call: DoorCall) -> None:
         for calls in (place.listening, place.posted):
             if call in calls:
                 calls.remove(call)

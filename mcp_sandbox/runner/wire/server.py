@@ -7,7 +7,7 @@ import sys
 import time
 
 from mcp_sandbox.runner.calls.command import Command, Wait
-from mcp_sandbox.runner.calls.doors import Dial, Doors
+from mcp_sandbox.runner.calls.doors import Dial, DoorTable
 from mcp_sandbox.runner.calls.operation import Operation
 from mcp_sandbox.runner.calls.table import ProcessTable
 from mcp_sandbox.runner.kernel import processes
@@ -63,7 +63,7 @@ class Server:
         self.used_at = time.monotonic()
         self._retiring: Connection | None = None
         self._connections: set[Connection] = set()
-        self._doors = Doors(self.loop)
+        self._doors = DoorTable(self.loop)
         self._idle: Timer | None = None
         self._count = 0
         self._listener = listener

@@ -24,7 +24,7 @@ from mcp_sandbox.errors import (
     WorkspaceFull,
 )
 from mcp_sandbox.models import ChatId, Ending, ExecResult, Limits, ProcessRow
-from mcp_sandbox.runtime.doors import Doorway
+from mcp_sandbox.runtime.doors import DoorChannel
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.chat_records import ChatRecords, UseTimes
 from mcp_sandbox.sessions.sandbox.capacity import Capacity
@@ -95,9 +95,11 @@ class SessionContext:
     def start_doors(self, chat: ChatId, held: "OpenSandbox") -> None:
         """Open the doors of a sandbox, and its way to allowed hosts if there is one."""
         sandbox = held.sandbox
-        held.doorway = Doorway(sandbox.open_channel, sandbox.token, self.tasks)
+        held.door_channel = DoorChannel(sandbox.open_channel, sandbox.token, self.tasks)
         if self.egress:
-            held.doors = self.egress.open_doors(chat, held.doorway, partial(self.notices.add, chat))
+            held.doors = self.egress.open_doors(
+                chat, held.door_channel, partial(self.notices.add, chat)
+            )
             self.tasks.start_soon(held.doors.run)
 
 
@@ -215,11 +217,11 @@ class OpenSandbox:
     end_reason: str | None = None
     previews: dict[int, str] = field(default_factory=dict[int, str])
     doors: "SandboxDoors | None" = None
-    doorway: Doorway = field(init=False)
+    door_channel: DoorChannel = field(init=False)
     guard: DiskGuard = field(init=False)
 
     def close_doors(self) -> None:
-        self.doorway.close()
+        self.door_channel.close()
         if self.doors:
             self.doors.close()
 
