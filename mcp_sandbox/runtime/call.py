@@ -35,14 +35,14 @@ _FAILURES: dict[str, type[errors.SandboxError]] = {
 
 
 @dataclass(frozen=True)
-class Reply:
+class CallResult:
     """How a call ended: a small result, and what came with it."""
 
     result: JsonObject
     body: bytes
 
 
-class Call:
+class PendingCall:
     """One call under way, filled by the reader."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Call:
         self.pieces: list[tuple[str, bytes]] = []
         self._window = window
         self.ended = False
-        self.reply: Reply | None = None
+        self.reply: CallResult | None = None
         self.error: errors.SandboxError | None = None
         self.credit = window
         # Of a door, once it is open: how many doors may be open in all, and its port or 0.
@@ -78,7 +78,7 @@ class Call:
         elif header["t"] == "done":
             if not isinstance(header["result"], dict):
                 raise protocol.ProtocolError("the result is not an object")
-            self.reply = Reply(header["result"], payload)
+            self.reply = CallResult(header["result"], payload)
             self.ended = True
         elif header["t"] == "fail":
             failure = _FAILURES.get(header["code"], errors.SandboxGone)
@@ -101,7 +101,7 @@ class Call:
             self.pieces.append((name, payload))
 
 
-def background_of(message: JsonObject) -> Background:
+def read_background(message: JsonObject) -> Background:
     """Return the background processes that the runner reports, bounded in number and size."""
     named = message["background"][:_MOST_NAMED]
     return Background(
@@ -113,15 +113,15 @@ def background_of(message: JsonObject) -> Background:
     )
 
 
-def row_of(message: JsonObject) -> ProcessRow:
+def read_process_row(message: JsonObject) -> ProcessRow:
     """Return a process as a list shows it; raise KeyError, TypeError or ValueError if malformed."""
-    number = small(message["signal"])
+    number = read_small_number(message["signal"])
     return ProcessRow(
         id=str(message["id"])[:40],
         command=str(message["command"])[:80],
         running=bool(message["running"]),
         seconds=float(message["seconds"]),
-        exit_code=small(message["exit_code"]),
+        exit_code=read_small_number(message["exit_code"]),
         signal=None if number is None else _signal_name(number),
         why=str(message["why"] or "")[:20],
         out_of_memory=bool(message["out_of_memory"]),
@@ -130,7 +130,7 @@ def row_of(message: JsonObject) -> ProcessRow:
     )
 
 
-def small(value: object) -> int | None:
+def read_small_number(value: object) -> int | None:
     """Return an exit code or signal number, or None; raise TypeError for anything else."""
     if value is None or (isinstance(value, int) and 0 <= value <= 255):
         return value
@@ -144,7 +144,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-async def pieces(body: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
+async def split_body(body: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
     """Yield a body in parts that fit into frames."""
     if isinstance(body, bytes):
         view = memoryview(body)

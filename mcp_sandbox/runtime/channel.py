@@ -17,7 +17,15 @@ from anyio.lowlevel import checkpoint
 from mcp_sandbox import errors
 from mcp_sandbox.models import Background, FolderIdentity, ProcessRow, RunnerHello
 from mcp_sandbox.runner.wire import protocol
-from mcp_sandbox.runtime.call import Call, JsonObject, Reply, Sink, background_of, pieces, row_of
+from mcp_sandbox.runtime.call import (
+    CallResult,
+    JsonObject,
+    PendingCall,
+    Sink,
+    read_background,
+    read_process_row,
+    split_body,
+)
 from mcp_sandbox.telemetry.calls import span
 
 HANDSHAKE_S = 10.0
@@ -62,7 +70,7 @@ class Channel:
         self._role = role
         self._decoder = protocol.Decoder()
         self._seal: protocol.Seal | None = None
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, PendingCall] = {}
         self._last_id = 0
         self._send_lock = anyio.Lock()
         # Why no further call can succeed, or None.
@@ -108,7 +116,7 @@ class Channel:
         sink: Sink | None = None,
         stop: anyio.CancelScope | None = None,
         leave: anyio.CancelScope | None = None,
-    ) -> Reply:
+    ) -> CallResult:
         """Send one call and wait for its end. It is never sent twice.
 
         `sink` gets (name, bytes) pieces as they come; without one they are dropped. Cancelling
@@ -121,7 +129,7 @@ class Channel:
         """
         if self.broken:
             raise self.broken
-        call = Call(sink)
+        call = PendingCall(sink)
         number = self.number(call)
         try:
             with span(f"runtime {op}"), anyio.fail_after(timeout_s):
@@ -152,7 +160,7 @@ class Channel:
                 await self._drop(number, call)
             self.forget(number)
 
-    def number(self, call: Call) -> int:
+    def number(self, call: PendingCall) -> int:
         """Return the number of a new call; until `forget` it gets the frames of this number."""
         self._last_id += 1
         self._calls[self._last_id] = call
@@ -166,11 +174,11 @@ class Channel:
     async def _converse(
         self,
         number: int,
-        call: Call,
+        call: PendingCall,
         header: JsonObject,
         body: bytes | AsyncIterable[bytes],
         stop: anyio.CancelScope | None = None,
-    ) -> Reply:
+    ) -> CallResult:
         if not stop and isinstance(body, bytes) and len(body) <= protocol.WINDOW:
             await self._begin(number, call, header, body)
             return await self._result(number, call)
@@ -181,13 +189,13 @@ class Channel:
             return await self._result(number, call)
 
     async def _begin(
-        self, number: int, call: Call, header: JsonObject, body: bytes | AsyncIterable[bytes]
+        self, number: int, call: PendingCall, header: JsonObject, body: bytes | AsyncIterable[bytes]
     ) -> None:
         """Send the body in frames as credit allows; the first has the complete code."""
         if isinstance(body, bytes) and len(body) <= protocol.WINDOW:
             await self.send(header, body)
             return
-        async for piece in pieces(body):
+        async for piece in split_body(body):
             while call.credit < len(piece) and not call.ended:
                 await call.event.wait()
             if call.ended:
@@ -197,7 +205,7 @@ class Channel:
             header = {"t": "data", "id": number}
         await self.send({**header, "more": False}, b"")
 
-    async def _result(self, number: int, call: Call) -> Reply:
+    async def _result(self, number: int, call: PendingCall) -> CallResult:
         while True:
             while call.pieces and call.sink:
                 name, data = call.pieces.pop(0)
@@ -211,17 +219,17 @@ class Channel:
                 return call.reply
             await call.event.wait()
 
-    async def _heed(self, stop: anyio.CancelScope, number: int, call: Call) -> None:
+    async def _heed(self, stop: anyio.CancelScope, number: int, call: PendingCall) -> None:
         """Stop the call once `stop` is cancelled; its sink still gets all output."""
         with stop:
             await anyio.sleep_forever()
         await self._cancel(number, call)
 
-    async def _drop(self, number: int, call: Call) -> None:
+    async def _drop(self, number: int, call: PendingCall) -> None:
         call.keeps, call.pieces = False, []
         await self._cancel(number, call)
 
-    async def _cancel(self, number: int, call: Call) -> None:
+    async def _cancel(self, number: int, call: PendingCall) -> None:
         """Stop what the call started; return when the runner says that all of it is dead."""
         with anyio.move_on_after(CANCEL_S, shield=True):
             await self.send({"t": "cancel", "id": number}, b"")
@@ -290,12 +298,12 @@ class Channel:
             workspace_changed_ns=int(welcome["workspace_changed_ns"]),
             project=None if project is None else FolderIdentity(*map(int, project)),
         )
-        self.background = background_of(welcome)
+        self.background = read_background(welcome)
         self._note_ended({"processes": welcome["ended"]})
 
     def _note_ended(self, message: JsonObject) -> None:
         for each in message["processes"][:_MOST_ENDED]:
-            row = row_of(each)
+            row = read_process_row(each)
             self.ended[row.id] = row
         while len(self.ended) > _MOST_ENDED:
             del self.ended[next(iter(self.ended))]
@@ -343,7 +351,7 @@ class Channel:
             if header["t"] == "broken":
                 raise protocol.ProtocolError(str(header["message"])[:500])
             if header["t"] == "background":
-                self.background = background_of(header)
+                self.background = read_background(header)
             if header["t"] == "ended":
                 self._note_ended(header)
             return

@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 
 from mcp_sandbox.errors import SandboxError, SandboxGone
 from mcp_sandbox.runner.wire import protocol
-from mcp_sandbox.runtime.call import Call, JsonObject
+from mcp_sandbox.runtime.call import JsonObject, PendingCall
 from mcp_sandbox.runtime.channel import Channel, own_tasks
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class DoorConnection(ByteStream):
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._call = Call(keeps=True, window=_WINDOW)
+        self._call = PendingCall(keeps=True, window=_WINDOW)
         self._number = channel.number(self._call)
         self._received = 0  # Bytes received for which no new credit was given yet.
 

@@ -22,7 +22,7 @@ from mcp_sandbox.models import (
     MoveResult,
     WriteResult,
 )
-from mcp_sandbox.runtime.call import JsonObject, Reply
+from mcp_sandbox.runtime.call import CallResult, JsonObject
 from mcp_sandbox.runtime.channel import Channel
 
 MAX_READ = 256 * 1024 * 1024
@@ -137,7 +137,7 @@ class Files:
         *,
         timeout_s: float = 60.0,
         max_body: int = _MAX_REPLY,
-    ) -> Reply:
+    ) -> CallResult:
         """Make one call and collect the body of its reply piece by piece."""
         received = bytearray()
 
@@ -146,7 +146,7 @@ class Files:
             received.extend(data)
 
         reply = await self._channel.call(op, args, body=body, timeout_s=timeout_s, sink=collect)
-        return Reply(reply.result, bytes(received) or reply.body)
+        return CallResult(reply.result, bytes(received) or reply.body)
 
 
 def _encode(text: str) -> bytes:

@@ -10,7 +10,7 @@ from anyio import CancelScope
 
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import Background, ExecResult, FileContent, ProcessRow
-from mcp_sandbox.runtime.call import JsonObject, Reply, Sink, background_of, row_of
+from mcp_sandbox.runtime.call import CallResult, JsonObject, Sink, read_background, read_process_row
 from mcp_sandbox.runtime.channel import Channel
 
 Stop = Literal["TERM", "INT", "HUP", "KILL"]
@@ -32,7 +32,7 @@ _OF_SHELL = {
 }
 
 
-class Processes:
+class RuntimeProcesses:
     """The processes of one sandbox, over one channel.
 
     Any call may raise SandboxGone, and NotFound for an unknown id; the message lists the known
@@ -45,8 +45,8 @@ class Processes:
     async def list(self) -> Sequence[ProcessRow]:
         """Return running and recently ended processes, the newest last."""
         reply = await self._channel.call("processes", {}, timeout_s=LATE_S)
-        async with making_sense(self._channel):
-            return [row_of(said) for said in reply.result["processes"][:_MOST_ROWS]]
+        async with checked_answers(self._channel):
+            return [read_process_row(said) for said in reply.result["processes"][:_MOST_ROWS]]
 
     async def wait(
         self,
@@ -100,8 +100,8 @@ class Processes:
         reply = await self._channel.call(
             op, args, timeout_s=float("inf"), sink=on_output, leave=leave
         )
-        async with making_sense(self._channel):
-            result = result_of(reply)
+        async with checked_answers(self._channel):
+            result = read_exec_result(reply)
         if not result.running:
             self._channel.ended.pop(str(args["process"]), None)
         return result
@@ -118,7 +118,7 @@ class Processes:
 
 
 @asynccontextmanager
-async def making_sense(channel: Channel) -> AsyncGenerator[None]:
+async def checked_answers(channel: Channel) -> AsyncGenerator[None]:
     """Read a result in the block; if it is malformed, close the channel and raise SandboxGone."""
     try:
         yield
@@ -127,14 +127,14 @@ async def making_sense(channel: Channel) -> AsyncGenerator[None]:
         raise SandboxGone(f"the sandbox sent a malformed result: {exc}") from exc
 
 
-def result_of(reply: Reply) -> ExecResult:
+def read_exec_result(reply: CallResult) -> ExecResult:
     """Return how a command ended, or its state while it runs."""
     said, body = reply.result, BytesIO(reply.body)
     out_head, out_tail, err_head, err_tail = (body.read(int(size)) for size in said["sizes"])
     out_from, err_from = (int(start) for start in said["starts"])
     out_total, err_total = (int(total) for total in said["totals"])
     out_total, err_total = out_total - out_from, err_total - err_from
-    counts, changed, row = said.get("counts"), said["changed"], row_of(said)
+    counts, changed, row = said.get("counts"), said["changed"], read_process_row(said)
     return ExecResult(
         stdout=_text(out_head, out_tail, out_total),
         stderr=_text(err_head, err_tail, err_total),
@@ -150,7 +150,7 @@ def result_of(reply: Reply) -> ExecResult:
         output_file=None if said["output_file"] is None else str(said["output_file"]),
         changed_files=None if changed is None else tuple(str(name) for name in changed[:20]),
         file_counts=counts and dict(zip(_COUNTED, map(int, counts), strict=True)),
-        made_room=background_of(said["made_room"]) if "made_room" in said else Background(),
+        made_room=read_background(said["made_room"]) if "made_room" in said else Background(),
         figures=tuple(
             # Only paths: the files are read later.
             FileContent(str(path)[:4096], "binary", "", 0, b"")

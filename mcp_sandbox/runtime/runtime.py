@@ -8,10 +8,15 @@ from anyio import CancelScope
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import Background, ExecResult, Language, RunnerStatus, TerminalEnd
-from mcp_sandbox.runtime.call import JsonObject, background_of, small
+from mcp_sandbox.runtime.call import JsonObject, read_background, read_small_number
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.files import Files
-from mcp_sandbox.runtime.processes import LATE_S, Processes, making_sense, result_of
+from mcp_sandbox.runtime.processes import (
+    LATE_S,
+    RuntimeProcesses,
+    checked_answers,
+    read_exec_result,
+)
 from mcp_sandbox.telemetry.calls import ended_span
 
 # Why a sandbox does not end: other servers, calls, background processes; "" if it ends.
@@ -31,7 +36,7 @@ class Runtime:
     """
 
     def __init__(self, channel: Channel, *, keep_bytes: int, may_grow: bool = True) -> None:
-        self.files, self.processes = Files(channel), Processes(channel)
+        self.files, self.processes = Files(channel), RuntimeProcesses(channel)
         self.hello = channel.hello
         self.aclose, self.wait_broken = channel.aclose, channel.wait_broken
         self._channel = channel
@@ -63,9 +68,9 @@ class Runtime:
 
     async def status(self, *, timeout_s: float = LATE_S) -> RunnerStatus:
         said = (await self._channel.call("status", {}, timeout_s=timeout_s)).result
-        async with making_sense(self._channel):
+        async with checked_answers(self._channel):
             connections, calls = int(said["connections"]), int(said["calls"])
-            return RunnerStatus(connections, calls, background_of(said), float(said["idle_s"]))
+            return RunnerStatus(connections, calls, read_background(said), float(said["idle_s"]))
 
     async def retire(self, *, background_too: bool, leaving: bool = False) -> Refusal:
         """End the sandbox unless it is in use; return why not, or "" if it ends.
@@ -75,7 +80,7 @@ class Runtime:
         """
         args = {"background_too": background_too, "leaving": leaving}
         said = (await self._channel.call("retire", args, timeout_s=LATE_S)).result
-        async with making_sense(self._channel):
+        async with checked_answers(self._channel):
             if said.get("why") not in get_args(Refusal):
                 raise ValueError("why it does not end")
         return cast("Refusal", said["why"])
@@ -170,8 +175,10 @@ class Runtime:
         reply = await self._channel.call(
             "terminal", told, body=frames, timeout_s=float("inf"), sink=lambda _, data: show(data)
         )
-        async with making_sense(self._channel):
-            code, number = (small(reply.result[name]) for name in ("exit_code", "signal"))
+        async with checked_answers(self._channel):
+            code, number = (
+                read_small_number(reply.result[name]) for name in ("exit_code", "signal")
+            )
         return TerminalEnd(exit_code=code, signal=number)
 
     async def _run(
@@ -201,8 +208,8 @@ class Runtime:
             stop=self._stop,
             leave=leave,
         )
-        async with making_sense(self._channel):
-            result = result_of(reply)
+        async with checked_answers(self._channel):
+            result = read_exec_result(reply)
         ended_span("runner run", result.duration_ms)
         return result
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mcp_sandbox.errors import CallerError, SandboxError
 from mcp_sandbox.runner.wire import protocol
-from mcp_sandbox.runtime.call import Call
+from mcp_sandbox.runtime.call import PendingCall
 from mcp_sandbox.runtime.doors import Doors, Handler, open_doors
 from tests.contract.test_previews import free_port
 from tests.runner.test_protocol import Runner, runner, said_until_hang_up, works
@@ -234,7 +234,7 @@ FIELDS = ("most", "port", "s", "n", "result", "code", "message")
 def test_no_frame_does_more_than_end_the_channel(
     frames: list[tuple[dict[str, Any], bytes]],
 ) -> None:
-    call = Call(keeps=True)
+    call = PendingCall(keeps=True)
     # What a channel takes for nonsense.
     with suppress(protocol.ProtocolError, KeyError, TypeError, ValueError, OverflowError):
         for header, payload in frames:

@@ -20,7 +20,7 @@ from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.runner.wire import protocol
 from mcp_sandbox.runner.wire.terminal_frames import MAX_BYTES, frames
 from mcp_sandbox.runner.workers import pool
-from mcp_sandbox.runtime.call import Call
+from mcp_sandbox.runtime.call import PendingCall
 from mcp_sandbox.runtime.channel import Channel
 
 RUNNER = Path(protocol.__file__).parents[1] / "__main__.py"
@@ -76,7 +76,7 @@ async def test_nothing_comes_after_the_end_of_a_body() -> None:
     async def sink(_stream: str, _data: bytes) -> None:
         return
 
-    call = Call(sink)
+    call = PendingCall(sink)
     call.take({"t": "data", "s": "body"}, b"x")
     call.take({"t": "data", "s": "end"}, b"\0")
     for stream in ("body", "end"):

@@ -145,7 +145,7 @@ def put_rows(target: int, rows: Iterable[object], limit: int) -> int:
     return len(texts)
 
 
-class Call:
+class OperationCall:
     """The arguments of an operation. A body comes in from `stdin`; one goes out to `stdout`.
 
     `end` are the bytes that mark the end of a complete body.
@@ -231,12 +231,12 @@ def _similar(directory: str, name: str) -> list[str]:
     return same or get_close_matches(name, names, 3, 0.7)
 
 
-def explained(operation: Callable[[Call], dict[str, Any]]) -> Op:
+def explained(operation: Callable[[OperationCall], dict[str, Any]]) -> Op:
     """Wrap an operation so that it raises OpError for errors of the kernel."""
 
     def run(args: dict[str, Any], stdin: int, stdout: int, end: bytes = b"") -> dict[str, Any]:
         try:
-            return operation(Call(args, stdin, stdout, end))
+            return operation(OperationCall(args, stdin, stdout, end))
         except BrokenPipeError:
             # The body has no reader any more: this says nothing about the file.
             raise

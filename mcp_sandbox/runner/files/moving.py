@@ -18,7 +18,7 @@ from mcp_sandbox.runner.wire.protocol import OpError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mcp_sandbox.runner.files.call import Call
+    from mcp_sandbox.runner.files.call import OperationCall
 
 # How often a directory that other programs keep filling is emptied before giving up.
 _ROUNDS = 20
@@ -29,7 +29,7 @@ _AT_FDCWD = -100
 _NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
-def move(call: Call) -> dict[str, Any]:
+def move(call: OperationCall) -> dict[str, Any]:
     """Rename a file, link or directory. `destination` is the full new name."""
     source, destination = (resolve(call.text(name)) for name in ("source", "destination"))
     overwrite = call.flag("overwrite")
@@ -221,7 +221,7 @@ def _next_data(fd: int, start: int, size: int) -> tuple[int, int]:
         return start, size
 
 
-def delete(call: Call) -> dict[str, Any]:
+def delete(call: OperationCall) -> dict[str, Any]:
     """Remove a file, a link itself, an empty directory, or with `recursive` a whole tree."""
     path = resolve(call.text("path"))
     protect(path, "deleted")

@@ -14,7 +14,7 @@ from mcp_sandbox.runner.wire.protocol import OpError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mcp_sandbox.runner.files.call import Call
+    from mcp_sandbox.runner.files.call import OperationCall
 
 MAX_IMAGE = 3_500_000
 MAX_SIZELESS = 16 * 1024 * 1024
@@ -59,7 +59,7 @@ def _require_regular(path: str, found: os.stat_result) -> None:
     raise OpError("wrong_kind", f"{show(path)} is a {kind}, not a regular file: {hint}")
 
 
-def read(call: Call) -> dict[str, Any]:
+def read(call: OperationCall) -> dict[str, Any]:
     """Send a file's bytes, or a part of them."""
     path = resolve(call.text("path"))
     offset = call.number("offset", 0)
@@ -80,7 +80,7 @@ def read(call: Call) -> dict[str, Any]:
     return {"size": found.st_size, "sent": sent}
 
 
-def read_lines(call: Call) -> dict[str, Any]:
+def read_lines(call: OperationCall) -> dict[str, Any]:
     """Send some lines of a text file, a whole image, or the first bytes of anything else."""
     path = resolve(call.text("path"))
     offset = call.number("offset", 1, low=1)

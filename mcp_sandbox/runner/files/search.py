@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from mcp_sandbox.runner.files.call import Call
+    from mcp_sandbox.runner.files.call import OperationCall
 
 SECONDS = 10.0
 MAX_TEXT = 500
@@ -65,7 +65,7 @@ _FLAGS = [
 ]
 
 
-def glob(call: Call) -> dict[str, Any]:
+def glob(call: OperationCall) -> dict[str, Any]:
     """Send the paths of the files whose path matches a glob, newest first."""
     base, pattern = _placed(meant(call.text("pattern")), resolve(call.text("path", ".")))
     pattern = normalize(pattern, base)
@@ -86,12 +86,12 @@ def glob(call: Call) -> dict[str, Any]:
     return {"total": len(found), "truncated": budget.cut or len(found) > sent}
 
 
-def grep(call: Call) -> dict[str, Any]:
+def grep(call: OperationCall) -> dict[str, Any]:
     """Send `file:line:text` of the lines that a regular expression matches, by path and line."""
     # Imported late, as only grep needs it.
 
     query = _query(call)
-    found = Found(query.limit, query.context)
+    found = MatchOutput(query.limit, query.context)
     try:
         with _time_limit(SECONDS):
             if not by_ripgrep(query, found):
@@ -102,7 +102,7 @@ def grep(call: Call) -> dict[str, Any]:
     return {"matches": found.matches, "files": found.files, "truncated": found.truncated}
 
 
-def _query(call: Call) -> Query:
+def _query(call: OperationCall) -> Query:
     path = resolve(call.text("path", "."))
     base, only = (path, "") if os.path.isdir(path) else os.path.split(os.path.realpath(path))
     if only:
@@ -167,7 +167,7 @@ class Query(NamedTuple):
         return relative(self.shown if self.only else f"{self.shown.rstrip('/')}/{path}")
 
 
-class Found:
+class MatchOutput:
     """Matching lines, with the lines around them, up to a limit of matches."""
 
     def __init__(self, limit: int, context: int) -> None:
@@ -320,7 +320,7 @@ def _translated(glob: str) -> str:
     return "".join(out)
 
 
-def by_ripgrep(query: Query, found: Found) -> bool:
+def by_ripgrep(query: Query, found: MatchOutput) -> bool:
     """Add matches to `found`; return False if ripgrep is absent or cannot do this query."""
     program = _program()
     literal = f"/{query.only}" if query.only else query.glob
@@ -353,7 +353,7 @@ def _arguments(query: Query) -> list[str]:
     return [*flags, f"--regexp={query.pattern}", "--", "./"]
 
 
-def _run(argv: list[str], query: Query, found: Found, complaints: int) -> None:
+def _run(argv: list[str], query: Query, found: MatchOutput, complaints: int) -> None:
     output, theirs = os.pipe()
     with closing_fd(output):
         with closing_fd(theirs):
@@ -382,7 +382,7 @@ def _spawn(argv: list[str], base: str, output: int, complaints: int) -> int:
             os.fchdir(here)
 
 
-def _collect(output: int, query: Query, found: Found) -> None:
+def _collect(output: int, query: Query, found: MatchOutput) -> None:
     for path, rest in _records(output):
         name = query.name(os.fsdecode(path).removeprefix("./"))
         if rest is None:
@@ -422,7 +422,7 @@ def _lines(output: int) -> Iterator[bytes]:
             start = line[:_LONGEST_RECORD]
 
 
-def by_python(query: Query, found: Found) -> None:
+def by_python(query: Query, found: MatchOutput) -> None:
     """Add matches to `found`; raise OpError if the pattern is no regular expression."""
     try:
         # Warnings are about the pattern's meaning in later versions of Python.
@@ -450,7 +450,7 @@ def _files(query: Query, budget: Budget) -> list[str]:
     return sorted(paths, key=lambda path: os.fsencode(path).split(b"/"))
 
 
-def _search_file(query: Query, path: str, pattern: re.Pattern[str], found: Found) -> bool:
+def _search_file(query: Query, path: str, pattern: re.Pattern[str], found: MatchOutput) -> bool:
     """Search a file; return False when no more lines are wanted."""
     try:
         fd = os.open(f"{query.base}/{path}", _OPEN)

@@ -18,7 +18,7 @@ from mcp_sandbox.runner.wire.protocol import OpError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mcp_sandbox.runner.files.call import Call
+    from mcp_sandbox.runner.files.call import OperationCall
 
 MAX_LIMIT = 100_000
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -173,7 +173,7 @@ def _next_directory(
     return None
 
 
-def list_directory(call: Call) -> dict[str, Any]:
+def list_directory(call: OperationCall) -> dict[str, Any]:
     """Send [path, kind, size, modified, target] of a directory's entries, sorted by path."""
     path = resolve(call.text("path", "."))
     depth = call.number("depth", 1, low=1, high=10_000)

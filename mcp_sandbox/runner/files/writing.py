@@ -23,7 +23,7 @@ from mcp_sandbox.runner.wire.protocol import OpError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from mcp_sandbox.runner.files.call import Call
+    from mcp_sandbox.runner.files.call import OperationCall
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_FILE = 32 * 1024 * 1024
@@ -37,7 +37,7 @@ _COMPARABLE = 2000
 _WINDOW = 256 * 1024
 
 
-class Change(NamedTuple):
+class TextEdit(NamedTuple):
     """The bytes from `start` to `end` become `new`."""
 
     start: int
@@ -45,7 +45,7 @@ class Change(NamedTuple):
     new: bytes
 
 
-def write(call: Call) -> dict[str, Any]:
+def write(call: OperationCall) -> dict[str, Any]:
     """Put the body into a file, replacing it at once or appending to it."""
     path = resolve(call.text("path"))
     append = call.flag("append")
@@ -196,7 +196,7 @@ def _make_parents(path: str) -> list[str]:
     return missing
 
 
-def edit(call: Call) -> dict[str, Any]:
+def edit(call: OperationCall) -> dict[str, Any]:
     """Replace `old` by `new` (the two halves of the body) in a file; sends the diff."""
     path = resolve(call.text("path"))
     body = take(call.body(), MAX_BODY)
@@ -224,7 +224,7 @@ def _load(path: str) -> tuple[bytes, os.stat_result]:
         return take(chunks(fd), MAX_FILE), found
 
 
-def _changes(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) -> list[Change]:
+def _changes(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) -> list[TextEdit]:
     """Return the change at each place; line ends stay as the file has them."""
     pairs = content.count(b"\r\n")
     throughout = 0 < pairs == content.count(b"\n")
@@ -234,10 +234,10 @@ def _changes(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) 
     if throughout:
         new = new.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
         _require_difference(old, new)
-    return [Change(at, at + len(old), new) for at in _find(content, old, path, every=every)]
+    return [TextEdit(at, at + len(old), new) for at in _find(content, old, path, every=every)]
 
 
-def _bridged(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) -> list[Change]:
+def _bridged(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) -> list[TextEdit]:
     """Do the same where line ends differ, or the last line lacks the newline of `old`."""
     plain, old, new = (each.replace(b"\r\n", b"\n") for each in (content, old, new))
     if len(old) > 1 and plain[-1:] != b"\n" and old not in plain and (plain + b"\n").endswith(old):
@@ -251,7 +251,7 @@ def _bridged(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) 
     spans = [(at + bisect(pairs, at), at + len(old)) for at in starts]
     spans = [(start, end + bisect(pairs, end)) for start, end in spans]
     usual = b"\r\n" if pairs else b"\n"
-    return [Change(a, b, _fitted(content[a:b], old, new, usual)) for a, b in spans]
+    return [TextEdit(a, b, _fitted(content[a:b], old, new, usual)) for a, b in spans]
 
 
 def _fitted(found: bytes, old: bytes, new: bytes, usual: bytes) -> bytes:
@@ -335,7 +335,7 @@ def _shorten(diff: bytes) -> bytes:
     return whole[: whole.rfind(b"\n") + 1] + note
 
 
-def apply(content: bytes, changes: Iterable[Change], start: int, end: int) -> bytes:
+def apply(content: bytes, changes: Iterable[TextEdit], start: int, end: int) -> bytes:
     """Return `content` from `start` to `end` with the changes, which are in order."""
     parts = []
     for change in changes:
@@ -344,7 +344,7 @@ def apply(content: bytes, changes: Iterable[Change], start: int, end: int) -> by
     return b"".join([*parts, content[start:end]])
 
 
-def unified(content: bytes, changes: Sequence[Change], name: str, limit: int) -> bytes:
+def unified(content: bytes, changes: Sequence[TextEdit], name: str, limit: int) -> bytes:
     """Return the diff as UTF-8; it ends soon after `limit` bytes."""
     out = f"--- {name}\n+++ {name}\n".encode()
     line, where, shift = 1, 0, 0
@@ -361,10 +361,12 @@ def unified(content: bytes, changes: Sequence[Change], name: str, limit: int) ->
     return out
 
 
-def _windows(content: bytes, changes: Sequence[Change]) -> Iterator[tuple[int, int, list[Change]]]:
+def _windows(
+    content: bytes, changes: Sequence[TextEdit]
+) -> Iterator[tuple[int, int, list[TextEdit]]]:
     """Yield whole lines around changes; changes whose lines meet share a window."""
     first = last = 0
-    within: list[Change] = []
+    within: list[TextEdit] = []
     for change in changes:
         start, end = _above(content, change.start), _below(content, change.end)
         if within:

@@ -12,7 +12,7 @@ import pytest
 
 from mcp_sandbox import errors
 from mcp_sandbox.backends.bubblewrap.backend import BubblewrapBackend
-from mcp_sandbox.runtime.call import Reply
+from mcp_sandbox.runtime.call import CallResult
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.files import Files
 from tests.backends.live import spec_for
@@ -147,9 +147,9 @@ class Lying(Channel):
     """A channel whose other end answers with what it is told to."""
 
     def __init__(self, result: Any, body: bytes) -> None:
-        self._reply = Reply(result, body)
+        self._reply = CallResult(result, body)
 
-    async def call(self, op: str, args: dict[str, Any], **_: Any) -> Reply:
+    async def call(self, op: str, args: dict[str, Any], **_: Any) -> CallResult:
         return self._reply
 
 
