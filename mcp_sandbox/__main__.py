@@ -9,10 +9,10 @@ def main() -> None:
     """Run the command line; the relay, which clients wait for, without loading the rest of it."""
     if sys.argv[1:2] == ["connect"]:
         from mcp_sandbox.relay.command import run
-        from mcp_sandbox.relay.place import Place, parsed
+        from mcp_sandbox.relay.place import DaemonAddress, parse_options
 
-        if options := parsed(sys.argv[2:]):
-            sys.exit(run(Place(options[0], __version__, may_start=options[1])))
+        if options := parse_options(sys.argv[2:]):
+            sys.exit(run(DaemonAddress(options[0], __version__, may_start=options[1])))
     import signal
 
     # A client may interrupt us at any moment; until all is loaded there is nothing to undo, and a

@@ -24,8 +24,8 @@ from mcp_sandbox.models import ChatId
 
 if TYPE_CHECKING:
     from mcp_sandbox.agents.run import Agent
-    from mcp_sandbox.daemon.acceptor import ChatGreeting, Connection
-    from mcp_sandbox.daemon.daemon import Ending
+    from mcp_sandbox.daemon.acceptor import ChatHello, TimedStream
+    from mcp_sandbox.daemon.daemon import Shutdown
     from mcp_sandbox.server.server import SandboxServer
     from mcp_sandbox.sessions.session import Session
     from mcp_sandbox.sessions.skills import Skills
@@ -47,7 +47,7 @@ class _ChatServer:
     folders: "ClientFolders"
     skills: "Skills"
     metrics: "Metrics"
-    ending: "Ending"
+    ending: "Shutdown"
     building: anyio.Lock = field(default_factory=anyio.Lock)
     server: "SandboxServer | None" = None
 
@@ -80,7 +80,7 @@ class _ChatServer:
             raise Draining("the sandbox server is being stopped or replaced: call again shortly")
         return await self.manager.session(chat)
 
-    async def serve(self, connection: "Connection", greeting: "ChatGreeting") -> None:
+    async def serve(self, connection: "TimedStream", greeting: "ChatHello") -> None:
         """Serve a client until it goes, or until the daemon ends."""
         server = await self.built()
         from mcp_sandbox.server.identity import connected_as
@@ -164,17 +164,17 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
         StorageUnavailable: the socket cannot be made safely.
         ConfigError: HTTP cannot be served as it is configured.
     """
-    from mcp_sandbox.daemon.acceptor import Door
-    from mcp_sandbox.daemon.daemon import Control, Daemon, Ending, recent_log
-    from mcp_sandbox.daemon.lock import claimed, listening
+    from mcp_sandbox.daemon.acceptor import Acceptor
+    from mcp_sandbox.daemon.daemon import Control, Daemon, Shutdown, recent_log
+    from mcp_sandbox.daemon.lock import claim_daemon, listen_at
     from mcp_sandbox.workspace.projects import ClientFolders
 
-    ending, config = Ending(), loaded.config
+    ending, config = Shutdown(), loaded.config
     async with (
         on_signals(partial(ending.begin, "signal")),
-        claimed(config.data_dir, socket, __version__) as claim,
+        claim_daemon(config.data_dir, socket, __version__) as claim,
         _web(config, anonymous=anonymous_http) as web,
-        listening(socket) as listener,
+        listen_at(socket) as listener,
         anyio.create_task_group() as tasks,
     ):
         folders = ClientFolders((*own_folders(), socket.parent))
@@ -190,7 +190,7 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
         metrics.watch(server.figures)
         tasks.start_soon(server.built)
         tasks.start_soon(manager.open_early)
-        door = Door(listener, most=config.serve.max_connections)
+        door = Acceptor(listener, most=config.serve.max_connections)
         notice = partial(_notice, loaded, socket)
 
         async def status(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -210,7 +210,7 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
         with recent_log() as log:
             from mcp_sandbox.daemon import chats
 
-            people = chats.Chats(manager.open)
+            people = chats.ChatControl(manager.open)
             control = Control(
                 ending,
                 log,
@@ -218,7 +218,7 @@ async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -
                 conversations={
                     "shell": people.shell,
                     "copy": partial(chats.copy, people),
-                    "agent": chats.Agents(server.agent).agent,
+                    "agent": chats.AgentControl(server.agent).agent,
                 },
             )
             async with anyio.create_task_group() as doors:

@@ -21,10 +21,10 @@ from mcp_sandbox.cli.options import (
     socket_path,
     tell,
 )
-from mcp_sandbox.daemon.client import JsonObject, ask
+from mcp_sandbox.daemon.client import JsonObject, ask_daemon
 from mcp_sandbox.errors import NoDaemon
-from mcp_sandbox.relay.command import reach
-from mcp_sandbox.relay.place import Place, Unavailable
+from mcp_sandbox.relay.command import reach_daemon
+from mcp_sandbox.relay.place import DaemonAddress, DaemonUnavailable
 
 group = typer.Typer(no_args_is_help=True, help="Let a coding agent work in a chat's computer.")
 Connector = Annotated[str, given("-c", "CONNECTOR[/MODEL]", "Its model service.")]
@@ -86,13 +86,13 @@ def _talk(
     path: Path | None, show: Callable[[JsonObject], None], prompt: str, how: JsonObject
 ) -> JsonObject:
     """Return what the daemon, which is started if need be, says in the end."""
-    place = Place({"socket": str(socket_path(path))}, __version__)
+    place = DaemonAddress({"socket": str(socket_path(path))}, __version__)
     data = prompt.encode(errors="replace")
     try:
-        reach(place).close()
+        reach_daemon(place).close()
         how = {**how, "size": len(data)}
-        return ask(Path(place.socket), "agent", on_event=show, data=data, **how)
-    except Unavailable as exc:
+        return ask_daemon(Path(place.socket), "agent", on_event=show, data=data, **how)
+    except DaemonUnavailable as exc:
         raise NoDaemon(str(exc)) from exc
     except NoDaemon as exc:
         raise NoDaemon(

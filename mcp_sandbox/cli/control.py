@@ -26,7 +26,7 @@ from mcp_sandbox.cli.options import (
 )
 from mcp_sandbox.config import Config
 from mcp_sandbox.config.environment import setting_variables, state_folder
-from mcp_sandbox.daemon.client import JsonObject, ask, shut_down
+from mcp_sandbox.daemon.client import JsonObject, ask_daemon, shut_down
 from mcp_sandbox.errors import NoDaemon
 from mcp_sandbox.workspace.retention import in_words
 
@@ -37,7 +37,7 @@ Chat = Annotated[
 
 def status(as_json: AsJson = False, socket: Socket = None) -> None:
     """Show the daemon, and how much it has to do."""
-    found = ask(socket_path(socket), "status", variables=setting_variables())
+    found = ask_daemon(socket_path(socket), "status", variables=setting_variables())
     tell(found, table(rows=_figures(found)), as_json=as_json)
     if found["calls"] and not as_json:
         calls = (
@@ -83,7 +83,7 @@ def logs(
 ) -> None:
     """Print the last lines of the daemon's log."""
     try:
-        ask(
+        ask_daemon(
             socket_path(socket),
             "logs",
             on_event=lambda event: print(event["line"], flush=follow),
@@ -109,11 +109,11 @@ def shutdown(
 ) -> None:
     """End the daemon: running calls may finish, files stay."""
     path = socket_path(socket)
-    chats = ask(path, "list")["chats"] if ask(path, "status")["sandboxes"] else []
+    chats = ask_daemon(path, "list")["chats"] if ask_daemon(path, "status")["sandboxes"] else []
     for row in [row for row in chats if row["background"]]:
         name = f"{row['user']}/{row['chat']}"
         if everything:
-            ask(path, "stop", chat=name)
+            ask_daemon(path, "stop", chat=name)
         end = "has ended" if everything else f"runs on: `mcp-sandbox stop {name}` ends it"
         print(f"{name}: {row['background']} in the background {end}")
     print(f"the daemon (pid {shut_down(path, timeout_s=timeout)}) has ended")
@@ -122,7 +122,7 @@ def shutdown(
 def answer(socket: Path | None, command: str, arguments: JsonObject) -> JsonObject:
     """Return the daemon's answer; where none runs and none was named, this process's own."""
     try:
-        return ask(socket_path(socket), command, **arguments)
+        return ask_daemon(socket_path(socket), command, **arguments)
     except NoDaemon:
         if socket is not None:
             raise
@@ -132,12 +132,12 @@ def answer(socket: Path | None, command: str, arguments: JsonObject) -> JsonObje
 async def _alone(config: Config, command: str, arguments: JsonObject) -> JsonObject:
     """Do in this process what the daemon would do; no sandbox is made."""
     from mcp_sandbox.app.chats import LazyManager, open_manager
-    from mcp_sandbox.daemon.chats import Chats
+    from mcp_sandbox.daemon.chats import ChatControl
 
     config = config.model_copy(update={"pool": config.pool.model_copy(update={"size": 0})})
     async with anyio.create_task_group() as tasks:
         late = LazyManager(tasks, partial(open_manager, config))
-        done = await Chats(late.open).commands[command](arguments)
+        done = await ChatControl(late.open).commands[command](arguments)
         tasks.cancel_scope.cancel()
     return done
 

@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 
 from mcp_sandbox.cli.options import Socket, flag, socket_path
-from mcp_sandbox.daemon.client import Conversation, conversation
+from mcp_sandbox.daemon.client import ControlCall, open_control_call
 from mcp_sandbox.errors import NoDaemon, OperatorError
 from mcp_sandbox.runner.wire.terminal_frames import (
     DATA,
@@ -115,7 +115,7 @@ def _copy_out(begun: partial[Any], path: str, target: str, *, force: bool) -> in
 class _Tar(io.RawIOBase):
     """A tar on its way to the sandbox, or from there."""
 
-    def __init__(self, talk: Conversation, advance: Callable[[int], None]) -> None:
+    def __init__(self, talk: ControlCall, advance: Callable[[int], None]) -> None:
         self._talk, self._advance, self._pieces = talk, advance, self._received()
 
     def write(self, data: Any, /) -> int:  # noqa: ANN401 - as there
@@ -153,7 +153,7 @@ def _begun(daemon: Path, size: int | None, **said: object) -> Generator[_Tar]:
     columns = progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn()
     shown = Console(stderr=True)
     with (
-        conversation(daemon, "copy", {**said, "room": size}) as talk,
+        open_control_call(daemon, "copy", {**said, "room": size}) as talk,
         progress.Progress(*columns, console=shown, disable=not shown.is_terminal) as bar,
     ):
         talk.receive()

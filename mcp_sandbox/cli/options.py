@@ -17,7 +17,7 @@ from rich.text import Text
 from mcp_sandbox.config import Loaded, load_config
 from mcp_sandbox.config.environment import default_config_file, default_socket, setting_variables
 from mcp_sandbox.config.units import parse_duration
-from mcp_sandbox.daemon.client import ask
+from mcp_sandbox.daemon.client import ask_daemon
 from mcp_sandbox.errors import InvalidArgument, OperatorError
 from mcp_sandbox.models import ChatId
 
@@ -74,7 +74,7 @@ def tell_differences(data: Path | None, config: Path | None) -> None:
     if config or ("MCP_SANDBOX_CONFIG" not in variables and file.exists()):
         variables["MCP_SANDBOX_CONFIG"] = str(file.absolute())
     try:
-        found = ask(socket_path(None, data), "status", variables=variables)
+        found = ask_daemon(socket_path(None, data), "status", variables=variables)
     except OperatorError:
         return
     if notice := found.get("notice"):

@@ -29,7 +29,7 @@ from mcp_sandbox.cli.options import (
 )
 from mcp_sandbox.config import Config
 from mcp_sandbox.relay.command import run
-from mcp_sandbox.relay.place import Place
+from mcp_sandbox.relay.place import DaemonAddress
 from mcp_sandbox.telemetry import logs
 
 ProjectAccessOption = Annotated[
@@ -147,7 +147,7 @@ def connect(
 ) -> None:
     """Join an MCP client on stdin and stdout to the sandbox server, starting one if need be."""
     named = {"user": user, "chat": chat, "project": project, "socket": socket}
-    raise typer.Exit(run(Place(named, __version__, may_start=not no_start)))
+    raise typer.Exit(run(DaemonAddress(named, __version__, may_start=not no_start)))
 
 
 def show_config(

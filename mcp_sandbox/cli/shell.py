@@ -19,7 +19,7 @@ import typer
 from mcp_sandbox.cli.control import Chat
 from mcp_sandbox.cli.options import Socket, socket_path
 from mcp_sandbox.config.environment import variable
-from mcp_sandbox.daemon.client import conversation
+from mcp_sandbox.daemon.client import open_control_call
 from mcp_sandbox.errors import NoDaemon, OperatorError
 from mcp_sandbox.runner.wire.terminal_frames import (
     DATA,
@@ -47,7 +47,7 @@ def shell(
     columns, rows = shutil.get_terminal_size()
     arguments = {"chat": chat, "rows": rows, "columns": columns, "term": variable("TERM")}
     arguments |= {"tty": tty, "command": command or []}
-    with conversation(socket_path(path), "shell", arguments) as talk:
+    with open_control_call(socket_path(path), "shell", arguments) as talk:
         talk.receive()
         with _signals() as woken, _raw_terminal() if tty else nullcontext():
             code = _Joined(talk.connection, woken).run(bytes(talk.rest))

@@ -25,7 +25,7 @@ from anyio.abc import TaskGroup
 from anyio.streams.buffered import BufferedByteStream
 
 from mcp_sandbox.backends.local_socket import SocketStream
-from mcp_sandbox.daemon.lock import Listener
+from mcp_sandbox.daemon.lock import SocketListener
 from mcp_sandbox.errors import InvalidArgument, OperatorError
 from mcp_sandbox.models import ChatId
 
@@ -45,7 +45,7 @@ _HUNG_UP = (
 
 
 @dataclass(frozen=True)
-class ChatGreeting:
+class ChatHello:
     """A client that works in a chat; `project` is the folder of this host in which it runs."""
 
     chat: ChatId
@@ -54,14 +54,14 @@ class ChatGreeting:
 
 
 @dataclass(frozen=True)
-class ControlGreeting:
+class ControlHello:
     """A person's command to the daemon."""
 
     command: str
     arguments: Mapping[str, Any]
 
 
-def parse_greeting(line: bytes) -> ChatGreeting | ControlGreeting:
+def parse_hello(line: bytes) -> ChatHello | ControlHello:
     """Parse a client's first line.
 
     Raises:
@@ -77,12 +77,12 @@ def parse_greeting(line: bytes) -> ChatGreeting | ControlGreeting:
             "of this daemon's version"
         )
     if said.get("role") == "chat":
-        return ChatGreeting(_chat(said), _project(said), said)
+        return ChatHello(_chat(said), _project(said), said)
     if said.get("role") == "control":
         arguments = said.get("arguments", {})
         if not isinstance(arguments, dict):
             raise InvalidArgument('"arguments" must be an object')
-        return ControlGreeting(_text(said, "command") or "", arguments)
+        return ControlHello(_text(said, "command") or "", arguments)
     raise InvalidArgument('"role" must be "chat" or "control"')
 
 
@@ -130,7 +130,7 @@ def _text(message: Mapping[str, Any], name: str) -> str | None:
     return value
 
 
-class Connection(BufferedByteStream):
+class TimedStream(BufferedByteStream):
     """A byte stream whose sending has a time limit."""
 
     async def tell(self, message: Mapping[str, Any]) -> None:
@@ -146,13 +146,13 @@ class Connection(BufferedByteStream):
         raise anyio.BrokenResourceError
 
 
-Welcome = Callable[[Connection, ChatGreeting | ControlGreeting], Awaitable[None]]
+Welcome = Callable[[TimedStream, ChatHello | ControlHello], Awaitable[None]]
 
 
-class Door:
+class Acceptor:
     """Accepts clients until closed. `most`: connections at a time; `connected`: open ones now."""
 
-    def __init__(self, listener: Listener, *, most: int) -> None:
+    def __init__(self, listener: SocketListener, *, most: int) -> None:
         self._listener = listener
         self._most = most
         self.connected = 0
@@ -213,7 +213,7 @@ class Door:
         problem = self._problem(raw)
         if not problem:
             self.connected += 1
-            tasks.start_soon(self._meet, raw, welcome)
+            tasks.start_soon(self._serve_client, raw, welcome)
             return
         # Say why, as far as the socket takes it at once, and hang up.
         with raw, suppress(OSError):
@@ -231,11 +231,11 @@ class Door:
             return f"{self.connected} {text}"
         return None
 
-    async def _meet(self, raw: socket.socket, welcome: Welcome) -> None:
+    async def _serve_client(self, raw: socket.socket, welcome: Welcome) -> None:
         try:
             raw.setblocking(False)
-            async with Connection(SocketStream(raw)) as connection:
-                said = await self._greeting(connection)
+            async with TimedStream(SocketStream(raw)) as connection:
+                said = await self._read_hello(connection)
                 if said is not None:
                     await welcome(connection, said)
         except _HUNG_UP:
@@ -248,12 +248,12 @@ class Door:
             self.connected -= 1
             self._left.set()
 
-    async def _greeting(self, connection: Connection) -> ChatGreeting | ControlGreeting | None:
+    async def _read_hello(self, connection: TimedStream) -> ChatHello | ControlHello | None:
         """Return the client's parsed first line; tell the client and return None if unusable."""
         problem = f"no first line came within {GREETING_S:g} s"
         with self._waiting_room() as scope:
             try:
-                return parse_greeting(await connection.receive_until(b"\n", _LONGEST_GREETING))
+                return parse_hello(await connection.receive_until(b"\n", _LONGEST_GREETING))
             except anyio.DelimiterNotFound:
                 problem = f"the first line has more than {_LONGEST_GREETING} bytes"
             except InvalidArgument as exc:

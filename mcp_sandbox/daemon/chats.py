@@ -13,7 +13,7 @@ import anyio
 
 from mcp_sandbox.agents.messages import MOST_BYTES
 from mcp_sandbox.agents.run import Agent
-from mcp_sandbox.daemon.acceptor import Connection
+from mcp_sandbox.daemon.acceptor import TimedStream
 from mcp_sandbox.daemon.client import JsonObject
 from mcp_sandbox.daemon.daemon import while_connected
 from mcp_sandbox.errors import (
@@ -66,7 +66,7 @@ mkdir -m 700 "$stage" && tar -xpof - -C "$stage" && chmod u+w "$stage/x" &&
 _GIVEN = ("assistant", "chat", "connector", "timeout_s")
 
 
-class Chats:
+class ChatControl:
     """The commands `list`, `find`, `stop`, `pause` and others, and the conversation `shell`.
 
     `manager` returns the session manager, and opens it if needed.
@@ -153,7 +153,7 @@ class Chats:
         manager, chat = await self._found(arguments)
         return await manager.session(chat)
 
-    async def shell(self, arguments: JsonObject, connection: Connection) -> None:
+    async def shell(self, arguments: JsonObject, connection: TimedStream) -> None:
         """Announce that frames follow, and pass them on both ways until the shell ends.
 
         Raises:
@@ -222,7 +222,7 @@ def find_chat(text: str, chats: Collection[ChatId]) -> ChatId:
     raise NotFound(f"no chat is called {text!r}: `mcp-sandbox ls` lists them")
 
 
-async def _typed(first: bytes, connection: Connection) -> AsyncGenerator[bytes]:
+async def _typed(first: bytes, connection: TimedStream) -> AsyncGenerator[bytes]:
     """Yield the person's frames as they come, unchecked: the runner checks them."""
     yield first
     with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -237,7 +237,7 @@ def _positive(arguments: JsonObject, name: str) -> int:
     return value
 
 
-async def copy(chats: Chats, arguments: JsonObject, connection: Connection) -> None:
+async def copy(chats: ChatControl, arguments: JsonObject, connection: TimedStream) -> None:
     """Stream a tar out of a chat; or, given a `name`, into it, with one entry called `x`.
 
     The copy gets its name when it is complete; after a failure nothing is left.
@@ -256,14 +256,14 @@ async def copy(chats: Chats, arguments: JsonObject, connection: Connection) -> N
             await session.exec(["bash", "-c", _IN, "clean", *given])
 
 
-class Agents:
+class AgentControl:
     """The conversation `agent`; `opening` opens one as `open_agent` does."""
 
     def __init__(self, opening: Callable[..., AbstractAsyncContextManager[Agent]]) -> None:
         self._opening = opening
         self._in_use = set[str]()
 
-    async def agent(self, arguments: JsonObject, connection: Connection) -> None:
+    async def agent(self, arguments: JsonObject, connection: TimedStream) -> None:
         """Have an agent do what a prompt of `size` bytes says, or `check` what it has.
 
         It ends when the client hangs up. Raises TooLarge.
@@ -286,7 +286,7 @@ class Agents:
                 await connection.tell({"error": str(exc)})
 
 
-async def _run(agent: Agent, prompt: str, resume: bool, connection: Connection) -> None:
+async def _run(agent: Agent, prompt: str, resume: bool, connection: TimedStream) -> None:
     asked = [{"role": "user", "content": prompt}]
     async with aclosing(agent.stream(asked, resume=resume)) as events:
         async for event in events:

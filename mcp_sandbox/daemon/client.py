@@ -19,7 +19,7 @@ JsonObject = Mapping[str, Any]
 _MAX_LINE = 128 << 20
 
 
-class Conversation:
+class ControlCall:
     """A command under way. `daemon` is the daemon's answer: its version and process number."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -53,7 +53,7 @@ class Conversation:
 
 
 @contextmanager
-def conversation(path: Path, command: str, arguments: JsonObject) -> Generator[Conversation]:
+def open_control_call(path: Path, command: str, arguments: JsonObject) -> Generator[ControlCall]:
     """Give the daemon at `path` a command.
 
     Raises:
@@ -66,7 +66,7 @@ def conversation(path: Path, command: str, arguments: JsonObject) -> Generator[C
         yield _begun(connection, path, json.dumps({"mcp-sandbox": PROTOCOL, **said}).encode())
 
 
-def _begun(connection: socket.socket, path: Path, greeting: bytes) -> Conversation:
+def _begun(connection: socket.socket, path: Path, greeting: bytes) -> ControlCall:
     # A daemon that has just started may answer late; one that is stuck never answers.
     connection.settimeout(30)
     try:
@@ -79,7 +79,7 @@ def _begun(connection: socket.socket, path: Path, greeting: bytes) -> Conversati
                 f"{path} belongs to a daemon of the user with uid {uid}, not to yours"
             )
         connection.sendall(greeting + b"\n")
-        begun = Conversation(connection)
+        begun = ControlCall(connection)
     except TimeoutError as exc:
         raise NoDaemon(
             f"the daemon on {path} does not answer: end it with `kill`, and try again"
@@ -95,7 +95,7 @@ def _begun(connection: socket.socket, path: Path, greeting: bytes) -> Conversati
     return begun
 
 
-def ask(
+def ask_daemon(
     path: Path,
     command: str,
     *,
@@ -105,10 +105,11 @@ def ask(
 ) -> JsonObject:
     """Send a command, then `data`, and return its result; `on_event` gets the events before it.
 
-    Raises as `conversation`, and OperatorError if the command failed. After KeyboardInterrupt the
+    Raises as `open_control_call`, and OperatorError if the command failed. After KeyboardInterrupt
+    the
     command is ended first.
     """
-    with conversation(path, command, arguments) as talk:
+    with open_control_call(path, command, arguments) as talk:
         try:
             # If the daemon has refused already, its message is read below.
             with suppress(ConnectionError):
@@ -132,7 +133,7 @@ def shut_down(path: Path, *, timeout_s: float) -> int:
         NoDaemon: no daemon answers at `path`.
         OperatorError: it has not ended within `timeout_s`.
     """
-    with conversation(path, "shutdown", {}) as talk:
+    with open_control_call(path, "shutdown", {}) as talk:
         pid = int(talk.daemon["pid"])
         process = os.pidfd_open(pid)
         try:

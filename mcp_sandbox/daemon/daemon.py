@@ -13,23 +13,23 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox.config.sections import ServeConfig
-from mcp_sandbox.daemon.acceptor import ChatGreeting, Connection, ControlGreeting, Door
+from mcp_sandbox.daemon.acceptor import Acceptor, ChatHello, ControlHello, TimedStream
 from mcp_sandbox.daemon.client import JsonObject
-from mcp_sandbox.daemon.lock import Claim
+from mcp_sandbox.daemon.lock import DaemonLock
 from mcp_sandbox.errors import InvalidArgument, SandboxError
 
 logger = logging.getLogger(__name__)
 
-ServeChat = Callable[[Connection, ChatGreeting], Awaitable[None]]
+ServeChat = Callable[[TimedStream, ChatHello], Awaitable[None]]
 Command = Callable[[JsonObject], Awaitable[JsonObject]]
-Conversation = Callable[[JsonObject, Connection], Awaitable[None]]
+Conversation = Callable[[JsonObject, TimedStream], Awaitable[None]]
 """Takes arguments and the connection, which it owns from then on."""
 Reason = Literal["signal", "shutdown", "idle", "hand-over"]
 
 _LONGEST_LINE = 4000
 
 
-class Ending:
+class Shutdown:
     """Why the daemon is to end: the first reason counts; a second request ends calls at once.
 
     `let_go` makes calls that wait for a process return, while the process goes on.
@@ -103,7 +103,7 @@ def recent_log() -> Generator[RecentLog]:
 
 
 @asynccontextmanager
-async def while_connected(connection: Connection) -> AsyncGenerator[None]:
+async def while_connected(connection: TimedStream) -> AsyncGenerator[None]:
     """Cancel the block when the client hangs up; drop what it sends meanwhile."""
 
     async def watch() -> None:
@@ -122,12 +122,12 @@ async def while_connected(connection: Connection) -> AsyncGenerator[None]:
 class Control:
     """Runs one command per connection: `logs`, `shutdown`, `hand-over`, and those in `more`."""
 
-    ending: Ending
+    ending: Shutdown
     log: RecentLog
     more: Mapping[str, Command]
     conversations: Mapping[str, Conversation]
 
-    async def answer(self, connection: Connection, message: ControlGreeting) -> None:
+    async def answer(self, connection: TimedStream, message: ControlHello) -> None:
         """Run one command; cancel it if the client hangs up."""
         if conversation := self.conversations.get(message.command):
             try:
@@ -138,7 +138,7 @@ class Control:
         async with while_connected(connection):
             await connection.tell(await self._do(message, connection))
 
-    async def _do(self, message: ControlGreeting, connection: Connection) -> JsonObject:
+    async def _do(self, message: ControlHello, connection: TimedStream) -> JsonObject:
         if message.command == "logs":
             await self._logs(message.arguments, connection)
             return {"result": {}}
@@ -153,7 +153,7 @@ class Control:
         except SandboxError as exc:
             return {"error": str(exc)}
 
-    async def _logs(self, arguments: JsonObject, connection: Connection) -> None:
+    async def _logs(self, arguments: JsonObject, connection: TimedStream) -> None:
         """Send the last `lines` lines, and with `follow` all further ones until the ending."""
         wanted, lines = arguments.get("lines"), self.log.after(0)
         seen = lines[-1][0] if lines else 0
@@ -187,9 +187,9 @@ class Daemon:
     `in_use`: whether it is needed without clients; `notice`: more fields for a chat's first answer.
     """
 
-    claim: Claim
-    door: Door
-    ending: Ending
+    claim: DaemonLock
+    door: Acceptor
+    ending: Shutdown
     settings: ServeConfig
     in_use: Callable[[], bool]
     notice: Callable[[Mapping[str, Any]], Awaitable[Mapping[str, str]]]
@@ -197,9 +197,9 @@ class Daemon:
     async def run(self, serve_chat: ServeChat, control: Control) -> None:
         """Serve until the daemon may end: running calls have finished or had their time."""
 
-        async def welcome(connection: Connection, message: ChatGreeting | ControlGreeting) -> None:
+        async def welcome(connection: TimedStream, message: ChatHello | ControlHello) -> None:
             who = {"ok": True, "version": self.claim.holder.version, "pid": os.getpid()}
-            if isinstance(message, ControlGreeting):
+            if isinstance(message, ControlHello):
                 await connection.tell(who)
                 await control.answer(connection, message)
             else:

@@ -28,7 +28,7 @@ _LONGEST_PATH = 103
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """The process that holds a lock. `started` is an ISO time; `leaving`: it is about to end."""
 
     pid: int
@@ -38,10 +38,10 @@ class Holder:
     leaving: bool = False
 
 
-class Claim:
+class DaemonLock:
     """The locks of a data root and of a socket, taken and released together."""
 
-    def __init__(self, data_root: Path, path: Path, holder: Holder) -> None:
+    def __init__(self, data_root: Path, path: Path, holder: LockHolder) -> None:
         self.holder = holder
         self._places = {
             data_root / "sandbox" / "daemon.lock": f"serves {data_root}",
@@ -49,7 +49,7 @@ class Claim:
         }
         self._files = list[int]()
 
-    def take(self) -> Holder | None:
+    def take(self) -> LockHolder | None:
         """Take both locks, or neither; return None, or the ending process that still holds one.
 
         Raises:
@@ -82,18 +82,18 @@ class Claim:
             unlock(self._files.pop())
 
 
-def _describe(file: int, holder: Holder) -> None:
+def _describe(file: int, holder: LockHolder) -> None:
     """Write into a lock's file which process holds it, for processes that are refused."""
     text = json.dumps(asdict(holder)).encode()
     # Padding overwrites the old text in one step, so that readers never see an empty file.
     os.pwrite(file, text.ljust(os.fstat(file).st_size), 0)
 
 
-def _leaving(place: Path, does: str) -> Holder:
+def _leaving(place: Path, does: str) -> LockHolder:
     """Return the holder of a lock if it is ending; else raise AlreadyServed."""
     try:
         with place.open("rb") as file:
-            found = Holder(**json.loads(file.read(8192)))
+            found = LockHolder(**json.loads(file.read(8192)))
     except (OSError, ValueError, TypeError, RecursionError):
         raise AlreadyServed(f"another daemon {does}: stop it with `mcp-sandbox shutdown`") from None
     if found.leaving:
@@ -106,14 +106,14 @@ def _leaving(place: Path, does: str) -> Holder:
 
 
 @asynccontextmanager
-async def claimed(data_root: Path, path: Path, version: str) -> AsyncGenerator[Claim]:
+async def claim_daemon(data_root: Path, path: Path, version: str) -> AsyncGenerator[DaemonLock]:
     """Be the only daemon of a data root and of the socket at `path`; wait for one that is ending.
 
     Raises:
         AlreadyServed: another daemon runs and is not ending.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    claim = Claim(data_root, path, Holder(os.getpid(), version, str(path), started))
+    claim = DaemonLock(data_root, path, LockHolder(os.getpid(), version, str(path), started))
     deadline = anyio.current_time() + _LEAVING_S
     while (other := await to_thread.run_sync(claim.take)) is not None:
         if anyio.current_time() > deadline:
@@ -128,7 +128,7 @@ async def claimed(data_root: Path, path: Path, version: str) -> AsyncGenerator[C
         claim.release()
 
 
-class Listener:
+class SocketListener:
     """Listens from the beginning until `close`. Make it only while the claim is held.
 
     Raises:
@@ -175,9 +175,9 @@ class Listener:
 
 
 @asynccontextmanager
-async def listening(path: Path) -> AsyncGenerator[Listener]:
+async def listen_at(path: Path) -> AsyncGenerator[SocketListener]:
     """Listen at the path until the block is left, or the listener is closed."""
-    listener = await to_thread.run_sync(Listener, path)
+    listener = await to_thread.run_sync(SocketListener, path)
     try:
         yield listener
     finally:

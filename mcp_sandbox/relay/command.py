@@ -6,10 +6,17 @@ import select
 # What `signal` is made of: its enumerations would take longer to load than the daemon to answer.
 from _signal import SIGHUP, SIGINT, SIGTERM, signal  # type: ignore[import-not-found]
 
-from mcp_sandbox.relay.place import Link, NotRunning, Place, Unavailable, dial, say
+from mcp_sandbox.relay.place import (
+    DaemonAddress,
+    DaemonLink,
+    DaemonUnavailable,
+    NotRunning,
+    dial,
+    say,
+)
 
 
-def run(place: Place) -> int:
+def run(place: DaemonAddress) -> int:
     """Relay between stdin and stdout and the daemon; returns the exit code.
 
     0: the client has gone. 1: there was never a daemon.
@@ -23,23 +30,23 @@ def run(place: Place) -> int:
     os.close(number)
     link, early, failure = None, b"", ""
     try:
-        link = reach(place, replace=True)
+        link = reach_daemon(place, replace=True)
         early = _head_start(link)
-    except Unavailable as exc:
+    except DaemonUnavailable as exc:
         failure = str(exc)
         if not place.may_start:
             say(failure)
             return 1
-    from mcp_sandbox.relay.copying import Copying
+    from mcp_sandbox.relay.copying import LineRelay
 
-    copying = Copying(lambda: reach(place), link)
+    copying = LineRelay(lambda: reach_daemon(place), link)
     if failure:
         copying.note_failure(failure)
     copying.note_sent(early)
     return copying.run()
 
 
-def reach(place: Place, *, replace: bool = False) -> Link:
+def reach_daemon(place: DaemonAddress, *, replace: bool = False) -> DaemonLink:
     """Return a connection to the daemon, starting one where there is none.
 
     With `replace` one of another version is handed over. Only a relay that starts does that, so
@@ -63,7 +70,7 @@ def reach(place: Place, *, replace: bool = False) -> Link:
     return start(place, replace=replace)
 
 
-def _head_start(link: Link) -> bytes:
+def _head_start(link: DaemonLink) -> bytes:
     """Pass on what the client has said already; the rest of the relay is loaded meanwhile."""
     waiting = select.poll()
     waiting.register(0, select.POLLIN)

@@ -14,7 +14,7 @@ from _socket import SHUT_WR
 from collections import deque
 from collections.abc import Callable
 
-from mcp_sandbox.relay.place import CHUNK_BYTES, Link, NotRunning, Unavailable, say
+from mcp_sandbox.relay.place import CHUNK_BYTES, DaemonLink, DaemonUnavailable, NotRunning, say
 
 Id = int | str
 # They only ask, so another daemon may be asked once more; a client would give up without them.
@@ -47,7 +47,7 @@ class TooLong(Exception):
     """A line passed the limit."""
 
 
-class Lines:
+class LineBuffer:
     """Collects bytes until lines are whole."""
 
     def __init__(self, longest: int) -> None:
@@ -147,7 +147,7 @@ def outline(line: bytes) -> bytes:
     return b"".join(kept)
 
 
-class Ledger:
+class OpenRequests:
     """Open requests of both sides, and the handshake of a client of the older era."""
 
     def __init__(self) -> None:
@@ -217,17 +217,17 @@ class ClientGone(Exception):
     """The reader of our output is gone."""
 
 
-class Copying:
+class LineRelay:
     """The two directions, and the connection that they use at the moment."""
 
-    def __init__(self, reach: Callable[[], Link], link: Link | None) -> None:
+    def __init__(self, reach: Callable[[], DaemonLink], link: DaemonLink | None) -> None:
         """Without a `link` the first request calls `reach`."""
         self._reach = reach
         self._link = link
         self._ever_connected = link is not None
-        self._ledger = Ledger()
-        self._from_client = Lines(LONGEST_FROM_CLIENT)
-        self._from_server = Lines(LONGEST_FROM_SERVER)
+        self._ledger = OpenRequests()
+        self._from_client = LineBuffer(LONGEST_FROM_CLIENT)
+        self._from_server = LineBuffer(LONGEST_FROM_SERVER)
         self._unsent = deque[Message]()
         self._sent_bytes = 0
         self._output = bytearray()
@@ -316,7 +316,7 @@ class Copying:
                 self._ledger.note_sent(message)
             self._unsent.clear()
 
-    def _send(self, link: Link) -> None:
+    def _send(self, link: DaemonLink) -> None:
         try:
             while self._unsent:
                 message = self._unsent[0]
@@ -339,7 +339,7 @@ class Copying:
             except OSError:
                 self._drain(self._link)
 
-    def _receive(self, link: Link) -> bool:
+    def _receive(self, link: DaemonLink) -> bool:
         """Take what has come. False: nothing more comes now, or never."""
         try:
             data = link.recv(CHUNK_BYTES)
@@ -355,18 +355,18 @@ class Copying:
             self._lose(link)
         return bool(data)
 
-    def _drain(self, link: Link) -> None:
+    def _drain(self, link: DaemonLink) -> None:
         """Take what a daemon that does not listen any more has said before."""
         while self._receive(link):
             pass
         if self._link is link:
             self._lose(link)
 
-    def _lose(self, link: Link) -> None:
+    def _lose(self, link: DaemonLink) -> None:
         link.close()
         self._link = None
         self._sent_bytes = 0
-        self._from_server = Lines(LONGEST_FROM_SERVER)
+        self._from_server = LineBuffer(LONGEST_FROM_SERVER)
         if not self._ended or self._unsent:
             self._unsent.extendleft(reversed(self._ledger.repeatable()))
             self._output += self._ledger.end()
@@ -390,7 +390,7 @@ class Copying:
         if time.monotonic() >= self._failed_at + PAUSE_S:
             try:
                 self._link = self._introduced()
-            except Unavailable as exc:
+            except DaemonUnavailable as exc:
                 self.note_failure(str(exc))
             else:
                 self._ever_connected = True
@@ -401,7 +401,7 @@ class Copying:
                 self._output += _error(message.id, reason)
         self._unsent.clear()
 
-    def _introduced(self) -> Link:
+    def _introduced(self) -> DaemonLink:
         """Return a link on which the client can go on where it is."""
         try:
             return self._repeat_handshake(self._reach())
@@ -409,7 +409,7 @@ class Copying:
             # It ended in that moment. The next one may live longer; a third is not tried.
             return self._repeat_handshake(self._reach())
 
-    def _repeat_handshake(self, link: Link) -> Link:
+    def _repeat_handshake(self, link: DaemonLink) -> DaemonLink:
         """Repeat the older era's handshake, of which the client has its answer already."""
         handshake, confirmation = self._ledger.handshake, self._ledger.confirmation
         if handshake is None:
@@ -428,5 +428,5 @@ class Copying:
         if answer.failed:
             link.close()
             said = answer.line[:500].decode(errors="replace").rstrip()
-            raise Unavailable(f"the sandbox server takes no client of this kind: {said}")
+            raise DaemonUnavailable(f"the sandbox server takes no client of this kind: {said}")
         return link

@@ -13,15 +13,15 @@ _ELSEWHERE = "give another path with --socket or MCP_SANDBOX_SOCKET"
 _LONGEST_ANSWER = 64 << 10
 
 
-class Unavailable(Exception):
+class DaemonUnavailable(Exception):
     """No daemon can be used; the message says why and what to do."""
 
 
-class NotRunning(Unavailable):
+class NotRunning(DaemonUnavailable):
     """No daemon listens."""
 
 
-def parsed(arguments: list[str]) -> tuple[dict[str, str], bool] | None:
+def parse_options(arguments: list[str]) -> tuple[dict[str, str], bool] | None:
     """Read the options, and whether a daemon may be started.
 
     None when they ask for help or are wrong, which others explain.
@@ -43,7 +43,7 @@ def parsed(arguments: list[str]) -> tuple[dict[str, str], bool] | None:
     return given, start
 
 
-class Place:
+class DaemonAddress:
     """One daemon's socket, and what is said to it first.
 
     `given` are options of the command line; an empty one counts as not given.
@@ -72,7 +72,7 @@ class Place:
         return f"{{{', '.join(pairs)}}}\n".encode()
 
 
-class Link(socket):
+class DaemonLink(socket):
     """A connection whose other side has accepted us. `version` is the daemon's."""
 
     version = ""
@@ -102,14 +102,14 @@ class Link(socket):
         return bytes(line)
 
 
-def dial(place: Place, greeting: bytes | None = None) -> Link:
+def dial(place: DaemonAddress, greeting: bytes | None = None) -> DaemonLink:
     """Connect and greet.
 
     Raises:
         NotRunning: no daemon listens there, or ended just now.
         Unavailable: it cannot be reached, is not ours, or refuses us.
     """
-    link = Link(AF_UNIX, SOCK_STREAM)
+    link = DaemonLink(AF_UNIX, SOCK_STREAM)
     try:
         link.version = _greeted(link, place, greeting or place.greeting)
     except BaseException:
@@ -118,7 +118,7 @@ def dial(place: Place, greeting: bytes | None = None) -> Link:
     return link
 
 
-def _greeted(link: Link, place: Place, greeting: bytes) -> str:
+def _greeted(link: DaemonLink, place: DaemonAddress, greeting: bytes) -> str:
     link.settimeout(ANSWER_S)
     try:
         link.connect(place.socket)
@@ -126,22 +126,24 @@ def _greeted(link: Link, place: Place, greeting: bytes) -> str:
         credentials = link.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)
         uid = int.from_bytes(credentials[4:8], sys.byteorder)
         if uid not in (0, os.geteuid()):
-            raise Unavailable(f"{place.socket} belongs to another user (uid {uid}); {_ELSEWHERE}")
+            raise DaemonUnavailable(
+                f"{place.socket} belongs to another user (uid {uid}); {_ELSEWHERE}"
+            )
         link.send_all(greeting)
         return _accepted(link.receive_line(), place)
     except (FileNotFoundError, ConnectionError, EOFError) as exc:
         raise NotRunning(f"no sandbox server is running at {place.socket}") from exc
     except TimeoutError as exc:
-        raise Unavailable(
+        raise DaemonUnavailable(
             f"the sandbox server at {place.socket} does not answer; end it with `mcp-sandbox "
             "shutdown` or kill it, and try again"
         ) from exc
     except OSError as exc:
         problem = f"cannot connect to {place.socket}: {exc.strerror or exc}"
-        raise Unavailable(f"{problem}; {_ELSEWHERE}") from exc
+        raise DaemonUnavailable(f"{problem}; {_ELSEWHERE}") from exc
 
 
-def _accepted(line: bytes, place: Place) -> str:
+def _accepted(line: bytes, place: DaemonAddress) -> str:
     # The usual answer is known by its beginning: json would take longer to load than it to come.
     usual = line.startswith(f'{{"ok": true, "version": "{place.version}",'.encode())
     if usual and b'"notice"' not in line:
@@ -157,7 +159,7 @@ def _accepted(line: bytes, place: Place) -> str:
         problem = f"the sandbox server refused: {answer['error']}"
     except (ValueError, KeyError, TypeError, RecursionError):
         problem = f"what listens at {place.socket} is not a sandbox server; {_ELSEWHERE}"
-    raise Unavailable(problem)
+    raise DaemonUnavailable(problem)
 
 
 def state_folder() -> str:

@@ -9,7 +9,15 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
-from mcp_sandbox.relay.place import Link, NotRunning, Place, Unavailable, dial, say, state_folder
+from mcp_sandbox.relay.place import (
+    DaemonAddress,
+    DaemonLink,
+    DaemonUnavailable,
+    NotRunning,
+    dial,
+    say,
+    state_folder,
+)
 
 START_S = 90.0
 """How long a daemon may take until it listens. It may have to wait for one that is leaving."""
@@ -19,7 +27,7 @@ _NAMES = {"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "SSH_AUTH_S
 _PREFIXES = ("LC_", "XDG_", "DOCKER_", "MCP_SANDBOX_", "SSL_CERT_")
 
 
-def start(place: Place, *, replace: bool) -> Link:
+def start(place: DaemonAddress, *, replace: bool) -> DaemonLink:
     """Start a daemon and return a connection to it, or to the one that another relay started.
 
     With `replace` a running one of another version is asked to leave first.
@@ -31,14 +39,14 @@ def start(place: Place, *, replace: bool) -> Link:
         with _start_lock(place):
             return _running(place, replace=replace) or _started(place)
     except OSError as exc:
-        raise Unavailable(
+        raise DaemonUnavailable(
             f"cannot start a sandbox server: {exc}; correct that, or give another path with "
             "--socket or MCP_SANDBOX_SOCKET"
         ) from exc
 
 
 @contextmanager
-def _start_lock(place: Place) -> Generator[None]:
+def _start_lock(place: DaemonAddress) -> Generator[None]:
     """Hold the lock of all relays that start a daemon for this socket."""
     path = f"{place.socket}.start"
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -49,7 +57,7 @@ def _start_lock(place: Place) -> Generator[None]:
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             if time.monotonic() > deadline:
-                raise Unavailable(
+                raise DaemonUnavailable(
                     f"another `mcp-sandbox connect` has been starting a server for too long; see "
                     f"who holds {path} and end it"
                 )
@@ -59,7 +67,7 @@ def _start_lock(place: Place) -> Generator[None]:
         os.close(number)
 
 
-def _running(place: Place, *, replace: bool) -> Link | None:
+def _running(place: DaemonAddress, *, replace: bool) -> DaemonLink | None:
     """Return a connection to a daemon that runs already, unless it makes room for a new one."""
     try:
         link = dial(place)
@@ -69,7 +77,7 @@ def _running(place: Place, *, replace: bool) -> Link | None:
         return link
     try:
         _hand_over(place)
-    except Unavailable as exc:
+    except DaemonUnavailable as exc:
         say(
             f"the sandbox server of version {link.version} goes on, since it does not hand over "
             f"to {place.version}: {exc}; end it with `mcp-sandbox shutdown` to get the new one"
@@ -79,7 +87,7 @@ def _running(place: Place, *, replace: bool) -> Link | None:
     return None
 
 
-def _hand_over(place: Place) -> None:
+def _hand_over(place: DaemonAddress) -> None:
     """Ask a daemon to leave its place. Raises Unavailable if it does not.
 
     It has closed its door and released its lock when it says that it has done so. It ends by
@@ -94,19 +102,19 @@ def _hand_over(place: Place) -> None:
         while time.monotonic() < deadline:
             said = json.loads(link.receive_line())
             if "error" in said:
-                raise Unavailable(str(said["error"]))
+                raise DaemonUnavailable(str(said["error"]))
             if "result" in said:
                 return
     except EOFError:
         return  # It has gone altogether.
     except (OSError, ValueError, TypeError) as exc:
-        raise Unavailable(f"its answer was {exc}") from exc
+        raise DaemonUnavailable(f"its answer was {exc}") from exc
     finally:
         link.close()
-    raise Unavailable(f"it has not done so for {HAND_OVER_S:.0f} s")
+    raise DaemonUnavailable(f"it has not done so for {HAND_OVER_S:.0f} s")
 
 
-def _started(place: Place) -> Link:
+def _started(place: DaemonAddress) -> DaemonLink:
     log = os.path.join(state_folder(), "daemon.log")
     os.makedirs(os.path.dirname(log), mode=0o700, exist_ok=True)
     if os.path.exists(log) and os.stat(log).st_size >= 8 << 20:
@@ -121,9 +129,9 @@ def _started(place: Place) -> Link:
         except NotRunning:
             # Asked in this order: another daemon may be the reason why this one ended.
             if ended:
-                raise Unavailable(_complaint(log, before, process.returncode)) from None
+                raise DaemonUnavailable(_complaint(log, before, process.returncode)) from None
         time.sleep(_LOOK_EVERY_S)
-    raise Unavailable(
+    raise DaemonUnavailable(
         f"the sandbox server (pid {process.pid}) does not listen at {place.socket} after "
         f"{START_S:.0f} s; its log is {log}"
     )
@@ -134,7 +142,7 @@ def daemon_variables() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k in _NAMES or k.startswith(_PREFIXES)}
 
 
-def _spawn(place: Place, log: str) -> "subprocess.Popen[bytes]":
+def _spawn(place: DaemonAddress, log: str) -> "subprocess.Popen[bytes]":
     """Start the daemon so that nothing ties it to this process: not its session, nor its folder."""
     number = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:

@@ -26,7 +26,7 @@ from mcp_sandbox.workspace.layout import open_data_root, storage_errors
 _LARGEST_FILE = 16 << 20
 
 
-class Token(BaseModel):
+class TokenInfo(BaseModel):
     """What is stored of a token: all but the token itself. Times: seconds since the epoch."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -45,7 +45,7 @@ class _Content(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: int = 1
-    tokens: tuple[Token, ...] = ()
+    tokens: tuple[TokenInfo, ...] = ()
 
 
 class TokenFile:
@@ -55,7 +55,7 @@ class TokenFile:
         self._data_root = data_root
         self._path = data_root / "sandbox" / "tokens.json"
 
-    def read(self) -> Sequence[Token]:
+    def read(self) -> Sequence[TokenInfo]:
         """Return all tokens, the expired ones too.
 
         Raises:
@@ -86,7 +86,7 @@ class TokenFile:
                 "move it away and make new tokens with `mcp-sandbox token add`"
             ) from exc
 
-    def add(self, user: str, lifetime_s: float | None = None) -> tuple[Token, str]:
+    def add(self, user: str, lifetime_s: float | None = None) -> tuple[TokenInfo, str]:
         """Make a token for a user; return what is stored, and the token, which is not stored.
 
         Raises:
@@ -99,7 +99,7 @@ class TokenFile:
             taken = {token.id for token in tokens}
             while (token_id := secrets.token_hex(4)) in taken:
                 pass
-            token = Token(
+            token = TokenInfo(
                 id=token_id,
                 user=user,
                 sha256=_digest(secret),
@@ -109,7 +109,7 @@ class TokenFile:
             self._replace([*tokens, token])
         return token, secret
 
-    def revoke(self, token_id: str) -> Token:
+    def revoke(self, token_id: str) -> TokenInfo:
         """Remove the token whose id begins with `token_id`.
 
         Raises:
@@ -137,7 +137,7 @@ class TokenFile:
         return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
     @contextmanager
-    def _changing(self) -> Generator[Sequence[Token]]:
+    def _changing(self) -> Generator[Sequence[TokenInfo]]:
         """Yield the tokens, locked against changes by other processes."""
         with storage_errors(self._data_root):
             os.close(open_data_root(self._data_root))
@@ -145,7 +145,7 @@ class TokenFile:
             with locked(self._path.with_suffix(".lock")):
                 yield self.read()
 
-    def _replace(self, tokens: Sequence[Token]) -> None:
+    def _replace(self, tokens: Sequence[TokenInfo]) -> None:
         write_file(self._path, _Content(tokens=tuple(tokens)).model_dump_json(indent=1).encode())
 
 
@@ -154,7 +154,7 @@ class Tokens:
 
     def __init__(self, data_root: Path) -> None:
         self._file = TokenFile(data_root)
-        self._last: tuple[tuple[int, ...] | None, Sequence[Token]] | None = None
+        self._last: tuple[tuple[int, ...] | None, Sequence[TokenInfo]] | None = None
 
     async def find(self, secret: str) -> TokenGrant | None:
         """Return the user of a token; None if it is unknown, revoked or expired.
@@ -177,7 +177,7 @@ class Tokens:
         """Return whether any token exists, expired or not. Raises as `find`."""
         return bool(await to_thread.run_sync(self._current))
 
-    def _current(self) -> Sequence[Token]:
+    def _current(self) -> Sequence[TokenInfo]:
         signature = self._file.signature()
         if self._last is None or self._last[0] != signature:
             # The signature is taken first, so that a change in between causes another read.

@@ -9,7 +9,7 @@ from typing import Any
 from anyio import to_thread
 from mcp import Client
 
-from mcp_sandbox.web.tokens import Token, TokenFile
+from mcp_sandbox.web.tokens import TokenFile, TokenInfo
 from tests.daemon.running import Daemon, Place, running
 from tests.web.clients import connected
 
@@ -22,10 +22,10 @@ class Served:
     url: str
     place: Place
 
-    async def token(self, user: str) -> tuple[Token, str]:
+    async def token(self, user: str) -> tuple[TokenInfo, str]:
         return await to_thread.run_sync(TokenFile(self.place.data).add, user)
 
-    async def revoke(self, token: Token) -> None:
+    async def revoke(self, token: TokenInfo) -> None:
         await to_thread.run_sync(TokenFile(self.place.data).revoke, token.id)
 
     @asynccontextmanager

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.relay.copying import LONGEST_READ_WHOLE, Lines, Message, TooLong, messages, outline
+from mcp_sandbox.relay.copying import (
+    LONGEST_READ_WHOLE,
+    LineBuffer,
+    Message,
+    TooLong,
+    messages,
+    outline,
+)
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=40) | st.just('{"\\[' * 400),
@@ -23,13 +30,13 @@ FIELDS = st.dictionaries(st.sampled_from(["params", "result", "error", "x"]), VA
 
 @given(data=st.binary(max_size=60).map(lambda d: d.replace(b"a", b"\n")), at=st.integers(0, 60))
 def test_lines_come_whole_wherever_the_bytes_are_cut(data: bytes, at: int) -> None:
-    lines = Lines(1000)
+    lines = LineBuffer(1000)
     whole = lines.feed(data[:at]) + lines.feed(data[at:])
     assert whole == data[: data.rfind(b"\n") + 1]
 
 
 def test_a_line_that_is_too_long_can_be_cut_and_its_rest_is_dropped() -> None:
-    lines = Lines(8)
+    lines = LineBuffer(8)
     assert lines.feed(b"one\n12345") == b"one\n"
     with pytest.raises(TooLong):
         lines.feed(b"6789")

@@ -20,7 +20,7 @@ from mcp_sandbox.models import ChatId, ExecResult
 from mcp_sandbox.server.identity import ChatOf, Request, sessions_by
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.server.skills.visible import Visible
-from mcp_sandbox.web.tokens import Token, TokenFile, Tokens
+from mcp_sandbox.web.tokens import TokenFile, TokenInfo, Tokens
 from mcp_sandbox.web.uvicorn_server import HttpDoor, listen, open_http
 from tests.server.scripted import ScriptedSession
 
@@ -81,10 +81,10 @@ class Web:
     def origin(self) -> str:
         return self.door.url.removesuffix("/mcp")
 
-    async def token(self, user: str, lifetime_s: float | None = None) -> tuple[Token, str]:
+    async def token(self, user: str, lifetime_s: float | None = None) -> tuple[TokenInfo, str]:
         return await to_thread.run_sync(TokenFile(self.data_root).add, user, lifetime_s)
 
-    async def revoke(self, token: Token) -> None:
+    async def revoke(self, token: TokenInfo) -> None:
         await to_thread.run_sync(TokenFile(self.data_root).revoke, token.id)
 
     async def headers(self, user: str = "alice", **more: str) -> dict[str, str]:
