@@ -278,12 +278,19 @@ def make_server(
     count: "Count | None" = None,
 ) -> "SandboxServer":
     """Return the MCP server as configured, whose connections say which chat is theirs."""
-    from mcp_sandbox.server.identity import callers_by, chat_of_connection, sessions_by
+    from mcp_sandbox.server.identity import (
+        chat_of_connection,
+        make_caller_finder,
+        make_session_finder,
+    )
     from mcp_sandbox.server.server import build_server
-    from mcp_sandbox.server.skills.visible import Visible
+    from mcp_sandbox.server.skills.visible import VisibleSkills
 
-    callers, session_for = callers_by(chat_of_connection), sessions_by(chat_of_connection, session)
-    seen = Visible(skills, callers, config.skills) if config.skills.enabled else None
+    callers, session_for = (
+        make_caller_finder(chat_of_connection),
+        make_session_finder(chat_of_connection, session),
+    )
+    seen = VisibleSkills(skills, callers, config.skills) if config.skills.enabled else None
     return build_server(
         session_for,
         network=config.network,
@@ -383,7 +390,7 @@ class LazyManager:
 async def serve_stdio(config: Config, chat: ChatId, project: Path | None = None) -> None:
     """Serve one chat, of a client that works in `project`, until it goes or a signal comes."""
     from mcp_sandbox.server import transports
-    from mcp_sandbox.server.identity import connected_as
+    from mcp_sandbox.server.identity import bind_connection
     from mcp_sandbox.workspace.projects import ClientFolders
 
     folders = ClientFolders(own_folders())
@@ -391,7 +398,7 @@ async def serve_stdio(config: Config, chat: ChatId, project: Path | None = None)
         skills = open_skills(config)
         manager = LazyManager(tasks, partial(open_manager, config, folders, skills=skills))
         server = make_server(config, skills, manager.session)
-        with connected_as(chat), folders.brought(chat, project):
+        with bind_connection(chat), folders.brought(chat, project):
             await transports.serve_stdio(server.core)
         tasks.cancel_scope.cancel()
 

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from mcp_sandbox.sessions.skills import Skills
     from mcp_sandbox.telemetry.metrics import Metrics
     from mcp_sandbox.web.tokens import Tokens
-    from mcp_sandbox.web.uvicorn_server import Listener
+    from mcp_sandbox.web.uvicorn_server import TcpListener
     from mcp_sandbox.workspace.projects import ClientFolders
 
-    _Web = tuple[Listener, Tokens]
+    _Web = tuple[TcpListener, Tokens]
 logger = logging.getLogger(__name__)
 
 
@@ -83,10 +83,10 @@ class _ChatServer:
     async def serve(self, connection: "TimedStream", greeting: "ChatHello") -> None:
         """Serve a client until it goes, or until the daemon ends."""
         server = await self.built()
-        from mcp_sandbox.server.identity import connected_as
+        from mcp_sandbox.server.identity import bind_connection
         from mcp_sandbox.server.transports import serve_lines
 
-        with connected_as(greeting.chat), self.folders.brought(greeting.chat, greeting.project):
+        with bind_connection(greeting.chat), self.folders.brought(greeting.chat, greeting.project):
             await serve_lines(server.core, connection, connection, leaving=self.ending.begun)
 
     @asynccontextmanager
@@ -99,7 +99,7 @@ class _ChatServer:
         async with open_agent(**given) as agent:
             yield agent
 
-    async def serve_http(self, listener: "Listener", tokens: "Tokens", anonymous: bool) -> None:
+    async def serve_http(self, listener: "TcpListener", tokens: "Tokens", anonymous: bool) -> None:
         """Serve HTTP clients until the daemon ends, and their calls for the time that is left."""
         server = await self.built()
         from mcp_sandbox.web.uvicorn_server import open_http

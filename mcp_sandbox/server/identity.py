@@ -44,7 +44,7 @@ def is_over_http(request: Request) -> bool:
     return hasattr(request.request_context.request, "scope")
 
 
-def callers_by(chat_of: ChatOf) -> CallerOf:
+def make_caller_finder(chat_of: ChatOf) -> CallerOf:
     """Return the caller that an HTTP request names; for other transports see `chat_of`."""
 
     def caller_of(request: Request) -> Caller:
@@ -61,7 +61,7 @@ _connected = ContextVar[ChatId]("chat of the connection")
 
 
 @contextmanager
-def connected_as(chat: ChatId) -> Generator[None]:
+def bind_connection(chat: ChatId) -> Generator[None]:
     """Serve requests in this block, and in tasks started in it, as requests of `chat`."""
     before = _connected.set(chat)
     try:
@@ -71,7 +71,7 @@ def connected_as(chat: ChatId) -> Generator[None]:
 
 
 def chat_of_connection(_request: Request) -> ChatId:
-    """Return the chat that `connected_as` names."""
+    """Return the chat that `bind_connection` names."""
     return _connected.get()
 
 
@@ -85,9 +85,11 @@ def chat_bound(context: ServerRequestContext[Any, Any]) -> str | None:
     return f"{caller.user} {caller.chat}"
 
 
-def sessions_by(chat_of: ChatOf, session_of: Callable[[ChatId], Awaitable[Session]]) -> SessionFor:
-    """Find a request's session through its chat; see `callers_by`."""
-    caller_of = callers_by(chat_of)
+def make_session_finder(
+    chat_of: ChatOf, session_of: Callable[[ChatId], Awaitable[Session]]
+) -> SessionFor:
+    """Find a request's session through its chat; see `make_caller_finder`."""
+    caller_of = make_caller_finder(chat_of)
 
     async def session_for(request: Request) -> Session:
         chat = caller_of(request).chat

@@ -21,7 +21,7 @@ from mcp_sandbox.server.identity import SessionFor, chat_bound
 from mcp_sandbox.server.skills.changes import SkillChanges, with_tasks
 from mcp_sandbox.server.skills.prompts import SkillPrompts
 from mcp_sandbox.server.skills.resources import SkillResources
-from mcp_sandbox.server.skills.visible import Disclosure, Visible
+from mcp_sandbox.server.skills.visible import Disclosure, VisibleSkills
 from mcp_sandbox.server.text import clip, show_name
 from mcp_sandbox.server.tool import TOOLS, offered
 from mcp_sandbox.server.tools.code import code_tools
@@ -80,7 +80,7 @@ class SandboxServer(MCPServer[dict[str, Any]]):
         return self._lowlevel_server
 
     def offer_skills(
-        self, visible: Visible, resources: SkillResources, session_for: SessionFor
+        self, visible: VisibleSkills, resources: SkillResources, session_for: SessionFor
     ) -> None:
         """Answer with the caller's skills; the SDK's own would not know whose request it is."""
         core, changes = self.core, SkillChanges(visible)
@@ -124,7 +124,7 @@ def build_server(  # noqa: PLR0913 - what the composition root knows
     project: ProjectAccess = "none",
     isolated: bool = True,
     count: Count | None = None,
-    skills: Visible | None = None,
+    skills: VisibleSkills | None = None,
     calls: CallsConfig | None = None,
 ) -> SandboxServer:
     """Return the server with the core tools. It opens no session before a tool is called.

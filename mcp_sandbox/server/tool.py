@@ -152,7 +152,7 @@ Line = Annotated[int, Field(ge=1, le=2**31)]
 
 
 @dataclass
-class Patience:
+class ClientTimeout:
     """Of a client with a call: `leave` is cancelled when it is `lost`, by its own time limit."""
 
     leave: CancelScope = field(default_factory=CancelScope)
@@ -217,7 +217,7 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
             asks.reset(asked)
         # Clients show a model nothing but the structured part of a result that has one.
         news = [] if result.structured_content else await session.take_notices()
-        if patience(context).lost:
+        if find_client_timeout(context).lost:
             # Of an answer that comes too late they show nothing: it comes with the next one.
             said = "\n".join(each.text for each in result.content if each.type == "text")
             news.append(f"{self.name}, for which your client did not wait: {said[-_TOLD:]}")
@@ -239,10 +239,10 @@ def _grade(record: CallRecord) -> dict[str, Any]:
     return {"level": record.level, "patterns": [*record.patterns]}
 
 
-def patience(request: Request) -> Patience:
+def find_client_timeout(request: Request) -> ClientTimeout:
     """Return the patience of a request's client; not every client says when it gives up."""
     given = request.request_context.request
-    return given if isinstance(given, Patience) else Patience()
+    return given if isinstance(given, ClientTimeout) else ClientTimeout()
 
 
 def build_tool(

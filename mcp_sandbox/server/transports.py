@@ -39,7 +39,7 @@ from mcp.types import (
 from pydantic import ValidationError
 
 from mcp_sandbox.server.errors import sole_error
-from mcp_sandbox.server.tool import Patience
+from mcp_sandbox.server.tool import ClientTimeout
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class _Wire:
         # Whether its answer is waited for.
         self._open: dict[RequestId, bool] = {}
         # Of the tool calls under way.
-        self._patience: dict[RequestId | None, Patience] = {}
+        self._patience: dict[RequestId | None, ClientTimeout] = {}
         self._answered = anyio.Event()
 
     async def read(
@@ -244,7 +244,7 @@ class _Wire:
         self._patience.pop(_cancelled_by(message)[0], None)
         if not isinstance(message, JSONRPCRequest) or message.method != "tools/call":
             return None
-        self._patience[message.id] = Patience()
+        self._patience[message.id] = ClientTimeout()
         return ServerMessageMetadata(request_context=self._patience[message.id])
 
     def _is_lost_patience(self, message: JSONRPCMessage) -> bool:

@@ -29,7 +29,15 @@ from mcp_sandbox.models import ChatId, TokenGrant
 from mcp_sandbox.server.identity import ANONYMOUS, CALLER, CHAT_HEADER, Caller
 from mcp_sandbox.server.transports import find_request_id
 from mcp_sandbox.telemetry.metrics import CONTENT_TYPE
-from mcp_sandbox.web.in_flight import Flow, Open, Rate, Refused, Share, replayed, too_many
+from mcp_sandbox.web.in_flight import (
+    ConcurrencyLimit,
+    InFlight,
+    OpenRequest,
+    RateLimit,
+    RequestRefused,
+    refuse_over_limit,
+    replayed,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +71,7 @@ def _allowed_names(listens_on: str, allowed: Iterable[str]) -> frozenset[str]:
 
 
 @dataclass(eq=False)
-class Guard:
+class HttpGuard:
     """The outermost application: it refuses a request, or has `app` answer it.
 
     `listens_on` is HOST:PORT. `anonymous`: a request without a token is the user `local`.
@@ -78,12 +86,12 @@ class Guard:
     metrics: Callable[[], bytes]
 
     def __post_init__(self) -> None:
-        self.flow = Flow()
+        self.flow = InFlight()
         self._names = _allowed_names(self.listens_on, self.settings.allowed_hosts)
-        self._rate = Rate(self.settings.rate)
-        self._at_once = Share(self.settings.requests_per_user)
+        self._rate = RateLimit(self.settings.rate)
+        self._at_once = ConcurrencyLimit(self.settings.requests_per_user)
         # Once parsed, a message may take ten times its size until it is answered.
-        self._bytes = Share(4 * self.settings.max_body)
+        self._bytes = ConcurrencyLimit(4 * self.settings.max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -93,7 +101,7 @@ class Guard:
                 await self._admit(await self._granted(headers), scope, receive, send)
             else:
                 await (await self._page(scope, headers))(scope, receive, send)
-        except Refused as refused:
+        except RequestRefused as refused:
             await refused.response()(scope, receive, send)
         except ClientDisconnect:
             logger.debug("a client left before its request had come")
@@ -105,7 +113,7 @@ class Guard:
             if scope["path"] == "/metrics":
                 await self._granted(headers)
                 return Response(self.metrics(), headers={"content-type": CONTENT_TYPE})
-        raise Refused(HTTPStatus.NOT_FOUND, f"there is nothing here: MCP is at {PATH}")
+        raise RequestRefused(HTTPStatus.NOT_FOUND, f"there is nothing here: MCP is at {PATH}")
 
     async def watch(self) -> None:
         """End what is served to tokens that are revoked or expired meanwhile; never returns."""
@@ -127,12 +135,12 @@ class Guard:
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or not self._is_allowed(hosts[0]):
             text = "this server is not known by that name: add it to http.allowed_hosts"
-            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, text)
+            raise RequestRefused(HTTPStatus.MISDIRECTED_REQUEST, text)
         for origin in origins:
             scheme, _, host = origin.partition("://")
             if scheme not in ("http", "https") or not self._is_allowed(host):
                 text = "pages of that origin may not ask: add its host to http.allowed_hosts"
-                raise Refused(HTTPStatus.FORBIDDEN, text)
+                raise RequestRefused(HTTPStatus.FORBIDDEN, text)
 
     def _is_allowed(self, host: str) -> bool:
         name = _HOST.fullmatch(host.lower())
@@ -150,7 +158,7 @@ class Guard:
         except OperatorError as exc:
             logger.warning("no token can be checked: %s", exc)
             text = "the server cannot check tokens now: its log says why"
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, text, retry_after="10") from exc
+            raise RequestRefused(HTTPStatus.SERVICE_UNAVAILABLE, text, retry_after="10") from exc
         if grant is None:
             raise _unauthorized(', error="invalid_token"')
         return grant
@@ -158,11 +166,13 @@ class Guard:
     async def _admit(self, grant: TokenGrant, scope: Scope, receive: Receive, send: Send) -> None:
         user, settings, headers = grant.user, self.settings, Headers(scope=scope)
         if wait_s := self._rate.take(user, anyio.current_time()):
-            raise too_many(f"more than {settings.rate} requests a second", wait_s)
+            raise refuse_over_limit(f"more than {settings.rate} requests a second", wait_s)
         # The bytes of a message are held until it is answered.
         with self._at_once.of(user) as begin, self._bytes.of(user) as carry:
             if not begin(1):
-                raise too_many(f"{settings.requests_per_user} requests of this user are open", 1)
+                raise refuse_over_limit(
+                    f"{settings.requests_per_user} requests of this user are open", 1
+                )
             known = {**scope, **_known_as(user, headers)}
             body = await self._body(Request(scope, receive), carry)
             self._rate.charge(user, len(body))
@@ -170,13 +180,13 @@ class Guard:
             is_stream = (
                 scope["method"] == "GET" or headers.get("mcp-method") == "subscriptions/listen"
             )
-            entry = Open(send, grant.token_id or None, is_stream)
-            if _is_older_era(headers):
-                app = partial(self._serve_older, entry, body)
+            entry = OpenRequest(send, grant.token_id or None, is_stream)
+            if _is_legacy(headers):
+                app = partial(self._serve_legacy, entry, body)
             await self.flow.serve(entry, app, known, replayed(body, receive))
 
-    async def _serve_older(
-        self, entry: Open, body: bytes, scope: Scope, receive: Receive, send: Send
+    async def _serve_legacy(
+        self, entry: OpenRequest, body: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Have a request of the older protocol answered, or cancel it when its client has left.
 
@@ -198,58 +208,62 @@ class Guard:
         headers, settings, body = request.headers, self.settings, bytearray()
         if request.method != "POST":
             if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-                raise Refused(HTTPStatus.BAD_REQUEST, "this method takes no body: leave it out")
+                raise RequestRefused(
+                    HTTPStatus.BAD_REQUEST, "this method takes no body: leave it out"
+                )
             return b""
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             text = "send the message as application/json"
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+            raise RequestRefused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
         # The parser of HTTP lets only digits through.
         _check_size(int(headers.get("content-length", "0")), settings.max_body)
         try:
             with anyio.fail_after(settings.request_time):
                 async for piece in request.stream():
                     if not carry(len(piece)):
-                        raise too_many("large messages of this user are still being served", 1)
+                        raise refuse_over_limit(
+                            "large messages of this user are still being served", 1
+                        )
                     body += piece
                     _check_size(len(body), settings.max_body)
         except TimeoutError as exc:
             limit = f"{settings.request_time:g} s"
             text = f"the request did not come within {limit}: send it again, faster"
-            raise Refused(HTTPStatus.REQUEST_TIMEOUT, text) from exc
+            raise RequestRefused(HTTPStatus.REQUEST_TIMEOUT, text) from exc
         return bytes(body)
 
 
 def _check_size(size: int, max_bytes: int) -> None:
     if size > max_bytes:
         text = f"a message may have {max_bytes:,} bytes: send less at a time (http.max_body)"
-        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+        raise RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
 
 
 def _known_as(user: str, headers: Headers) -> dict[str, object]:
     """Return what the server is told of a caller; refuse one whose chat is not usable."""
     named = headers.getlist(CHAT_HEADER)
     if len(named) > 1:
-        raise Refused(HTTPStatus.BAD_REQUEST, f"send the header {CHAT_HEADER} once")
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, f"send the header {CHAT_HEADER} once")
     chat, session_id = None, headers.get(_SESSION_HEADER, "")
     try:
         if named:
             chat = ChatId(user, named[0])
         # Ids are made by the SDK: what cannot be one is answered like any session it does not know.
-        elif _is_older_era(headers) and _SESSION_ID.fullmatch(session_id):
+        elif _is_legacy(headers) and _SESSION_ID.fullmatch(session_id):
             chat = ChatId(user, session_id)
     except InvalidArgument as exc:
-        raise Refused(HTTPStatus.BAD_REQUEST, f"header {CHAT_HEADER}: {exc}") from exc
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, f"header {CHAT_HEADER}: {exc}") from exc
     # The SDK gives a session only to the principal that opened it.
     principal = AuthenticatedUser(AccessToken(token="", client_id=user, scopes=[]))
     return {CALLER: Caller(user, chat), "user": principal}
 
 
-def _is_older_era(headers: Headers) -> bool:
+def _is_legacy(headers: Headers) -> bool:
     return headers.get("mcp-protocol-version") in (None, *HANDSHAKE_PROTOCOL_VERSIONS)
 
 
-def _unauthorized(detail: str = "") -> Refused:
-    return Refused(
+def _unauthorized(detail: str = "") -> RequestRefused:
+    return RequestRefused(
         HTTPStatus.UNAUTHORIZED,
         "a valid token is needed: send `Authorization: Bearer TOKEN` with one that "
         "`mcp-sandbox token add USER` printed",

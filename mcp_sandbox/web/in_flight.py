@@ -25,7 +25,7 @@ _FINISH_S = 1.0
 _admit = StreamableHTTPSessionManager._admit_session  # noqa: SLF001
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request is not served; `text` says why and what to do next."""
 
     def __init__(self, status: HTTPStatus, text: str, **headers: str) -> None:
@@ -43,18 +43,18 @@ class Refused(Exception):
         )
 
 
-def too_many(what: str, wait_s: int) -> Refused:
+def refuse_over_limit(what: str, wait_s: int) -> RequestRefused:
     """Return the refusal of a user over a limit, who may try again after so many seconds."""
     text = f"too much at once ({what}): wait and try again"
-    return Refused(HTTPStatus.TOO_MANY_REQUESTS, text, retry_after=str(wait_s))
+    return RequestRefused(HTTPStatus.TOO_MANY_REQUESTS, text, retry_after=str(wait_s))
 
 
-def _shutting_down() -> Refused:
+def _shutting_down() -> RequestRefused:
     text = "the server is ending and takes no further request: try again in a moment"
-    return Refused(HTTPStatus.SERVICE_UNAVAILABLE, text, retry_after="1")
+    return RequestRefused(HTTPStatus.SERVICE_UNAVAILABLE, text, retry_after="1")
 
 
-class Rate:
+class RateLimit:
     """So many requests a second for each user, counted over ten seconds."""
 
     def __init__(self, per_second: int) -> None:
@@ -82,7 +82,7 @@ class Rate:
         self._left[user] = left - min(self._most, size // (64 << 10)), when
 
 
-class Share:
+class ConcurrencyLimit:
     """So much at the same time for each user."""
 
     def __init__(self, limit: int) -> None:
@@ -121,7 +121,7 @@ class UserSessions(StreamableHTTPSessionManager):
         self, principal: AuthorizationContext | None
     ) -> StreamableHTTPServerTransport | None:
         if sum(owner == principal for owner in self._session_owners.values()) >= self._most:
-            raise too_many(f"{self._most} sessions of this user are open: end one", 60)
+            raise refuse_over_limit(f"{self._most} sessions of this user are open: end one", 60)
         return _admit(self, principal)
 
 
@@ -136,14 +136,14 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 
 @dataclass(eq=False)
-class Open:
+class OpenRequest:
     """A request that is being served. A stream lasts as long as its client likes."""
 
     send: Send
     token_id: str | None
     is_stream: bool
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    why: Refused | None = None
+    why: RequestRefused | None = None
     begun: bool = False
     done: bool = False
 
@@ -153,11 +153,11 @@ class Open:
         await self.send(message)
 
 
-class Flow:
+class InFlight:
     """Every request that is being served."""
 
     def __init__(self) -> None:
-        self._open: set[Open] = set()
+        self._open: set[OpenRequest] = set()
         self._left = anyio.Event()
         self._draining = False
 
@@ -165,7 +165,7 @@ class Flow:
     def token_ids(self) -> set[str]:
         return {entry.token_id for entry in self._open if entry.token_id is not None}
 
-    async def serve(self, entry: Open, app: ASGIApp, scope: Scope, receive: Receive) -> None:
+    async def serve(self, entry: OpenRequest, app: ASGIApp, scope: Scope, receive: Receive) -> None:
         """Let the application answer a request, until it has or is told to end.
 
         Raises Refused: it was ended before an answer began.
@@ -185,7 +185,7 @@ class Flow:
             self._open.discard(entry)
             self._left.set()
 
-    def end(self, why: Refused, which: Callable[[Open], bool]) -> None:
+    def end(self, why: RequestRefused, which: Callable[[OpenRequest], bool]) -> None:
         """Cancel some of the requests; their clients learn why if nothing was answered yet."""
         for entry in self._open:
             if entry.why is None and which(entry):

@@ -20,12 +20,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from mcp_sandbox.config import HttpConfig
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.server.server import SandboxServer
-from mcp_sandbox.web.guard import PATH, Guard, TokenBook
+from mcp_sandbox.web.guard import PATH, HttpGuard, TokenBook
 from mcp_sandbox.web.in_flight import UserSessions
 
 
 @dataclass(frozen=True)
-class Listener:
+class TcpListener:
     """A socket that clients can connect to; `place` is HOST:PORT as they would write it."""
 
     socket: socket.socket
@@ -75,10 +75,10 @@ class BoundedProtocol(H11Protocol):
         self._deadline = self.loop.call_later(self._request_s, self.transport.abort)
 
 
-class HttpDoor(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """An open HTTP server, as a task among others: it leaves signals alone."""
 
-    def __init__(self, guard: Guard, settings: HttpConfig, listener: Listener) -> None:
+    def __init__(self, guard: HttpGuard, settings: HttpConfig, listener: TcpListener) -> None:
         super().__init__(
             uvicorn.Config(
                 cast("Any", guard),
@@ -122,7 +122,7 @@ class HttpDoor(uvicorn.Server):
         yield
 
 
-async def listen(address: str, *, anonymous: bool = False) -> Listener:
+async def listen(address: str, *, anonymous: bool = False) -> TcpListener:
     """Take a place to listen, HOST:PORT; port 0 takes any free one.
 
     Raises ConfigError: it is no such place or cannot be had, or callers without a token would come
@@ -158,26 +158,26 @@ async def listen(address: str, *, anonymous: bool = False) -> Listener:
         remedy = "name another port" if exc.errno == errno.EADDRINUSE else "name another address"
         raise ConfigError(f"cannot listen on {address} ({exc.strerror}): {remedy}") from exc
     name = f"[{place[0]}]" if family == socket.AF_INET6 else str(place[0])
-    return Listener(opened, f"{name}:{opened.getsockname()[1]}")
+    return TcpListener(opened, f"{name}:{opened.getsockname()[1]}")
 
 
 @asynccontextmanager
 async def open_http(
     server: SandboxServer,
-    listener: Listener,
+    listener: TcpListener,
     settings: HttpConfig,
     *,
     tokens: TokenBook,
     anonymous: bool,
     metrics: Callable[[], bytes],
-) -> AsyncGenerator[HttpDoor]:
+) -> AsyncGenerator[HttpServer]:
     """Serve HTTP while the block runs; what is still served at its end is cancelled and answered.
 
     `drain` before the end lets calls finish. Raises ConfigError: an allowed host is no host name.
     """
     sessions = UserSessions(server.core, settings)
-    guard = Guard(sessions.handle_request, settings, listener.place, tokens, anonymous, metrics)
-    door = HttpDoor(guard, settings, listener)
+    guard = HttpGuard(sessions.handle_request, settings, listener.place, tokens, anonymous, metrics)
+    door = HttpServer(guard, settings, listener)
     async with sessions.run(), anyio.create_task_group() as watching:
         async with anyio.create_task_group() as serving:
             await serving.start(door.run_on)

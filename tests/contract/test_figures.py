@@ -9,7 +9,7 @@ from mcp import Client
 from mcp.types import CallToolResult, ImageContent, TextContent
 
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import sessions_by
+from mcp_sandbox.server.identity import make_session_finder
 from mcp_sandbox.server.results import RESULT_KEY, inspect
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.sessions.manager import SessionManager
@@ -33,7 +33,7 @@ async def session(lasting: SessionManager, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 async def client(lasting: SessionManager, session: Session) -> AsyncGenerator[Client]:
-    server = build_server(sessions_by(one_chat(PLOTTER), lasting.session))
+    server = build_server(make_session_finder(one_chat(PLOTTER), lasting.session))
     async with Client(server, mode="legacy") as client:
         yield client
 

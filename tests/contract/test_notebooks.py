@@ -15,7 +15,7 @@ from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import Busy
 from mcp_sandbox.models import ExecResult
-from mcp_sandbox.server.identity import sessions_by
+from mcp_sandbox.server.identity import make_session_finder
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
@@ -371,7 +371,7 @@ async def test_there_are_at_most_eight(session: Session) -> None:
 
 
 async def test_what_cannot_be_a_notebook_is_said_to(manager: SessionManager) -> None:
-    server = build_server(sessions_by(one_chat(CHAT), manager.session))
+    server = build_server(make_session_finder(one_chat(CHAT), manager.session))
     async with Client(server, mode="legacy") as client:
         for arguments, said in (
             ({"notebook": "../x"}, "notebook must be"),

@@ -17,7 +17,7 @@ from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.config.sections import PreviewsConfig, WorkspaceConfig
 from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, NotPermitted
-from mcp_sandbox.server.identity import sessions_by
+from mcp_sandbox.server.identity import make_session_finder
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.sessions import previews
 from mcp_sandbox.sessions.manager import SessionManager
@@ -494,7 +494,7 @@ async def test_an_operator_may_switch_previews_off(config: Config) -> None:
 
 
 async def test_the_tool_gives_an_address_to_open(manager: SessionManager, session: Session) -> None:
-    server = build_server(sessions_by(one_chat(CHAT), manager.session))
+    server = build_server(make_session_finder(one_chat(CHAT), manager.session))
     port = await served(session)
     async with Client(server) as client:
         said = await client.call_tool("preview", {"port": port, "path": "/a b?c=ü#d"})

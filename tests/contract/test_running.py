@@ -10,7 +10,7 @@ from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import InvalidArgument, NotFound, Unsupported
 from mcp_sandbox.models import Language
-from mcp_sandbox.server.identity import sessions_by
+from mcp_sandbox.server.identity import make_session_finder
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
@@ -361,7 +361,7 @@ async def test_what_code_prints_is_shown_while_it_runs(
         if "begun" in shown:
             await session.write_file("seen", b"")
 
-    server = build_server(sessions_by(one_chat(CHAT), manager.session))
+    server = build_server(make_session_finder(one_chat(CHAT), manager.session))
     with anyio.fail_after(50):
         async with Client(server, mode="legacy") as client:
             for language, code in PRINTS.items():

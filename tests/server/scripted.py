@@ -6,9 +6,9 @@ from typing import Any
 
 from mcp_sandbox.config import CallsConfig, SkillsConfig
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import ChatOf, SessionFor, callers_by
+from mcp_sandbox.server.identity import ChatOf, SessionFor, make_caller_finder
 from mcp_sandbox.server.server import SandboxServer, build_server
-from mcp_sandbox.server.skills.visible import Visible
+from mcp_sandbox.server.skills.visible import VisibleSkills
 from mcp_sandbox.sessions.skills import Skills
 from mcp_sandbox.skills.library import Library
 
@@ -70,15 +70,15 @@ def one_chat(chat: ChatId) -> ChatOf:
     return lambda _request: chat
 
 
-def shipped_skills(data_root: Path) -> Visible:
+def shipped_skills(data_root: Path) -> VisibleSkills:
     """What a chat of its own sees of skills."""
     settings = SkillsConfig()
     skills = Skills(Library(settings, data_root))
-    return Visible(skills, callers_by(one_chat(CHAT)), settings)
+    return VisibleSkills(skills, make_caller_finder(one_chat(CHAT)), settings)
 
 
 def server_of(
-    session: ScriptedSession, skills: Visible | None = None, calls: CallsConfig | None = None
+    session: ScriptedSession, skills: VisibleSkills | None = None, calls: CallsConfig | None = None
 ) -> SandboxServer:
     async def session_for(_request: Any) -> Any:
         return session

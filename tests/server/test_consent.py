@@ -18,7 +18,7 @@ from mcp_sandbox.app.chats import make_server, open_manager, open_skills
 from mcp_sandbox.config import Config, PolicyConfig
 from mcp_sandbox.errors import ConsentNeeded
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import connected_as
+from mcp_sandbox.server.identity import bind_connection
 from mcp_sandbox.server.server import SandboxServer
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.telemetry.metrics import Metrics
@@ -68,7 +68,7 @@ class Computers:
         """A client of a chat, whose user gives these answers; without any it cannot ask."""
         user, name = User([*answers]), ChatId("local", chat)
         ask: Any = user.answer if answers else None
-        with connected_as(name):
+        with bind_connection(name):
             async with Client(self.server, mode=era, elicitation_callback=ask) as client:
                 yield client, user
 
@@ -193,7 +193,7 @@ async def test_one_question_at_a_time_is_asked_in_a_chat(computers: Computers, e
     ask: Any = answer
 
     name = ChatId("local", f"turns-{era}")
-    with anyio.fail_after(20), connected_as(name):
+    with anyio.fail_after(20), bind_connection(name):
         async with Client(computers.server, mode=era, elicitation_callback=ask) as client:
             results = list[CallToolResult]()
 
@@ -237,7 +237,7 @@ async def test_an_answer_counts_for_this_very_call_of_this_chat_once(computers: 
         with pytest.raises(MCPError, match="requestState"):
             await second_round(client, asked, ONCE, "git push elsewhere")
         with (
-            connected_as(ChatId("local", "thief")),
+            bind_connection(ChatId("local", "thief")),
             pytest.raises(MCPError, match="requestState"),
         ):
             await second_round(client, asked, ONCE)

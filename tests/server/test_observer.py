@@ -11,7 +11,7 @@ from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import CapacityReached, NotFound, SandboxError, SandboxGone
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import sessions_by
+from mcp_sandbox.server.identity import make_session_finder
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.telemetry.metrics import Metrics
 from tests.server.scripted import failing, one_chat
@@ -31,7 +31,9 @@ async def test_a_call_is_one_line_without_its_contents(
     metrics = Metrics()
     config = Config(data_dir=tmp_path / "data", backend="unsafe-local")
     async with open_manager(config) as manager:
-        server = build_server(sessions_by(one_chat(CHAT), manager.session), count=metrics.count)
+        server = build_server(
+            make_session_finder(one_chat(CHAT), manager.session), count=metrics.count
+        )
         async with Client(server) as client:
             await client.call_tool("run_code", {"code": f"print('{SECRET}')"})
             await client.call_tool("write_file", {"path": f"{SECRET}.txt", "content": SECRET})

@@ -11,7 +11,7 @@ from mcp import Client
 
 from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import sessions_by
+from mcp_sandbox.server.identity import make_session_finder
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.server.text import MAX_TEXT_BYTES, byte_length
 from tests.conftest import configured
@@ -45,7 +45,7 @@ async def tools_of(data_root: Path, *, mode: Any = "auto") -> AsyncGenerator[Too
     chat = one_chat(ChatId("tester", "one"))
     with anyio.fail_after(40):
         async with open_manager(configured("unsafe-local", data_root)) as manager:
-            server = build_server(sessions_by(chat, manager.session), isolated=False)
+            server = build_server(make_session_finder(chat, manager.session), isolated=False)
             async with Client(server, mode=mode) as client:
                 yield Tools(client)
 

@@ -11,7 +11,7 @@ from mcp.types import CallToolResult
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId, ExecResult
-from mcp_sandbox.server.identity import sessions_by
+from mcp_sandbox.server.identity import make_session_finder
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.sessions.session import Session
 from tests.conftest import configured
@@ -46,7 +46,7 @@ async def client(session: Session) -> AsyncGenerator[Client]:
     async def the_one(_chat: ChatId) -> Session:
         return session
 
-    async with Client(build_server(sessions_by(one_chat(session.chat), the_one))) as client:
+    async with Client(build_server(make_session_finder(one_chat(session.chat), the_one))) as client:
         yield client
 
 

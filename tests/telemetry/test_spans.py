@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import sessions_by
+from mcp_sandbox.server.identity import make_session_finder
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.telemetry.calls import span
 from tests.server.scripted import one_chat
@@ -47,7 +47,7 @@ async def test_a_call_is_followed_from_the_client_into_the_sandbox(
     config = Config(data_dir=tmp_path / "data", backend="unsafe-local")
     with anyio.fail_after(30):
         async with open_manager(config) as manager:
-            sessions = sessions_by(one_chat(ChatId("me", "traced")), manager.session)
+            sessions = make_session_finder(one_chat(ChatId("me", "traced")), manager.session)
             async with Client(build_server(sessions)) as client:
                 await client.call_tool("exec", {"command": f"echo {SECRET}"})
     spans = exported.get_finished_spans()
@@ -76,7 +76,7 @@ async def test_spans_hold_no_contents_even_of_failures(
     config = Config(data_dir=tmp_path / "data", backend="unsafe-local")
     with anyio.fail_after(30):
         async with open_manager(config) as manager:
-            sessions = sessions_by(one_chat(ChatId("me", "traced")), manager.session)
+            sessions = make_session_finder(one_chat(ChatId("me", "traced")), manager.session)
             async with Client(build_server(sessions)) as client:
                 await client.call_tool("run_code", {"code": f"print('{SECRET}')"})
                 await client.call_tool("read_file", {"path": f"{SECRET}/absent"})

@@ -17,11 +17,11 @@ from mcp.client.streamable_http import streamable_http_client
 
 from mcp_sandbox.config import HttpConfig
 from mcp_sandbox.models import ChatId, ExecResult
-from mcp_sandbox.server.identity import ChatOf, Request, sessions_by
+from mcp_sandbox.server.identity import ChatOf, Request, make_session_finder
 from mcp_sandbox.server.server import build_server
-from mcp_sandbox.server.skills.visible import Visible
+from mcp_sandbox.server.skills.visible import VisibleSkills
 from mcp_sandbox.web.tokens import TokenFile, TokenInfo, Tokens
-from mcp_sandbox.web.uvicorn_server import HttpDoor, listen, open_http
+from mcp_sandbox.web.uvicorn_server import HttpServer, listen, open_http
 from tests.server.scripted import ScriptedSession
 
 # Loading the authorities of this machine takes a client longer than all that it asks.
@@ -69,7 +69,7 @@ class Computers:
 class Web:
     """A running server, and where its tokens are."""
 
-    door: HttpDoor
+    door: HttpServer
     computers: Computers
     data_root: Path
 
@@ -149,12 +149,12 @@ async def served(
     anonymous: bool = False,
     address: str = "127.0.0.1:0",
     other: ChatOf = nobody,
-    skills: Visible | None = None,
+    skills: VisibleSkills | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Web]:
     """Serve scripted sessions over HTTP; all of it must be over in half a minute."""
     computers = Computers()
-    server = build_server(sessions_by(other, computers.session), skills=skills)
+    server = build_server(make_session_finder(other, computers.session), skills=skills)
     with anyio.fail_after(30):
         listener = await listen(address, anonymous=anonymous)
         with closing(listener.socket):

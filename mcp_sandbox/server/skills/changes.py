@@ -36,7 +36,7 @@ from mcp.types import (
 
 from mcp_sandbox.errors import CallerError, SandboxError
 from mcp_sandbox.server.errors import sole_error
-from mcp_sandbox.server.skills.visible import Asked, Visible, canonical
+from mcp_sandbox.server.skills.visible import Asked, VisibleSkills, canonical
 from mcp_sandbox.skills.scan import Whose
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ _SUBSCRIBED = "mcp_sandbox.subscribed"
 class Follower:
     """A client that wants to hear of changes: of which resources, and how."""
 
-    visible: Visible
+    visible: VisibleSkills
     whose: Whose
     uris: Set[str]
     tell: Callable[[ServerEvent], Awaitable[None]]
@@ -112,7 +112,7 @@ async def with_tasks(_server: object) -> AsyncGenerator[dict[str, Any]]:
 class SkillChanges:
     """Tells clients of changes for as long as they are there."""
 
-    def __init__(self, visible: Visible) -> None:
+    def __init__(self, visible: VisibleSkills) -> None:
         self._visible = visible
 
     async def listen(
@@ -123,7 +123,7 @@ class SkillChanges:
         if len(uris) > _MOST_SUBSCRIBED:
             raise _too_many()
         bus = InMemorySubscriptionBus()
-        follower = Follower(self._visible, self._visible.whose(asked), uris, bus.publish)
+        follower = Follower(self._visible, self._visible.find_owner(asked), uris, bus.publish)
         async with anyio.create_task_group() as tasks:
             await tasks.start(follower.follow)
             result = await ListenHandler(bus)(asked, params)
@@ -138,7 +138,7 @@ class SkillChanges:
             connection.state[_FOLLOWS] = True
             scope = anyio.CancelScope()
             connection.exit_stack.callback(scope.cancel)
-            tell, whose = partial(_tell, asked.session), self._visible.whose(asked)
+            tell, whose = partial(_tell, asked.session), self._visible.find_owner(asked)
             follower = Follower(self._visible, whose, _subscribed(asked), tell)
             asked.lifespan_context[_TASKS].start_soon(_follow, follower, scope)
 

@@ -29,7 +29,7 @@ from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.identity import SessionFor
 from mcp_sandbox.server.skills.resources import TEMPLATE
 from mcp_sandbox.server.skills.results import wrapped
-from mcp_sandbox.server.skills.visible import Asked, Visible, folder_uri, page, shown
+from mcp_sandbox.server.skills.visible import Asked, VisibleSkills, folder_uri, page, shown
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.parse import ARGUMENTS
 from mcp_sandbox.skills.skill import DOCUMENT, SCHEME, FrontMatter, Skill
@@ -47,7 +47,7 @@ _CHOICE = re.compile(r"[\w.:-]+(?:\s*\|\s*[\w.:-]+)+")
 class SkillPrompts:
     """Answers requests about prompts, and about the arguments of prompts and templates."""
 
-    def __init__(self, visible: Visible, session_for: SessionFor) -> None:
+    def __init__(self, visible: VisibleSkills, session_for: SessionFor) -> None:
         self._visible = visible
         self._session_for = session_for
 
@@ -72,7 +72,7 @@ class SkillPrompts:
 
     async def _text(self, asked: Asked, skill: Skill, message: Mapping[str, str]) -> str:
         """Return the filled text; a chat also gets the skill's files into its sandbox."""
-        if isinstance(self._visible.whose(asked), ChatId):
+        if isinstance(self._visible.find_owner(asked), ChatId):
             session = await self._session_for(Context(request_context=asked))
             got = await session.skills.activate(skill.uri, by_user=True)
             body = got.body

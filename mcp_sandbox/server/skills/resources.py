@@ -34,10 +34,10 @@ from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.errors import protocol_errors
 from mcp_sandbox.server.skills.visible import (
     Asked,
-    Visible,
-    around,
+    VisibleSkills,
     canonical,
     cursor_after,
+    find_skills_around,
     folder_uri,
     page,
     shown,
@@ -102,7 +102,7 @@ class SkillResources(Extension):
 
     identifier = "io.modelcontextprotocol/skills"
 
-    def __init__(self, visible: Visible) -> None:
+    def __init__(self, visible: VisibleSkills) -> None:
         self._visible = visible
 
     def settings(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class SkillResources(Extension):
         if uri == _DIAGNOSTICS:
             return _text(uri, "application/json", _problems_as_json(catalogue))
         if uri == _ACTIVE:
-            whose = self._visible.whose(asked)
+            whose = self._visible.find_owner(asked)
             # What names no chat has activated nothing.
             known = self._visible.skills.learned(whose).active if isinstance(whose, ChatId) else {}
             again = "Its text once more: skill_activate with this name and refresh=true."
@@ -197,7 +197,7 @@ class SkillResources(Extension):
         """Return what lies directly in a directory; nothing if there is no such directory."""
         prefix = uri if uri == SCHEME else f"{uri}/"
         places: dict[str, SkillFile | None] = {f"{folder_uri(s)}/": None for s in catalogue.skills}
-        for skill in around(catalogue, uri):
+        for skill in find_skills_around(catalogue, uri):
             files = (await self._visible.library.contents(skill)).files
             places |= {file_uri(skill.uri, file.path): file for file in files}
         inside: dict[str, Resource] = {}

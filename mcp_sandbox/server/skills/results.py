@@ -42,7 +42,7 @@ _IN_META = ("uri", "name", "digest", "repeated", "unchecked", "drift")
 _OWN_FOLDER = ("{baseDir}", "${CLAUDE_SKILL_DIR}", "${CLAUDE_PLUGIN_ROOT}")
 
 
-def missing(unmet: Sequence[Unmet]) -> Iterable[str]:
+def describe_missing(unmet: Sequence[Unmet]) -> Iterable[str]:
     """Return a line for each need, needs of every use first, and one for all out of reach."""
     local = [lack for lack in unmet if lack.need != "network"]
     for lack in local[:_MOST_LINES]:
@@ -154,7 +154,7 @@ def _notes(got: Activation, body: str) -> Iterable[str]:
     if used and where:
         yield f"In its text, {' and '.join(used)} mean{'' if used[1:] else 's'} that folder."
     yield from _file_notes(got)
-    yield from missing(got.unmet)
+    yield from describe_missing(got.unmet)
     if got.unchecked:
         yield f"What its scripts lack here is not known: {cut_short(one_line(got.unchecked), 300)}."
     if got.findings:

@@ -72,7 +72,7 @@ def cursor_after(key: str) -> str:
 
 
 @dataclass(frozen=True)
-class Visible:
+class VisibleSkills:
     """The skills that callers may see, each its own."""
 
     skills: Skills
@@ -83,13 +83,13 @@ class Visible:
     def library(self) -> Library:
         return self.skills.library
 
-    def whose(self, asked: Asked) -> Whose:
+    def find_owner(self, asked: Asked) -> Whose:
         """Return the chat that a request comes from, or its user if it names none."""
         caller = self.caller_of(Context(request_context=asked))
         return caller.chat or caller.user
 
     async def catalogue(self, asked: Asked) -> Catalogue:
-        return await self.library.catalogue(self.whose(asked))
+        return await self.library.catalogue(self.find_owner(asked))
 
     async def has_tools(self, whose: Whose) -> bool:
         """Return whether the tools for skills are listed: only to callers who have skills."""
@@ -104,7 +104,7 @@ class Visible:
         Raises UnknownSkill: no skill has it.
         """
         wanted = canonical(uri)
-        for skill in around(catalogue, wanted):
+        for skill in find_skills_around(catalogue, wanted):
             for file in (await self.library.contents(skill)).files:
                 if file_uri(skill.uri, file.path) == wanted:
                     return skill, file
@@ -131,7 +131,7 @@ def folder_uri(skill: Skill) -> str:
     return skill.uri.removesuffix(f"/{DOCUMENT}")
 
 
-def around(catalogue: Catalogue, uri: str) -> list[Skill]:
+def find_skills_around(catalogue: Catalogue, uri: str) -> list[Skill]:
     """Return the skills in whose folder a uri lies, the innermost first."""
     parts = uri.removeprefix(SCHEME).split("/")
     heads = ("/".join(parts[:length]) for length in range(len(parts), 0, -1))
@@ -147,7 +147,7 @@ def shown(uri: str) -> str:
 class Disclosure:
     """Adds to the answers of a server what the skills of the asking chat make of them."""
 
-    def __init__(self, visible: Visible) -> None:
+    def __init__(self, visible: VisibleSkills) -> None:
         self._visible = visible
 
     async def __call__(self, ctx: Asked, call_next: CallNext) -> HandlerResult:
@@ -161,13 +161,15 @@ class Disclosure:
                 capabilities[kind] = {**capabilities.get(kind, {}), "listChanged": True}
         if ctx.method in ("initialize", "server/discover"):
             return await self._greeting(ctx, result)
-        if ctx.method != "tools/list" or await self._visible.has_tools(self._visible.whose(ctx)):
+        if ctx.method != "tools/list" or await self._visible.has_tools(
+            self._visible.find_owner(ctx)
+        ):
             return result
         return {**result, "tools": [t for t in result["tools"] if t["name"] not in SKILL_TOOLS]}
 
     async def _greeting(self, ctx: Asked, result: dict[str, Any]) -> dict[str, Any]:
         """Return the answer with the catalogue, and its machine-readable form."""
-        whose = self._visible.whose(ctx)
+        whose = self._visible.find_owner(ctx)
         if isinstance(whose, ChatId):
             self._visible.skills.connected(whose)
         offered = await self._visible.skills.offered(whose)

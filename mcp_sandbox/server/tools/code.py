@@ -30,7 +30,7 @@ from mcp_sandbox.server.tool import (
     SandboxTool,
     Text,
     build_tool,
-    patience,
+    find_client_timeout,
 )
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.skills.needs.findings import Inventory, unmet
@@ -192,7 +192,7 @@ async def run_code(
             timeout_s=timeout_s,
             wait_s=wait_s,
             on_output=on_output,
-            leave=patience(request).leave,
+            leave=find_client_timeout(request).leave,
         )
     said = [] if notebook and result.success else await hints(result, code, language)
     return with_notices(exec_result(result), said)
@@ -234,7 +234,7 @@ async def exec_(
             wait_s=wait_s,
             until=until,
             on_output=on_output,
-            leave=patience(request).leave,
+            leave=find_client_timeout(request).leave,
         )
     said = await hints(result, command, "bash")
     return with_notices(exec_result(await shown(result)), said)

@@ -18,7 +18,15 @@ from mcp_sandbox.server.results import (
     texts,
 )
 from mcp_sandbox.server.text import show
-from mcp_sandbox.server.tool import CHANGES, READS, Path, SandboxTool, Text, build_tool, patience
+from mcp_sandbox.server.tool import (
+    CHANGES,
+    READS,
+    Path,
+    SandboxTool,
+    Text,
+    build_tool,
+    find_client_timeout,
+)
 from mcp_sandbox.server.tools.code import WAIT_S, Until, live_progress, shown, waits
 from mcp_sandbox.sessions.session import Session
 
@@ -128,7 +136,7 @@ async def process(
             until=until,
             whole=tail is not None,
             on_output=on_output,
-            leave=patience(request).leave,
+            leave=find_client_timeout(request).leave,
         )
     return exec_result(await shown(result), tail=tail)
 

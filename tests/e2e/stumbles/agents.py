@@ -9,7 +9,7 @@ from mcp import Client
 
 from mcp_sandbox.app.chats import make_server, open_manager, open_skills
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import connected_as
+from mcp_sandbox.server.identity import bind_connection
 from tests.conftest import configured
 from tests.server.scripted import text_of
 
@@ -55,6 +55,6 @@ async def opened(
     skills = open_skills(config)
     async with open_manager(config, skills=skills) as manager:
         server = make_server(config, skills, manager.session)
-        with connected_as(chat):
+        with bind_connection(chat):
             async with Client(server) as client:
                 yield Agent(client)

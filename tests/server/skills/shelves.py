@@ -11,8 +11,8 @@ from mcp.types import PaginatedRequestParams, Request, RequestParams, Result
 from pydantic import ConfigDict
 
 from mcp_sandbox.config import SkillsConfig
-from mcp_sandbox.server.identity import callers_by
-from mcp_sandbox.server.skills.visible import Visible
+from mcp_sandbox.server.identity import make_caller_finder
+from mcp_sandbox.server.skills.visible import VisibleSkills
 from mcp_sandbox.sessions.skills import Skills
 from mcp_sandbox.skills.library import Library, Pace
 from tests.web.clients import Web, nobody, served
@@ -94,7 +94,7 @@ async def offering(
     """A server over HTTP whose skills are those in the folders, and its users' own."""
     config = SkillsConfig(folders=folders, shipped=False)
     library = kind(config, data_root, pace=Pace(poll_s=0.02, settle_s=0.05))
-    visible = Visible(Skills(library), callers_by(nobody), config)
+    visible = VisibleSkills(Skills(library), make_caller_finder(nobody), config)
     async with served(data_root, skills=visible) as web:
         yield web
 

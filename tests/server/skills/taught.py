@@ -11,7 +11,7 @@ from mcp import Client
 from mcp_sandbox.app.chats import make_server, open_manager, open_skills
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import connected_as
+from mcp_sandbox.server.identity import bind_connection
 from mcp_sandbox.server.server import SandboxServer
 from tests.conftest import configured
 from tests.server.scripted import text_of
@@ -49,7 +49,7 @@ class Taught:
     @asynccontextmanager
     async def in_chat(self, chat: str) -> AsyncGenerator["Taught"]:
         """A client of another chat of the user."""
-        with connected_as(ChatId(CHAT.user, chat)):
+        with bind_connection(ChatId(CHAT.user, chat)):
             async with self.another() as taught:
                 yield taught
 
@@ -94,6 +94,6 @@ async def taught(
     with anyio.fail_after(40):
         async with open_manager(config, skills=skills) as manager:
             server = make_server(config, skills, manager.session)
-            with connected_as(CHAT):
+            with bind_connection(CHAT):
                 async with Client(server, mode=mode) as client:
                     yield Taught(client, server)
