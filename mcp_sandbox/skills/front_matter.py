@@ -74,13 +74,13 @@ _INTEGERS = (
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 
 
-class Plain(str):
+class PlainScalar(str):
     """A scalar that stands in the file without quotes."""
 
     __slots__ = ()
 
 
-class Refused(Exception):
+class InvalidFrontMatter(Exception):
     """The front matter cannot be used; `diagnostic` says why."""
 
     def __init__(self, diagnostic: Diagnostic) -> None:
@@ -89,7 +89,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Parts:
+class SplitDocument:
     """A document divided: `head` and `body` together are all of its bytes.
 
     `yaml` is what stands between the fences and begins in line `line`. Where there are no two
@@ -121,21 +121,21 @@ class Fields:
     quoted: tuple[int, ...] = ()
 
 
-def split(data: bytes, *, cut: bool = False) -> Parts:
+def split(data: bytes, *, cut: bool = False) -> SplitDocument:
     """Divide a document into the head, with the front matter in it, and the body.
 
     `cut` says that `data` is only the beginning of the document.
     """
     opening = _OPENING.match(data)
     if opening is None:
-        return Parts(b"", data, missing=_absent(data))
+        return SplitDocument(b"", data, missing=_absent(data))
     closing = _CLOSING.search(data, opening.end() - 1)
     if closing is None:
         fix = "Put a line of three dashes, not indented, after the last field."
         reason = "The front matter begins but does not end."
         unclosed = Diagnostic("unclosed", "error", reason, fix, 1)
         beyond = _too_long(f"does not end in the first {len(data):,} bytes")
-        return Parts(b"", data, missing=beyond if cut else unclosed)
+        return SplitDocument(b"", data, missing=beyond if cut else unclosed)
     head, body = data[: closing.end()], data[closing.end() :]
     line = 2 + len(_LINE_END.findall(opening[2]))
     odd = {
@@ -146,37 +146,37 @@ def split(data: bytes, *, cut: bool = False) -> Parts:
         "line-ends": b"\r" in head,
     }
     oddities = tuple(Diagnostic(code, *_ODD[code], 1) for code, is_so in odd.items() if is_so)
-    return Parts(head, body, data[opening.end() : closing.start() + 1], line, oddities)
+    return SplitDocument(head, body, data[opening.end() : closing.start() + 1], line, oddities)
 
 
-def text(parts: Parts) -> str:
+def text(parts: SplitDocument) -> str:
     """Return the YAML of the front matter as text whose lines end in line feeds.
 
     Raises Refused: there is none, it is too long, or it is not UTF-8.
     """
     if parts.missing is not None:
-        raise Refused(parts.missing)
+        raise InvalidFrontMatter(parts.missing)
     if len(parts.yaml) > MAX_BYTES:
-        raise Refused(_too_long(f"has {len(parts.yaml):,} bytes"))
+        raise InvalidFrontMatter(_too_long(f"has {len(parts.yaml):,} bytes"))
     try:
         return re.sub("\r\n?", "\n", parts.yaml.decode())
     except UnicodeDecodeError as error:
         line = parts.line + len(_LINE_END.findall(parts.yaml[: error.start]))
         reason = f"The front matter is not UTF-8: byte 0x{parts.yaml[error.start]:02x}."
         fix = "Save the file as UTF-8."
-        raise Refused(Diagnostic("not-utf-8", "error", reason, fix, line)) from error
+        raise InvalidFrontMatter(Diagnostic("not-utf-8", "error", reason, fix, line)) from error
 
 
-def read_mended(source: str, line: int = 1) -> Fields:
+def read_with_repairs(source: str, line: int = 1) -> Fields:
     """Read a text that begins in that line, with values in quotes only if it is no YAML as it is.
 
     Raises Refused: quotes do not help; the diagnostic is about the original text.
     """
     try:
         return read(source, line)
-    except Refused as refused:
+    except InvalidFrontMatter as refused:
         repaired, lines = quoted(source) if refused.diagnostic.code in _MISTAKES else ("", ())
-        with suppress(Refused):
+        with suppress(InvalidFrontMatter):
             if lines:
                 return replace(read(repaired, line), quoted=lines)
         raise
@@ -214,7 +214,7 @@ class _Strict(YAMLHandler):
         try:
             self.fields = _Reader(iter(yaml.CBaseLoader(fm).get_event, None), self._line).document()
         except yaml.YAMLError as error:
-            raise Refused(_broken(error, fm, self._line)) from error
+            raise InvalidFrontMatter(_broken(error, fm, self._line)) from error
         self.fields.source = fm
         return self.fields.values
 
@@ -264,7 +264,7 @@ def _is_suspect(value: str) -> bool:
 def _is_yaml(value: str) -> bool:
     try:
         read(f"value: {value}\n")
-    except Refused as refused:
+    except InvalidFrontMatter as refused:
         return refused.diagnostic.code not in _MISTAKES
     return True
 
@@ -347,18 +347,20 @@ class _Reader:
     def _at(self, event: yaml.Event) -> int:
         return self._line + (event.start_mark.line if event.start_mark else 0)
 
-    def _refused(self, code: str, event: yaml.Event, what: str, fix: str) -> Refused:
-        return Refused(Diagnostic(code, "error", f"The front matter {what}.", fix, self._at(event)))
+    def _refused(self, code: str, event: yaml.Event, what: str, fix: str) -> InvalidFrontMatter:
+        return InvalidFrontMatter(
+            Diagnostic(code, "error", f"The front matter {what}.", fix, self._at(event))
+        )
 
 
 def _scalar(event: yaml.ScalarEvent) -> str:
     if not event.implicit[0]:
         return event.value
-    return _word(event.value) if len(event.value) <= _WORD else Plain(event.value)
+    return _word(event.value) if len(event.value) <= _WORD else PlainScalar(event.value)
 
 
 # Equal words share one object: thousands of skills have the same keys.
-_word = functools.lru_cache(maxsize=1024)(Plain)
+_word = functools.lru_cache(maxsize=1024)(PlainScalar)
 
 
 def _broken(error: yaml.YAMLError, source: str, line: int) -> Diagnostic:
@@ -402,10 +404,10 @@ def as_json(value: Json) -> Json:
         return {_key(key): as_json(each) for key, each in value.items()}
     if isinstance(value, list):
         return [as_json(each) for each in value]
-    return _meant(value) if isinstance(value, Plain) else value
+    return _meant(value) if isinstance(value, PlainScalar) else value
 
 
-def _meant(text: Plain) -> Json:
+def _meant(text: PlainScalar) -> Json:
     if text in _WORDS:
         return _WORDS[text]
     base = next((base for pattern, base in _INTEGERS if pattern.fullmatch(text)), None)
@@ -418,7 +420,7 @@ def _meant(text: Plain) -> Json:
 
 def _key(key: str) -> str:
     """Return a key as hosts convert it to text: `1.50` becomes "1.5", and `~` the empty text."""
-    value = _meant(key) if isinstance(key, Plain) else key
+    value = _meant(key) if isinstance(key, PlainScalar) else key
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

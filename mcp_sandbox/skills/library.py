@@ -33,7 +33,7 @@ _GATHERED_FILES = 20_000
 
 
 @dataclass(frozen=True)
-class Pace:
+class RefreshPace:
     """How often to scan, how long edits must have rested, and how long to wait for that."""
 
     poll_s: float = 1.0
@@ -44,9 +44,11 @@ class Pace:
 class Library:
     """The skills of all roots, for any chat. Every call checks for changes."""
 
-    def __init__(self, settings: SkillsConfig, data_dir: Path, *, pace: Pace | None = None) -> None:
+    def __init__(
+        self, settings: SkillsConfig, data_dir: Path, *, pace: RefreshPace | None = None
+    ) -> None:
         """Read nothing yet; `pace` says how often to look for changes."""
-        self._pace = pace or Pace()
+        self._pace = pace or RefreshPace()
         self._settings = settings
         self._data_dir = data_dir
         remember = lru_cache(_REMEMBERED + len(settings.folders))

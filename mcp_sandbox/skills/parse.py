@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from mcp_sandbox.skills import front_matter
-from mcp_sandbox.skills.front_matter import Fields, Parts, Refused, short
+from mcp_sandbox.skills.front_matter import Fields, InvalidFrontMatter, SplitDocument, short
 from mcp_sandbox.skills.skill import Diagnostic, FrontMatter, Json, Level
 
 NAME_CHARACTERS = 64
@@ -46,7 +46,7 @@ _PIECES = re.compile(r"[^\s,()]+|\s+|[,()]")
 
 
 @dataclass(frozen=True)
-class Parsed:
+class ParsedSkill:
     """A document that has been read.
 
     `front` is None where the skill cannot be used, and then one of `diagnostics` is an error.
@@ -60,7 +60,7 @@ class Parsed:
 
 def parse(
     data: bytes, folder_name: str, document: str = "SKILL.md", *, size: int | None = None
-) -> Parsed:
+) -> ParsedSkill:
     """Read the document of the skill in the folder `folder_name`, where it is spelled `document`.
 
     `data` may be only the beginning of the `size` bytes that the file has; the first
@@ -74,7 +74,7 @@ def parse(
         fields = _fields(parts, found)
         front = front_of(fields.values, folder_name)
         found += _of_fields(fields, front, folder_name)
-    except Refused as refused:
+    except InvalidFrontMatter as refused:
         found.append(refused.diagnostic)
     if document != "SKILL.md":
         reason = f"The file is spelled {document!r}, which many clients do not look for."
@@ -86,17 +86,17 @@ def parse(
         found = [replace(each, file=document) for each in found]
     if any(each.level == "error" for each in found):
         front = None
-    return Parsed(front, len(parts.head), tuple(found))
+    return ParsedSkill(front, len(parts.head), tuple(found))
 
 
-def _fields(parts: Parts, found: list[Diagnostic]) -> Fields:
+def _fields(parts: SplitDocument, found: list[Diagnostic]) -> Fields:
     source = front_matter.text(parts)
     if "#" in source and (comment := _COMMENTED.search(source)):
         line = parts.line + source.count("\n", 0, comment.end())
         reason = "The description ends before ` #`, where YAML begins a comment."
         fix = "Put it in quotes, if it goes on."
         found.append(Diagnostic("comment", "note", reason, fix, line))
-    fields = front_matter.read_mended(source, parts.line)
+    fields = front_matter.read_with_repairs(source, parts.line)
     reason = "A value has a colon or begins with a special character, and is not quoted."
     for at in fields.quoted:
         line, fix = parts.line + at, "Put the value in quotes."

@@ -19,7 +19,13 @@ import yaml
 from frontmatter.default_handlers import YAMLHandler
 
 from mcp_sandbox.skills import front_matter
-from mcp_sandbox.skills.front_matter import Fields, Parts, Plain, Refused, as_json
+from mcp_sandbox.skills.front_matter import (
+    Fields,
+    InvalidFrontMatter,
+    PlainScalar,
+    SplitDocument,
+    as_json,
+)
 from mcp_sandbox.skills.parse import NAME_CHARACTERS, STANDARD, front_of
 from mcp_sandbox.skills.skill import Diagnostic, Json
 
@@ -56,18 +62,18 @@ def repair(data: bytes, folder_name: str, *, everything: bool = False) -> Repair
     """
     parts = front_matter.split(data)
     try:
-        fields = front_matter.read_mended(front_matter.text(parts), parts.line)
+        fields = front_matter.read_with_repairs(front_matter.text(parts), parts.line)
         work = _Work(fields, dict(fields.values), *_as_written(fields, parts.line))
         work.repair(folder_name, everything=everything)
         repaired = _assembled(parts, work)
-    except Refused as refused:
+    except InvalidFrontMatter as refused:
         return Repair(data, problem=refused.diagnostic)
     changes = [_FENCES[each.code] for each in parts.oddities if each.code in _FENCES]
     changes += work.changes
     return Repair(repaired if changes else data, tuple(changes), tuple(work.kept))
 
 
-def _assembled(parts: Parts, work: "_Work") -> bytes:
+def _assembled(parts: SplitDocument, work: "_Work") -> bytes:
     """Return the whole document; its lines end as they did, that of the second fence too."""
     post = frontmatter.Post("")
     post.metadata = {**work.values}
@@ -82,7 +88,7 @@ def _assembled(parts: Parts, work: "_Work") -> bytes:
     if not same or again.body != parts.body:
         reason = "The front matter is written in a way that cannot be repaired without harm."
         fix = "Write each field as a plain `key: value` line."
-        raise Refused(Diagnostic("not-repairable", "error", reason, fix))
+        raise InvalidFrontMatter(Diagnostic("not-repairable", "error", reason, fix))
     return data
 
 
@@ -117,17 +123,17 @@ class _Dumper(yaml.SafeDumper):
         super().increase_indent(flow, indentless=False)
 
     def text(self, text: str) -> yaml.ScalarNode:
-        if isinstance(text, Plain):
+        if isinstance(text, PlainScalar):
             tag = self.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
             return yaml.ScalarNode(tag, str(text))
         style = "|" if "\n" in text and not text.endswith("\n\n") else None
-        if as_json(Plain(text)) != text:
+        if as_json(PlainScalar(text)) != text:
             style = "'"
         return self.represent_scalar("tag:yaml.org,2002:str", text, style)
 
 
 _Dumper.add_representer(str, _Dumper.text)
-_Dumper.add_representer(Plain, _Dumper.text)
+_Dumper.add_representer(PlainScalar, _Dumper.text)
 
 
 def _as_written(fields: Fields, line: int) -> tuple[dict[str, str], dict[str | None, str]]:

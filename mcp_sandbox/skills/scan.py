@@ -65,7 +65,7 @@ Whose = ChatId | str
 
 
 @dataclass(frozen=True)
-class Root:
+class SkillRoot:
     """A folder of skills with a name.
 
     What is in an untrusted one may have been written by a sandbox. `anchor` is the folder above it
@@ -79,7 +79,7 @@ class Root:
     optional: bool = False
 
 
-class Listing(NamedTuple):
+class FolderListing(NamedTuple):
     """The names that matter in a folder, sorted, and its stamp from before it was listed.
 
     `documents` are regular files, the one that counts first. `linked` and `special` have a
@@ -102,7 +102,7 @@ class Listing(NamedTuple):
         return self.documents + self.linked + self.special
 
 
-def list_folder(directory: int, limit: int) -> Listing:
+def list_folder(directory: int, limit: int) -> FolderListing:
     """List an open folder; entries after the first `limit` are ignored. Raises OSError."""
     now = time.time_ns()
     stamp = stamp_of(os.fstat(directory))
@@ -121,10 +121,10 @@ def list_folder(directory: int, limit: int) -> Listing:
         elif linked:
             names.setdefault("linked" if named_so else "links", []).append(entry.name)
     complete, all_names = len(found) <= limit, {kind: tuple(each) for kind, each in names.items()}
-    return Listing(stamp, settled and complete, len(found[:limit]), **all_names)
+    return FolderListing(stamp, settled and complete, len(found[:limit]), **all_names)
 
 
-class Reading(NamedTuple):
+class FolderReading(NamedTuple):
     """What became of the first of a folder's `spellings`: a skill, or a problem.
 
     `folders` are the names on the way to it in the root; `length` counts the bytes of its front
@@ -141,7 +141,7 @@ class Reading(NamedTuple):
 
 def read_document(
     directory: int, spellings: tuple[str, ...], root: str, folders: tuple[str, ...], folder: Path
-) -> Reading:
+) -> FolderReading:
     """Read the document in an open folder, which lies in the root by those names. Raises OSError.
 
     `folder` is where that is on the host.
@@ -169,15 +169,15 @@ def read_document(
         uri = skill_uri(root, further, front.name)
         outline = headings(data[at:])
         result = Skill(uri, root, folder, front, document, at, diagnostics, None, outline, stamp)
-    return Reading(stamp, is_settled(stamp, now), folders, spellings, result, at)
+    return FolderReading(stamp, is_settled(stamp, now), folders, spellings, result, at)
 
 
-class Refused(Exception):
+class LinkEscapes(Exception):
     """The link leads out of the roots in which it may end."""
 
 
 @dataclass(frozen=True)
-class Limits:
+class ScanLimits:
     """How much of a root is looked at and kept; `heads` is in bytes of front matter."""
 
     depth: int = 6
@@ -187,11 +187,11 @@ class Limits:
     heads: int = 8 * 1024 * 1024
 
 
-UNTRUSTED = Limits(folders=1000, entries=20_000, skills=256, heads=512 * 1024)
+UNTRUSTED = ScanLimits(folders=1000, entries=20_000, skills=256, heads=512 * 1024)
 
 
 @dataclass
-class Seen:
+class ScanResult:
     """What a scan saw; `readings` are by the folders' paths, in the order of the search.
 
     `known` has each path, its stamp (None: it led nowhere) and whether links were followed to it.
@@ -199,7 +199,7 @@ class Seen:
     """
 
     problems: list[Problem] = field(default_factory=list[Problem])
-    readings: dict[str, Reading] = field(default_factory=dict[str, Reading])
+    readings: dict[str, FolderReading] = field(default_factory=dict[str, FolderReading])
     known: list[tuple[str, Stamp | None, bool]] = field(default_factory=list)
     settled: bool = True
 
@@ -233,11 +233,16 @@ class _Item(NamedTuple):
         return [f"{self.path}/{name}" for name in names] if self.path else list(names)
 
 
-class Sweep:
+class RootScanner:
     """A walk through a root, which is open as `directory`."""
 
     def __init__(
-        self, directory: int, root: Root, allowed: Sequence[Root], limits: Limits, before: Seen
+        self,
+        directory: int,
+        root: SkillRoot,
+        allowed: Sequence[SkillRoot],
+        limits: ScanLimits,
+        before: ScanResult,
     ) -> None:
         """Take the `allowed` roots that links may lead into, and what the last scan saw."""
         self._directory = directory
@@ -245,12 +250,12 @@ class Sweep:
         self._allowed = allowed
         self._limits = limits
         self._before = before
-        self._seen = Seen()
+        self._seen = ScanResult()
         self._folders = self._entries = self._heads = 0
         self._is_skill = False
         self._too_deep, self._skipped = list[str](), list[str]()
 
-    def run(self) -> Seen:
+    def run(self) -> ScanResult:
         """Look at everything. Raises OSError: the root itself cannot be listed."""
         most_folders, most_entries = self._limits.folders, self._limits.entries
         pending = deque([_Item("")])
@@ -278,7 +283,7 @@ class Sweep:
             self._note_unread(item)
             if exc.errno not in _VANISHED:
                 self._complain(item.path, problem("unreadable", error=exc))
-        except Refused:
+        except LinkEscapes:
             self._note_unread(item)
             self._complain(item.path, problem("link-refused", item.path))
         return ()
@@ -311,7 +316,9 @@ class Sweep:
             self._complain(item.path, *[problem("link", name) for name in listing.linked], *special)
         return () if item.linked else self._below(item, listing)
 
-    def _read(self, item: _Item, listing: Listing, directory: int, folder: Path) -> Reading | None:
+    def _read(
+        self, item: _Item, listing: FolderListing, directory: int, folder: Path
+    ) -> FolderReading | None:
         """Read the document of an open folder; None if it has none or a limit is reached."""
         many, heads = len(self._seen.readings), self._heads
         if not listing.documents or many >= self._limits.skills or heads >= self._limits.heads:
@@ -337,9 +344,9 @@ class Sweep:
             if inner != ".." and not inner.startswith("../"):
                 with opened(root.folder, root.anchor) as base:
                     return open_directory(base, os.fsencode(inner)), root.folder / inner
-        raise Refused
+        raise LinkEscapes
 
-    def _below(self, item: _Item, listing: Listing) -> Iterable[_Item]:
+    def _below(self, item: _Item, listing: FolderListing) -> Iterable[_Item]:
         self._skipped += item.paths(listing.skipped)
         folders = item.paths(listing.folders)
         if item.depth >= self._limits.depth:
@@ -354,7 +361,7 @@ class Sweep:
     def _leads_to_a_folder(self, item: _Item) -> bool:
         """Return whether a link does. Raises Refused, without a look at it, in untrusted roots."""
         if not self._root.trusted:
-            raise Refused
+            raise LinkEscapes
         try:
             status = os.stat(item.path, dir_fd=self._directory)
         except OSError as exc:
@@ -374,13 +381,13 @@ class Scanner:
     """The skills of a root. May be used from several threads."""
 
     def __init__(
-        self, root: Root, shared: Sequence[Root] = (), limits: Limits | None = None
+        self, root: SkillRoot, shared: Sequence[SkillRoot] = (), limits: ScanLimits | None = None
     ) -> None:
         """Take the root, and the `shared` roots that links may lead into."""
         self._root = root
         self._allowed = (root, *shared) if root.trusted else ()
-        self._limits = limits or (Limits() if root.trusted else UNTRUSTED)
-        self._seen = Seen()
+        self._limits = limits or (ScanLimits() if root.trusted else UNTRUSTED)
+        self._seen = ScanResult()
         self._catalogue = Catalogue()
         self._lock = threading.Lock()
         self._looked_at = float("-inf")
@@ -401,9 +408,11 @@ class Scanner:
                 # A stat would follow links in the folders above: not for untrusted roots.
                 if self._root.trusted and self._seen.known and self._seen.is_still(directory):
                     return self._catalogue
-                seen = Sweep(directory, self._root, self._allowed, self._limits, self._seen).run()
+                seen = RootScanner(
+                    directory, self._root, self._allowed, self._limits, self._seen
+                ).run()
         except OSError as exc:
-            seen = Seen()
+            seen = ScanResult()
             if not self._root.optional or exc.errno != errno.ENOENT:
                 told = problem("root-unreadable", path=self._root.folder, error=exc)
                 seen.problems.append(Problem(self._root.name, self._root.folder, (told,)))
@@ -413,7 +422,7 @@ class Scanner:
         return self._catalogue
 
 
-def _catalogue(found: Sequence[Reading], noticed: Sequence[Problem]) -> Catalogue:
+def _catalogue(found: Sequence[FolderReading], noticed: Sequence[Problem]) -> Catalogue:
     """Return the catalogue of one root, sorted by name and then by depth."""
     broken = [each.result for each in found if isinstance(each.result, Problem)]
     pairs = [(each.result, each) for each in found if isinstance(each.result, Skill)]
@@ -434,7 +443,7 @@ def _catalogue(found: Sequence[Reading], noticed: Sequence[Problem]) -> Catalogu
     return Catalogue(tuple(skills), (*broken, *noticed))
 
 
-def roots(settings: SkillsConfig, data_dir: Path, whose: Whose) -> tuple[Root, ...]:
+def roots(settings: SkillsConfig, data_dir: Path, whose: Whose) -> tuple[SkillRoot, ...]:
     """Return the roots of a chat or user, in order of precedence.
 
     Raises InvalidArgument: no user can have that id.
@@ -444,21 +453,25 @@ def roots(settings: SkillsConfig, data_dir: Path, whose: Whose) -> tuple[Root, .
     shared = shared_roots(settings)
     assistants = [root for root in shared if root.name != "shipped"]
     chat = whose if isinstance(whose, ChatId) else ChatId(whose, "none")
-    own = [Root("user", data_dir / "skills" / chat.user, anchor=data_dir, optional=True)]
+    own = [SkillRoot("user", data_dir / "skills" / chat.user, anchor=data_dir, optional=True)]
     if settings.workspace and isinstance(whose, ChatId):
         # The same path as `workspace.directory` makes for a chat's files.
         tree = data_dir / "sandbox" / "workspace" / chat.user / os.fsdecode(tree_name(chat))
         folder = tree / "skills"
-        own.insert(0, Root(_UNTRUSTED, folder, trusted=False, anchor=data_dir, optional=True))
+        own.insert(0, SkillRoot(_UNTRUSTED, folder, trusted=False, anchor=data_dir, optional=True))
     return (*assistants, *own, *shared[len(assistants) :])
 
 
-def shared_roots(settings: SkillsConfig) -> tuple[Root, ...]:
+def shared_roots(settings: SkillsConfig) -> tuple[SkillRoot, ...]:
     """Return the roots that all users share; links in other roots may lead into them."""
     folders = dict.fromkeys(settings.folders)
     names = ("assistant", *(f"assistant-{number}" for number in range(2, len(folders) + 1)))
-    assistants = [Root(name, folder) for name, folder in zip(names, folders, strict=False)]
-    return (*assistants, Root("shipped", shipped_folder())) if settings.shipped else (*assistants,)
+    assistants = [SkillRoot(name, folder) for name, folder in zip(names, folders, strict=False)]
+    return (
+        (*assistants, SkillRoot("shipped", shipped_folder()))
+        if settings.shipped
+        else (*assistants,)
+    )
 
 
 @functools.cache

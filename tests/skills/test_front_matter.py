@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sandbox.skills import front_matter
-from mcp_sandbox.skills.front_matter import HEAD_BYTES, Refused, split
+from mcp_sandbox.skills.front_matter import HEAD_BYTES, InvalidFrontMatter, split
 from mcp_sandbox.skills.parse import of_body, parse
 
 PIECES = (b"---", b"...", b"--", b"-", b"\n", b"\r", b"\r\n", b" ", b"\t", b"\xef\xbb\xbf", b"\0")
@@ -95,7 +95,7 @@ def test_front_matter_that_goes_on_after_the_beginning_is_too_long() -> None:
     ],
 )
 def test_what_is_not_read_is_named_with_its_line(source: str, code: str, line: int) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(InvalidFrontMatter) as caught:
         front_matter.read(source, line=11)
     assert (caught.value.diagnostic.code, caught.value.diagnostic.line) == (code, line + 10)
 

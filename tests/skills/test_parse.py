@@ -1,13 +1,13 @@
 """What a `SKILL.md` is read as, and what is said to be wrong with it."""
 
-from mcp_sandbox.skills.parse import Parsed, parse
+from mcp_sandbox.skills.parse import ParsedSkill, parse
 
 
-def read(text: str | bytes, folder: str = "pdf") -> Parsed:
+def read(text: str | bytes, folder: str = "pdf") -> ParsedSkill:
     return parse(text if isinstance(text, bytes) else text.encode(), folder)
 
 
-def codes(parsed: Parsed) -> list[str]:
+def codes(parsed: ParsedSkill) -> list[str]:
     return [each.code for each in parsed.diagnostics]
 
 

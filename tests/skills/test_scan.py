@@ -11,14 +11,14 @@ import pytest
 
 from mcp_sandbox.skills import scan as scanning
 from mcp_sandbox.skills.catalogue import Catalogue
-from mcp_sandbox.skills.parse import Parsed, parse
-from mcp_sandbox.skills.scan import MAX_DOCUMENT_BYTES, Limits, Root, Scanner
+from mcp_sandbox.skills.parse import ParsedSkill, parse
+from mcp_sandbox.skills.scan import MAX_DOCUMENT_BYTES, ScanLimits, Scanner, SkillRoot
 from tests.skills import corpus
 from tests.skills.folders import codes, write_skill
 
 
 def scan(folder: Path, **limits: int) -> Catalogue:
-    return Scanner(Root("assistant", folder), limits=Limits(**limits)).scan()
+    return Scanner(SkillRoot("assistant", folder), limits=ScanLimits(**limits)).scan()
 
 
 def uris(catalogue: Catalogue) -> list[str]:
@@ -235,7 +235,7 @@ def test_editing_one_of_thousands_reads_one_again(
 ) -> None:
     read: list[str] = []
 
-    def counting(data: bytes, folder_name: str, document: str, *, size: int) -> Parsed:
+    def counting(data: bytes, folder_name: str, document: str, *, size: int) -> ParsedSkill:
         read.append(folder_name)
         return parse(data, folder_name, document, size=size)
 
@@ -243,7 +243,7 @@ def test_editing_one_of_thousands_reads_one_again(
     for number in range(2000):
         write_skill(tmp_path / f"skill-{number}")
         os.utime(tmp_path / f"skill-{number}" / "SKILL.md", (0, 0))
-    scanner = Scanner(Root("assistant", tmp_path))
+    scanner = Scanner(SkillRoot("assistant", tmp_path))
     scanner.scan()
     before = scanner.scan()
     read.clear()
@@ -256,7 +256,7 @@ def test_editing_one_of_thousands_reads_one_again(
 
 
 def test_an_edit_is_seen_even_if_size_and_time_stay_the_same(tmp_path: Path) -> None:
-    scanner = Scanner(Root("assistant", tmp_path))
+    scanner = Scanner(SkillRoot("assistant", tmp_path))
     document = write_skill(tmp_path / "one", description="Does this.") / "SKILL.md"
     status = document.stat()
     assert scanner.scan().skills[0].front.description == "Does this."
@@ -267,7 +267,7 @@ def test_an_edit_is_seen_even_if_size_and_time_stay_the_same(tmp_path: Path) -> 
 
 
 def test_folders_that_come_and_go_and_move_are_noticed(tmp_path: Path) -> None:
-    scanner = Scanner(Root("assistant", tmp_path))
+    scanner = Scanner(SkillRoot("assistant", tmp_path))
     write_skill(tmp_path / "one")
     assert uris(scanner.scan()) == ["one/SKILL.md"]
     (tmp_path / "group").mkdir()

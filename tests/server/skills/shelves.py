@@ -14,7 +14,7 @@ from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.server.identity import make_caller_finder
 from mcp_sandbox.server.skills.visible import VisibleSkills
 from mcp_sandbox.sessions.skills import Skills
-from mcp_sandbox.skills.library import Library, Pace
+from mcp_sandbox.skills.library import Library, RefreshPace
 from tests.web.clients import Web, nobody, served
 
 EVERY_BYTE = bytes(range(256))
@@ -93,7 +93,7 @@ async def offering(
 ) -> AsyncGenerator[Web]:
     """A server over HTTP whose skills are those in the folders, and its users' own."""
     config = SkillsConfig(folders=folders, shipped=False)
-    library = kind(config, data_root, pace=Pace(poll_s=0.02, settle_s=0.05))
+    library = kind(config, data_root, pace=RefreshPace(poll_s=0.02, settle_s=0.05))
     visible = VisibleSkills(Skills(library), make_caller_finder(nobody), config)
     async with served(data_root, skills=visible) as web:
         yield web
