@@ -14,7 +14,7 @@ import yaml
 from benchmarks.measure import Goal, Measured, Row, clocked, times_slower
 from benchmarks.places import CHAT, Failed, in_thread
 from mcp_sandbox.config import SkillsConfig
-from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.library import SkillLibrary
 
 _SKILLS = 5000
 _FRONT_MATTER = re.compile(rb"---\n(.*?\n)---\n", re.DOTALL)
@@ -69,9 +69,9 @@ def _write(folder: Path) -> None:
         (skill / "SKILL.md").write_text(text)
 
 
-async def _listed(folder: Path) -> Library:
+async def _listed(folder: Path) -> SkillLibrary:
     settings = SkillsConfig(folders=(folder,), shipped=False)
-    library = Library(settings, folder.parent / "data")
+    library = SkillLibrary(settings, folder.parent / "data")
     found = len((await library.catalogue(CHAT)).skills)
     if found != _SKILLS:
         raise Failed(f"the library found {found} skills instead of {_SKILLS}")

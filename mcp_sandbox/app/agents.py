@@ -37,7 +37,7 @@ from mcp_sandbox.server.bridge import Bridge, open_bridge
 from mcp_sandbox.sessions.chat_records import AssistantSpec, ChatRecords, UseTimes, system_clock
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
-from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.library import SkillLibrary
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ async def _placed(
         if found.skills:
             folders = {"folders": (found.skills, *config.skills.folders)}
             shown = config.skills.model_copy(update=folders)
-            session.skills.library = Library(shown, config.data_dir)
+            session.skills.library = SkillLibrary(shown, config.data_dir)
         yield session, Memory(chats.use_times, chat)
 
 

@@ -266,9 +266,9 @@ async def _open_egress(
 def open_skills(config: Config) -> "Skills":
     """Return the skills that agents can use; nothing is read before the first request."""
     from mcp_sandbox.sessions.skills import Skills
-    from mcp_sandbox.skills.library import Library
+    from mcp_sandbox.skills.library import SkillLibrary
 
-    return Skills(Library(config.skills, config.data_dir), config.skills.narrow)
+    return Skills(SkillLibrary(config.skills, config.data_dir), config.skills.narrow)
 
 
 def make_server(

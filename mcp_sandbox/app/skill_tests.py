@@ -28,11 +28,11 @@ from mcp_sandbox.app.chats import open_session, temporary_data
 from mcp_sandbox.config import Config, SkillsConfig
 from mcp_sandbox.errors import SandboxGone, Unsupported, UnusableSkill
 from mcp_sandbox.models import ExecResult
-from mcp_sandbox.sessions.skills import ask
-from mcp_sandbox.skills.needs.findings import scan, unmet
+from mcp_sandbox.sessions.skills import ask_inventory
+from mcp_sandbox.skills.needs.findings import find_missing, scan
 from mcp_sandbox.skills.parse import parse
 from mcp_sandbox.skills.repair import repair
-from mcp_sandbox.skills.skill import DOCUMENT, Diagnostic, Level, Unmet
+from mcp_sandbox.skills.skill import DOCUMENT, Diagnostic, Level, MissingRequirement
 from mcp_sandbox.skills.supply.fetch import spelled
 from mcp_sandbox.skills.supply.installed import write_tree
 from mcp_sandbox.skills.supply.tree import File, Tree, read_folder
@@ -243,16 +243,16 @@ async def lacking(
         async with open_session("preflight", config=alone) as session:
             run = partial(session.exec, timeout_s=20)
             network = config.network != "none" or session.backend == "unsafe-local"
-            inventory = await ask(run, list(needs.values()), network=network)
+            inventory = await ask_inventory(run, list(needs.values()), network=network)
     return await to_thread.run_sync(
         lambda: {
-            name: [_as_diagnostic(each) for each in unmet(required, inventory)]
+            name: [_as_diagnostic(each) for each in find_missing(required, inventory)]
             for name, (_, required) in scanned.items()
         }
     )
 
 
-def _as_diagnostic(each: Unmet) -> Diagnostic:
+def _as_diagnostic(each: MissingRequirement) -> Diagnostic:
     needed = "It needs" if each.always else "Some of it needs"
     reason = f"{needed} {each.name} ({each.need}), which sandboxes lack."
     fix = each.fix or "Do without, or use an image that has it."

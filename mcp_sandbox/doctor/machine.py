@@ -26,7 +26,7 @@ from mcp_sandbox.config import Config
 from mcp_sandbox.durable import DAMAGED
 from mcp_sandbox.errors import OperatorError, SandboxError
 from mcp_sandbox.models import BackendName, ChatId
-from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.library import SkillLibrary
 
 Status = Literal["ok", "warn", "fail"]
 # A status, what was found, and what to do about it.
@@ -201,7 +201,7 @@ async def examine_skills(config: Config) -> Check:
     if not config.skills.enabled:
         return check("ok", "switched off by skills.enabled")
     try:
-        catalogue = await Library(config.skills, config.data_dir).catalogue("local")
+        catalogue = await SkillLibrary(config.skills, config.data_dir).catalogue("local")
     except OperatorError as exc:
         return check("fail", "they cannot be read", str(exc))
     roots = Counter(skill.root for skill in catalogue.skills)

@@ -59,7 +59,7 @@ Given = Mapping[str, object]
 
 
 @dataclass(frozen=True)
-class Active:
+class ActiveSkill:
     """A skill that a chat has activated, and which version of it."""
 
     uri: str
@@ -69,7 +69,7 @@ class Active:
     allowed_tools: tuple[str, ...] = ()
 
 
-def refusal(active: Iterable[Active], tool: str, arguments: Given) -> str | None:
+def refusal(active: Iterable[ActiveSkill], tool: str, arguments: Given) -> str | None:
     """Return why no active skill allows a call, or None if one of them does.
 
     A skill that names no tools neither allows nor forbids any.
@@ -85,7 +85,7 @@ def refusal(active: Iterable[Active], tool: str, arguments: Given) -> str | None
     return f"this call of {tool} is not among the allowed-tools of the active skills ({allowed})"
 
 
-def _allows(skill: Active, tool: str, arguments: Given) -> bool:
+def _allows(skill: ActiveSkill, tool: str, arguments: Given) -> bool:
     folder = skill.path_in_sandbox or ""
     patterns = []
     for entry in skill.allowed_tools:

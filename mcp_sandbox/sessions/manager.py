@@ -194,7 +194,7 @@ class SessionManager:
             kept, now_s = asdict(assistant), self.use_times.clock().wall_s
             await self.use_times.records.keep(chat, "assistant", lambda _: kept, now_s)
             hold.mark_outdated()
-        skills = ChatSkills(chat, self._skills, hold.pinning, self._gate)
+        skills = ChatSkills(chat, self._skills, hold.pins, self._gate)
         previews = Previews(chat, self._gate, self._context)
         return Session(hold, self._gate, skills, previews, judged=judged)
 

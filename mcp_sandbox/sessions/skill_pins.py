@@ -36,10 +36,17 @@ from anyio import to_thread
 from mcp_sandbox.durable import locked, publish_folder, read_note, sync, write_note
 from mcp_sandbox.errors import Busy, CallerError, TooLarge, UnknownSkill
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.skills.contents import digest_of, gather, opened, read_whole
+from mcp_sandbox.skills.contents import digest_of, gather, open_folder, read_whole
 from mcp_sandbox.skills.front_matter import split
-from mcp_sandbox.skills.library import Library
-from mcp_sandbox.skills.skill import DOCUMENT, Contents, Diagnostic, Findings, Skill, Unmet
+from mcp_sandbox.skills.library import SkillLibrary
+from mcp_sandbox.skills.skill import (
+    DOCUMENT,
+    Contents,
+    Diagnostic,
+    Findings,
+    MissingRequirement,
+    Skill,
+)
 from mcp_sandbox.telemetry.logs import event
 from mcp_sandbox.workspace.beneath import AT_CWD, exchange
 from mcp_sandbox.workspace.directory import SHOWN_SKILLS, Workspaces
@@ -57,7 +64,7 @@ Result = TypeVar("Result")
 _TRIES = 3
 
 
-class Pins:
+class PinStore:
     """The versions that one chat has. `tree` is the server's own, and has been made."""
 
     def __init__(self, tree: Path) -> None:
@@ -98,7 +105,7 @@ class Pins:
 
     def read(self, name: str, path: str) -> bytes:
         """Read one of the files of a skill. Raises OSError."""
-        with opened(self.folder(name), self._tree) as folder:
+        with open_folder(self.folder(name), self._tree) as folder:
             return read_whole(folder, path).data
 
     def pin(self, skill: Skill, contents: Contents, files: Mapping[str, bytes]) -> str:
@@ -215,7 +222,7 @@ class Activation:
     body: bytes
     contents: Contents
     path_in_sandbox: str | None = None
-    unmet: tuple[Unmet, ...] = ()
+    unmet: tuple[MissingRequirement, ...] = ()
     unchecked: str = ""
     findings: Findings | None = None
     drift: tuple[str, ...] = ()
@@ -231,14 +238,14 @@ class Activation:
         return self.skill.name
 
 
-class Pinning:
+class ChatPins:
     """The versions of skills that one chat has."""
 
     def __init__(self, chat: ChatId, workspaces: Workspaces) -> None:
         self._chat = chat
         self._data_root = workspaces.data_root
         tree = workspaces.skills_of(chat)
-        self._pins = Pins(tree) if tree else None
+        self._pins = PinStore(tree) if tree else None
         self._limiter = anyio.CapacityLimiter(1)
         self._variables: Mapping[str, str] | None = None
 
@@ -253,7 +260,7 @@ class Pinning:
         """Note that the chat was emptied, and has no skill."""
         self._variables = None
 
-    async def activate(self, skill: Skill, library: Library, *, refresh: bool) -> Activation:
+    async def activate(self, skill: Skill, library: SkillLibrary, *, refresh: bool) -> Activation:
         """Copy the skill as it is now, unless the chat has it and `refresh` is not set.
 
         Where sandboxes show no skills, nothing is copied. The chat must have its directories.
@@ -300,7 +307,11 @@ class Pinning:
         return contents, await self._run(partial(pins.read, name, path))
 
     async def _take(
-        self, pins: Pins, skill: Skill, library: Library, known: tuple[str, Contents] | None
+        self,
+        pins: PinStore,
+        skill: Skill,
+        library: SkillLibrary,
+        known: tuple[str, Contents] | None,
     ) -> tuple[str, Contents]:
         for _ in range(_TRIES):
             contents = await library.contents(skill)
@@ -317,7 +328,7 @@ class Pinning:
         return await to_thread.run_sync(look, limiter=self._limiter)
 
 
-async def _read_whole(skill: Skill, library: Library) -> Activation:
+async def _read_whole(skill: Skill, library: SkillLibrary) -> Activation:
     """Return the skill with its text and list of files as they were at one moment."""
     for _ in range(_TRIES):
         contents = await library.contents(skill)

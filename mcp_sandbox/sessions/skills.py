@@ -16,25 +16,25 @@ from anyio import CapacityLimiter, to_thread
 
 from mcp_sandbox.errors import CallerError, NotPermitted, UnknownSkill, Unsupported
 from mcp_sandbox.models import ChatId, ExecResult, Narrow
-from mcp_sandbox.policy.allowed_tools import Active, refusal
+from mcp_sandbox.policy.allowed_tools import ActiveSkill, refusal
 from mcp_sandbox.sessions.gate import Action, AdmittedCall, Gate
-from mcp_sandbox.sessions.skill_pins import Activation, Pinning
+from mcp_sandbox.sessions.skill_pins import Activation, ChatPins
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import digest_of
-from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.library import SkillLibrary
 from mcp_sandbox.skills.needs.findings import (
     COMMAND,
     MAX_BYTES,
     Inventory,
-    question,
+    build_question,
+    find_missing,
     read_inventory,
     scan,
-    unmet,
     worth_reading,
 )
 from mcp_sandbox.skills.needs.uses import Use
 from mcp_sandbox.skills.scan import Whose
-from mcp_sandbox.skills.search import Finder, Page, Placed, by_name, page_of
+from mcp_sandbox.skills.search import Page, Placed, SkillSearch, list_page, sort_by_name
 from mcp_sandbox.skills.skill import Contents, Findings, Skill, SkillFile
 
 _MOST_CHATS = 1000
@@ -48,13 +48,13 @@ Scanned = tuple[Findings, Sequence[Use]]
 
 
 @dataclass
-class Learned:
+class ActivatedSkills:
     """What a chat has activated, and the digests of the texts its client got, both by URI.
 
     `warnings` are about calls that the skills do not name, until they are taken.
     """
 
-    active: dict[str, Active] = field(default_factory=dict[str, Active])
+    active: dict[str, ActiveSkill] = field(default_factory=dict[str, ActiveSkill])
     told: dict[str, str] = field(default_factory=dict[str, str])
     warnings: set[str] = field(default_factory=set[str])
 
@@ -62,22 +62,22 @@ class Learned:
 class Skills:
     """The skills of all chats."""
 
-    def __init__(self, library: Library, narrow: Narrow = "off") -> None:
+    def __init__(self, library: SkillLibrary, narrow: Narrow = "off") -> None:
         """`narrow` says what happens to calls that the active skills do not name."""
         self.library = library
         self.narrow = narrow
-        self._learned: OrderedDict[ChatId, Learned] = OrderedDict()
+        self._learned: OrderedDict[ChatId, ActivatedSkills] = OrderedDict()
         # By the digests of their files; the oldest are forgotten first.
         self._scanned: dict[str, Scanned] = {}
         self._limiter = CapacityLimiter(1)
-        self.finder = Finder()
+        self.finder = SkillSearch()
 
     async def offered(self, whose: Whose) -> tuple[Skill, ...]:
         """Return the skills that models may know, also those that another of their name hides."""
         return _for_models(await self.library.catalogue(whose))
 
-    def learned(self, chat: ChatId) -> Learned:
-        learned = self._learned.setdefault(chat, Learned())
+    def find_activated(self, chat: ChatId) -> ActivatedSkills:
+        learned = self._learned.setdefault(chat, ActivatedSkills())
         self._learned.move_to_end(chat)
         if len(self._learned) > _MOST_CHATS:
             # A user with many chats loses the oldest of their own, not those of others.
@@ -115,7 +115,7 @@ class Skills:
         """Warn of a call that the active skills do not name, or refuse it, as `narrow` says."""
         if self.narrow == "off":
             return
-        learned = self.learned(chat)
+        learned = self.find_activated(chat)
         why = refusal(learned.active.values(), tool, arguments)
         if why and self.narrow == "deny":
             raise NotPermitted(f"{why}: use what they name, or tell the user what is in the way")
@@ -126,7 +126,7 @@ class Skills:
 class ChatSkills:
     """The skills of one chat; `pinning` has its versions, and `gate` leads to its sandbox."""
 
-    def __init__(self, chat: ChatId, skills: Skills, pinning: Pinning, gate: Gate) -> None:
+    def __init__(self, chat: ChatId, skills: Skills, pinning: ChatPins, gate: Gate) -> None:
         self._chat = chat
         self._pinning = pinning
         self._gate = gate
@@ -148,7 +148,7 @@ class ChatSkills:
             user = self._chat.user
             page = await self._skills.finder.find(user, offered, query, cursor, limit)
         else:
-            page = page_of(_by_name(catalogue), cursor, limit)
+            page = list_page(_by_name(catalogue), cursor, limit)
         if not catalogue.unusable:
             return page
         number = len(catalogue.unusable)
@@ -170,7 +170,7 @@ class ChatSkills:
             OperatorError: there is no sandbox to put it into.
         """
         skill = await self._found(name, by_user=by_user)
-        learned = self._skills.learned(self._chat)
+        learned = self._skills.find_activated(self._chat)
         arguments = {"name": name, "refresh": refresh}
         # The sandbox first: it makes the chat's directories, or takes those of a warm one.
         async with self._gate.enter(Action(self._chat, "skill_activate", arguments)) as entered:
@@ -178,7 +178,9 @@ class ChatSkills:
             activation = await self._checked(activation, entered)
         repeated = not refresh and learned.told.get(skill.uri) == activation.digest
         path, tools = activation.path_in_sandbox, skill.front.allowed_tools
-        learned.active[skill.uri] = Active(skill.uri, skill.name, activation.digest, path, tools)
+        learned.active[skill.uri] = ActiveSkill(
+            skill.uri, skill.name, activation.digest, path, tools
+        )
         learned.told[skill.uri] = activation.digest
         return replace(activation, repeated=repeated)
 
@@ -199,10 +201,10 @@ class ChatSkills:
         network = bool(held.doors) or not held.sandbox.facts.network.startswith("none")
         try:
             run = partial(entered.runtime.exec, timeout_s=10.0)
-            inventory = await ask(run, needs, network=network)
+            inventory = await ask_inventory(run, needs, network=network)
         except CallerError as exc:
             return replace(activation, findings=findings, unchecked=str(exc))
-        lacks = await to_thread.run_sync(unmet, needs, inventory)
+        lacks = await to_thread.run_sync(find_missing, needs, inventory)
         return replace(activation, findings=findings, unmet=lacks)
 
     async def read(self, name: str, path: str) -> tuple[SkillFile, bytes]:
@@ -222,13 +224,13 @@ class ChatSkills:
 
     def forget(self) -> None:
         """Note that the chat was emptied, and has no skill."""
-        learned = self._skills.learned(self._chat)
+        learned = self._skills.find_activated(self._chat)
         learned.active.clear()
         learned.told.clear()
 
     def take_warnings(self) -> Sequence[str]:
         """Return the warnings, and forget them."""
-        warnings = self._skills.learned(self._chat).warnings
+        warnings = self._skills.find_activated(self._chat).warnings
         taken = sorted(warnings)
         warnings.clear()
         return taken
@@ -236,19 +238,19 @@ class ChatSkills:
     async def _found(self, name: str, *, by_user: bool = False) -> Skill:
         catalogue = await self.library.catalogue(self._chat)
         skill = catalogue.find(name)
-        known = by_user or skill.uri in self._skills.learned(self._chat).active
+        known = by_user or skill.uri in self._skills.find_activated(self._chat).active
         if not (known or skill.front.model_invocable):
             raise UnknownSkill(f"there is no skill {name!r}: skills_list shows those there are")
         return skill
 
 
-async def ask(
+async def ask_inventory(
     run: Callable[..., Awaitable[ExecResult]], needs: Sequence[Use], *, network: bool
 ) -> Inventory:
     """Return what of the needs a sandbox has; `run` runs a command in it with a `stdin`."""
     found = Inventory(network=network)
     for begin in range(0, len(needs), _ASKED_AT_ONCE):
-        result = await run(COMMAND, stdin=question(needs[begin : begin + _ASKED_AT_ONCE]))
+        result = await run(COMMAND, stdin=build_question(needs[begin : begin + _ASKED_AT_ONCE]))
         try:
             found |= read_inventory(result.stdout)
         except ValueError as exc:
@@ -258,7 +260,7 @@ async def ask(
 
 @lru_cache(32)
 def _by_name(catalogue: Catalogue) -> Placed:
-    return by_name(_for_models(catalogue))
+    return sort_by_name(_for_models(catalogue))
 
 
 @lru_cache(32)

@@ -95,7 +95,7 @@ def _subjects(skill: Skill) -> Iterable[str]:
     filed = skill.front.metadata.get("category") or skill.front.fields.get("category")
     if isinstance(filed, str) and one_line(filed):
         return (cut_short(one_line(filed), 40),)
-    return (word for word in terms(one_line(skill.name)) if not word.isdigit())
+    return (word for word in split_query(one_line(skill.name)) if not word.isdigit())
 
 
 def call_name(skill: Skill) -> str:
@@ -123,18 +123,18 @@ def spaced(text: str) -> str:
     return _UNSPACED.sub(r" \1 ", text)
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Return the words of a text in lower case; a run of an unspaced script counts as one."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
-def terms(query: str) -> tuple[str, ...]:
+def split_query(query: str) -> tuple[str, ...]:
     """Return the distinct words of a query, without stop words if others remain."""
-    found = dict.fromkeys(word[:40] for word in words(query))
+    found = dict.fromkeys(word[:40] for word in split_words(query))
     return tuple(([word for word in found if word not in _EMPTY] or [*found])[:16])
 
 
-def near(term: str, known: Iterable[str]) -> list[str]:
+def find_near_words(term: str, known: Iterable[str]) -> list[str]:
     """Return the known words that a mistyped one may have meant, the nearest first."""
     if len(term) < _SHORTEST_MISTYPED:
         return []
@@ -200,12 +200,12 @@ class Catalogue:
         by_name = (skill for skill in self.skills if skill.shadowed_by is None)
         offered = [skill for skill in by_name if skill.front.model_invocable]
         names = [skill.name for skill in offered]
-        asked = words(name[:64])
+        asked = split_words(name[:64])
         # Comparing is slow: only some names of about that length are compared.
         alike = [known for known in names if abs(len(known) - len(name)) <= 3]
         near = difflib.get_close_matches("-".join(asked), alike[:_NEAREST_OF], n=1)
         for skill in offered[:_NEAREST_OF] if asked else ():
-            if {*asked} <= {*words(f"{skill.name} {skill.front.description}")}:
+            if {*asked} <= {*split_words(f"{skill.name} {skill.front.description}")}:
                 near.append(skill.name)
         if near:
             return f"{shown}: the nearest is {near[0]!r}; {listing} shows all"

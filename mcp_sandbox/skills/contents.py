@@ -24,7 +24,14 @@ from typing import Literal, NamedTuple
 
 from mcp_sandbox.durable import closing_fd
 from mcp_sandbox.errors import Busy, TooLarge
-from mcp_sandbox.skills.skill import DOCUMENT, Contents, Diagnostic, FileKind, SkillFile, problem
+from mcp_sandbox.skills.skill import (
+    DOCUMENT,
+    Contents,
+    Diagnostic,
+    FileKind,
+    SkillFile,
+    make_diagnostic,
+)
 from mcp_sandbox.workspace.beneath import open_directory, open_file
 
 Stamp = tuple[int, int, int, int, int]
@@ -66,7 +73,7 @@ _MAX_ENTRIES = 10_000
 _MAX_DEPTH = 16
 
 
-class Whole(NamedTuple):
+class FileRead(NamedTuple):
     """A file's bytes, its stamp from before they were read, and whether edits would show in it."""
 
     data: bytes
@@ -74,7 +81,7 @@ class Whole(NamedTuple):
     settled: bool
 
 
-def read_whole(directory: int, path: str) -> Whole:
+def read_whole(directory: int, path: str) -> FileRead:
     """Read a regular file beneath an open folder, following no link.
 
     A writer that pauses while it rewrites the file in place looks as if it had finished.
@@ -93,7 +100,7 @@ def read_whole(directory: int, path: str) -> Whole:
             settled = is_settled(before, now)
             same = settled or _all(file, path) == data
             if same and stamp_of(os.fstat(file)) == before:
-                return Whole(data, before, settled)
+                return FileRead(data, before, settled)
     raise Busy(f"{path} keeps changing while it is read: try again when the writer has finished")
 
 
@@ -133,7 +140,7 @@ def is_junk(path: str) -> bool:
 
 
 @contextmanager
-def opened(folder: Path, anchor: Path | None) -> Iterator[int]:
+def open_folder(folder: Path, anchor: Path | None) -> Iterator[int]:
     """Open a folder and yield its descriptor; follow no link below the anchor. Raises OSError."""
     with closing_fd(os.open(anchor or folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as top:
         inside = os.fsencode(folder.relative_to(anchor or folder))
@@ -141,7 +148,7 @@ def opened(folder: Path, anchor: Path | None) -> Iterator[int]:
             yield directory
 
 
-class Kept(NamedTuple):
+class CachedFile(NamedTuple):
     """A file as it was, and its stamp from before it was read."""
 
     stamp: Stamp
@@ -149,11 +156,11 @@ class Kept(NamedTuple):
     file: SkillFile
 
 
-class Gathered(NamedTuple):
+class SkillSnapshot(NamedTuple):
     """A skill's contents, and what is needed to see whether they are still the same."""
 
     contents: Contents
-    kept: Mapping[str, Kept]
+    kept: Mapping[str, CachedFile]
 
 
 def gather(
@@ -161,8 +168,8 @@ def gather(
     document: str = DOCUMENT,
     *,
     anchor: Path | None = None,
-    before: Gathered | None = None,
-) -> Gathered:
+    before: SkillSnapshot | None = None,
+) -> SkillSnapshot:
     """Return all files of a skill's folder; files unchanged since `before` are not read again.
 
     Below `anchor`, or the folder itself where there is none, no link is followed.
@@ -172,7 +179,7 @@ def gather(
         TooLarge: the document alone is over the limit.
         Busy: a file is being written all the time.
     """
-    with opened(folder, anchor) as directory:
+    with open_folder(folder, anchor) as directory:
         return _Gathering(directory, document, before.kept if before else {}).run()
 
 
@@ -207,31 +214,31 @@ class _OverTheLimit(Exception):
 class _Gathering:
     """A walk through a skill, which is open as `directory`."""
 
-    def __init__(self, directory: int, document: str, known: Mapping[str, Kept]) -> None:
+    def __init__(self, directory: int, document: str, known: Mapping[str, CachedFile]) -> None:
         self._directory = directory
         self._document = document
         self._known = known
         self._left_out: list[Diagnostic] = []
 
-    def run(self) -> Gathered:
+    def run(self) -> SkillSnapshot:
         diagnostics: tuple[Diagnostic, ...] = ()
         try:
             kept = self._all()
         except _OverTheLimit as over:
             kept = {DOCUMENT: self._keep(self._document)}
-            diagnostics = (problem("over-the-limit", what=over),)
+            diagnostics = (make_diagnostic("over-the-limit", what=over),)
         files = tuple(kept[path].file for path in sorted(kept, key=str.encode))
         diagnostics += tuple(self._left_out[:100])
         digest = set_digest({file.path: file.digest for file in files})
-        return Gathered(Contents(files, digest, diagnostics), kept)
+        return SkillSnapshot(Contents(files, digest, diagnostics), kept)
 
-    def _all(self) -> dict[str, Kept]:
+    def _all(self) -> dict[str, CachedFile]:
         sizes = dict(self._files())
         if self._document not in sizes:
             raise FileNotFoundError(f"{self._document} is gone")
         if sum(sizes.values()) > MAX_BYTES:
             raise _OverTheLimit(f"{MAX_BYTES // 1024 // 1024} MiB of files")
-        kept: dict[str, Kept] = {}
+        kept: dict[str, CachedFile] = {}
         for path in sizes:
             try:
                 kept[self._public(path)] = self._keep(path)
@@ -241,7 +248,7 @@ class _Gathering:
                 self._leave_out(path, getattr(exc, "strerror", None) or str(exc))
         return kept
 
-    def _keep(self, path: str) -> Kept:
+    def _keep(self, path: str) -> CachedFile:
         known = self._known.get(self._public(path))
         if known is not None and known.settled:
             status = os.stat(path, dir_fd=self._directory, follow_symlinks=False)
@@ -255,7 +262,7 @@ class _Gathering:
         if packed is not None:
             mime = _PACKED.get(packed, _UNKNOWN["binary"])
         file = SkillFile(self._public(path), len(whole.data), digest_of(whole.data), mime, kind)
-        return Kept(whole.stamp, whole.settled, file)
+        return CachedFile(whole.stamp, whole.settled, file)
 
     def _public(self, path: str) -> str:
         return DOCUMENT if path == self._document else path
@@ -308,4 +315,4 @@ class _Gathering:
         return None
 
     def _leave_out(self, path: str, why: str) -> None:
-        self._left_out.append(problem("left-out", path, why=why))
+        self._left_out.append(make_diagnostic("left-out", path, why=why))

@@ -21,7 +21,14 @@ from anyio import CapacityLimiter, to_thread
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.errors import UnknownSkill
 from mcp_sandbox.skills.catalogue import Catalogue, merge
-from mcp_sandbox.skills.contents import Gathered, gather, is_junk, is_utf8, opened, read_whole
+from mcp_sandbox.skills.contents import (
+    SkillSnapshot,
+    gather,
+    is_junk,
+    is_utf8,
+    open_folder,
+    read_whole,
+)
 from mcp_sandbox.skills.scan import Scanner, Whose, is_trusted, roots, shared_roots
 from mcp_sandbox.skills.skill import DOCUMENT, Contents, Skill
 
@@ -41,7 +48,7 @@ class RefreshPace:
     patience_s: float = 10.0
 
 
-class Library:
+class SkillLibrary:
     """The skills of all roots, for any chat. Every call checks for changes."""
 
     def __init__(
@@ -55,7 +62,7 @@ class Library:
         self._scanner = remember(lambda root: Scanner(root, shared_roots(settings)))
         # Keyed by the identity of the catalogues, so that the same ones give the same result.
         self._merge = lru_cache(32)(merge)
-        self._gathered: OrderedDict[Path, Gathered] = OrderedDict()
+        self._gathered: OrderedDict[Path, SkillSnapshot] = OrderedDict()
         self._looking = CapacityLimiter(4)
         self._reading = CapacityLimiter(4)
 
@@ -144,7 +151,7 @@ class Library:
         wanted = roots(self._settings, self._data_dir, whose)
         return [self._scanner(root).look(since) for root in wanted]
 
-    def _gather(self, skill: Skill, before: Gathered | None) -> Gathered:
+    def _gather(self, skill: Skill, before: SkillSnapshot | None) -> SkillSnapshot:
         try:
             return gather(skill.folder, skill.document, anchor=self._anchor(skill), before=before)
         except OSError as exc:
@@ -154,7 +161,7 @@ class Library:
             ) from exc
 
     def _read(self, skill: Skill, path: str) -> bytes:
-        with opened(skill.folder, self._anchor(skill)) as directory:
+        with open_folder(skill.folder, self._anchor(skill)) as directory:
             return read_whole(directory, skill.document if path == DOCUMENT else path).data
 
     def _anchor(self, skill: Skill) -> Path | None:

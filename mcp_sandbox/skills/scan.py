@@ -35,7 +35,7 @@ from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.durable import closing_fd
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.catalogue import Catalogue
-from mcp_sandbox.skills.contents import JUNK_FOLDERS, Stamp, is_settled, opened, stamp_of
+from mcp_sandbox.skills.contents import JUNK_FOLDERS, Stamp, is_settled, open_folder, stamp_of
 from mcp_sandbox.skills.front_matter import HEAD_BYTES
 from mcp_sandbox.skills.parse import headings, parse
 from mcp_sandbox.skills.skill import (
@@ -44,9 +44,9 @@ from mcp_sandbox.skills.skill import (
     Problem,
     Skill,
     is_document,
-    of_many,
-    problem,
+    make_diagnostic,
     skill_uri,
+    summarize_many,
 )
 from mcp_sandbox.workspace.beneath import open_directory
 from mcp_sandbox.workspace.directory import tree_name
@@ -157,10 +157,10 @@ def read_document(
     parsed = parse(data, folders[-1], document, size=size)
     front, at, diagnostics = parsed.front, parsed.body_at, parsed.diagnostics
     if others:
-        several = problem("several-documents", document, others=", ".join(others))
+        several = make_diagnostic("several-documents", document, others=", ".join(others))
         diagnostics = (several, *diagnostics)
     if size > MAX_DOCUMENT_BYTES:
-        large = problem("document-too-large", document, size=size, limit=MAX_DOCUMENT_BYTES)
+        large = make_diagnostic("document-too-large", document, size=size, limit=MAX_DOCUMENT_BYTES)
         diagnostics, front = (*diagnostics, large), None
     result: Skill | Problem = Problem(root, folder, diagnostics)
     if front is not None:
@@ -264,14 +264,14 @@ class RootScanner:
             if self._folders >= most_folders or self._entries >= most_entries:
                 reached = "folders" if self._folders >= most_folders else "entries"
                 limit = most_folders if reached == "folders" else most_entries
-                self._complain("", problem(f"too-many-{reached}", item.path, limit=limit))
+                self._complain("", make_diagnostic(f"too-many-{reached}", item.path, limit=limit))
                 break
             self._folders += 1
             pending.extend(self._look(item))
         if self._too_deep:
-            self._complain("", of_many("too-deep", self._too_deep, limit=self._limits.depth))
+            self._complain("", summarize_many("too-deep", self._too_deep, limit=self._limits.depth))
         if self._skipped:
-            self._complain("", of_many("skipped", self._skipped))
+            self._complain("", summarize_many("skipped", self._skipped))
         return self._seen
 
     def _look(self, item: _Item) -> Iterable[_Item]:
@@ -282,10 +282,10 @@ class RootScanner:
                 raise
             self._note_unread(item)
             if exc.errno not in _VANISHED:
-                self._complain(item.path, problem("unreadable", error=exc))
+                self._complain(item.path, make_diagnostic("unreadable", error=exc))
         except LinkEscapes:
             self._note_unread(item)
-            self._complain(item.path, problem("link-refused", item.path))
+            self._complain(item.path, make_diagnostic("link-refused", item.path))
         return ()
 
     def _note_unread(self, item: _Item) -> None:
@@ -310,10 +310,14 @@ class RootScanner:
             self._heads += reading.length
         elif listing.documents:
             skills, heads = self._limits.skills, self._limits.heads
-            self._complain(item.path, problem("too-many-skills", skills=skills, heads=heads))
+            self._complain(
+                item.path, make_diagnostic("too-many-skills", skills=skills, heads=heads)
+            )
         else:
-            special = [problem("not-a-file", name) for name in listing.special]
-            self._complain(item.path, *[problem("link", name) for name in listing.linked], *special)
+            special = [make_diagnostic("not-a-file", name) for name in listing.special]
+            self._complain(
+                item.path, *[make_diagnostic("link", name) for name in listing.linked], *special
+            )
         return () if item.linked else self._below(item, listing)
 
     def _read(
@@ -342,7 +346,7 @@ class RootScanner:
         for root in self._allowed:
             inner = os.path.relpath(target, os.path.realpath(root.folder))
             if inner != ".." and not inner.startswith("../"):
-                with opened(root.folder, root.anchor) as base:
+                with open_folder(root.folder, root.anchor) as base:
                     return open_directory(base, os.fsencode(inner)), root.folder / inner
         raise LinkEscapes
 
@@ -365,7 +369,7 @@ class RootScanner:
         try:
             status = os.stat(item.path, dir_fd=self._directory)
         except OSError as exc:
-            self._complain(item.path, problem("link-broken", item.path, error=exc))
+            self._complain(item.path, make_diagnostic("link-broken", item.path, error=exc))
         else:
             if stat.S_ISDIR(status.st_mode):
                 return True
@@ -404,7 +408,7 @@ class Scanner:
     def scan(self) -> Catalogue:
         """Return what the root has now; the same object as before if nothing changed."""
         try:
-            with opened(self._root.folder, self._root.anchor) as directory:
+            with open_folder(self._root.folder, self._root.anchor) as directory:
                 # A stat would follow links in the folders above: not for untrusted roots.
                 if self._root.trusted and self._seen.known and self._seen.is_still(directory):
                     return self._catalogue
@@ -414,7 +418,7 @@ class Scanner:
         except OSError as exc:
             seen = ScanResult()
             if not self._root.optional or exc.errno != errno.ENOENT:
-                told = problem("root-unreadable", path=self._root.folder, error=exc)
+                told = make_diagnostic("root-unreadable", path=self._root.folder, error=exc)
                 seen.problems.append(Problem(self._root.name, self._root.folder, (told,)))
         if (seen.readings, seen.problems) != (self._seen.readings, self._seen.problems):
             self._catalogue = _catalogue([*seen.readings.values()], seen.problems)

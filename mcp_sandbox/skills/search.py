@@ -25,7 +25,7 @@ from weakref import finalize
 from anyio import CapacityLimiter, to_thread
 
 from mcp_sandbox.errors import InvalidArgument
-from mcp_sandbox.skills.catalogue import near, spaced, terms, words
+from mcp_sandbox.skills.catalogue import find_near_words, spaced, split_query, split_words
 from mcp_sandbox.skills.skill import Json, Skill
 
 _UNUSABLE = "this cursor {}: leave it out to begin with the first page"
@@ -52,7 +52,7 @@ _ALL_TEXT = "SELECT name || ' ' || description || ' ' || tags || ' ' || headings
 
 
 @dataclass(frozen=True)
-class Listed:
+class PageItem:
     """A skill of a page. `cursor` leads to what comes after it; `reasons` say why it matches."""
 
     skill: Skill
@@ -64,7 +64,7 @@ class Listed:
 class Page:
     """A part of a listing of `total`: `more` come after it. `notes` say what is not as expected."""
 
-    skills: tuple[Listed, ...]
+    skills: tuple[PageItem, ...]
     more: bool
     total: int
     notes: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ Placed = Sequence[tuple[_Place, Skill]]
 
 
 @dataclass(frozen=True)
-class Match:
+class SkillMatch:
     """A skill that was found, and how well it fits."""
 
     skill: Skill
@@ -137,21 +137,21 @@ class Index:
         self._rows[skill.uri], self._skills[row] = row, skill
         self._vocabulary = None
 
-    def search_among(self, skills: Sequence[Skill], query: str, most: int = 50) -> list[Match]:
+    def search_among(self, skills: Sequence[Skill], query: str, most: int = 50) -> list[SkillMatch]:
         """Update and search under one lock, so that only the given skills can be found."""
         with self._lock:
             self.update(skills)
             return self.search(query, most)
 
-    def search(self, query: str, most: int = 50) -> list[Match]:
+    def search(self, query: str, most: int = 50) -> list[SkillMatch]:
         """Return the best matching skills, at most `most`; none for a query without words."""
         with self._lock:
             scores = self._scores(self._understood(query))
             for row in scores:
-                if words(self._skills[row].name) == words(query):
+                if split_words(self._skills[row].name) == split_words(query):
                     scores[row] += 100.0
             best = sorted(scores, key=lambda row: (-scores[row], self._skills[row].uri))[:most]
-            return [Match(self._skills[row], round(scores[row], 3)) for row in best]
+            return [SkillMatch(self._skills[row], round(scores[row], 3)) for row in best]
 
     def reasons(self, query: str, skills: Sequence[Skill]) -> list[tuple[str, ...]]:
         """Return for each skill which of its words match the query, and in which fields."""
@@ -166,7 +166,7 @@ class Index:
             return [tuple(found[row]) for row in rows]
 
     def _understood(self, query: str) -> list[_Term]:
-        asked = terms(query)
+        asked = split_query(query)
         found: list[_Term] = []
         for word in asked:
             known = self._database.execute(_KNOWN, (_phrase(word),)).fetchone() is not None
@@ -177,8 +177,8 @@ class Index:
     def _near(self, term: str) -> list[str]:
         if self._vocabulary is None:
             texts = self._database.execute(_ALL_TEXT)
-            self._vocabulary = sorted({word for (text,) in texts for word in words(text)})
-        return near(term, self._vocabulary)
+            self._vocabulary = sorted({word for (text,) in texts for word in split_words(text)})
+        return find_near_words(term, self._vocabulary)
 
     def _scores(self, asked: Sequence[_Term]) -> dict[int, float]:
         """Score the rows that match enough of the query; words that most rows have count little."""
@@ -202,7 +202,7 @@ class Index:
         return best
 
 
-class Finder:
+class SkillSearch:
     """Keeps an index for each of the last users."""
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ class Finder:
         index = self._index_of(user)
         search = partial(index.search_among, skills, query, 200)
         found = await to_thread.run_sync(search, limiter=self._searching)
-        page = best_first(skills, found, query, cursor, limit)
+        page = find_page(skills, found, query, cursor, limit)
         if not found:
             note = f"none of {len(skills):,} skills fits this: skills_list without query lists all"
             return replace(page, notes=(*page.notes, note))
@@ -230,7 +230,7 @@ class Finder:
         return replace(page, skills=tuple(replace(each, reasons=why) for each, why in explained))
 
 
-def by_name(skills: Iterable[Skill]) -> Placed:
+def sort_by_name(skills: Iterable[Skill]) -> Placed:
     """Return all skills, sorted by name."""
     ranks = {True: "\0hidden", False: "\0"}
     placed = [
@@ -240,16 +240,20 @@ def by_name(skills: Iterable[Skill]) -> Placed:
     return sorted(placed, key=itemgetter(0))
 
 
-def best_first(
-    skills: Sequence[Skill], matches: Sequence[Match], query: str, cursor: str | None, limit: int
+def find_page(
+    skills: Sequence[Skill],
+    matches: Sequence[SkillMatch],
+    query: str,
+    cursor: str | None,
+    limit: int,
 ) -> Page:
-    """Return a page of the skills that a query found; raises InvalidArgument as `page_of`."""
+    """Return a page of the skills that a query found; raises InvalidArgument as `list_page`."""
     asked = zlib.crc32(query.encode("utf-8", "replace")) or 1
     these = zlib.crc32("\n".join(skill.uri for skill in skills).encode("utf-8", "replace"))
     placed = [
         ((asked, these, -match.score, _short(match.skill.uri)), match.skill) for match in matches
     ]
-    return page_of(sorted(placed, key=itemgetter(0)), cursor, limit, asked, these)
+    return list_page(sorted(placed, key=itemgetter(0)), cursor, limit, asked, these)
 
 
 def _short(uri: str) -> str:
@@ -259,10 +263,10 @@ def _short(uri: str) -> str:
     return uri[:_LONGEST_URI] + hashlib.sha256(uri.encode()).hexdigest()
 
 
-def page_of(
+def list_page(
     placed: Placed, cursor: str | None, limit: int, query: int = 0, skills: int = 0
 ) -> Page:
-    """Return a page of all skills, sorted as by `by_name`, or of the results of a query.
+    """Return a page of all skills, sorted as by `sort_by_name`, or of the results of a query.
 
     Raises InvalidArgument: the cursor is not one of this listing.
     """
@@ -271,7 +275,7 @@ def page_of(
         last, before = _read(cursor, query)
         begin = sum(place[2:] <= last for place, _ in placed)
         notes = (_CHANGED,) if before != skills else ()
-    listed = (Listed(skill, _cursor(place)) for place, skill in placed[begin : begin + limit])
+    listed = (PageItem(skill, _cursor(place)) for place, skill in placed[begin : begin + limit])
     return Page(tuple(listed), begin + limit < len(placed), len(placed), notes)
 
 

@@ -188,7 +188,7 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class Unmet:
+class MissingRequirement:
     """What a script needs and the chat's sandbox lacks.
 
     `needed_by` are files of the skill. `layer` names the layer for images that has it, None if
@@ -222,7 +222,7 @@ class Findings:
     inline: tuple[str, ...] = ()
 
 
-def problem(code: str, file: str = "SKILL.md", **values: object) -> Diagnostic:
+def make_diagnostic(code: str, file: str = "SKILL.md", **values: object) -> Diagnostic:
     """Return a known diagnostic; names in it that are not UTF-8 are escaped."""
     level, reason, fix = _KNOWN[code]
     error = values.get("error")
@@ -235,7 +235,7 @@ def problem(code: str, file: str = "SKILL.md", **values: object) -> Diagnostic:
     return Diagnostic(code, level, reason, fix, file=file)
 
 
-def of_many(code: str, paths: Sequence[str], **values: object) -> Diagnostic:
+def summarize_many(code: str, paths: Sequence[str], **values: object) -> Diagnostic:
     """Return one diagnostic for several paths: it names the first and counts the others."""
     more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
-    return problem(code, paths[0], many=f"{paths[0]}{more}", **values)
+    return make_diagnostic(code, paths[0], many=f"{paths[0]}{more}", **values)

@@ -16,10 +16,16 @@ from urllib.parse import unquote
 
 from mcp_sandbox.errors import Busy, TooLarge, Unsupported
 from mcp_sandbox.skills import front_matter
-from mcp_sandbox.skills.contents import gather, kind_of, opened, read_whole
+from mcp_sandbox.skills.contents import gather, kind_of, open_folder, read_whole
 from mcp_sandbox.skills.needs.uses import FENCED
 from mcp_sandbox.skills.parse import HIDDEN, of_body, parse
-from mcp_sandbox.skills.skill import DOCUMENT, Diagnostic, FrontMatter, document_among, problem
+from mcp_sandbox.skills.skill import (
+    DOCUMENT,
+    Diagnostic,
+    FrontMatter,
+    document_among,
+    make_diagnostic,
+)
 
 _BYTES_READ = 1 << 20
 _SHELL = r"(?:sudo\s+(?:-\S+\s+)*)?(?:ba|z|da|k|fi)?sh\b"
@@ -59,7 +65,7 @@ _COMPARED = 500
 
 
 @dataclass(frozen=True)
-class Examined:
+class ExaminedSkill:
     """A skill's folder. `front` is None where it cannot be used; `files` by their paths in it."""
 
     folder: Path
@@ -76,7 +82,7 @@ class Examined:
         return any(each.level == "error" for each in self.diagnostics)
 
 
-def examine(folder: Path, *, strictly: bool = False) -> Examined:
+def examine(folder: Path, *, strictly: bool = False) -> ExaminedSkill:
     """Look at the skill in a folder; `strictly`: the reference tool looks at it, too.
 
     Raises Unsupported: the reference tool is wanted and not installed.
@@ -85,17 +91,17 @@ def examine(folder: Path, *, strictly: bool = False) -> Examined:
     try:
         document = document_among(place.name for place in folder.iterdir())
         contents = gather(folder, document).contents
-        with opened(folder, None) as directory:
+        with open_folder(folder, None) as directory:
             spelled = {DOCUMENT: document}
             files = {
                 file.path: read_whole(directory, spelled.get(file.path, file.path)).data
                 for file in contents.files
             }
     except OSError as exc:
-        return Examined(folder, None, (problem("unreadable", error=exc),))
+        return ExaminedSkill(folder, None, (make_diagnostic("unreadable", error=exc),))
     except (TooLarge, Busy) as exc:
         fix = "Make its files small enough, and leave them alone for a moment."
-        return Examined(folder, None, (Diagnostic("unreadable", "error", str(exc), fix),))
+        return ExaminedSkill(folder, None, (Diagnostic("unreadable", "error", str(exc), fix),))
     found = examine_files(files, folder.name, document)
     # The tool reads without limits, so it gets only what was read within ours.
     refused = _refused(folder) if strictly and found.front is not None else ()
@@ -106,10 +112,12 @@ def examine(folder: Path, *, strictly: bool = False) -> Examined:
 
 def examine_files(
     files: Mapping[str, bytes], folder_name: str, document: str = DOCUMENT
-) -> Examined:
+) -> ExaminedSkill:
     """Look at a skill's files, which lie in a folder of that name or shall do so. Pure."""
     parsed = parse(files[DOCUMENT], folder_name, document)
-    return Examined(Path(folder_name), parsed.front, (*parsed.diagnostics, *judge(files)), files)
+    return ExaminedSkill(
+        Path(folder_name), parsed.front, (*parsed.diagnostics, *judge(files)), files
+    )
 
 
 def _refused(folder: Path) -> Iterator[Diagnostic]:

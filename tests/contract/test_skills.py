@@ -154,7 +154,7 @@ async def test_a_chat_keeps_its_version_until_it_wants_another(
         assert (fresh.body, fresh.drift) == (b"Says two.\n", ())
         assert await said(session, script) == "two\n"
         await session.reset(keep_files=False)
-        assert not session.skills._skills.learned(session.chat).active
+        assert not session.skills._skills.find_activated(session.chat).active
         assert await said(session, f"echo ${{SKILL_DIR-none}}; cd {VIEW}; ls -A") == "none\n"
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from mcp_sandbox.policy.allowed_tools import Active, refusal
+from mcp_sandbox.policy.allowed_tools import ActiveSkill, refusal
 
 
-def skill(name: str, *allowed_tools: str, folder: str | None = None) -> Active:
-    return Active(f"skill://user/{name}/SKILL.md", name, "sha256:0", folder, allowed_tools)
+def skill(name: str, *allowed_tools: str, folder: str | None = None) -> ActiveSkill:
+    return ActiveSkill(f"skill://user/{name}/SKILL.md", name, "sha256:0", folder, allowed_tools)
 
 
 def allowed(entries: tuple[str, ...], tool: str, **arguments: object) -> bool:

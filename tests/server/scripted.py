@@ -10,7 +10,7 @@ from mcp_sandbox.server.identity import ChatOf, SessionFor, make_caller_finder
 from mcp_sandbox.server.server import SandboxServer, build_server
 from mcp_sandbox.server.skills.visible import VisibleSkills
 from mcp_sandbox.sessions.skills import Skills
-from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.library import SkillLibrary
 
 CHAT = ChatId("tester", "scripted")
 Answer = Callable[..., Awaitable[Any]]
@@ -73,7 +73,7 @@ def one_chat(chat: ChatId) -> ChatOf:
 def shipped_skills(data_root: Path) -> VisibleSkills:
     """What a chat of its own sees of skills."""
     settings = SkillsConfig()
-    skills = Skills(Library(settings, data_root))
+    skills = Skills(SkillLibrary(settings, data_root))
     return VisibleSkills(skills, make_caller_finder(one_chat(CHAT)), settings)
 
 

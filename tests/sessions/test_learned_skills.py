@@ -4,18 +4,20 @@ from pathlib import Path
 
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.policy.allowed_tools import Active
+from mcp_sandbox.policy.allowed_tools import ActiveSkill
 from mcp_sandbox.sessions.skills import Skills
-from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.library import SkillLibrary
 
 
 def test_a_user_of_very_many_chats_makes_nobody_else_forget_a_skill(data_root: Path) -> None:
-    skills = Skills(Library(SkillsConfig(shipped=False), data_root))
+    skills = Skills(SkillLibrary(SkillsConfig(shipped=False), data_root))
     mine = ChatId("alice", "work")
-    skills.learned(mine).active["uri"] = Active("uri", "pdf", "sha256:0", None, ("Read",))
+    skills.find_activated(mine).active["uri"] = ActiveSkill(
+        "uri", "pdf", "sha256:0", None, ("Read",)
+    )
     for number in range(2000):
-        skills.learned(ChatId("bob", f"chat-{number}"))
-    assert [each.name for each in skills.learned(mine).active.values()] == ["pdf"]
+        skills.find_activated(ChatId("bob", f"chat-{number}"))
+    assert [each.name for each in skills.find_activated(mine).active.values()] == ["pdf"]
     for number in range(500):
-        skills.learned(ChatId(f"user-{number}", "new"))
+        skills.find_activated(ChatId(f"user-{number}", "new"))
     assert len(skills._learned) <= 1000

@@ -10,8 +10,8 @@ from anyio import to_thread
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.errors import Busy, UnknownSkill
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.skill_pins import Activation, Pinning
-from mcp_sandbox.skills.library import Library
+from mcp_sandbox.sessions.skill_pins import Activation, ChatPins
+from mcp_sandbox.skills.library import SkillLibrary
 from mcp_sandbox.skills.skill import Skill
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.layout import SHOWN
@@ -21,7 +21,7 @@ ME = (os.geteuid(), os.getegid())
 _HEAD = "---\nname: pdf\ndescription: Does.\n---\n"
 
 
-class Restless(Library):
+class Restless(SkillLibrary):
     """A library whose skill is edited while it is copied."""
 
     edit: Callable[[], None] = staticmethod(lambda: None)
@@ -42,7 +42,7 @@ class Place:
         self.workspaces = Workspaces(self.data, owner=ME, skills=True)
         settings = SkillsConfig(folders=(tmp_path / "taught",), shipped=False)
         self.library = Restless(settings, self.data)
-        self.pinning = Pinning(CHAT, self.workspaces)
+        self.pinning = ChatPins(CHAT, self.workspaces)
 
     def write(self, number: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

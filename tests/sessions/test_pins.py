@@ -13,7 +13,7 @@ import pytest
 
 from mcp_sandbox.errors import TooLarge
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.skill_pins import MAX_PINNED_BYTES, Pins, drift, name_in_view, path_of
+from mcp_sandbox.sessions.skill_pins import MAX_PINNED_BYTES, PinStore, drift, name_in_view, path_of
 from mcp_sandbox.skills.contents import gather
 from mcp_sandbox.skills.skill import Contents, FrontMatter, Skill, SkillFile
 from mcp_sandbox.workspace.directory import Workspaces
@@ -36,12 +36,12 @@ class Place:
         self.workspaces = Workspaces(data, owner=ME, skills=True)
         self.files: dict[str, dict[str, bytes]] = {}
 
-    def pins(self, chat: ChatId = CHAT) -> Pins:
+    def pins(self, chat: ChatId = CHAT) -> PinStore:
         anyio.run(self.workspaces.open, chat)
         tree = self.workspaces.skills_of(chat)
         assert tree
         self.tree = tree
-        return Pins(tree)
+        return PinStore(tree)
 
     def version(self, text: str) -> Contents:
         source = self.data.parent / "source"
@@ -53,7 +53,7 @@ class Place:
         self.files[contents.digest] = files
         return contents
 
-    def pin(self, pins: Pins, which: Skill, contents: Contents) -> str:
+    def pin(self, pins: PinStore, which: Skill, contents: Contents) -> str:
         return pins.pin(which, contents, self.files[contents.digest])
 
 
@@ -62,7 +62,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "data")
 
 
-def digest_of(pins: Pins, which: Skill) -> str:
+def digest_of(pins: PinStore, which: Skill) -> str:
     found = pins.find(which.uri)
     assert found
     return found[1].digest

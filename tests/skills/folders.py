@@ -7,7 +7,7 @@ import pytest
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.catalogue import Catalogue
-from mcp_sandbox.skills.library import Library, RefreshPace
+from mcp_sandbox.skills.library import RefreshPace, SkillLibrary
 from mcp_sandbox.skills.scan import Scanner
 
 CHAT = ChatId("local", "chat")
@@ -29,9 +29,11 @@ def write_skill(
     return folder
 
 
-def library(data: Path, *folders: Path, workspace: bool = False, shipped: bool = False) -> Library:
+def library(
+    data: Path, *folders: Path, workspace: bool = False, shipped: bool = False
+) -> SkillLibrary:
     settings = SkillsConfig(folders=folders, workspace=workspace, shipped=shipped)
-    return Library(settings, data, pace=RefreshPace(poll_s=0.05, settle_s=0.2, patience_s=1))
+    return SkillLibrary(settings, data, pace=RefreshPace(poll_s=0.05, settle_s=0.2, patience_s=1))
 
 
 def looks_counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:

@@ -10,8 +10,8 @@ import pytest
 
 from mcp_sandbox.errors import Busy, TooLarge, UnknownSkill
 from mcp_sandbox.skills import contents as contents_module
-from mcp_sandbox.skills.contents import Whole, gather, read_whole
-from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.contents import FileRead, gather, read_whole
+from mcp_sandbox.skills.library import SkillLibrary
 from mcp_sandbox.skills.skill import Contents, Skill
 from tests.skills.folders import CHAT, library, write_skill
 
@@ -26,7 +26,7 @@ def left_out(found: Contents) -> list[str]:
     return sorted(each.file for each in found.diagnostics)
 
 
-async def shelved(tmp_path: Path) -> tuple[Library, Skill, Path]:
+async def shelved(tmp_path: Path) -> tuple[SkillLibrary, Skill, Path]:
     """A library with one skill, the skill, and its folder."""
     folder = write_skill(tmp_path / "mine" / "one")
     shelves = library(tmp_path / "data", tmp_path / "mine")
@@ -160,7 +160,7 @@ async def test_only_files_that_changed_are_read_again(
 ) -> None:
     read: list[str] = []
 
-    def counting(directory: int, path: str) -> Whole:
+    def counting(directory: int, path: str) -> FileRead:
         read.append(path)
         return read_whole(directory, path)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.errors import InvalidArgument
-from mcp_sandbox.skills.search import Match, Page, best_first, by_name, page_of
+from mcp_sandbox.skills.search import Page, SkillMatch, find_page, list_page, sort_by_name
 from mcp_sandbox.skills.skill import FrontMatter, Skill
 
 
@@ -23,7 +23,7 @@ def test_pages_follow_each_other_without_gap() -> None:
     skills = [skill(f"s{n:02}") for n in range(25)]
     seen, cursor = list[str](), None
     while True:
-        page = page_of(by_name(skills[::-1]), cursor, 10)
+        page = list_page(sort_by_name(skills[::-1]), cursor, 10)
         seen += names(page)
         assert page.total == 25
         if not page.more:
@@ -34,25 +34,23 @@ def test_pages_follow_each_other_without_gap() -> None:
 
 def test_what_is_there_all_the_time_is_listed_once() -> None:
     skills = [skill(f"s{n}") for n in range(10)]
-    first = page_of(by_name(skills), None, 5)
+    first = list_page(sort_by_name(skills), None, 5)
     # The last one shown has gone, one came before it and one after.
     later = [each for each in skills if each.name != "s4"] + [skill("s1b"), skill("s7b")]
-    second = page_of(by_name(later), first.skills[-1].cursor, 50)
+    second = list_page(sort_by_name(later), first.skills[-1].cursor, 50)
     assert names(second) == ["s5", "s6", "s7", "s7b", "s8", "s9"]
     assert not second.more
 
 
 def test_the_best_come_first_and_a_change_between_pages_is_told() -> None:
     skills = [skill(f"s{n}") for n in range(4)]
-    matches = [Match(each, float(n)) for n, each in enumerate(skills)]
-    first = best_first(skills, matches, "words", None, 2)
+    matches = [SkillMatch(each, float(n)) for n, each in enumerate(skills)]
+    first = find_page(skills, matches, "words", None, 2)
     assert names(first) == ["s3", "s2"]
     cursor = first.skills[-1].cursor
-    second = best_first(skills, matches, "words", cursor, 2)
+    second = find_page(skills, matches, "words", cursor, 2)
     assert (names(second), second.more, second.notes) == (["s1", "s0"], False, ())
-    assert (
-        best_first(skills[:3], matches[:3], "words", cursor, 2).notes[0].startswith("skills chan")
-    )
+    assert find_page(skills[:3], matches[:3], "words", cursor, 2).notes[0].startswith("skills chan")
 
 
 def made(text: str) -> str:
@@ -77,11 +75,11 @@ def made(text: str) -> str:
 )
 def test_a_made_up_cursor_is_refused_with_what_to_do(cursor: str) -> None:
     with pytest.raises(InvalidArgument, match="leave it out"):
-        page_of(by_name([skill("a")]), cursor, 5)
+        list_page(sort_by_name([skill("a")]), cursor, 5)
 
 
 def test_a_cursor_of_another_query_is_refused() -> None:
-    match = Match(skill("a"), 1.0)
-    cursor = best_first([match.skill], [match], "one", None, 1).skills[0].cursor
+    match = SkillMatch(skill("a"), 1.0)
+    cursor = find_page([match.skill], [match], "one", None, 1).skills[0].cursor
     with pytest.raises(InvalidArgument, match="another query"):
-        best_first([match.skill], [match], "two", cursor, 1)
+        find_page([match.skill], [match], "two", cursor, 1)

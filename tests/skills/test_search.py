@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sandbox.config import SkillsConfig
-from mcp_sandbox.skills.catalogue import near
-from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.catalogue import find_near_words
+from mcp_sandbox.skills.library import SkillLibrary
 from mcp_sandbox.skills.search import Index
 from mcp_sandbox.skills.skill import FrontMatter, Skill
 
@@ -195,7 +195,7 @@ FOR_NONE = (
 
 def shipped() -> Index:
     index = Index()
-    known = anyio.run(Library(SkillsConfig(), Path("/nowhere")).catalogue, "tester").skills
+    known = anyio.run(SkillLibrary(SkillsConfig(), Path("/nowhere")).catalogue, "tester").skills
     index.update(known)
     return index
 
@@ -222,7 +222,9 @@ def test_a_word_that_all_skills_have_finds_them_if_it_is_all_that_is_asked_for()
 
 def test_short_and_empty_words_are_no_mistyped_ones() -> None:
     known = ["to", "form", "audit", "there", "slides"]
-    assert [near(word, known) for word in ("two", "from", "three", "sldies", "aduit")] == [
+    assert [
+        find_near_words(word, known) for word in ("two", "from", "three", "sldies", "aduit")
+    ] == [
         [],
         [],
         [],
@@ -301,6 +303,6 @@ def test_words_made_of_the_same_letters_hold_up_no_search() -> None:
     asked = [word[::-1] for word in alike[:9]]
     known = sorted([*alike, f"{asked[0][:20]}{asked[0][21:]}"])
     began = time.thread_time()
-    assert near(asked[0], known) == [f"{asked[0][:20]}{asked[0][21:]}"]
-    assert all(not near(word, known) for word in asked[1:])
+    assert find_near_words(asked[0], known) == [f"{asked[0][:20]}{asked[0][21:]}"]
+    assert all(not find_near_words(word, known) for word in asked[1:])
     assert time.thread_time() - began < 5

@@ -42,7 +42,7 @@ from mcp_sandbox.durable import write_file
 from mcp_sandbox.errors import Busy, SandboxError, TooLarge, UnusableSkill
 from mcp_sandbox.skills import skill as models
 from mcp_sandbox.skills.catalogue import Catalogue
-from mcp_sandbox.skills.contents import digest_of, kind_of, opened, read_whole
+from mcp_sandbox.skills.contents import digest_of, kind_of, open_folder, read_whole
 from mcp_sandbox.skills.skill import (
     DOCUMENT,
     Diagnostic,
@@ -83,9 +83,9 @@ Row = tuple[str, Path, Diagnostic]
 
 def catalogue(config: Config, user: str) -> Catalogue:
     """Return what is offered to all chats of a user; what one has in its own files is not."""
-    from mcp_sandbox.skills.library import Library
+    from mcp_sandbox.skills.library import SkillLibrary
 
-    return anyio.run(Library(config.skills, config.data_dir).catalogue, chat_id(user).user)
+    return anyio.run(SkillLibrary(config.skills, config.data_dir).catalogue, chat_id(user).user)
 
 
 def safe(text: str) -> Text:
@@ -198,14 +198,14 @@ def show(
     config: ConfigFile = None,
 ) -> None:
     """Show one skill: what it says of itself, its files, where it came from, what is wrong."""
-    from mcp_sandbox.skills.library import Library
+    from mcp_sandbox.skills.library import SkillLibrary
     from mcp_sandbox.skills.needs.findings import scan
     from mcp_sandbox.skills.supply.installed import Installed
     from mcp_sandbox.skills.validate import examine
 
     settings = load(config, data).config
     skill = catalogue(settings, user).find(name, _LISTING)
-    contents = anyio.run(Library(settings.skills, settings.data_dir).contents, skill)
+    contents = anyio.run(SkillLibrary(settings.skills, settings.data_dir).contents, skill)
     installed = Installed(settings.data_dir, chat_id(user).user)
     entry = installed.entries().get(skill.folder.name) if skill.root == "user" else None
     examined = examine(skill.folder)
@@ -390,7 +390,7 @@ def _fix(folder: Path, *, dry_run: bool, everything: bool) -> int:
 def _read(folder: Path) -> tuple[str, bytes]:
     document = document_among(place.name for place in folder.iterdir())
     try:
-        with opened(folder, None) as directory:
+        with open_folder(folder, None) as directory:
             return document, read_whole(directory, document).data
     except OSError as exc:
         raise UnusableSkill(f"{folder / document} is no plain file: put one there") from exc

@@ -17,7 +17,7 @@ from mcp_sandbox.skills.skill import DOCUMENT
 from mcp_sandbox.skills.supply.fetch import Incoming
 from mcp_sandbox.skills.supply.installed import file_digests
 from mcp_sandbox.skills.supply.tree import File, Tree
-from mcp_sandbox.skills.validate import Examined, examine_files
+from mcp_sandbox.skills.validate import ExaminedSkill, examine_files
 
 _SCRIPT_ENDINGS = frozenset(
     {".bash", ".bat", ".cjs", ".cmd", ".go", ".js", ".lua", ".mjs", ".php", ".pl", ".ps1", ".py"}
@@ -99,14 +99,14 @@ def _is_script(path: str, tree: Tree) -> bool:
     )
 
 
-def _examined(incoming: Incoming) -> Examined:
+def _examined(incoming: Incoming) -> ExaminedSkill:
     """Return the skill as it will lie in a folder of its own name."""
     files = _files(incoming.tree)
     front = parse(files[DOCUMENT], incoming.folder_name).front
     return examine_files(files, front.name if front else incoming.folder_name)
 
 
-def _facts(found: Examined, incoming: Incoming) -> Table:
+def _facts(found: ExaminedSkill, incoming: Incoming) -> Table:
     tree = incoming.tree
     size = show_bytes(sum(len(file.data) for file in tree.values()))
     facts = {

@@ -140,7 +140,11 @@ class SkillResources(Extension):
         if uri == _ACTIVE:
             whose = self._visible.find_owner(asked)
             # What names no chat has activated nothing.
-            known = self._visible.skills.learned(whose).active if isinstance(whose, ChatId) else {}
+            known = (
+                self._visible.skills.find_activated(whose).active
+                if isinstance(whose, ChatId)
+                else {}
+            )
             again = "Its text once more: skill_activate with this name and refresh=true."
             active = [{**asdict(each), "again": again} for each in known.values()]
             return _text(uri, "application/json", json.dumps({"active": active}, indent=1))

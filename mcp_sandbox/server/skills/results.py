@@ -18,8 +18,8 @@ from mcp_sandbox.server.results import as_json, structured, texts
 from mcp_sandbox.server.text import MAX_TEXT_BYTES, fitting, show_name
 from mcp_sandbox.sessions.skill_pins import Activation
 from mcp_sandbox.skills.catalogue import MOST_OF_A_DESCRIPTION, call_name, cut_short, one_line
-from mcp_sandbox.skills.search import Listed, Page
-from mcp_sandbox.skills.skill import DOCUMENT, Findings, Need, SkillFile, Unmet
+from mcp_sandbox.skills.search import Page, PageItem
+from mcp_sandbox.skills.skill import DOCUMENT, Findings, MissingRequirement, Need, SkillFile
 
 _WHAT: dict[Need, str] = {
     "command": "command",
@@ -42,7 +42,7 @@ _IN_META = ("uri", "name", "digest", "repeated", "unchecked", "drift")
 _OWN_FOLDER = ("{baseDir}", "${CLAUDE_SKILL_DIR}", "${CLAUDE_PLUGIN_ROOT}")
 
 
-def describe_missing(unmet: Sequence[Unmet]) -> Iterable[str]:
+def describe_missing(unmet: Sequence[MissingRequirement]) -> Iterable[str]:
     """Return a line for each need, needs of every use first, and one for all out of reach."""
     local = [lack for lack in unmet if lack.need != "network"]
     for lack in local[:_MOST_LINES]:
@@ -61,7 +61,7 @@ def describe_missing(unmet: Sequence[Unmet]) -> Iterable[str]:
         yield f"The operator can make an image that has more of it: `{made}` prints how."
 
 
-def _line(lack: Unmet) -> str:
+def _line(lack: MissingRequirement) -> str:
     files = cut_short(", ".join(map(show_name, lack.needed_by[:_MOST_NEEDED_BY])), 200)
     if len(lack.needed_by) > _MOST_NEEDED_BY:
         files += f" and {len(lack.needed_by) - _MOST_NEEDED_BY} more"
@@ -104,7 +104,7 @@ def listed_skills(page: Page) -> CallToolResult:
     )
 
 
-def _listed(each: Listed) -> ListedSkill:
+def _listed(each: PageItem) -> ListedSkill:
     skill = each.skill
     return ListedSkill(
         name=call_name(skill),

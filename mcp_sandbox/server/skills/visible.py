@@ -28,7 +28,7 @@ from mcp_sandbox.server.identity import CallerOf
 from mcp_sandbox.server.text import byte_length, clip, show_name
 from mcp_sandbox.sessions.skills import Skills
 from mcp_sandbox.skills.catalogue import Catalogue, Overview, overview
-from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.library import SkillLibrary
 from mcp_sandbox.skills.scan import Whose
 from mcp_sandbox.skills.skill import DOCUMENT, SCHEME, Skill, SkillFile, file_uri
 
@@ -80,7 +80,7 @@ class VisibleSkills:
     settings: SkillsConfig
 
     @property
-    def library(self) -> Library:
+    def library(self) -> SkillLibrary:
         return self.skills.library
 
     def find_owner(self, asked: Asked) -> Whose:

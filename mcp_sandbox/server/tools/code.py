@@ -33,7 +33,7 @@ from mcp_sandbox.server.tool import (
     find_client_timeout,
 )
 from mcp_sandbox.sessions.session import Session
-from mcp_sandbox.skills.needs.findings import Inventory, unmet
+from mcp_sandbox.skills.needs.findings import Inventory, find_missing
 from mcp_sandbox.skills.needs.uses import Use
 
 INTERVAL_S = 0.2
@@ -144,7 +144,7 @@ def _hints(result: ExecResult, code: str) -> list[str]:
             "docker backend that has a browser, `mcp-sandbox images recipe browser` prints how"
         )
     module = _MODULE.search(said)
-    for lack in unmet([Use("python", module[1])], Inventory()) if module else ():
+    for lack in find_missing([Use("python", module[1])], Inventory()) if module else ():
         if lack.layer:
             fix = "" if result.offline else f"`{lack.fix}` may help, or "
             plain = "; the skill python-data-analysis does without" if lack.layer == "data" else ""

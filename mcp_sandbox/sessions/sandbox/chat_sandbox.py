@@ -14,7 +14,7 @@ from mcp_sandbox.sessions.approvals import reset_kept
 from mcp_sandbox.sessions.sandbox.context import ChatUse, DiskGuard, OpenSandbox, SessionContext
 from mcp_sandbox.sessions.sandbox.lifecycle import SandboxLifecycle
 from mcp_sandbox.sessions.sandbox.notices import describe_end, describe_lost
-from mcp_sandbox.sessions.skill_pins import Pinning
+from mcp_sandbox.sessions.skill_pins import ChatPins
 from mcp_sandbox.telemetry.calls import span
 
 _MOST_NAMED = 8
@@ -28,7 +28,7 @@ class ChatSandbox:
         self.user = chat.user
         self.backend: BackendName = context.backend.name
         self.meter = context.workspaces.open_disk_usage(chat)
-        self.pinning = Pinning(chat, context.workspaces)
+        self.pins = ChatPins(chat, context.workspaces)
         self.calls = context.settings.calls
         self.lifetime_s = context.settings.sessions.lifetime
         self.tell_agent = partial(context.notices.add, chat)
@@ -60,7 +60,7 @@ class ChatSandbox:
     async def variables(self) -> Mapping[str, str]:
         """Return the environment variables of the chat's commands."""
         ways_out = self.egress.variables(self.chat) if self.egress else {}
-        return {**ways_out, **await self.pinning.variables()}
+        return {**ways_out, **await self.pins.variables()}
 
     @property
     def is_busy(self) -> bool:
@@ -331,7 +331,7 @@ class ChatSandbox:
                     self._context.use_times.forget(self.chat)
         self.meter.note_change()
         if files != "keep":
-            self.pinning.forget()
+            self.pins.forget()
             if self.egress:
                 self.egress.forget(self.chat)
         return held is not None or bool(others)

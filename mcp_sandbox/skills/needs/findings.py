@@ -38,7 +38,7 @@ from mcp_sandbox.skills.needs.uses import (
     read_requirements,
     read_shebang,
 )
-from mcp_sandbox.skills.skill import Findings, Need, Unmet, is_document
+from mcp_sandbox.skills.skill import Findings, MissingRequirement, Need, is_document
 
 _MOST = 50
 _NEEDS: Mapping[Kind, Need] = {
@@ -157,7 +157,7 @@ class Inventory:
 _INVENTORY = TypeAdapter(Inventory)
 
 
-def unmet(needs: Sequence[Use], inventory: Inventory) -> tuple[Unmet, ...]:
+def find_missing(needs: Sequence[Use], inventory: Inventory) -> tuple[MissingRequirement, ...]:
     """Return what is missing, first what every use of the skill needs."""
     modules = (each.name for each in needs if each.kind == "python")
     imported = {distribution(distribution_of(module)) for module in modules}
@@ -184,7 +184,7 @@ def _has(need: Use, inventory: Inventory) -> bool:
     return need.name in has.get(need.kind, inventory.commands)
 
 
-def _unmet(need: Use) -> Unmet:
+def _unmet(need: Use) -> MissingRequirement:
     name = need.name
     if need.kind == "network":
         layer, fix = None, "this sandbox has no network"
@@ -192,22 +192,24 @@ def _unmet(need: Use) -> Unmet:
         layer, fix = layer_of("npm", name), f"npm install {name}"
     else:
         layer, fix = _remedy(name, of_python=need.kind in ("python", "distribution"))
-    return Unmet(_NEEDS[need.kind], name, need.files, layer, fix, always=need.weight == "always")
+    return MissingRequirement(
+        _NEEDS[need.kind], name, need.files, layer, fix, always=need.weight == "always"
+    )
 
 
 def _remedy(name: str, *, of_python: bool) -> tuple[str | None, str]:
-    if why := keys_in("elsewhere", "modules" if of_python else "commands").get(name):
+    if why := map_table_keys("elsewhere", "modules" if of_python else "commands").get(name):
         return None, why
     if of_python:
         package = distribution_of(name)
         return layer_of("pip", package), f"pip install {distribution(package)}"
     for installer, line in _INSTALL.items():
-        if package := keys_in("commands", installer).get(name, ""):
+        if package := map_table_keys("commands", installer).get(name, ""):
             return layer_of(installer, package), f"{line} {package}"
     return None, "no layer is known to have it"
 
 
-def question(needs: Iterable[Use]) -> bytes:
+def build_question(needs: Iterable[Use]) -> bytes:
     """Return what the program shall look for, as JSON."""
     needs = tuple(needs)
     asked: dict[str, list[str]] = {}
@@ -234,7 +236,7 @@ def _read() -> Mapping[str, Any]:
 
 
 @cache
-def keys_in(*table: str) -> Mapping[str, str]:
+def map_table_keys(*table: str) -> Mapping[str, str]:
     """Name -> the key under which a table lists it.
 
     ("commands", "apt" or "pip" or "npm"): the package that has a command. ("elsewhere", "commands"
@@ -245,7 +247,7 @@ def keys_in(*table: str) -> Mapping[str, str]:
 
 def distribution_of(module: str) -> str:
     """Return the name by which pip knows a Python module."""
-    return keys_in("modules").get(module, module.replace(".", "-"))
+    return map_table_keys("modules").get(module, module.replace(".", "-"))
 
 
 def layers() -> Mapping[str, Mapping[str, list[str]]]:

@@ -14,7 +14,7 @@ from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.server.identity import make_caller_finder
 from mcp_sandbox.server.skills.visible import VisibleSkills
 from mcp_sandbox.sessions.skills import Skills
-from mcp_sandbox.skills.library import Library, RefreshPace
+from mcp_sandbox.skills.library import RefreshPace, SkillLibrary
 from tests.web.clients import Web, nobody, served
 
 EVERY_BYTE = bytes(range(256))
@@ -89,7 +89,7 @@ def _raw(result: Anything) -> dict[str, Any]:
 
 @asynccontextmanager
 async def offering(
-    data_root: Path, *folders: Path, kind: type[Library] = Library
+    data_root: Path, *folders: Path, kind: type[SkillLibrary] = SkillLibrary
 ) -> AsyncGenerator[Web]:
     """A server over HTTP whose skills are those in the folders, and its users' own."""
     config = SkillsConfig(folders=folders, shipped=False)

@@ -25,7 +25,7 @@ from mcp.types import (
 )
 
 from mcp_sandbox.skills.catalogue import Catalogue
-from mcp_sandbox.skills.library import Library
+from mcp_sandbox.skills.library import SkillLibrary
 from mcp_sandbox.skills.scan import Whose
 from tests.server.skills.shelves import client_of, offering, write_skill
 from tests.web.clients import Web
@@ -99,7 +99,7 @@ async def test_nobody_looks_for_a_client_that_has_gone(data_root: Path) -> None:
     write_skill(data_root / "skills" / "alice", "mine")
     looks = 0
 
-    class Counted(Library):
+    class Counted(SkillLibrary):
         async def catalogue(self, whose: Whose, *, max_age_s: float = 0.0) -> Catalogue:
             nonlocal looks
             looks += 1

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from mcp_sandbox.cli import cli
 from mcp_sandbox.errors import InvalidArgument
-from mcp_sandbox.skills.needs.findings import Inventory, layers, recipe, scan, unmet
+from mcp_sandbox.skills.needs.findings import Inventory, find_missing, layers, recipe, scan
 
 
 def test_a_recipe_adds_to_the_image_and_ends_as_its_user() -> None:
@@ -27,7 +27,7 @@ def test_what_a_layer_is_said_to_have_is_in_its_recipe() -> None:
         "c.mjs": b"import 'docx'; import 'cheerio'\n",
     }
     _, needs = scan(files)
-    lacking = [each for each in unmet(needs, Inventory()) if each.need != "interpreter"]
+    lacking = [each for each in find_missing(needs, Inventory()) if each.need != "interpreter"]
     known = [each for each in lacking if each.name != "bash"]
     assert len(known) == 11
     for each in known:

@@ -1,7 +1,7 @@
 """What is lacking, and what a person is told to do about it."""
 
-from mcp_sandbox.skills.needs.findings import Inventory, scan, unmet
-from mcp_sandbox.skills.skill import Unmet
+from mcp_sandbox.skills.needs.findings import Inventory, find_missing, scan
+from mcp_sandbox.skills.skill import MissingRequirement
 
 BASE = Inventory(
     commands=frozenset({"python3", "bash", "curl", "node"}),
@@ -10,9 +10,9 @@ BASE = Inventory(
 )
 
 
-def lacking(files: dict[str, bytes], inventory: Inventory = BASE) -> dict[str, Unmet]:
+def lacking(files: dict[str, bytes], inventory: Inventory = BASE) -> dict[str, MissingRequirement]:
     _, needs = scan(files)
-    return {each.name: each for each in unmet(needs, inventory)}
+    return {each.name: each for each in find_missing(needs, inventory)}
 
 
 def test_what_is_lacking_names_its_files_its_layer_and_its_package() -> None:
@@ -22,10 +22,10 @@ def test_what_is_lacking_names_its_files_its_layer_and_its_package() -> None:
         "scripts/c.sh": b"pdftotext x; curl x; brew install y\n",
     }
     found = lacking(files)
-    assert found["PIL"] == Unmet(
+    assert found["PIL"] == MissingRequirement(
         "python", "PIL", ("scripts/a.py", "scripts/b.py"), "documents", "pip install pillow"
     )
-    assert found["pdftotext"] == Unmet(
+    assert found["pdftotext"] == MissingRequirement(
         "command", "pdftotext", ("scripts/c.sh",), "documents", "apt-get install poppler-utils"
     )
     assert found["brew"].layer is None
